@@ -1,0 +1,69 @@
+"""Settings: from `HOLDFAST_*` variables, then `holdfast.toml`, then defaults. A typo is an error, never ignored."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from holdfast.errors import BadSettings
+
+PREFIX = "HOLDFAST_"
+FILE = Path("holdfast.toml")
+
+
+class Settings(BaseSettings):
+    """What an operator can set. Every field is `HOLDFAST_<NAME>` in the environment and `<name>` in the file."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, toml_file=FILE, extra="forbid", frozen=True)
+
+    store: str = Field("sqlite:///holdfast.db", description="Where sessions live: a store URL.")
+    lease_ttl_seconds: Annotated[float, Field(gt=0)] = Field(
+        10.0, description="How long a holder that stopped renewing keeps its sessions."
+    )
+    lease_renew_seconds: Annotated[float, Field(gt=0)] = Field(
+        3.0, description="How often a holder renews its deadline."
+    )
+    max_payload_bytes: Annotated[int, Field(gt=0)] = Field(
+        64 * 1024 * 1024, description="The largest single text in a row: a message, a payload, a result."
+    )
+    max_pending: Annotated[int, Field(gt=0)] = Field(
+        1000, description="How many submissions of one session may wait at once."
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments win over the environment, the environment over the file."""
+        del dotenv_settings, file_secret_settings
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def load_settings(**given: object) -> Settings:
+    """Read the settings; `given` values win. Raises `BadSettings` that names every wrong or unknown one."""
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    unknown = sorted(name for name in os.environ if name.upper().startswith(PREFIX) and name.upper() not in known)
+    if unknown:
+        raise BadSettings(problem=f"Unknown: {', '.join(unknown)}. Known: {', '.join(sorted(known))}.")
+    try:
+        settings = Settings(**given)  # pyright: ignore[reportArgumentType]
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise BadSettings(problem=f"{problems}.") from error
+    except ValueError as error:
+        raise BadSettings(problem=f"{FILE} is not valid TOML: {error}.") from error
+    if settings.lease_renew_seconds * 2 > settings.lease_ttl_seconds:
+        raise BadSettings(problem="lease_ttl_seconds must be at least twice lease_renew_seconds.")
+    return settings

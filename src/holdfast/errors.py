@@ -1,0 +1,183 @@
+"""One family of errors. Each docstring is the message a person reads, with the facts filled in."""
+
+import inspect
+from typing import ClassVar
+
+
+class HoldfastError(Exception):
+    """Something went wrong in Holdfast."""
+
+    code: ClassVar[str] = "error"
+
+    def __init__(self, **facts: object) -> None:
+        self.facts = facts
+        super().__init__(inspect.cleandoc(type(self).__doc__ or "").format(**facts))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.facts)
+
+
+def _rebuild(kind: type[HoldfastError], facts: dict[str, object]) -> HoldfastError:
+    return kind(**facts)
+
+
+class BadInput(HoldfastError):
+    """What was given cannot be used: {problem}."""
+
+    code = "bad_input"
+
+
+class BadId(BadInput):
+    """{value!r} cannot be a {what}: use 1 to 128 letters, digits and . _ : @ = + ~ -, beginning with a letter or digit."""
+
+    code = "bad_id"
+
+
+class BadText(BadInput):
+    """The {what} cannot be stored: it {problem}."""
+
+    code = "bad_text"
+
+
+class BadCursor(BadInput):
+    """{cursor!r} is not a cursor of this list: pass `next_cursor` of the page before, unchanged."""
+
+    code = "bad_cursor"
+
+
+class BadSettings(BadInput):
+    """The settings cannot be used. {problem}"""
+
+    code = "bad_settings"
+
+
+class PayloadTooLarge(BadInput):
+    """The {what} has {size} bytes; the limit is {limit}. Raise `max_payload_bytes`, or keep large content as media."""
+
+    code = "payload_too_large"
+
+
+class NotFound(HoldfastError):
+    """There is no {what} {id}."""
+
+    code = "not_found"
+
+
+class SessionNotFound(NotFound):
+    """There is no session {id}. `holdfast sessions list` shows those that exist."""
+
+    code = "session_not_found"
+
+
+class Conflict(HoldfastError):
+    """This contradicts what is stored already: {problem}. Nothing was changed."""
+
+    code = "conflict"
+
+
+class SessionExists(Conflict):
+    """Session {id} exists already. Choose another id, or open it with `exist_ok=True`."""
+
+    code = "session_exists"
+
+
+class KeyReused(Conflict):
+    """Session {session_id} has a submission with idempotency key {key!r} and another content. Use a new key."""
+
+    code = "key_reused"
+
+
+class VersionConflict(Conflict):
+    """The state of session {session_id} is at version {version}, not {expected}. Read it again, then set it."""
+
+    code = "version_conflict"
+
+
+class SessionCleaned(Conflict):
+    """The content of session {id} was cleaned. Rehydrate it from its archive, then submit again."""
+
+    code = "session_cleaned"
+
+
+class QueueFull(HoldfastError):
+    """Session {session_id} has {pending} submissions waiting; the limit is {limit}. Try again when some have ended."""
+
+    code = "queue_full"
+
+
+class SessionBusy(HoldfastError):
+    """Session {session_id} is held by {holder} until {until}. Wait for it to end, or submit a message to its queue."""
+
+    code = "session_busy"
+
+
+class LeaseLost(HoldfastError):
+    """The lease on session {session_id}, epoch {epoch}, is no longer ours: {reason}. Nothing was written. Stop this run."""
+
+    code = "lease_lost"
+
+
+class HolderLost(HoldfastError):
+    """Holder {id} is not registered any more: its deadline passed and its sessions were freed. Join again."""
+
+    code = "holder_lost"
+
+
+class StoreError(HoldfastError):
+    """The store at {url} failed: {problem}."""
+
+    code = "store_error"
+
+
+class UnknownStore(StoreError):
+    """No store speaks {url!r}. Use sqlite:///path/file.db, sqlite://:memory: or postgresql://user@host/database."""
+
+    code = "unknown_store"
+
+
+class StoreUnavailable(StoreError):
+    """The store at {url} cannot be reached: {problem}. Nothing is lost; try again when it is back."""
+
+    code = "store_unavailable"
+
+
+class StoreBusy(StoreError):
+    """The store at {url} was locked by another process for {seconds} seconds. Try again, or find who holds the lock."""
+
+    code = "store_busy"
+
+
+class StoreFull(StoreError):
+    """The disk of the store at {url} is full. Nothing of this write was kept. Free space, then try again."""
+
+    code = "store_full"
+
+
+class StoreReadOnly(StoreError):
+    """The store at {url} cannot be written to: {problem}. Check the permissions of the file and its folder."""
+
+    code = "store_read_only"
+
+
+class StoreCorrupt(StoreError):
+    """The file behind {url} is not a sound database: {problem}. Restore it from a backup."""
+
+    code = "store_corrupt"
+
+
+class StoreTooNew(StoreError):
+    """The store at {url} has schema version {found}; this Holdfast knows up to {known}. Upgrade Holdfast."""
+
+    code = "store_too_new"
+
+
+class StoreTooOld(StoreError):
+    """The store at {url} has schema version {found}; this Holdfast needs {known}. Run `holdfast db upgrade`."""
+
+    code = "store_too_old"
+
+
+class MissingExtra(HoldfastError):
+    """This needs the extra `{extra}`. Run: pip install 'holdfast[{extra}]'"""
+
+    code = "missing_extra"

@@ -1,0 +1,48 @@
+"""Names of things: fresh ids, and which ids and texts are accepted from outside."""
+
+import os
+import re
+import time
+import uuid
+
+from holdfast.errors import BadId, BadText
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@=+~-]{0,127}")
+_LONGEST_NAME = 256
+
+
+def new_id() -> str:
+    """Return a fresh UUIDv7: sorts by time of creation, also within a millisecond."""
+    milliseconds, nanoseconds = divmod(time.time_ns(), 1_000_000)
+    fraction = nanoseconds * 4096 // 1_000_000
+    value = (
+        milliseconds << 80 | 0x7 << 76 | fraction << 64 | 0b10 << 62 | int.from_bytes(os.urandom(8)) >> 2
+    )
+    return str(uuid.UUID(int=value))
+
+
+def check_id(value: str, what: str = "id") -> str:
+    """Return `value` if it can be an id everywhere: in a URL, in a file name, on a terminal."""
+    if not _ID.fullmatch(value):
+        raise BadId(what=what, value=value)
+    return value
+
+
+def check_name(value: str, what: str) -> str:
+    """Return `value` if it is a short printable text, such as an owner, an agent's or a tool's name."""
+    if not value or len(value) > _LONGEST_NAME or not value.isprintable():
+        raise BadText(what=what, problem=f"must have 1 to {_LONGEST_NAME} printable characters")
+    return value
+
+
+def check_text(value: str, what: str) -> int:
+    """Return the size of `value` in bytes if every engine can store it exactly as it is."""
+    if "\x00" in value:
+        raise BadText(what=what, problem="holds a NUL character; as JSON, write it as \\u0000")
+    if value.isascii():
+        return len(value)
+    try:
+        return len(value.encode())
+    except UnicodeEncodeError as error:
+        problem = f"holds a lone surrogate at {error.start}; as JSON, write it as an escape"
+        raise BadText(what=what, problem=problem) from None

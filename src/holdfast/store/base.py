@@ -1,0 +1,324 @@
+"""The Store interface: where sessions live. One method is one transaction, named in the words of the design.
+
+Every method that changes what a session contains takes its lease, and is refused with `LeaseLost` when that lease is
+not the newest. The exceptions are what anyone who may reach the session can do to it without holding it: submit,
+set its agent state under a version, move a cursor. They are numbered under the same lock and keep the order dense.
+
+All methods raise errors of the `HoldfastError` family, and no other: `StoreUnavailable` and its siblings when the
+engine fails, after which the store goes on as soon as its engine does.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+from typing import ClassVar, Self
+
+from holdfast.types import (
+    AuditEntry,
+    Batch,
+    Checkpoint,
+    CheckpointKind,
+    Cursor,
+    Draft,
+    Effect,
+    Event,
+    Holder,
+    Json,
+    Lane,
+    Lease,
+    Message,
+    Page,
+    Run,
+    SchemaStatus,
+    Segment,
+    Session,
+    State,
+    Status,
+    Submission,
+    SubmissionState,
+    Violation,
+    WhenBusy,
+)
+
+
+class Store(ABC):
+    """A database of sessions. Open it with `async with open_store(url) as store`."""
+
+    engine: ClassVar[str]
+
+    @abstractmethod
+    async def open(self) -> Self:
+        """Connect and, unless told otherwise, bring the schema up to date. Safe when several processes do."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Finish what was accepted, then disconnect. Closing twice is harmless."""
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @abstractmethod
+    async def upgrade(self) -> int:
+        """Apply the migrations that are missing and return the version. Raises `StoreTooNew`."""
+
+    @abstractmethod
+    async def schema(self) -> SchemaStatus:
+        """Say which schema the store has and how much is in it."""
+
+    @abstractmethod
+    async def check(self) -> list[Violation]:
+        """Verify every invariant and return what is broken; of each invariant at most 100."""
+
+    # Sessions
+
+    @abstractmethod
+    async def create_session(
+        self,
+        *,
+        agent: str,
+        owner: str,
+        id: str | None = None,
+        title: str = "",
+        metadata: Json = "{}",
+        exist_ok: bool = False,
+    ) -> Session:
+        """Add an idle session. A taken id raises `SessionExists`, or returns that session if `exist_ok`."""
+
+    @abstractmethod
+    async def session(self, session_id: str) -> Session:
+        """Return one session. Raises `SessionNotFound`."""
+
+    @abstractmethod
+    async def sessions(
+        self,
+        *,
+        owner: str | None = None,
+        agent: str | None = None,
+        status: Status | None = None,
+        search: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Page[Session]:
+        """List sessions, last active first. `search` finds a part of the title, whatever its case."""
+
+    @abstractmethod
+    async def update_session(
+        self,
+        session_id: str,
+        *,
+        title: str | None = None,
+        hold: bool | None = None,
+        metadata: Json | None = None,
+    ) -> Session:
+        """Change what is given and leave the rest as it is. Raises `SessionNotFound`."""
+
+    @abstractmethod
+    async def state(self, session_id: str) -> State:
+        """Return the agent state; version 0 with body `null` if none was ever set."""
+
+    @abstractmethod
+    async def set_state(self, session_id: str, body: Json, *, expected: int) -> State:
+        """Replace the agent state if it is at version `expected`, else raise `VersionConflict`; writes an event."""
+
+    @abstractmethod
+    async def set_cursor(self, session_id: str, consumer: str, seq: int) -> Cursor:
+        """Move a consumer's cursor forward; a lower number changes nothing. Returns where it is."""
+
+    @abstractmethod
+    async def cursors(self, session_id: str) -> list[Cursor]:
+        """Return the cursors of all consumers of a session."""
+
+    @abstractmethod
+    async def audit(self, *, actor: str, action: str, session_id: str | None, detail: Json) -> None:
+        """Append to the audit. Nothing ever changes or removes an entry."""
+
+    @abstractmethod
+    async def audit_log(
+        self, *, session_id: str | None = None, cursor: str | None = None, limit: int = 50
+    ) -> Page[AuditEntry]:
+        """List the audit, newest first."""
+
+    # Holders and leases
+
+    @abstractmethod
+    async def join(self, name: str, *, ttl: float = 10.0) -> Holder:
+        """Register a holder that lives until its deadline, `ttl` seconds ahead on the database's clock."""
+
+    @abstractmethod
+    async def renew(self, holder: Holder) -> Holder:
+        """Move the deadline of the holder, and so of all its leases. Raises `HolderLost` if it was removed."""
+
+    @abstractmethod
+    async def leave(self, holder: Holder) -> None:
+        """Release all the holder has and remove it. Idempotent."""
+
+    @abstractmethod
+    async def holders(self) -> list[Holder]:
+        """Return all holders, also those past their deadline."""
+
+    @abstractmethod
+    async def acquire(self, session_id: str, holder: Holder) -> Lease:
+        """Take the lease of a session that is free or whose holder is past its deadline; the epoch grows by one.
+
+        Raises `SessionBusy` with who holds it until when, `SessionNotFound`, or `HolderLost`.
+        """
+
+    @abstractmethod
+    async def claim(self, holder: Holder, *, agents: Sequence[str] | None = None) -> Lease | None:
+        """Take the lease of the session that has been ready longest, if there is one. No two callers get the same."""
+
+    @abstractmethod
+    async def release(self, lease: Lease) -> None:
+        """Let go of the session; if something waits in its queue it is ready at once. Idempotent."""
+
+    @abstractmethod
+    async def reclaim(self, *, limit: int = 100) -> list[str]:
+        """Free up to `limit` sessions of holders past their deadline and remove holders that have none left.
+
+        What they had claimed is queued again, in these sessions only. Returns the sessions.
+        """
+
+    # Submissions
+
+    @abstractmethod
+    async def submit(
+        self,
+        session_id: str,
+        kind: str,
+        payload: Json = "{}",
+        *,
+        id: str | None = None,
+        lane: Lane = "main",
+        when_busy: WhenBusy = "queue",
+        idempotency_key: str | None = None,
+    ) -> Submission:
+        """Queue something for the session, once: the same id or idempotency key returns the submission it made.
+
+        Raises `KeyReused` if what is asked differs, `QueueFull`, `SessionCleaned` or `SessionNotFound`.
+        """
+
+    @abstractmethod
+    async def take(
+        self, lease: Lease, *, lane: Lane | None = None, max_attempts: int = 5
+    ) -> Submission | None:
+        """Claim the next submission: control lane first, then in the order of the queue.
+
+        One that was claimed `max_attempts` times and never ended is dead: it gets its reason and an event, and the
+        one behind it is taken.
+        """
+
+    @abstractmethod
+    async def submissions(
+        self,
+        session_id: str,
+        *,
+        state: SubmissionState | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Page[Submission]:
+        """List a session's submissions in the order of the queue."""
+
+    # The journal
+
+    @abstractmethod
+    async def write(self, lease: Lease, batch: Batch) -> int:
+        """Write everything a step changed, in one transaction, and return the session's number after it.
+
+        Durable when it returns. `LeaseLost` and every other error mean that nothing of it was written, except
+        `StoreUnavailable`: then its fate is not known, the lease counts as lost, and recovery reads what is there.
+        """
+
+    @abstractmethod
+    async def events(
+        self, session_id: str, *, after: int = 0, run_id: str | None = None, limit: int = 500
+    ) -> list[Event]:
+        """Return the events that follow number `after`, in order. Raises `SessionNotFound`."""
+
+    @abstractmethod
+    def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[Event, None]:
+        """Yield every event that follows number `after`, past and future, each once, in order, without a gap.
+
+        Goes on until it is closed, or raises `SessionNotFound` once the session is erased.
+        """
+
+    @abstractmethod
+    async def put_drafts(self, lease: Lease, drafts: Sequence[Draft]) -> None:
+        """Replace what is streamed right now. Takes no number; may be lost with the machine; refused when stale."""
+
+    @abstractmethod
+    async def drafts(self, session_id: str) -> list[Draft]:
+        """Return what is streamed right now."""
+
+    # History, runs and effects
+
+    @abstractmethod
+    async def history(
+        self, session_id: str, *, segment: int, length: int, after: int = -1, limit: int = 1000
+    ) -> list[Message]:
+        """Return the messages of a checkpoint, (segment, length), that follow position `after`, in order."""
+
+    @abstractmethod
+    async def segments(self, session_id: str) -> list[Segment]:
+        """Return the segments of a session's history."""
+
+    @abstractmethod
+    async def checkpoint(self, checkpoint_id: str) -> Checkpoint:
+        """Return one checkpoint. Raises `NotFound`."""
+
+    @abstractmethod
+    async def checkpoints(
+        self,
+        *,
+        session_id: str | None = None,
+        run_id: str | None = None,
+        kind: CheckpointKind | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Page[Checkpoint]:
+        """List the checkpoints of a session, or of one of its runs, newest first."""
+
+    @abstractmethod
+    async def run(self, run_id: str) -> Run:
+        """Return one run. Raises `NotFound`."""
+
+    @abstractmethod
+    async def runs(
+        self,
+        *,
+        session_id: str | None = None,
+        parent_id: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Page[Run]:
+        """List the runs of a session, or the delegates of a run, in the order in which they began."""
+
+    @abstractmethod
+    async def effects(
+        self,
+        session_id: str,
+        *,
+        run_id: str | None = None,
+        call_id: str | None = None,
+        unresolved: bool = False,
+        cursor: str | None = None,
+        limit: int = 200,
+    ) -> Page[Effect]:
+        """List effects in the order in which they were started; `unresolved`: only those with no recorded end."""
+
+    # Deletion
+
+    @abstractmethod
+    async def delete_content(self, lease: Lease, *, limit: int = 1000) -> dict[str, int]:
+        """Delete up to `limit` rows of what the session contains and count them by table; empty when none is left.
+
+        Only the session itself, its head and its number remain.
+        """
+
+    @abstractmethod
+    async def shrink(self, *, limit: int = 1000) -> int:
+        """Give up to `limit` free pages back to the file system and return how many remain; 0 where vacuum does it."""

@@ -1,0 +1,1 @@
+"""What both SQL engines share: schema, migrations and queries in .sql files, and the transactions made of them."""

@@ -1,0 +1,163 @@
+-- What must hold at every moment, each as a query for what breaks it: rows of (session_id, detail).
+
+-- name: check_dense_events
+-- 1, 2, 3, … up to the head's number; a session that was cleaned may begin later.
+SELECT h.session_id, 'events ' || coalesce(e.first, 0) || ' to ' || coalesce(e.last, 0) || ', ' || coalesce(e.number, 0)
+  || ' of them; the head says ' || h.seq AS detail
+FROM heads h
+JOIN sessions s ON s.id = h.session_id
+LEFT JOIN (SELECT session_id, min(seq) AS first, max(seq) AS last, count(*) AS number FROM events GROUP BY session_id) e
+  ON e.session_id = h.session_id
+WHERE (e.number IS NOT NULL AND (e.last <> h.seq OR e.number <> e.last - e.first + 1))
+  OR (coalesce(e.first, 0) <> CASE WHEN h.seq = 0 THEN 0 ELSE 1 END
+      AND s.cleaned_at IS NULL AND s.status NOT IN ('cleaning', 'cleaned'))
+LIMIT :limit;
+
+-- name: check_session_has_head
+SELECT s.id AS session_id, 'it has no head' AS detail FROM sessions s
+WHERE NOT EXISTS (SELECT 1 FROM heads h WHERE h.session_id = s.id)
+LIMIT :limit;
+
+-- name: check_head_has_session
+SELECT h.session_id, 'its head has no session' AS detail FROM heads h
+WHERE NOT EXISTS (SELECT 1 FROM sessions s WHERE s.id = h.session_id)
+LIMIT :limit;
+
+-- name: check_running_has_lease
+SELECT s.id AS session_id, 'it is said to be running and nobody holds it' AS detail
+FROM sessions s JOIN heads h ON h.session_id = s.id
+WHERE s.status = 'running' AND h.holder IS NULL
+LIMIT :limit;
+
+-- name: check_claimed_has_lease
+SELECT q.session_id, 'submission ' || q.id || ' is claimed and nobody holds the session' AS detail
+FROM submissions q JOIN heads h ON h.session_id = q.session_id
+WHERE q.ended_at IS NULL AND q.state = 'claimed' AND h.holder IS NULL
+LIMIT :limit;
+
+-- name: check_queued_is_ready
+-- Whoever waits in the queue of a free session is found by the next claim.
+SELECT q.session_id, 'submission ' || q.id || ' is queued in a free session that is not ready' AS detail
+FROM submissions q JOIN heads h ON h.session_id = q.session_id JOIN sessions s ON s.id = q.session_id
+WHERE q.ended_at IS NULL AND q.state = 'queued' AND h.holder IS NULL AND h.ready_at IS NULL
+  AND (q.lane = 'control' OR s.status <> 'waiting')
+LIMIT :limit;
+
+-- name: check_ready_is_free
+SELECT session_id, 'it is ready and held at once' AS detail FROM heads
+WHERE ready_at IS NOT NULL AND holder IS NOT NULL
+LIMIT :limit;
+
+-- name: check_message_has_segment
+SELECT m.session_id, 'message ' || m.position || ' lies outside of segment ' || m.segment AS detail FROM messages m
+LEFT JOIN segments g ON g.session_id = m.session_id AND g.number = m.segment
+WHERE g.number IS NULL OR m.position < g.start
+LIMIT :limit;
+
+-- name: check_segment_has_parent
+SELECT g.session_id, 'segment ' || g.number || ' has no parent ' || g.parent || ' before it' AS detail FROM segments g
+WHERE g.parent IS NOT NULL AND NOT EXISTS (
+  SELECT 1 FROM segments p WHERE p.session_id = g.session_id AND p.number = g.parent AND p.number < g.number)
+LIMIT :limit;
+
+-- name: check_checkpoint_has_messages
+-- The last message of its history is there; those before it are dense by the check below.
+SELECT c.session_id, 'checkpoint ' || c.id || ' goes beyond the messages of segment ' || c.segment AS detail
+FROM checkpoints c JOIN segments g ON g.session_id = c.session_id AND g.number = c.segment
+WHERE c.length > g.start AND NOT EXISTS (
+  SELECT 1 FROM messages m
+  WHERE m.session_id = c.session_id AND m.segment = c.segment AND m.position = c.length - 1)
+LIMIT :limit;
+
+-- name: check_dense_messages
+SELECT m.session_id, 'segment ' || m.segment || ' has ' || count(*) || ' messages up to position ' || max(m.position)
+  AS detail
+FROM messages m JOIN segments g ON g.session_id = m.session_id AND g.number = m.segment
+GROUP BY m.session_id, m.segment, g.start
+HAVING count(*) <> max(m.position) + 1 - g.start
+LIMIT :limit;
+
+-- name: check_event_has_message
+SELECT e.session_id, 'event ' || e.seq || ' refers to a message that is not there' AS detail FROM events e
+WHERE e.segment IS NOT NULL AND NOT EXISTS (
+  SELECT 1 FROM messages m
+  WHERE m.session_id = e.session_id AND m.segment = e.segment AND m.position = e.position)
+LIMIT :limit;
+
+-- name: check_effect_has_message
+SELECT e.session_id, 'effect ' || e.call_id || ' refers to a message that is not there' AS detail FROM effects e
+WHERE e.segment IS NOT NULL AND NOT EXISTS (
+  SELECT 1 FROM messages m
+  WHERE m.session_id = e.session_id AND m.segment = e.segment AND m.position = e.position)
+LIMIT :limit;
+
+-- name: check_cursor_within_events
+SELECT c.session_id, 'cursor ' || c.consumer || ' is at ' || c.seq || ', past the last event' AS detail
+FROM cursors c JOIN heads h ON h.session_id = c.session_id
+WHERE c.seq > h.seq
+LIMIT :limit;
+
+-- name: check_drafts_have_session
+SELECT DISTINCT t.session_id, 'rows in drafts have no session' AS detail FROM drafts t
+WHERE NOT EXISTS (SELECT 1 FROM heads h WHERE h.session_id = t.session_id)
+LIMIT :limit;
+
+-- name: check_outputs_have_session
+SELECT DISTINCT t.session_id, 'rows in outputs have no session' AS detail FROM outputs t
+WHERE t.session_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM heads h WHERE h.session_id = t.session_id)
+LIMIT :limit;
+
+-- name: check_commands_have_session
+SELECT DISTINCT t.session_id, 'rows in commands have no session' AS detail FROM commands t
+WHERE t.session_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM heads h WHERE h.session_id = t.session_id)
+LIMIT :limit;
+
+-- name: check_effects_have_session
+SELECT DISTINCT t.session_id, 'rows in effects have no session' AS detail FROM effects t
+WHERE NOT EXISTS (SELECT 1 FROM heads h WHERE h.session_id = t.session_id)
+LIMIT :limit;
+
+-- name: check_checkpoints_have_session
+SELECT DISTINCT t.session_id, 'rows in checkpoints have no session' AS detail FROM checkpoints t
+WHERE NOT EXISTS (SELECT 1 FROM heads h WHERE h.session_id = t.session_id)
+LIMIT :limit;
+
+-- name: check_events_have_session
+SELECT DISTINCT t.session_id, 'rows in events have no session' AS detail FROM events t
+WHERE NOT EXISTS (SELECT 1 FROM heads h WHERE h.session_id = t.session_id)
+LIMIT :limit;
+
+-- name: check_messages_have_session
+SELECT DISTINCT t.session_id, 'rows in messages have no session' AS detail FROM messages t
+WHERE NOT EXISTS (SELECT 1 FROM heads h WHERE h.session_id = t.session_id)
+LIMIT :limit;
+
+-- name: check_segments_have_session
+SELECT DISTINCT t.session_id, 'rows in segments have no session' AS detail FROM segments t
+WHERE NOT EXISTS (SELECT 1 FROM heads h WHERE h.session_id = t.session_id)
+LIMIT :limit;
+
+-- name: check_runs_have_session
+SELECT DISTINCT t.session_id, 'rows in runs have no session' AS detail FROM runs t
+WHERE NOT EXISTS (SELECT 1 FROM heads h WHERE h.session_id = t.session_id)
+LIMIT :limit;
+
+-- name: check_submissions_have_session
+SELECT DISTINCT t.session_id, 'rows in submissions have no session' AS detail FROM submissions t
+WHERE NOT EXISTS (SELECT 1 FROM heads h WHERE h.session_id = t.session_id)
+LIMIT :limit;
+
+-- name: check_cursors_have_session
+SELECT DISTINCT t.session_id, 'rows in cursors have no session' AS detail FROM cursors t
+WHERE NOT EXISTS (SELECT 1 FROM heads h WHERE h.session_id = t.session_id)
+LIMIT :limit;
+
+-- name: check_states_have_session
+SELECT DISTINCT t.session_id, 'rows in states have no session' AS detail FROM states t
+WHERE NOT EXISTS (SELECT 1 FROM heads h WHERE h.session_id = t.session_id)
+LIMIT :limit;
+
+-- name: check_blob_references_have_session
+SELECT DISTINCT t.session_id, 'rows in blob_references have no session' AS detail FROM blob_references t
+WHERE NOT EXISTS (SELECT 1 FROM heads h WHERE h.session_id = t.session_id)
+LIMIT :limit;

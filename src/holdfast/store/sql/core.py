@@ -1,0 +1,191 @@
+"""How a transaction is written once and run by every SQL engine.
+
+A transaction is a generator: it yields statements and is sent their rows, and what it returns is the result. It does
+no input or output of its own, so SQLite runs it on its writer thread and PostgreSQL on its event loop, and the order
+of locks, checks and writes is the same on both. It may be run again from the start if its engine had to roll back.
+"""
+
+import base64
+import binascii
+import functools
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
+
+from holdfast.errors import (
+    BadCursor,
+    BadInput,
+    BadText,
+    LeaseLost,
+    PayloadTooLarge,
+    SessionNotFound,
+    StoreUnavailable,
+)
+from holdfast.ids import check_id, check_text
+from holdfast.store.base import Store
+from holdfast.store.sql.library import Statement
+from holdfast.types import Json, Lease
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LARGEST_PAGE = 10_000
+
+
+class Row(Protocol):
+    """A row of either driver."""
+
+    def __getitem__(self, column: str, /) -> Any:
+        """Return the value of a column."""
+        ...
+
+
+Rows: TypeAlias = Sequence[Row]
+Tx: TypeAlias = Generator[Statement, Rows, T]
+
+
+class SqlCore(Store):
+    """What the transactions of every topic stand on."""
+
+    def __init__(self, url: str, *, max_payload_bytes: int, max_pending: int) -> None:
+        self.url = url
+        self._max_payload_bytes = max_payload_bytes
+        self._max_pending = max_pending
+
+    @abstractmethod
+    async def _transact(self, make: Callable[[], Tx[T]], *, repeatable: bool) -> T:
+        """Run a transaction that writes; return after the commit. May send it again if `repeatable`."""
+
+    @abstractmethod
+    async def _read(self, make: Callable[[], Tx[T]]) -> T:
+        """Run a transaction that only reads, on one consistent cut."""
+
+    @abstractmethod
+    def _announce(self, session_id: str) -> None:
+        """Tell readers, here and in other processes, that the session has changed."""
+
+    def _check_size(self, text: str, what: str) -> None:
+        size = check_text(text, what)
+        if size > self._max_payload_bytes:
+            raise PayloadTooLarge(what=what, size=size, limit=self._max_payload_bytes)
+
+    def _check_json(self, text: Json, what: str) -> None:
+        self._check_size(text, what)
+        try:
+            json.loads(text, parse_int=str, parse_float=str)
+        except (ValueError, RecursionError) as error:
+            raise BadText(what=what, problem=f"is not JSON: {error}") from None
+
+    def _fence(self, lease: Lease, count: int) -> Tx[int]:
+        """Check the lease and take `count` numbers; return the last of them."""
+        if lease.lost:
+            raise lease_lost(lease, "an earlier write failed")
+        rows = yield sql(
+            "fence", session_id=lease.session_id, epoch=lease.epoch, holder=lease.holder, count=count
+        )
+        if not rows:
+            raise lease_lost(lease, "another holder took it, or it was released")
+        return rows[0]["seq"]
+
+    def _lock_head(self, session_id: str) -> Tx[Row]:
+        rows = yield sql("lock_head", session_id=session_id)
+        if not rows:
+            raise SessionNotFound(id=session_id)
+        return rows[0]
+
+
+S = TypeVar("S", bound=SqlCore)
+
+
+def reading(method: Callable[Concatenate[S, P], Tx[T]]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """Make a method of a transaction that only reads."""
+
+    @functools.wraps(method)
+    async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._read(lambda: method(self, *args, **kwargs))  # pyright: ignore[reportPrivateUsage]
+
+    return run
+
+
+def writing(method: Callable[Concatenate[S, P], Tx[T]]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """Make a method of a transaction that writes. When its answer is lost, whether it happened is not known."""
+    return _writing(method, repeatable=False)
+
+
+def repeatable(method: Callable[Concatenate[S, P], Tx[T]]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """Make a method of a transaction that writes and does so once, however often it is sent."""
+    return _writing(method, repeatable=True)
+
+
+def _writing(
+    method: Callable[Concatenate[S, P], Tx[T]], *, repeatable: bool
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    @functools.wraps(method)
+    async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        subject = args[0] if args else None
+        try:
+            result = await self._transact(lambda: method(self, *args, **kwargs), repeatable=repeatable)  # pyright: ignore[reportPrivateUsage]
+        except StoreUnavailable:
+            if isinstance(subject, Lease) and not repeatable:
+                subject.lost = True
+            raise
+        if isinstance(subject, Lease):
+            subject = subject.session_id
+        if isinstance(subject, str):
+            self._announce(subject)  # pyright: ignore[reportPrivateUsage]
+        return result
+
+    return run
+
+
+def sql(name: str, /, **params: object) -> Statement:
+    """Name a statement and its parameters; ids are checked on the way."""
+    for name_of_id in ("session_id", "id"):
+        value = params.get(name_of_id)
+        if isinstance(value, str):
+            check_id(value, name_of_id.replace("_", " "))
+    return Statement(name, params)
+
+
+def lease_lost(lease: Lease, reason: str) -> LeaseLost:
+    """Note on the lease that it is lost, and return the error that says so."""
+    lease.lost = True
+    return LeaseLost(session_id=lease.session_id, epoch=lease.epoch, reason=reason)
+
+
+def moment(microseconds: int) -> datetime:
+    """Return a stored time as a datetime, exactly."""
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
+def maybe_moment(microseconds: int | None) -> datetime | None:
+    """Return a stored time that may be missing."""
+    return None if microseconds is None else moment(microseconds)
+
+
+def page_limit(limit: int) -> int:
+    """Return `limit` if a page may have that many items."""
+    if not 1 <= limit <= _LARGEST_PAGE:
+        raise BadInput(problem=f"a page has 1 to {_LARGEST_PAGE} items, not {limit}")
+    return limit
+
+
+def to_cursor(*keys: object) -> str:
+    """Return an opaque cursor for the keys of the last item of a page."""
+    return base64.urlsafe_b64encode(json.dumps(keys).encode()).decode().rstrip("=")
+
+
+def from_cursor(cursor: str | None, *kinds: type) -> Iterable[Any]:
+    """Return the keys in a cursor, or as many Nones; anything but what `to_cursor` made is an error."""
+    if cursor is None:
+        return [None] * len(kinds)
+    try:
+        keys: Any = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True))
+    except (ValueError, binascii.Error, RecursionError):
+        raise BadCursor(cursor=cursor) from None
+    if not isinstance(keys, list) or [type(k) for k in keys] != list(kinds):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        raise BadCursor(cursor=cursor)
+    return keys  # pyright: ignore[reportUnknownVariableType]

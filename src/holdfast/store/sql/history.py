@@ -1,0 +1,183 @@
+"""History, runs and effects: what a run did, read back."""
+
+from typing import Any
+
+from holdfast.errors import BadInput, NotFound
+from holdfast.store.sql.core import (
+    Row,
+    SqlCore,
+    Tx,
+    from_cursor,
+    maybe_moment,
+    moment,
+    page_limit,
+    reading,
+    sql,
+    to_cursor,
+)
+from holdfast.types import Checkpoint, CheckpointKind, Effect, Message, Page, Run, Segment
+
+
+class History(SqlCore):
+    """The transactions of history.sql."""
+
+    @reading
+    def history(
+        self, session_id: str, *, segment: int, length: int, after: int = -1, limit: int = 1000
+    ) -> Tx[list[Message]]:
+        rows = yield sql(
+            "history",
+            session_id=session_id,
+            segment=segment,
+            length=length,
+            after=after,
+            limit=page_limit(limit),
+        )
+        return [Message(segment=row["segment"], position=row["position"], body=row["body"]) for row in rows]
+
+    @reading
+    def segments(self, session_id: str) -> Tx[list[Segment]]:
+        rows = yield sql("segments", session_id=session_id)
+        return [Segment(number=row["number"], parent=row["parent"], start=row["start"]) for row in rows]
+
+    @reading
+    def checkpoint(self, checkpoint_id: str) -> Tx[Checkpoint]:
+        rows = yield sql("checkpoints", id=checkpoint_id, limit=1)
+        if not rows:
+            raise NotFound(what="checkpoint", id=checkpoint_id)
+        return _checkpoint(rows[0])
+
+    @reading
+    def checkpoints(
+        self,
+        *,
+        session_id: str | None = None,
+        run_id: str | None = None,
+        kind: CheckpointKind | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Tx[Page[Checkpoint]]:
+        if session_id is None:
+            if run_id is None:
+                raise BadInput(problem="name the session or the run whose checkpoints you want")
+            session_id = (yield from self._run(run_id)).session_id
+        seq_before, id_before = from_cursor(cursor, int, str)
+        rows = yield sql(
+            "checkpoints",
+            session_id=session_id,
+            run_id=run_id,
+            kind=kind,
+            seq_before=seq_before,
+            id_before=id_before,
+            limit=page_limit(limit),
+        )
+        more = to_cursor(rows[-1]["seq"], rows[-1]["id"]) if len(rows) == limit else None
+        return Page(items=[_checkpoint(row) for row in rows], next_cursor=more)
+
+    @reading
+    def run(self, run_id: str) -> Tx[Run]:
+        return (yield from self._run(run_id))
+
+    def _run(self, run_id: str) -> Tx[Run]:
+        rows = yield sql("runs", id=run_id, limit=1)
+        if not rows:
+            raise NotFound(what="run", id=run_id)
+        return _run(rows[0])
+
+    @reading
+    def runs(
+        self,
+        *,
+        session_id: str | None = None,
+        parent_id: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Tx[Page[Run]]:
+        if (session_id is None) == (parent_id is None):
+            raise BadInput(problem="name either the session or the parent of the runs you want")
+        order = "first_seq" if parent_id is None else "started_at"
+        after: dict[str, Any] = dict(zip((order, "after_id"), from_cursor(cursor, int, str), strict=True))
+        rows = yield sql(
+            "runs", session_id=session_id, parent_id=parent_id, limit=page_limit(limit), **after
+        )
+        more = to_cursor(rows[-1][order], rows[-1]["id"]) if len(rows) == limit else None
+        return Page(items=[_run(row) for row in rows], next_cursor=more)
+
+    @reading
+    def effects(
+        self,
+        session_id: str,
+        *,
+        run_id: str | None = None,
+        call_id: str | None = None,
+        unresolved: bool = False,
+        cursor: str | None = None,
+        limit: int = 200,
+    ) -> Tx[Page[Effect]]:
+        started_at, after_run, after_call = from_cursor(cursor, int, str, str)
+        rows = yield sql(
+            "effects",
+            session_id=session_id,
+            run_id=run_id,
+            call_id=call_id,
+            unresolved=unresolved or None,
+            started_at=started_at,
+            after_run=after_run,
+            after_call=after_call,
+            limit=page_limit(limit),
+        )
+        more = None
+        if len(rows) == limit:
+            more = to_cursor(rows[-1]["started_at"], rows[-1]["run_id"], rows[-1]["call_id"])
+        return Page(items=[_effect(row) for row in rows], next_cursor=more)
+
+
+def _checkpoint(row: Row) -> Checkpoint:
+    return Checkpoint(
+        id=row["id"],
+        session_id=row["session_id"],
+        run_id=row["run_id"],
+        step=row["step"],
+        kind=row["kind"],
+        segment=row["segment"],
+        length=row["length"],
+        seq=row["seq"],
+        at=moment(row["at"]),
+    )
+
+
+def _run(row: Row) -> Run:
+    return Run(
+        id=row["id"],
+        session_id=row["session_id"],
+        parent_id=row["parent_id"],
+        agent=row["agent"],
+        status=row["status"],
+        error=row["error"],
+        metadata=row["metadata"],
+        first_seq=row["first_seq"],
+        started_at=moment(row["started_at"]),
+        ended_at=maybe_moment(row["ended_at"]),
+    )
+
+
+def _effect(row: Row) -> Effect:
+    moved = None if row["segment"] is None else (row["segment"], row["position"])
+    return Effect(
+        run_id=row["run_id"],
+        call_id=row["call_id"],
+        tool=row["tool"],
+        state=row["state"],
+        step=row["step"],
+        arguments_digest=row["arguments_digest"],
+        idempotency_key=row["idempotency_key"],
+        result=row["result"],
+        error=row["error"],
+        summary=row["summary"],
+        message=moved,
+        body=row["body"],
+        attempts=row["attempts"],
+        session_id=row["session_id"],
+        started_at=moment(row["started_at"]),
+        ended_at=maybe_moment(row["ended_at"]),
+    )

@@ -1,0 +1,63 @@
+-- name: history
+-- Walks from the segment to the root; of each it takes the positions from its start up to where the child began.
+WITH RECURSIVE path (number, parent, start, stop) AS (
+  SELECT number, parent, start, CAST(:length AS bigint) FROM segments
+  WHERE session_id = :session_id AND number = :segment
+  UNION ALL
+  SELECT p.number, p.parent, p.start, CASE WHEN path.start < path.stop THEN path.start ELSE path.stop END
+  FROM path JOIN segments p ON p.session_id = :session_id AND p.number = path.parent
+)
+SELECT m.segment, m.position, m.body
+FROM path
+JOIN messages m ON m.session_id = :session_id AND m.segment = path.number
+  AND m.position >= path.start AND m.position < path.stop
+WHERE m.position > :after
+ORDER BY m.position
+LIMIT :limit;
+
+-- name: segments
+SELECT number, parent, start FROM segments WHERE session_id = :session_id ORDER BY number;
+
+-- name: checkpoints
+-- Newest first.
+SELECT * FROM checkpoints
+WHERE TRUE
+  AND id = :id                 --? id
+  AND session_id = :session_id --? session_id
+  AND run_id = :run_id         --? run_id
+  AND kind = :kind             --? kind
+  AND (seq < :seq_before OR (seq = :seq_before AND id < :id_before))   --? seq_before
+ORDER BY seq DESC, id DESC
+LIMIT :limit;
+
+-- name: runs
+-- In the order in which they began: by number within a session, by time below a parent, whose delegates may have
+-- sessions of their own. What is said to be running without a live holder was interrupted.
+SELECT * FROM (
+  SELECT r.session_id, r.id, r.parent_id, r.agent, r.error, r.metadata, r.first_seq, r.started_at, r.ended_at,
+    CASE WHEN r.status = 'running' AND live.id IS NULL THEN 'interrupted' ELSE r.status END AS status
+  FROM runs r
+  JOIN heads h ON h.session_id = r.session_id
+  LEFT JOIN holders live ON live.id = h.holder AND live.deadline > now_us()
+) AS v
+WHERE TRUE
+  AND id = :id                                                                --? id
+  AND session_id = :session_id                                                --? session_id
+  AND parent_id = :parent_id                                                  --? parent_id
+  AND (first_seq > :first_seq OR (first_seq = :first_seq AND id > :after_id)) --? first_seq
+  AND (started_at > :started_at OR (started_at = :started_at AND id > :after_id)) --? started_at
+ORDER BY first_seq, id    --? session_id
+ORDER BY started_at, id   --? parent_id
+LIMIT :limit;
+
+-- name: effects
+SELECT e.*, m.body AS body
+FROM effects e
+LEFT JOIN messages m ON m.session_id = e.session_id AND m.segment = e.segment AND m.position = e.position
+WHERE e.session_id = :session_id
+  AND e.run_id = :run_id        --? run_id
+  AND e.call_id = :call_id      --? call_id
+  AND e.ended_at IS NULL        --? unresolved
+  AND (e.started_at > :started_at OR (e.started_at = :started_at AND (e.run_id > :after_run OR (e.run_id = :after_run AND e.call_id > :after_call))))   --? started_at
+ORDER BY e.started_at, e.run_id, e.call_id
+LIMIT :limit;

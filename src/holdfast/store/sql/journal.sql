@@ -1,0 +1,40 @@
+-- name: fence
+-- The lease and the next numbers in one: no row, no lease.
+UPDATE heads SET seq = seq + :count
+  , writes = writes + 1, written = seq + :count   --? writes
+WHERE session_id = :session_id AND epoch = :epoch AND holder = :holder
+  AND writes = :writes                            --? writes
+RETURNING seq;
+
+-- name: head
+SELECT epoch, seq, holder, writes, written FROM heads WHERE session_id = :session_id;
+
+-- name: number_event
+-- For the few changes that need no lease, such as agent state: numbered under the head's lock like all others.
+UPDATE heads SET seq = seq + 1 WHERE session_id = :session_id RETURNING seq;
+
+-- name: insert_event
+INSERT INTO events (session_id, seq, kind, run_id, step, at, payload)
+VALUES (:session_id, :seq, :kind, :run_id, :step, now_us(), :payload);
+
+-- name: events
+SELECT e.session_id, e.seq, e.kind, e.run_id, e.step, e.at, e.payload, m.body AS message
+FROM events e
+LEFT JOIN messages m ON m.session_id = e.session_id AND m.segment = e.segment AND m.position = e.position
+WHERE e.session_id = :session_id AND e.seq > :after
+  AND e.run_id = :run_id   --? run_id
+ORDER BY e.seq
+LIMIT :limit;
+
+-- name: put_draft
+-- Checked against the head like every write, but it takes no number.
+INSERT INTO drafts (session_id, run_id, part, kind, body, at)
+SELECT h.session_id, CAST(:run_id AS text), CAST(:part AS bigint), CAST(:kind AS text), CAST(:body AS text), now_us()
+FROM heads h
+WHERE h.session_id = :session_id AND h.epoch = :epoch AND h.holder = :holder
+--[postgres] FOR SHARE
+ON CONFLICT (session_id, run_id, part) DO UPDATE SET kind = excluded.kind, body = excluded.body, at = excluded.at
+RETURNING part;
+
+-- name: drafts
+SELECT run_id, part, kind, body FROM drafts WHERE session_id = :session_id ORDER BY run_id, part;

@@ -1,0 +1,130 @@
+"""Holders and leases: who may write to a session, and what happens to its work when they are gone."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from holdfast.errors import BadInput, HolderLost, SessionBusy
+from holdfast.ids import check_name, new_id
+from holdfast.store.sql.core import SqlCore, Tx, moment, page_limit, reading, repeatable, sql
+from holdfast.types import Holder, Lease
+
+
+class Leases(SqlCore):
+    """The transactions of leases.sql. Whoever changes a head locks it first, and never two at once but in order."""
+
+    async def join(self, name: str, *, ttl: float = 10.0) -> Holder:
+        return await self._join(new_id(), name, ttl)
+
+    @repeatable
+    def _join(self, id: str, name: str, ttl: float) -> Tx[Holder]:
+        check_name(name, "holder name")
+        if not (math.isfinite(ttl) and ttl > 0):
+            raise BadInput(problem=f"a holder's time to live must be a positive number of seconds, not {ttl}")
+        rows = yield sql("join", id=id, name=name, ttl_us=round(ttl * 1_000_000))
+        return Holder(id=id, name=name, deadline=moment(rows[0]["deadline"]), ttl=ttl)
+
+    @repeatable
+    def renew(self, holder: Holder) -> Tx[Holder]:
+        rows = yield sql("renew", id=holder.id)
+        if not rows:
+            raise HolderLost(id=holder.id)
+        return replace(holder, deadline=moment(rows[0]["deadline"]))
+
+    async def leave(self, holder: Holder) -> None:
+        while await self._leave(holder):
+            pass
+
+    @repeatable
+    def _leave(self, holder: Holder, *, limit: int = 100) -> Tx[int]:
+        held = yield sql("held_heads", holder=holder.id, limit=limit)
+        for row in held:
+            yield from self._free(row["session_id"], holder.id, orphaned_by=None)
+        if len(held) < limit:
+            yield sql("remove_holder", id=holder.id)
+        return len(held) if len(held) == limit else 0
+
+    @reading
+    def holders(self) -> Tx[list[Holder]]:
+        rows = yield sql("holders")
+        return [
+            Holder(
+                id=row["id"],
+                name=row["name"],
+                deadline=moment(row["deadline"]),
+                ttl=row["ttl_us"] / 1_000_000,
+                sessions=row["sessions"],
+            )
+            for row in rows
+        ]
+
+    async def acquire(self, session_id: str, holder: Holder) -> Lease:
+        return await self._acquire(session_id, holder, new_id())
+
+    @repeatable
+    def _acquire(self, session_id: str, holder: Holder, tenure: str) -> Tx[Lease]:
+        head = yield from self._lock_head(session_id)
+        if head["tenure"] == tenure and head["holder"] == holder.id:
+            return Lease(session_id=session_id, epoch=head["epoch"], holder=holder.id)
+        dead: str | None = None
+        if head["holder"] is not None:
+            live = yield sql("live_holder", id=head["holder"])
+            if live:
+                until = moment(live[0]["deadline"]).isoformat(timespec="seconds")
+                raise SessionBusy(session_id=session_id, holder=live[0]["name"], until=until)
+            dead = head["holder"]
+        return (yield from self._take(session_id, holder, tenure, dead))
+
+    async def claim(self, holder: Holder, *, agents: Sequence[str] | None = None) -> Lease | None:
+        return await self._claim(holder, new_id(), None if agents is None else json.dumps(list(agents)))
+
+    @repeatable
+    def _claim(self, holder: Holder, tenure: str, agents: str | None) -> Tx[Lease | None]:
+        taken = yield sql("tenure", holder=holder.id, tenure=tenure)
+        if taken:
+            return Lease(session_id=taken[0]["session_id"], epoch=taken[0]["epoch"], holder=holder.id)
+        ready = yield sql("next_ready", agents=agents)
+        if not ready:
+            return None
+        return (yield from self._take(ready[0]["session_id"], holder, tenure, None))
+
+    def _take(self, session_id: str, holder: Holder, tenure: str, dead: str | None) -> Tx[Lease]:
+        if not (yield sql("live_holder", id=holder.id)):
+            raise HolderLost(id=holder.id)
+        rows = yield sql("take_lease", session_id=session_id, holder=holder.id, tenure=tenure)
+        yield sql("requeue_claimed", session_id=session_id)
+        orphaned_by = rows[0]["orphaned_by"]
+        if orphaned_by is not None:
+            yield sql("adopted", session_id=session_id)
+        epoch = rows[0]["epoch"]
+        return Lease(session_id=session_id, epoch=epoch, holder=holder.id, taken_from=dead or orphaned_by)
+
+    @repeatable
+    def release(self, lease: Lease) -> Tx[None]:
+        head = yield from self._lock_head(lease.session_id)
+        if head["epoch"] == lease.epoch:
+            yield from self._free(lease.session_id, lease.holder, orphaned_by=None)
+        lease.lost = True
+
+    @repeatable
+    def reclaim(self, *, limit: int = 100) -> Tx[list[str]]:
+        lost = yield sql("lost_heads", limit=page_limit(limit))
+        freed: list[str] = []
+        for row in lost:
+            if (yield from self._free(row["session_id"], row["holder"], orphaned_by=row["holder"])):
+                freed.append(row["session_id"])
+        yield sql("remove_expired")
+        return freed
+
+    def _free(self, session_id: str, holder_id: str, *, orphaned_by: str | None) -> Tx[bool]:
+        """Take the holder off a session and put it among the ready ones if it has something to take."""
+        head = yield from self._lock_head(session_id)
+        if head["holder"] != holder_id:
+            return False
+        yield sql("requeue_claimed", session_id=session_id)
+        yield sql("not_running", session_id=session_id)
+        control_only = True if head["status"] == "waiting" else None
+        work = yield sql("has_work", session_id=session_id, control_only=control_only)
+        yield sql("free_head", session_id=session_id, orphaned_by=orphaned_by, ready=int(bool(work)))
+        return True

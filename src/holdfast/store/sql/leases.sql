@@ -1,0 +1,82 @@
+-- name: join
+INSERT INTO holders (id, name, ttl_us, deadline, joined_at)
+VALUES (:id, :name, :ttl_us, now_us() + :ttl_us, now_us())
+ON CONFLICT (id) DO UPDATE SET deadline = excluded.deadline
+RETURNING deadline;
+
+-- name: renew
+-- One row, however many sessions the holder has.
+UPDATE holders SET deadline = now_us() + ttl_us WHERE id = :id RETURNING deadline;
+
+-- name: holders
+SELECT h.id, h.name, h.ttl_us, h.deadline, (SELECT count(*) FROM heads WHERE heads.holder = h.id) AS sessions
+FROM holders h ORDER BY h.id;
+
+-- name: remove_holder
+DELETE FROM holders WHERE id = :id;
+
+-- name: lost_heads
+-- Held by nobody who is alive. Costs the number of held sessions.
+SELECT h.session_id, h.holder FROM heads h LEFT JOIN holders d ON d.id = h.holder
+WHERE h.holder IS NOT NULL AND (d.id IS NULL OR d.deadline <= now_us())
+ORDER BY h.session_id LIMIT :limit;
+
+-- name: remove_expired
+DELETE FROM holders
+WHERE deadline <= now_us() AND NOT EXISTS (SELECT 1 FROM heads WHERE heads.holder = holders.id);
+
+-- name: lock_head
+-- Held until the end of the transaction: whoever wants to change who holds, or what waits, comes through here.
+SELECT h.epoch, h.seq, h.holder, h.tenure, s.status
+FROM heads h JOIN sessions s ON s.id = h.session_id
+WHERE h.session_id = :session_id
+--[postgres] FOR UPDATE OF h
+;
+
+-- name: live_holder
+SELECT id, name, deadline FROM holders WHERE id = :id AND deadline > now_us();
+
+-- name: next_ready
+SELECT h.session_id FROM heads h
+JOIN sessions s ON s.id = h.session_id   --? agents
+WHERE h.ready_at IS NOT NULL
+--[sqlite]   AND s.agent IN (SELECT value FROM json_each(:agents))   --? agents
+--[postgres]   AND s.agent IN (SELECT value FROM json_array_elements_text(CAST(:agents AS json)))   --? agents
+ORDER BY h.ready_at
+LIMIT 1
+--[postgres] FOR UPDATE OF h SKIP LOCKED
+;
+
+-- name: tenure
+-- The lease that was taken already, though its answer got lost.
+SELECT session_id, epoch FROM heads WHERE holder = :holder AND tenure = :tenure;
+
+-- name: take_lease
+UPDATE heads SET holder = :holder, tenure = :tenure, epoch = epoch + 1, writes = 0, written = seq, ready_at = NULL
+WHERE session_id = :session_id
+RETURNING epoch, orphaned_by;
+
+-- name: adopted
+UPDATE heads SET orphaned_by = NULL WHERE session_id = :session_id;
+
+-- name: requeue_claimed
+-- What the one before had claimed in this session, and in no other.
+UPDATE submissions SET state = 'queued' WHERE session_id = :session_id AND ended_at IS NULL AND state = 'claimed';
+
+-- name: free_head
+UPDATE heads SET holder = NULL, orphaned_by = :orphaned_by, ready_at = CASE WHEN CAST(:ready AS bigint) = 1 THEN now_us() END
+WHERE session_id = :session_id;
+
+-- name: not_running
+-- Nothing is running without a lease.
+UPDATE sessions SET status = 'idle', active_at = now_us() WHERE id = :session_id AND status = 'running';
+
+-- name: held_heads
+SELECT session_id FROM heads WHERE holder = :holder ORDER BY session_id LIMIT :limit;
+
+-- name: watched_heads
+-- Which of these sessions have moved: one statement, however many are watched.
+SELECT session_id, seq FROM heads
+--[sqlite] WHERE session_id IN (SELECT value FROM json_each(:session_ids))
+--[postgres] WHERE session_id IN (SELECT value FROM json_array_elements_text(CAST(:session_ids AS json)))
+;

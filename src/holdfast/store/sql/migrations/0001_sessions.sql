@@ -1,0 +1,272 @@
+-- Where sessions live.
+--
+-- A session has two rows. `sessions` is what people list and search; it is indexed and rarely written. `heads` is
+-- narrow and hot: the epoch of the newest lease, the number of the last event, who holds the lease. Every write to
+-- a session first updates its head under its epoch, which is the fence and the numbering at once: no row, no lease,
+-- nothing happens; a row, and the numbers are ours in commit order, since the row stays locked until the commit.
+--
+-- The life of a submission: queued -> claimed -> done, failed or dead; or waiting, for a named thing; or back to
+-- queued when its holder died. A session that is free and has a submission to take has `ready_at` in its head:
+-- finding the next session to work on costs the number of ready ones, not the number of sessions.
+--
+-- The history is a tree of segments. `messages.position` is a message's index in the whole history, so a checkpoint
+-- (segment, length) reads its own segment from `start` on and, below that, its parent's.
+--
+-- There are no foreign keys: one writer per session, fenced by its head, cannot leave orphans, and
+-- `holdfast db check` proves it. Times are microseconds since 1970, UTC, taken from the database's clock by
+-- now_us(). JSON is text, exactly as it was serialized. Lines marked [sqlite] or [postgres] are for that engine.
+
+--[postgres] CREATE DOMAIN idtext AS text COLLATE "C";
+--[postgres] CREATE FUNCTION now_us() RETURNS bigint LANGUAGE sql VOLATILE AS
+--[postgres]   'SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint';
+
+CREATE TABLE sessions (
+  id            idtext PRIMARY KEY,
+  agent         text NOT NULL,
+  owner         text NOT NULL,
+  title         text NOT NULL,
+  title_folded  text NOT NULL,        -- the title in lower case, for search
+  status        text NOT NULL,        -- as last said by the holder; readers get it checked against the lease
+  waiting_for   text,
+  hold          integer NOT NULL,     -- 1: retention must not touch it
+  metadata      text NOT NULL,
+  created_at    bigint NOT NULL,
+  active_at     bigint NOT NULL,
+  cleaned_at    bigint
+)
+--[sqlite] WITHOUT ROWID
+;
+CREATE INDEX sessions_active ON sessions (active_at, id);
+CREATE INDEX sessions_owner ON sessions (owner, active_at, id);
+
+CREATE TABLE heads (
+  session_id    idtext PRIMARY KEY,
+  epoch         bigint NOT NULL,
+  seq           bigint NOT NULL,
+  holder        idtext,
+  tenure        idtext,               -- names the newest lease, so that a take whose answer was lost is recognized
+  orphaned_by   idtext,               -- the holder that died with it, until someone takes it again
+  writes        bigint NOT NULL,      -- batches written under this epoch
+  written       bigint NOT NULL,      -- seq after the last of them
+  ready_at      bigint
+)
+--[sqlite] WITHOUT ROWID
+--[postgres] WITH (fillfactor = 50)
+;
+CREATE INDEX heads_ready ON heads (ready_at) WHERE ready_at IS NOT NULL;
+CREATE INDEX heads_holder ON heads (holder) WHERE holder IS NOT NULL;
+
+CREATE TABLE holders (
+  id            idtext PRIMARY KEY,
+  name          text NOT NULL,
+  ttl_us        bigint NOT NULL,
+  deadline      bigint NOT NULL,
+  joined_at     bigint NOT NULL
+)
+--[sqlite] WITHOUT ROWID
+;
+
+CREATE TABLE submissions (
+  session_id       idtext NOT NULL,
+  position         bigint NOT NULL,
+  id               idtext NOT NULL,
+  kind             text NOT NULL,
+  lane             text NOT NULL,
+  when_busy        text NOT NULL,
+  payload          text NOT NULL,
+  idempotency_key  text,
+  state            text NOT NULL,
+  attempts         bigint NOT NULL,
+  reason           text,
+  run_id           idtext,
+  created_at       bigint NOT NULL,
+  started_at       bigint,
+  ended_at         bigint,
+  PRIMARY KEY (session_id, position)
+);
+CREATE UNIQUE INDEX submissions_id ON submissions (id);
+CREATE UNIQUE INDEX submissions_key ON submissions (session_id, idempotency_key)
+  WHERE idempotency_key IS NOT NULL;
+CREATE INDEX submissions_open ON submissions (session_id, lane, position) WHERE ended_at IS NULL;
+
+CREATE TABLE runs (
+  session_id    idtext NOT NULL,
+  id            idtext NOT NULL,
+  parent_id     idtext,
+  agent         text NOT NULL,
+  status        text NOT NULL,
+  error         text,
+  metadata      text NOT NULL,
+  first_seq     bigint NOT NULL,      -- the session's seq when it began: runs list in this order
+  started_at    bigint NOT NULL,
+  ended_at      bigint,
+  PRIMARY KEY (session_id, id)
+)
+--[sqlite] WITHOUT ROWID
+;
+CREATE UNIQUE INDEX runs_id ON runs (id);
+CREATE INDEX runs_order ON runs (session_id, first_seq, id);
+CREATE INDEX runs_parent ON runs (parent_id, started_at, id) WHERE parent_id IS NOT NULL;
+
+CREATE TABLE events (
+  session_id    idtext NOT NULL,
+  seq           bigint NOT NULL,
+  kind          text NOT NULL,
+  run_id        idtext,
+  step          bigint,
+  at            bigint NOT NULL,
+  payload       text NOT NULL,
+  segment       bigint,
+  position      bigint,
+  PRIMARY KEY (session_id, seq)
+)
+--[sqlite] WITHOUT ROWID
+;
+
+CREATE
+--[postgres] UNLOGGED
+TABLE drafts (
+  session_id    idtext NOT NULL,
+  run_id        idtext NOT NULL,
+  part          bigint NOT NULL,
+  kind          text NOT NULL,
+  body          text NOT NULL,
+  at            bigint NOT NULL,
+  PRIMARY KEY (session_id, run_id, part)
+);
+
+CREATE TABLE segments (
+  session_id    idtext NOT NULL,
+  number        bigint NOT NULL,
+  parent        bigint,
+  start         bigint NOT NULL,
+  PRIMARY KEY (session_id, number)
+)
+--[sqlite] WITHOUT ROWID
+;
+
+CREATE TABLE messages (
+  session_id    idtext NOT NULL,
+  segment       bigint NOT NULL,
+  position      bigint NOT NULL,
+  body          text NOT NULL,
+  PRIMARY KEY (session_id, segment, position)
+);
+
+CREATE TABLE checkpoints (
+  session_id    idtext NOT NULL,
+  id            idtext NOT NULL,
+  run_id        idtext,
+  step          bigint,
+  kind          text NOT NULL,
+  segment       bigint NOT NULL,
+  length        bigint NOT NULL,
+  seq           bigint NOT NULL,
+  at            bigint NOT NULL,
+  PRIMARY KEY (session_id, seq, id)
+)
+--[sqlite] WITHOUT ROWID
+;
+CREATE UNIQUE INDEX checkpoints_id ON checkpoints (id);
+
+CREATE TABLE effects (
+  session_id        idtext NOT NULL,
+  run_id            idtext NOT NULL,
+  call_id           idtext NOT NULL,
+  tool              text NOT NULL,
+  state             text NOT NULL,
+  step              bigint,
+  arguments_digest  text,
+  idempotency_key   text,
+  result            text,             -- until it moves into the message (segment, position)
+  error             text,
+  summary           text,
+  segment           bigint,
+  position          bigint,
+  attempts          bigint NOT NULL,
+  started_at        bigint NOT NULL,
+  ended_at          bigint,
+  PRIMARY KEY (session_id, run_id, call_id)
+);
+CREATE INDEX effects_unresolved ON effects (session_id) WHERE ended_at IS NULL;
+
+CREATE TABLE cursors (
+  session_id    idtext NOT NULL,
+  consumer      idtext NOT NULL,
+  seq           bigint NOT NULL,
+  at            bigint NOT NULL,
+  PRIMARY KEY (session_id, consumer)
+)
+--[sqlite] WITHOUT ROWID
+;
+
+CREATE TABLE states (
+  session_id    idtext PRIMARY KEY,
+  version       bigint NOT NULL,
+  body          text NOT NULL,
+  at            bigint NOT NULL
+);
+
+CREATE TABLE audit (
+  id            idtext PRIMARY KEY,
+  at            bigint NOT NULL,
+  actor         text NOT NULL,
+  action        text NOT NULL,
+  session_id    idtext,
+  detail        text NOT NULL
+)
+--[sqlite] WITHOUT ROWID
+;
+
+CREATE TABLE blobs (
+  sha256        idtext PRIMARY KEY,
+  size          bigint NOT NULL,
+  media_type    text NOT NULL,
+  metadata      text NOT NULL,
+  at            bigint NOT NULL
+);
+CREATE TABLE blob_chunks (
+  sha256        idtext NOT NULL,
+  number        bigint NOT NULL,
+  body          bytea NOT NULL,
+  PRIMARY KEY (sha256, number)
+);
+CREATE TABLE blob_references (
+  session_id    idtext NOT NULL,
+  sha256        idtext NOT NULL,
+  PRIMARY KEY (session_id, sha256)
+)
+--[sqlite] WITHOUT ROWID
+;
+CREATE INDEX blob_references_blob ON blob_references (sha256);
+
+CREATE TABLE commands (
+  id            idtext PRIMARY KEY,
+  session_id    idtext,
+  owner         text NOT NULL,
+  command       text NOT NULL,
+  cwd           text,
+  timeout_us    bigint,
+  holder        idtext,
+  state         text NOT NULL,
+  exit_code     bigint,
+  output_bytes  bigint NOT NULL,
+  started_at    bigint NOT NULL,
+  ended_at      bigint
+);
+CREATE INDEX commands_session ON commands (session_id, started_at) WHERE session_id IS NOT NULL;
+CREATE INDEX commands_ended ON commands (ended_at);
+
+CREATE TABLE outputs (
+  command_id    idtext NOT NULL,
+  number        bigint NOT NULL,
+  session_id    idtext,
+  id            idtext NOT NULL,
+  stream        text NOT NULL,
+  body          text NOT NULL,
+  damaged       integer NOT NULL,     -- 1: invalid bytes were replaced
+  at            bigint NOT NULL,
+  PRIMARY KEY (command_id, number)
+);
+CREATE UNIQUE INDEX outputs_id ON outputs (id);
+CREATE INDEX outputs_session ON outputs (session_id) WHERE session_id IS NOT NULL;

@@ -1,0 +1,29 @@
+-- name: migration_lock
+-- One process migrates at a time; SQLite has the write lock already.
+--[sqlite] SELECT 1 AS locked;
+--[postgres] SELECT pg_advisory_xact_lock(4830112657) AS locked;
+
+-- name: create_schema
+--[sqlite] SELECT 1 AS made;
+--[postgres] CREATE SCHEMA IF NOT EXISTS holdfast;
+
+-- name: has_migrations
+--[sqlite] SELECT 1 AS found FROM sqlite_master WHERE type = 'table' AND name = 'migrations';
+--[postgres] SELECT 1 AS found FROM pg_tables WHERE schemaname = 'holdfast' AND tablename = 'migrations';
+
+-- name: create_migrations
+CREATE TABLE migrations (version bigint PRIMARY KEY, name text NOT NULL, applied_at bigint NOT NULL);
+
+-- name: schema_version
+SELECT coalesce(max(version), 0) AS version FROM migrations;
+
+-- name: add_migration
+INSERT INTO migrations (version, name, applied_at) VALUES (:version, :name, now_us());
+
+-- name: totals
+SELECT
+  (SELECT count(*) FROM sessions) AS sessions,
+  (SELECT count(*) FROM events) AS events,
+  (SELECT count(*) FROM submissions WHERE ended_at IS NULL) AS pending,
+  (SELECT count(*) FROM holders WHERE deadline > now_us()) AS holders,
+  (SELECT count(*) FROM holders WHERE deadline <= now_us()) AS expired_holders;

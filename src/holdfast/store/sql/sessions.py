@@ -1,0 +1,221 @@
+"""Sessions and what belongs to one session as a whole: agent state, cursors, audit."""
+
+import json
+
+from holdfast.errors import BadInput, SessionCleaned, SessionExists, SessionNotFound, VersionConflict
+from holdfast.ids import check_id, check_name, check_text, new_id
+from holdfast.store.sql.core import (
+    Row,
+    SqlCore,
+    Tx,
+    from_cursor,
+    maybe_moment,
+    moment,
+    page_limit,
+    reading,
+    repeatable,
+    sql,
+    to_cursor,
+    writing,
+)
+from holdfast.types import AuditEntry, Cursor, Json, Page, Session, State, Status
+
+
+class Sessions(SqlCore):
+    """The transactions of sessions.sql."""
+
+    @writing
+    def create_session(
+        self,
+        *,
+        agent: str,
+        owner: str,
+        id: str | None = None,
+        title: str = "",
+        metadata: Json = "{}",
+        exist_ok: bool = False,
+    ) -> Tx[Session]:
+        session_id = new_id() if id is None else check_id(id, "session id")
+        check_name(agent, "agent")
+        check_name(owner, "owner")
+        self._check_size(title, "title")
+        self._check_json(metadata, "metadata")
+        created = yield sql(
+            "create_session",
+            id=session_id,
+            agent=agent,
+            owner=owner,
+            title=title,
+            title_folded=title.casefold(),
+            metadata=metadata,
+        )
+        if created:
+            yield sql("create_head", id=session_id)
+        elif not exist_ok:
+            raise SessionExists(id=session_id)
+        return (yield from self._session(session_id))
+
+    @reading
+    def session(self, session_id: str) -> Tx[Session]:
+        return (yield from self._session(session_id))
+
+    def _session(self, session_id: str) -> Tx[Session]:
+        rows = yield sql("sessions", id=session_id, limit=1)
+        if not rows:
+            raise SessionNotFound(id=session_id)
+        return _session(rows[0])
+
+    @reading
+    def sessions(
+        self,
+        *,
+        owner: str | None = None,
+        agent: str | None = None,
+        status: Status | None = None,
+        search: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Tx[Page[Session]]:
+        active_before, id_before = from_cursor(cursor, int, str)
+        like = None
+        if search:
+            check_text(search, "search")
+            for special in "\\%_":
+                search = search.replace(special, f"\\{special}")
+            like = f"%{search.casefold()}%"
+        rows = yield sql(
+            "sessions",
+            owner=owner,
+            agent=agent,
+            status=status,
+            title_like=like,
+            active_before=active_before,
+            id_before=id_before,
+            limit=page_limit(limit),
+        )
+        more = to_cursor(rows[-1]["active_at"], rows[-1]["id"]) if len(rows) == limit else None
+        return Page(items=[_session(row) for row in rows], next_cursor=more)
+
+    @repeatable
+    def update_session(
+        self,
+        session_id: str,
+        *,
+        title: str | None = None,
+        hold: bool | None = None,
+        metadata: Json | None = None,
+    ) -> Tx[Session]:
+        if title is not None:
+            self._check_size(title, "title")
+        if metadata is not None:
+            self._check_json(metadata, "metadata")
+        yield sql(
+            "update_session",
+            id=session_id,
+            title=title,
+            title_folded=None if title is None else title.casefold(),
+            hold=None if hold is None else int(hold),
+            metadata=metadata,
+        )
+        return (yield from self._session(session_id))
+
+    @reading
+    def state(self, session_id: str) -> Tx[State]:
+        yield from self._session(session_id)
+        return (yield from self._state(session_id))
+
+    def _state(self, session_id: str) -> Tx[State]:
+        rows = yield sql("state", session_id=session_id)
+        return State(version=rows[0]["version"], body=rows[0]["body"]) if rows else State(version=0, body="null")
+
+    @writing
+    def set_state(self, session_id: str, body: Json, *, expected: int) -> Tx[State]:
+        self._check_json(body, "state")
+        head = yield from self._lock_head(session_id)
+        if head["status"] in {"cleaning", "cleaned"}:
+            raise SessionCleaned(id=session_id)
+        state = yield from self._state(session_id)
+        if state.version != expected:
+            raise VersionConflict(session_id=session_id, version=state.version, expected=expected)
+        version = expected + 1
+        yield sql("set_state", session_id=session_id, version=version, body=body)
+        numbered = yield sql("number_event", session_id=session_id)
+        yield sql(
+            "insert_event",
+            session_id=session_id,
+            seq=numbered[0]["seq"],
+            kind="state_changed",
+            run_id=None,
+            step=None,
+            payload=json.dumps({"version": version}),
+        )
+        return State(version=version, body=body)
+
+    @repeatable
+    def set_cursor(self, session_id: str, consumer: str, seq: int) -> Tx[Cursor]:
+        check_id(consumer, "consumer")
+        head = yield from self._lock_head(session_id)
+        if not 0 <= seq <= head["seq"]:
+            raise BadInput(problem=f"session {session_id} has events 1 to {head['seq']}, a cursor cannot be at {seq}")
+        yield sql("set_cursor", session_id=session_id, consumer=consumer, seq=seq)
+        rows = yield sql("cursors", session_id=session_id)
+        return next(_cursor(row) for row in rows if row["consumer"] == consumer)
+
+    @reading
+    def cursors(self, session_id: str) -> Tx[list[Cursor]]:
+        rows = yield sql("cursors", session_id=session_id)
+        return [_cursor(row) for row in rows]
+
+    async def audit(self, *, actor: str, action: str, session_id: str | None, detail: Json) -> None:
+        await self._audit(new_id(), actor, action, session_id, detail)
+
+    @repeatable
+    def _audit(self, id: str, actor: str, action: str, session_id: str | None, detail: Json) -> Tx[None]:
+        check_name(actor, "actor")
+        check_name(action, "action")
+        self._check_json(detail, "detail")
+        yield sql("add_audit", id=id, actor=actor, action=action, session_id=session_id, detail=detail)
+
+    @reading
+    def audit_log(
+        self, *, session_id: str | None = None, cursor: str | None = None, limit: int = 50
+    ) -> Tx[Page[AuditEntry]]:
+        (id_before,) = from_cursor(cursor, str)
+        rows = yield sql("audit", session_id=session_id, id_before=id_before, limit=page_limit(limit))
+        items = [
+            AuditEntry(
+                id=row["id"],
+                at=moment(row["at"]),
+                actor=row["actor"],
+                action=row["action"],
+                session_id=row["session_id"],
+                detail=row["detail"],
+            )
+            for row in rows
+        ]
+        return Page(items=items, next_cursor=to_cursor(items[-1].id) if len(items) == limit else None)
+
+
+def _session(row: Row) -> Session:
+    return Session(
+        id=row["id"],
+        agent=row["agent"],
+        owner=row["owner"],
+        title=row["title"],
+        status=row["status"],
+        waiting_for=row["waiting_for"],
+        holder=row["holder"],
+        held_until=maybe_moment(row["held_until"]),
+        epoch=row["epoch"],
+        seq=row["seq"],
+        pending=row["pending"],
+        hold=bool(row["hold"]),
+        metadata=row["metadata"],
+        created_at=moment(row["created_at"]),
+        active_at=moment(row["active_at"]),
+        cleaned_at=maybe_moment(row["cleaned_at"]),
+    )
+
+
+def _cursor(row: Row) -> Cursor:
+    return Cursor(consumer=row["consumer"], seq=row["seq"], at=moment(row["at"]))

@@ -1,0 +1,76 @@
+-- name: create_session
+-- Does nothing when the id is taken: no row comes back.
+INSERT INTO sessions (id, agent, owner, title, title_folded, status, hold, metadata, created_at, active_at)
+VALUES (:id, :agent, :owner, :title, :title_folded, 'idle', 0, :metadata, now_us(), now_us())
+ON CONFLICT (id) DO NOTHING
+RETURNING id;
+
+-- name: create_head
+INSERT INTO heads (session_id, epoch, seq, writes, written) VALUES (:id, 0, 0, 0, 0);
+
+-- name: sessions
+-- What is said to be running without a live holder is not: it is queued if something waits, else idle.
+SELECT * FROM (
+  SELECT s.id, s.agent, s.owner, s.title, s.title_folded, s.waiting_for, s.hold, s.metadata,
+    s.created_at, s.active_at, s.cleaned_at, h.epoch, h.seq, live.name AS holder, live.deadline AS held_until,
+    (SELECT count(*) FROM submissions q WHERE q.session_id = s.id AND q.ended_at IS NULL) AS pending,
+    CASE
+      WHEN s.status = 'running' AND live.id IS NOT NULL THEN 'running'
+      WHEN s.status IN ('running', 'idle', 'failed') AND EXISTS (
+        SELECT 1 FROM submissions q WHERE q.session_id = s.id AND q.ended_at IS NULL AND q.state <> 'waiting'
+      ) THEN 'queued'
+      WHEN s.status = 'running' THEN 'idle'
+      ELSE s.status
+    END AS status
+  FROM sessions s
+  JOIN heads h ON h.session_id = s.id
+  LEFT JOIN holders live ON live.id = h.holder AND live.deadline > now_us()
+) AS v
+WHERE TRUE
+  AND id = :id                                                            --? id
+  AND owner = :owner                                                      --? owner
+  AND agent = :agent                                                      --? agent
+  AND status = :status                                                    --? status
+  AND title_folded LIKE :title_like ESCAPE '\'                            --? title_like
+  AND (active_at < :active_before OR (active_at = :active_before AND id < :id_before))  --? active_before
+ORDER BY active_at DESC, id DESC
+LIMIT :limit;
+
+-- name: update_session
+UPDATE sessions SET
+  title = :title, title_folded = :title_folded,   --? title
+  hold = :hold,                                   --? hold
+  metadata = :metadata,                           --? metadata
+  active_at = active_at
+WHERE id = :id
+RETURNING id;
+
+-- name: state
+SELECT version, body FROM states WHERE session_id = :session_id;
+
+-- name: set_state
+-- The version is checked before, under the head's lock.
+INSERT INTO states (session_id, version, body, at) VALUES (:session_id, :version, :body, now_us())
+ON CONFLICT (session_id) DO UPDATE SET version = excluded.version, body = excluded.body, at = excluded.at;
+
+-- name: set_cursor
+-- Monotonic: a lower number leaves it as it is.
+INSERT INTO cursors (session_id, consumer, seq, at) VALUES (:session_id, :consumer, :seq, now_us())
+ON CONFLICT (session_id, consumer) DO UPDATE SET seq = excluded.seq, at = excluded.at
+  WHERE cursors.seq < excluded.seq;
+
+-- name: cursors
+SELECT consumer, seq, at FROM cursors WHERE session_id = :session_id ORDER BY consumer;
+
+-- name: add_audit
+INSERT INTO audit (id, at, actor, action, session_id, detail)
+VALUES (:id, now_us(), :actor, :action, :session_id, :detail)
+ON CONFLICT (id) DO NOTHING;
+
+-- name: audit
+SELECT id, at, actor, action, session_id, detail FROM audit
+WHERE TRUE
+  AND session_id = :session_id   --? session_id
+  AND id < :id_before            --? id_before
+ORDER BY id DESC
+LIMIT :limit;

@@ -1,0 +1,167 @@
+"""Submissions: the durable queue of a session, and its control lane."""
+
+import json
+
+from holdfast.errors import Conflict, KeyReused, QueueFull, SessionCleaned
+from holdfast.ids import check_id, check_name, new_id
+from holdfast.store.sql.core import (
+    Row,
+    SqlCore,
+    Tx,
+    from_cursor,
+    maybe_moment,
+    moment,
+    page_limit,
+    reading,
+    repeatable,
+    sql,
+    to_cursor,
+    writing,
+)
+from holdfast.store.sql.library import Statement
+from holdfast.types import Json, Lane, Lease, Page, Submission, SubmissionState, WhenBusy
+
+
+class Submissions(SqlCore):
+    """The transactions of submissions.sql."""
+
+    async def submit(
+        self,
+        session_id: str,
+        kind: str,
+        payload: Json = "{}",
+        *,
+        id: str | None = None,
+        lane: Lane = "main",
+        when_busy: WhenBusy = "queue",
+        idempotency_key: str | None = None,
+    ) -> Submission:
+        # The id is chosen before the first try, so that a try whose answer was lost is recognized.
+        return await self._submit(
+            session_id,
+            kind,
+            payload,
+            id=new_id() if id is None else check_id(id, "submission id"),
+            lane=lane,
+            when_busy=when_busy,
+            idempotency_key=idempotency_key,
+        )
+
+    @repeatable
+    def _submit(
+        self,
+        session_id: str,
+        kind: str,
+        payload: Json,
+        *,
+        id: str,
+        lane: Lane,
+        when_busy: WhenBusy,
+        idempotency_key: str | None,
+    ) -> Tx[Submission]:
+        check_name(kind, "kind")
+        self._check_json(payload, "payload")
+        if idempotency_key is not None:
+            check_name(idempotency_key, "idempotency key")
+        head = yield from self._lock_head(session_id)
+        same = yield sql("submission_by_id", id=id)
+        if same and same[0]["session_id"] != session_id:
+            raise Conflict(problem=f"submission {id} belongs to another session")
+        if not same and idempotency_key is not None:
+            same = yield sql("submission_by_key", session_id=session_id, idempotency_key=idempotency_key)
+        if same:
+            before = _submission(same[0])
+            if (before.kind, before.lane, before.payload) != (kind, lane, payload):
+                raise KeyReused(session_id=session_id, key=idempotency_key or id)
+            return before
+        if head["status"] in {"cleaning", "cleaned"}:
+            raise SessionCleaned(id=session_id)
+        pending = (yield sql("count_pending", session_id=session_id))[0]["pending"]
+        if pending >= self._max_pending and lane == "main":
+            raise QueueFull(session_id=session_id, pending=pending, limit=self._max_pending)
+        ready = head["holder"] is None and (lane == "control" or head["status"] != "waiting")
+        numbered = yield sql("number_submission", session_id=session_id, ready=int(ready))
+        rows = yield sql(
+            "insert_submission",
+            session_id=session_id,
+            position=numbered[0]["seq"],
+            id=id,
+            kind=kind,
+            lane=lane,
+            when_busy=when_busy,
+            payload=payload,
+            idempotency_key=idempotency_key,
+        )
+        submission = _submission(rows[0])
+        yield _event(submission, "submission_queued", submission.position)
+        yield sql("touch_session", session_id=session_id)
+        return submission
+
+    @writing
+    def take(
+        self, lease: Lease, *, lane: Lane | None = None, max_attempts: int = 5
+    ) -> Tx[Submission | None]:
+        while True:
+            rows = yield sql("next_submission", session_id=lease.session_id, lane=lane)
+            if not rows:
+                return None
+            found = _submission(rows[0])
+            seq = yield from self._fence(lease, 1)
+            key = {"session_id": lease.session_id, "position": found.position}
+            if found.attempts < max_attempts:
+                taken = yield sql("claim_submission", **key)
+                submission = _submission(taken[0])
+                yield _event(submission, "submission_started", seq, attempt=submission.attempts)
+                return submission
+            reason = f"given up after {found.attempts} attempts that never ended"
+            if found.reason is not None:
+                reason += f"; the last one said: {found.reason}"
+            yield sql("bury_submission", reason=reason, **key)
+            yield _event(found, "submission_failed", seq, state="dead", reason=reason)
+
+    @reading
+    def submissions(
+        self,
+        session_id: str,
+        *,
+        state: SubmissionState | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Tx[Page[Submission]]:
+        (after,) = from_cursor(cursor, int)
+        rows = yield sql("submissions", session_id=session_id, state=state, after=after, limit=page_limit(limit))
+        more = to_cursor(rows[-1]["position"]) if len(rows) == limit else None
+        return Page(items=[_submission(row) for row in rows], next_cursor=more)
+
+
+def _event(submission: Submission, kind: str, seq: int, **more: object) -> Statement:
+    payload = {"submission_id": submission.id, "kind": submission.kind, **more}
+    return sql(
+        "insert_event",
+        session_id=submission.session_id,
+        seq=seq,
+        kind=kind,
+        run_id=submission.run_id,
+        step=None,
+        payload=json.dumps(payload),
+    )
+
+
+def _submission(row: Row) -> Submission:
+    return Submission(
+        id=row["id"],
+        session_id=row["session_id"],
+        position=row["position"],
+        kind=row["kind"],
+        lane=row["lane"],
+        when_busy=row["when_busy"],
+        payload=row["payload"],
+        idempotency_key=row["idempotency_key"],
+        state=row["state"],
+        attempts=row["attempts"],
+        reason=row["reason"],
+        run_id=row["run_id"],
+        created_at=moment(row["created_at"]),
+        started_at=maybe_moment(row["started_at"]),
+        ended_at=maybe_moment(row["ended_at"]),
+    )

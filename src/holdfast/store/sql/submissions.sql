@@ -1,0 +1,56 @@
+-- name: submission_by_id
+SELECT * FROM submissions WHERE id = :id;
+
+-- name: submission_by_key
+SELECT * FROM submissions WHERE session_id = :session_id AND idempotency_key = :idempotency_key;
+
+-- name: count_pending
+SELECT count(*) AS pending FROM submissions WHERE session_id = :session_id AND ended_at IS NULL;
+
+-- name: has_work
+-- A session that waits for a person takes nothing but what is on the control lane.
+SELECT 1 AS work FROM submissions
+WHERE session_id = :session_id AND ended_at IS NULL AND state <> 'waiting'
+  AND lane = 'control'   --? control_only
+LIMIT 1;
+
+-- name: number_submission
+-- The queued event's number is the place in the queue.
+UPDATE heads SET seq = seq + 1,
+  ready_at = CASE WHEN CAST(:ready AS bigint) = 1 THEN coalesce(ready_at, now_us()) ELSE ready_at END
+WHERE session_id = :session_id
+RETURNING seq;
+
+-- name: insert_submission
+INSERT INTO submissions (
+  session_id, position, id, kind, lane, when_busy, payload, idempotency_key, state, attempts, created_at)
+VALUES (
+  :session_id, :position, :id, :kind, :lane, :when_busy, :payload, :idempotency_key, 'queued', 0, now_us())
+RETURNING *;
+
+-- name: touch_session
+UPDATE sessions SET active_at = now_us() WHERE id = :session_id;
+
+-- name: next_submission
+SELECT * FROM submissions
+WHERE session_id = :session_id AND ended_at IS NULL AND state = 'queued'
+  AND lane = :lane   --? lane
+ORDER BY lane, position   -- 'control' sorts before 'main'
+LIMIT 1;
+
+-- name: claim_submission
+UPDATE submissions SET state = 'claimed', attempts = attempts + 1, started_at = now_us()
+WHERE session_id = :session_id AND position = :position
+RETURNING *;
+
+-- name: bury_submission
+UPDATE submissions SET state = 'dead', reason = :reason, ended_at = now_us()
+WHERE session_id = :session_id AND position = :position;
+
+-- name: submissions
+SELECT * FROM submissions
+WHERE session_id = :session_id
+  AND state = :state         --? state
+  AND position > :after      --? after
+ORDER BY position
+LIMIT :limit;

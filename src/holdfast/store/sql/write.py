@@ -1,0 +1,123 @@
+"""The hot path: what a batch becomes. Every arm of write.sql and the rows that go into it, in the order of its columns."""
+
+import json
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.errors import BadInput
+from holdfast.types import Batch, NewEvent, SubmissionChange
+
+ARMS: Final = (
+    "add_events",
+    "add_segments",
+    "add_messages",
+    "add_checkpoints",
+    "put_runs",
+    "put_effects",
+    "change_submissions",
+    "drop_drafts",
+    "set_status",
+)
+
+Row = tuple[object, ...]
+_NOWHERE = (None, None)
+
+
+class Writing:
+    """A batch on its way into the store: how many numbers it needs, and its rows by arm."""
+
+    __slots__ = ("count", "rows")
+
+    def __init__(self, session_id: str, batch: Batch, check: Callable[[str, str], None]) -> None:
+        events = batch.events
+        if batch.submissions:
+            events = [*events, *filter(None, map(_ending, batch.submissions))]
+        self.count = len(events)
+        self.rows: dict[str, list[Row]] = {}
+        if events:
+            self.rows["add_events"] = [
+                _event(session_id, event, self.count - index, check) for index, event in enumerate(events, 1)
+            ]
+        if batch.segments:
+            self.rows["add_segments"] = [(session_id, s.number, s.parent, s.start) for s in batch.segments]
+        if batch.messages:
+            for message in batch.messages:
+                check(message.body, "message")
+            self.rows["add_messages"] = [(session_id, m.segment, m.position, m.body) for m in batch.messages]
+        if batch.checkpoints:
+            self.rows["add_checkpoints"] = [
+                (session_id, c.id, c.run_id, c.step, c.kind, c.segment, c.length) for c in batch.checkpoints
+            ]
+        if batch.runs:
+            _once([run.id for run in batch.runs], "run")
+            for run in batch.runs:
+                check(run.error or "", "error")
+                check(run.metadata, "metadata")
+            self.rows["put_runs"] = [
+                (session_id, r.id, r.parent_id, r.agent, r.status, r.error, r.metadata) for r in batch.runs
+            ]
+        if batch.effects:
+            _once([(effect.run_id, effect.call_id) for effect in batch.effects], "effect")
+            rows = self.rows["put_effects"] = []
+            for e in batch.effects:
+                for text, what in (
+                    (e.call_id, "call id"),
+                    (e.tool, "tool name"),
+                    (e.result, "result"),
+                    (e.error, "error"),
+                    (e.summary, "summary"),
+                ):
+                    check(text or "", what)
+                rows.append((
+                    session_id,
+                    e.run_id,
+                    e.call_id,
+                    e.tool,
+                    e.state,
+                    e.step,
+                    e.arguments_digest,
+                    e.idempotency_key,
+                    e.result,
+                    e.error,
+                    e.summary,
+                    *(e.message or _NOWHERE),
+                    e.attempts,
+                ))
+        if batch.submissions:
+            _once([change.id for change in batch.submissions], "submission")
+            self.rows["change_submissions"] = [
+                (session_id, c.id, c.state, c.reason, c.run_id) for c in batch.submissions
+            ]
+        if batch.drafts_done:
+            self.rows["drop_drafts"] = [(session_id, run_id) for run_id in batch.drafts_done]
+        if batch.status is not None:
+            self.rows["set_status"] = [(session_id, batch.status, batch.waiting_for)]
+
+
+def _event(session_id: str, event: NewEvent, later: int, check: Callable[[str, str], None]) -> Row:
+    check(event.payload, "payload")
+    return (
+        session_id,
+        later,
+        event.kind,
+        event.run_id,
+        event.step,
+        event.payload,
+        *(event.message or _NOWHERE),
+    )
+
+
+def _ending(change: SubmissionChange) -> NewEvent | None:
+    """Return the event that a submission's end is told with."""
+    if change.state not in {"done", "failed", "dead"}:
+        return None
+    payload: dict[str, object] = {"submission_id": change.id}
+    if change.state != "done":
+        payload |= {"state": change.state, "reason": change.reason}
+    kind = "submission_done" if change.state == "done" else "submission_failed"
+    return NewEvent(kind=kind, payload=json.dumps(payload), run_id=change.run_id)
+
+
+def _once(keys: list[object] | list[str] | list[tuple[str, str]], what: str) -> None:
+    if len(set(keys)) != len(keys):
+        raise BadInput(problem=f"a batch names the same {what} twice; give each in its last state only")

@@ -1,0 +1,455 @@
+"""SQLite: one file, or memory. One connection writes, others read beside it; several processes may share the file.
+
+Whatever waits to be written shares the next transaction (group commit) on a writer thread. A write that is alone
+while commits are quick is committed right where it was asked for: then waiting costs less than changing threads.
+Durable means durable: `synchronous=FULL`. Other processes' commits are noticed through `PRAGMA data_version`.
+"""
+
+import asyncio
+import json
+import random
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final, Self, TypeVar
+
+from holdfast.errors import (
+    BadInput,
+    BadText,
+    Conflict,
+    HoldfastError,
+    StoreBusy,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreTooOld,
+    StoreUnavailable,
+)
+from holdfast.store.hub import Hub
+from holdfast.store.sql import library
+from holdfast.store.sql.core import Row, Tx, lease_lost, sql
+from holdfast.store.sql.library import Dialect, Statement
+from holdfast.store.sql.schema import LATEST
+from holdfast.store.sql.store import SqlStore
+from holdfast.store.sql.write import Writing
+from holdfast.types import Batch, Lease
+
+T = TypeVar("T")
+
+MEMORY: Final = ":memory:"
+_READERS = 4
+_LARGEST_GROUP = 256
+_BUSY_SECONDS = 30.0
+_POLL_SECONDS = 0.01
+_QUICK_SECONDS = 0.0003
+"""A commit that takes less than this on average is not worth a change of threads."""
+
+
+class SqliteStore(SqlStore):
+    """Sessions in one SQLite file, or in memory."""
+
+    engine = "sqlite"
+    _dialect: Dialect = "sqlite"
+
+    def __init__(
+        self, url: str, path: str, *, upgrade: bool, max_payload_bytes: int, max_pending: int
+    ) -> None:
+        super().__init__(url, max_payload_bytes=max_payload_bytes, max_pending=max_pending)
+        self._path = path
+        self._upgrade_on_open = upgrade
+        self._hub = Hub()
+        self._writer: _Writer | None = None
+        self._readers: _Readers | None = None
+        self._poller: _Poller | None = None
+
+    async def open(self) -> Self:
+        try:
+            self._writer = await asyncio.to_thread(_Writer, self._path, self._translate)
+            if self._path != MEMORY:
+                self._readers = _Readers(self._path)
+            if self._upgrade_on_open:
+                await self.upgrade()
+            elif (version := await self._version()) != LATEST:
+                raise StoreTooOld(url=self.url, found=version, known=LATEST)
+        except BaseException as error:
+            await self.close()
+            raise self._translate(error) from error
+        if self._path != MEMORY:
+            self._poller = _Poller(self._path, self._hub)
+        return self
+
+    async def close(self) -> None:
+        for part in (self._poller, self._readers, self._writer):
+            if part is not None:
+                await asyncio.to_thread(part.close)
+        self._poller = self._readers = self._writer = None
+
+    async def write(self, lease: Lease, batch: Batch) -> int:
+        writing = Writing(lease.session_id, batch, self._check_size)
+        seq = await self._transact(lambda: self._write(lease, writing), repeatable=False)
+        self._announce(lease.session_id)
+        return seq
+
+    def _write(self, lease: Lease, writing: Writing) -> Tx[int]:
+        seq = yield from self._fence(lease, writing.count)
+        for arm, rows in writing.rows.items():
+            yield Statement(arm, rows=rows)
+        return seq
+
+    async def shrink(self, *, limit: int = 1000) -> int:
+        def vacuum(connection: sqlite3.Connection) -> int:
+            connection.execute(f"PRAGMA incremental_vacuum({int(limit)})").fetchall()
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            return connection.execute("PRAGMA freelist_count").fetchone()[0]
+
+        return await self._running().submit(chore=vacuum)
+
+    async def _transact(self, make: Callable[[], Tx[T]], *, repeatable: bool) -> T:
+        del repeatable  # an answer cannot get lost between us and the file
+        return await self._running().submit(make=make)
+
+    async def _read(self, make: Callable[[], Tx[T]]) -> T:
+        writer = self._running()
+        if self._readers is None:
+            return await writer.submit(make=make)
+        try:
+            return await self._readers.run(make)
+        except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
+            raise self._translate(error) from error
+
+    def _announce(self, session_id: str) -> None:
+        self._hub.changed((session_id,))
+
+    def _running(self) -> "_Writer":
+        if self._writer is None:
+            raise StoreUnavailable(url=self.url, problem="it is not open")
+        return self._writer
+
+    def _translate(self, error: BaseException) -> BaseException:
+        """Return the error of our family for one of the driver's; others as they are."""
+        match error:
+            case HoldfastError():
+                return error
+            case OverflowError():
+                return BadInput(problem=f"a number does not fit into 64 bits: {error}")
+            case UnicodeEncodeError():
+                return BadText(what="text", problem=f"holds a lone surrogate at {error.start}")
+            case sqlite3.Error():
+                code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+                make = _ERRORS.get(code, StoreError)
+                if make is Conflict:
+                    return Conflict(problem=str(error))
+                return make(url=self.url, problem=str(error), seconds=_BUSY_SECONDS)
+            case _:
+                return error
+
+
+_ERRORS: Final[dict[int, type[HoldfastError]]] = {
+    sqlite3.SQLITE_BUSY: StoreBusy,
+    sqlite3.SQLITE_LOCKED: StoreBusy,
+    sqlite3.SQLITE_FULL: StoreFull,
+    sqlite3.SQLITE_READONLY: StoreReadOnly,
+    sqlite3.SQLITE_PERM: StoreReadOnly,
+    sqlite3.SQLITE_CANTOPEN: StoreUnavailable,
+    sqlite3.SQLITE_IOERR: StoreUnavailable,
+    sqlite3.SQLITE_NOTADB: StoreCorrupt,
+    sqlite3.SQLITE_CORRUPT: StoreCorrupt,
+    sqlite3.SQLITE_CONSTRAINT: Conflict,
+}
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
+    connection.row_factory = sqlite3.Row
+    connection.create_function("now_us", 0, _now_us)
+    connection.execute("PRAGMA busy_timeout = 5000")
+    return connection
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    """Set what belongs to the file, before the first table, and what belongs to the writer."""
+    _patiently(lambda: connection.execute("PRAGMA auto_vacuum = INCREMENTAL"))
+    _patiently(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchall())
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA busy_timeout = 0")  # waiting is done by _patiently, which is fairer
+
+
+def _patiently(action: Callable[[], T]) -> T:
+    """Do it as soon as other processes let us. Short random pauses, so that nobody starves."""
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            return action()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311
+
+
+def _run(connection: sqlite3.Connection, tx: Tx[T]) -> T:
+    try:
+        statement = next(tx)
+        while True:
+            statement = tx.send(_execute(connection, statement))
+    except StopIteration as end:
+        return end.value
+
+
+def _execute(connection: sqlite3.Connection, statement: Statement) -> Sequence[Row]:
+    if statement.rows is not None:
+        text = _arm(statement.name)
+        for row in statement.rows:
+            connection.execute(text, row)
+        return ()
+    text = statement.text or library.text(statement.name, "sqlite", statement.given())
+    return connection.execute(text, statement.params).fetchall()
+
+
+@cache
+def _arm(name: str) -> str:
+    """Return an arm for one row: its values are the relation."""
+    arm = library.arm(name, "sqlite")
+    values = ", ".join(f"?{n} AS {column}" for n, (column, _) in enumerate(arm.columns, 1))
+    return f"{arm.before}(SELECT {values}, (SELECT seq FROM heads WHERE session_id = ?1) AS head_seq) AS rows{arm.after}"
+
+
+class _Job:
+    """One transaction, or a chore that needs the connection for itself, and who waits for it."""
+
+    __slots__ = ("chore", "error", "future", "loop", "make", "result")
+
+    def __init__(
+        self, make: Callable[[], Tx[Any]] | None, chore: Callable[[sqlite3.Connection], Any] | None
+    ) -> None:
+        self.make = make
+        self.chore = chore
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self.loop.create_future()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def deliver(self) -> None:
+        if self.future.done():
+            return
+        if self.error is None:
+            self.future.set_result(self.result)
+        else:
+            self.future.set_exception(self.error)
+
+
+class _Writer:
+    """The one connection that writes."""
+
+    def __init__(self, path: str, translate: Callable[[BaseException], BaseException]) -> None:
+        self._translate = translate
+        self._waiting: deque[_Job] = deque()
+        self._wake: SimpleQueue[bool] = SimpleQueue()
+        self._busy = threading.Lock()
+        self._seconds = 1.0  # a moving average of what a commit takes; slow until measured
+        self._connection = _connect(path)
+        try:
+            _prepare(self._connection)
+        except BaseException:
+            self._connection.close()
+            raise
+        self._thread = threading.Thread(target=self._work, name="holdfast-writer", daemon=True)
+        self._thread.start()
+
+    async def submit(
+        self,
+        *,
+        make: Callable[[], Tx[T]] | None = None,
+        chore: Callable[[sqlite3.Connection], T] | None = None,
+    ) -> T:
+        job = _Job(make, chore)
+        self._waiting.append(job)
+        # After all that is ready to run now: what else is written in this turn of the loop joins the group.
+        job.loop.call_soon(self._flush)
+        return await job.future
+
+    def close(self) -> None:
+        self._wake.put(False)
+        self._thread.join()
+        self._connection.close()
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        alone = len(self._waiting) == 1 and self._seconds < _QUICK_SECONDS
+        if alone and self._busy.acquire(blocking=False):
+            try:
+                done = self._at_once()
+            finally:
+                self._busy.release()
+            if done:
+                return
+        self._wake.put(True)
+
+    def _at_once(self) -> bool:
+        """Commit the one job that waits, unless another process has the lock."""
+        try:
+            job = self._waiting.popleft()
+        except IndexError:
+            return True
+        if job.make is None:
+            self._waiting.appendleft(job)
+            return False
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            self._waiting.appendleft(job)
+            return False
+        self._transact([job], begun=True)
+        job.deliver()
+        return True
+
+    def _work(self) -> None:
+        while self._wake.get():
+            with self._busy:
+                self._drain()
+        with self._busy:
+            self._drain()
+
+    def _drain(self) -> None:
+        while self._waiting:
+            group: list[_Job] = []
+            while self._waiting and len(group) < _LARGEST_GROUP:
+                job = self._waiting.popleft()
+                if not job.future.cancelled():
+                    group.append(job)
+            self._commit(group)
+            for loop in {job.loop for job in group}:
+                mine = [job for job in group if job.loop is loop]
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(_deliver, mine)
+
+    def _commit(self, group: list[_Job]) -> None:
+        for job in group:
+            if job.chore is not None:
+                try:
+                    job.result = job.chore(self._connection)
+                except sqlite3.Error as error:
+                    job.error = self._translate(error)
+        jobs = [job for job in group if job.make is not None]
+        if jobs:
+            self._transact(jobs, begun=False)
+
+    def _transact(self, jobs: list[_Job], *, begun: bool) -> None:
+        """Run them in one transaction. If one of several fails, run each in a savepoint: it spoils no other."""
+        connection = self._connection
+        started = time.perf_counter()
+        try:
+            if not begun:
+                _patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+            try:
+                for job in jobs:
+                    job.result = _run(connection, _make(job))
+            except Exception:
+                if len(jobs) == 1:
+                    raise
+                connection.execute("ROLLBACK")
+                _patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+                for job in jobs:
+                    self._apart(job)
+            connection.execute("COMMIT")
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is delivered to those who wait for it
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            for job in jobs:
+                job.error = job.error or self._translate(error)
+        self._seconds += (time.perf_counter() - started - self._seconds) / 8
+
+    def _apart(self, job: _Job) -> None:
+        self._connection.execute("SAVEPOINT job")
+        try:
+            job.result = _run(self._connection, _make(job))
+        except Exception as error:  # noqa: BLE001 - delivered to the one who waits for it
+            job.error = self._translate(error)
+            if not self._connection.in_transaction:
+                raise  # the whole transaction is gone, as when the disk is full
+            self._connection.execute("ROLLBACK TO job")
+        self._connection.execute("RELEASE job")
+
+
+def _make(job: _Job) -> Tx[Any]:
+    assert job.make is not None  # noqa: S101
+    return job.make()
+
+
+def _deliver(jobs: list[_Job]) -> None:
+    for job in jobs:
+        job.deliver()
+
+
+class _Readers:
+    """Connections that read beside the writer, each on a thread of its own."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._local = threading.local()
+        self._connections: list[sqlite3.Connection] = []
+        self._pool = ThreadPoolExecutor(_READERS, "holdfast-reader")
+
+    async def run(self, make: Callable[[], Tx[T]]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._read, make)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        for connection in self._connections:
+            connection.close()
+
+    def _read(self, make: Callable[[], Tx[T]]) -> T:
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._local.connection = _connect(self._path)
+            connection.execute("PRAGMA query_only = ON")
+            self._connections.append(connection)
+        connection.execute("BEGIN")
+        try:
+            return _run(connection, make())
+        finally:
+            connection.execute("ROLLBACK")
+
+
+class _Poller:
+    """Notices what other processes commit while somebody here reads, and rings for those who are behind."""
+
+    def __init__(self, path: str, hub: Hub) -> None:
+        self._path = path
+        self._hub = hub
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="holdfast-poller", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._hub.has_readers.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        connection = _connect(self._path)
+        seen = -1
+        while not self._stop.is_set():
+            self._hub.has_readers.wait()
+            try:
+                version = connection.execute("PRAGMA data_version").fetchone()[0]
+                if version != seen:
+                    statement = sql("watched_heads", session_ids=json.dumps(self._hub.watched()))
+                    rows = _execute(connection, statement)
+                    self._hub.at({row["session_id"]: row["seq"] for row in rows})
+                    seen = version
+            except sqlite3.Error:
+                seen = -1  # a hint is late; the next look, a moment from now, makes up for it
+            self._stop.wait(_POLL_SECONDS)
+        connection.close()

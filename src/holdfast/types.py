@@ -1,0 +1,295 @@
+"""The nouns. Frozen values that every layer speaks of; they know nothing of any engine.
+
+JSON content (`payload`, `body`, `result`, `metadata`) is a `Json`: the exact text that was serialized. It is
+stored and given back as it is, never parsed and written again on the way.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Generic, Literal, TypeAlias, TypeVar
+
+Json: TypeAlias = str
+Status: TypeAlias = Literal["idle", "queued", "running", "waiting", "cleaning", "cleaned", "failed"]
+Lane: TypeAlias = Literal["main", "control"]
+WhenBusy: TypeAlias = Literal["queue", "steer", "interrupt", "reject"]
+SubmissionState: TypeAlias = Literal["queued", "claimed", "waiting", "done", "failed", "dead"]
+RunStatus: TypeAlias = Literal["running", "completed", "failed", "interrupted", "waiting"]
+EffectState: TypeAlias = Literal["started", "completed", "failed"]
+CheckpointKind: TypeAlias = Literal["settled", "interrupted"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[T]):
+    """A part of a list, and where the next part begins; the last page has no `next_cursor`."""
+
+    items: Sequence[T]
+    next_cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """One conversation with one agent, owned by one principal. Everything hangs from it."""
+
+    id: str
+    agent: str
+    owner: str
+    title: str
+    status: Status
+    waiting_for: str | None
+    holder: str | None
+    held_until: datetime | None
+    epoch: int
+    seq: int
+    pending: int
+    hold: bool
+    metadata: Json
+    created_at: datetime
+    active_at: datetime
+    cleaned_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """Something asked of a session. `position` is its place in the queue and the seq of its queued event."""
+
+    id: str
+    session_id: str
+    position: int
+    kind: str
+    lane: Lane
+    when_busy: WhenBusy
+    payload: Json
+    idempotency_key: str | None
+    state: SubmissionState
+    attempts: int
+    reason: str | None
+    run_id: str | None
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmissionChange:
+    """What became of a claimed submission: ended, waiting for something, or given back to the queue.
+
+    `run_id` ties it to the run that carries it out, so that whoever takes over knows which run to resume.
+    """
+
+    id: str
+    state: SubmissionState
+    reason: str | None = None
+    run_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One execution of the agent loop; a delegate run has a parent run. The store sets `first_seq` and the times."""
+
+    id: str
+    agent: str = ""
+    status: RunStatus = "running"
+    parent_id: str | None = None
+    error: str | None = None
+    metadata: Json = "{}"
+    session_id: str = ""
+    first_seq: int = 0
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewEvent:
+    """An event on its way into the journal; the store gives it its number and its time.
+
+    `message` refers to a message of the history as (segment, position): its content is stored there, once.
+    """
+
+    kind: str
+    payload: Json = "{}"
+    run_id: str | None = None
+    step: int | None = None
+    message: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One entry of a session's journal. `message` is the body of the message it refers to, joined on reading."""
+
+    session_id: str
+    seq: int
+    kind: str
+    run_id: str | None
+    step: int | None
+    at: datetime
+    payload: Json
+    message: Json | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """The text of one part that the model is streaming right now; gone when its message is an event."""
+
+    run_id: str
+    part: int
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A stretch of history. Positions below `start` belong to the parent segment; the root has none."""
+
+    number: int
+    parent: int | None = None
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One entry of the model history. `position` is its index in every history that contains it."""
+
+    segment: int
+    position: int
+    body: Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A point of the history to go on from: the first `length` messages as seen from `segment`."""
+
+    id: str
+    segment: int
+    length: int
+    kind: CheckpointKind = "settled"
+    run_id: str | None = None
+    step: int | None = None
+    session_id: str = ""
+    seq: int = 0
+    at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """The ledger entry of one tool call. Once completed or failed its outcome never changes.
+
+    `message` says that the result has moved into that message; readers find the message's body in `body`.
+    """
+
+    run_id: str
+    call_id: str
+    tool: str
+    state: EffectState = "started"
+    step: int | None = None
+    arguments_digest: str | None = None
+    idempotency_key: str | None = None
+    result: Json | None = None
+    error: str | None = None
+    summary: str | None = None
+    message: tuple[int, int] | None = None
+    body: Json | None = None
+    attempts: int = 1
+    session_id: str = ""
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Everything one step changed, each noun in its new state. It is written whole or not at all.
+
+    `drafts_done` names the runs whose drafts are complete messages now.
+    """
+
+    events: Sequence[NewEvent] = ()
+    segments: Sequence[Segment] = ()
+    messages: Sequence[Message] = ()
+    checkpoints: Sequence[Checkpoint] = ()
+    runs: Sequence[Run] = ()
+    effects: Sequence[Effect] = ()
+    submissions: Sequence[SubmissionChange] = ()
+    drafts_done: Sequence[str] = ()
+    status: Status | None = None
+    waiting_for: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who may hold leases: one row per worker or bare run, with one deadline for all it holds."""
+
+    id: str
+    name: str
+    deadline: datetime
+    ttl: float
+    sessions: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Lease:
+    """The right to write to a session. `epoch` is the fencing token.
+
+    Not frozen: `writes` counts the batches written under it, so that a batch whose answer was lost is recognized
+    when it is sent again; `lost` is set once a write was refused, or its fate could not be learned.
+    """
+
+    session_id: str
+    epoch: int
+    holder: str
+    taken_from: str | None = None
+    writes: int = field(default=0, compare=False)
+    lost: bool = field(default=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """How far a named consumer has read a session's events."""
+
+    consumer: str
+    seq: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A session's agent state, with the version to name when setting it."""
+
+    version: int
+    body: Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """Who did what to which session, and when. Append-only."""
+
+    id: str
+    at: datetime
+    actor: str
+    action: str
+    session_id: str | None
+    detail: Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """An invariant that does not hold, and where."""
+
+    invariant: str
+    session_id: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaStatus:
+    """Which schema a store has, which one this code needs, and how much is in it."""
+
+    engine: str
+    version: int
+    latest: int
+    sessions: int = 0
+    events: int = 0
+    pending: int = 0
+    holders: int = 0
+    expired_holders: int = 0
