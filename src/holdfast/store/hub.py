@@ -48,6 +48,8 @@ class Hub:
 
     def changed(self, session_ids: Iterable[str]) -> None:
         """Ring for every reader of these sessions."""
+        if not self._signals:
+            return
         with self._lock:
             _ring([signal for session_id in session_ids for signal in self._signals.get(session_id, ())])
 

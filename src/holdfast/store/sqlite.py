@@ -93,14 +93,8 @@ class SqliteStore(SqlStore):
 
     async def write(self, lease: Lease, batch: Batch) -> int:
         writing = Writing(lease.session_id, batch, self._check_size)
-        seq = await self._transact(lambda: self._write(lease, writing), repeatable=False)
+        seq = await self._running().submit(lambda connection: _write(connection, lease, writing))
         self._announce(lease.session_id)
-        return seq
-
-    def _write(self, lease: Lease, writing: Writing) -> Tx[int]:
-        seq = yield from self._fence(lease, writing.count)
-        for arm, rows in writing.rows.items():
-            yield Statement(arm, rows=rows)
         return seq
 
     async def shrink(self, *, limit: int = 1000) -> int:
@@ -109,16 +103,16 @@ class SqliteStore(SqlStore):
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             return connection.execute("PRAGMA freelist_count").fetchone()[0]
 
-        return await self._running().submit(chore=vacuum)
+        return await self._running().submit(vacuum, chore=True)
 
     async def _transact(self, make: Callable[[], Tx[T]], *, repeatable: bool) -> T:
         del repeatable  # an answer cannot get lost between us and the file
-        return await self._running().submit(make=make)
+        return await self._running().submit(lambda connection: _run(connection, make()))
 
     async def _read(self, make: Callable[[], Tx[T]]) -> T:
         writer = self._running()
         if self._readers is None:
-            return await writer.submit(make=make)
+            return await writer.submit(lambda connection: _run(connection, make()))
         try:
             return await self._readers.run(make)
         except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
@@ -206,12 +200,26 @@ def _run(connection: sqlite3.Connection, tx: Tx[T]) -> T:
         return end.value
 
 
-def _execute(connection: sqlite3.Connection, statement: Statement) -> Sequence[Row]:
-    if statement.rows is not None:
-        text = _arm(statement.name)
-        for row in statement.rows:
+def _write(connection: sqlite3.Connection, lease: Lease, writing: Writing) -> int:
+    """Do what `SqlCore._fence` and the arms do, with as little as possible around it: this is the hot path."""
+    if lease.lost:
+        raise lease_lost(lease, "an earlier write failed")
+    fenced = connection.execute(_FENCE, (writing.count, lease.session_id, lease.epoch, lease.holder))
+    if not fenced.rowcount:
+        raise lease_lost(lease, "another holder took it, or it was released")
+    for arm, rows in writing.rows.items():
+        text = _arm(arm)
+        for row in rows:
             connection.execute(text, row)
-        return ()
+    return connection.execute(_SEQ, (lease.session_id,)).fetchone()[0]
+
+
+# RETURNING would cost as much as both of these together.
+_FENCE = "UPDATE heads SET seq = seq + ? WHERE session_id = ? AND epoch = ? AND holder = ?"
+_SEQ = "SELECT seq FROM heads WHERE session_id = ?"
+
+
+def _execute(connection: sqlite3.Connection, statement: Statement) -> Sequence[Row]:
     text = statement.text or library.text(statement.name, "sqlite", statement.given())
     return connection.execute(text, statement.params).fetchall()
 
@@ -225,27 +233,32 @@ def _arm(name: str) -> str:
 
 
 class _Job:
-    """One transaction, or a chore that needs the connection for itself, and who waits for it."""
+    """Work on the connection, inside of a transaction unless it is a chore, and who waits for it."""
 
-    __slots__ = ("chore", "error", "future", "loop", "make", "result")
+    __slots__ = ("chore", "done", "error", "future", "loop", "result", "work")
 
-    def __init__(
-        self, make: Callable[[], Tx[Any]] | None, chore: Callable[[sqlite3.Connection], Any] | None
-    ) -> None:
-        self.make = make
+    def __init__(self, work: Callable[[sqlite3.Connection], Any], chore: bool) -> None:
+        self.work = work
         self.chore = chore
         self.loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[Any] = self.loop.create_future()
+        self.future: asyncio.Future[None] | None = None
+        self.done = False
         self.result: Any = None
         self.error: BaseException | None = None
 
     def deliver(self) -> None:
-        if self.future.done():
-            return
-        if self.error is None:
-            self.future.set_result(self.result)
-        else:
-            self.future.set_exception(self.error)
+        """Say that it is done; on its own loop."""
+        self.done = True
+        if self.future is not None and not self.future.done():
+            self.future.set_result(None)
+
+    async def wait(self) -> Any:
+        if not self.done:
+            self.future = self.loop.create_future()
+            await self.future
+        if self.error is not None:
+            raise self.error
+        return self.result
 
 
 class _Writer:
@@ -266,17 +279,15 @@ class _Writer:
         self._thread = threading.Thread(target=self._work, name="holdfast-writer", daemon=True)
         self._thread.start()
 
-    async def submit(
-        self,
-        *,
-        make: Callable[[], Tx[T]] | None = None,
-        chore: Callable[[sqlite3.Connection], T] | None = None,
-    ) -> T:
-        job = _Job(make, chore)
+    async def submit(self, work: Callable[[sqlite3.Connection], T], *, chore: bool = False) -> T:
+        """Do the work and return after the commit. If the caller is cancelled meanwhile, the work is done all the same."""
+        job = _Job(work, chore)
         self._waiting.append(job)
-        # After all that is ready to run now: what else is written in this turn of the loop joins the group.
-        job.loop.call_soon(self._flush)
-        return await job.future
+        try:
+            await asyncio.sleep(0)  # what else is written in this turn of the loop joins the group
+        finally:
+            self._flush()
+        return await job.wait()
 
     def close(self) -> None:
         self._wake.put(False)
@@ -302,7 +313,7 @@ class _Writer:
             job = self._waiting.popleft()
         except IndexError:
             return True
-        if job.make is None:
+        if job.chore:
             self._waiting.appendleft(job)
             return False
         try:
@@ -325,9 +336,7 @@ class _Writer:
         while self._waiting:
             group: list[_Job] = []
             while self._waiting and len(group) < _LARGEST_GROUP:
-                job = self._waiting.popleft()
-                if not job.future.cancelled():
-                    group.append(job)
+                group.append(self._waiting.popleft())
             self._commit(group)
             for loop in {job.loop for job in group}:
                 mine = [job for job in group if job.loop is loop]
@@ -336,12 +345,12 @@ class _Writer:
 
     def _commit(self, group: list[_Job]) -> None:
         for job in group:
-            if job.chore is not None:
+            if job.chore:
                 try:
-                    job.result = job.chore(self._connection)
+                    job.result = job.work(self._connection)
                 except sqlite3.Error as error:
                     job.error = self._translate(error)
-        jobs = [job for job in group if job.make is not None]
+        jobs = [job for job in group if not job.chore]
         if jobs:
             self._transact(jobs, begun=False)
 
@@ -354,7 +363,7 @@ class _Writer:
                 _patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
             try:
                 for job in jobs:
-                    job.result = _run(connection, _make(job))
+                    job.result = job.work(connection)
             except Exception:
                 if len(jobs) == 1:
                     raise
@@ -373,18 +382,13 @@ class _Writer:
     def _apart(self, job: _Job) -> None:
         self._connection.execute("SAVEPOINT job")
         try:
-            job.result = _run(self._connection, _make(job))
+            job.result = job.work(self._connection)
         except Exception as error:  # noqa: BLE001 - delivered to the one who waits for it
             job.error = self._translate(error)
             if not self._connection.in_transaction:
                 raise  # the whole transaction is gone, as when the disk is full
             self._connection.execute("ROLLBACK TO job")
         self._connection.execute("RELEASE job")
-
-
-def _make(job: _Job) -> Tx[Any]:
-    assert job.make is not None  # noqa: S101
-    return job.make()
 
 
 def _deliver(jobs: list[_Job]) -> None:

@@ -83,8 +83,9 @@ class SqlCore(Store):
         """Check the lease and take `count` numbers; return the last of them."""
         if lease.lost:
             raise lease_lost(lease, "an earlier write failed")
-        rows = yield sql(
-            "fence", session_id=lease.session_id, epoch=lease.epoch, holder=lease.holder, count=count
+        rows = yield Statement(
+            "fence",
+            {"session_id": lease.session_id, "epoch": lease.epoch, "holder": lease.holder, "count": count},
         )
         if not rows:
             raise lease_lost(lease, "another holder took it, or it was released")
