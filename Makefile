@@ -20,7 +20,7 @@ format: .venv/ready
 	$(BIN)/ruff check --fix .
 
 bench: .venv/ready ## every claim about speed, measured side by side
-	$(BIN)/python benchmarks/store.py
+	$(BIN)/python -m benchmarks.store
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Holdfast needs Python 3.11 or later")'

@@ -71,7 +71,8 @@ class SqliteStore(SqlStore):
 
     async def open(self) -> Self:
         try:
-            self._writer = await asyncio.to_thread(_Writer, self._path, self._translate)
+            target = self._path if self._upgrade_on_open else _existing(self._path)
+            self._writer = await asyncio.to_thread(_Writer, target, self._translate)
             if self._path != MEMORY:
                 self._readers = _Readers(self._path)
             if self._upgrade_on_open:
@@ -138,9 +139,10 @@ class SqliteStore(SqlStore):
             case sqlite3.Error():
                 code = getattr(error, "sqlite_errorcode", 0) & 0xFF
                 make = _ERRORS.get(code, StoreError)
-                if make is Conflict:
-                    return Conflict(problem=str(error))
-                return make(url=self.url, problem=str(error), seconds=_BUSY_SECONDS)
+                problem = str(error)
+                if code == sqlite3.SQLITE_CANTOPEN:
+                    problem += " (is its folder there, and open to us?)"
+                return make(url=self.url, problem=problem, seconds=_BUSY_SECONDS)
             case _:
                 return error
 
@@ -159,8 +161,19 @@ _ERRORS: Final[dict[int, type[HoldfastError]]] = {
 }
 
 
+def _existing(path: str) -> str:
+    """Return a name that opens the file only if it is there."""
+    return path if path == MEMORY else f"{Path(path).absolute().as_uri()}?mode=rw"
+
+
 def _connect(path: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
+    connection = sqlite3.connect(
+        path,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
+        uri=path.startswith("file://"),
+    )
     connection.row_factory = sqlite3.Row
     connection.create_function("now_us", 0, _now_us)
     connection.execute("PRAGMA busy_timeout = 5000")

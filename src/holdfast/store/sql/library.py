@@ -136,6 +136,12 @@ def arm(name: str, dialect: Dialect) -> Arm:
 
 
 @cache
+def column_name(arm_name: str, column: int) -> str:
+    """Return what a column of an arm is called, for a person."""
+    return arm(arm_name, "sqlite").columns[column][0].replace("_", " ")
+
+
+@cache
 def migrations() -> tuple[tuple[int, str, str], ...]:
     """Return every migration as (version, name, text), in order."""
     files = sorted(f.name for f in (_FOLDER / "migrations").iterdir() if f.name.endswith(".sql"))

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.errors import BadInput
+from holdfast.ids import check_id
+from holdfast.store.sql.library import column_name
 from holdfast.types import Batch, NewEvent, SubmissionChange
 
 ARMS: Final = (
@@ -36,39 +38,36 @@ class Writing:
         self.rows: dict[str, list[Row]] = {}
         if events:
             self.rows["add_events"] = [
-                _event(session_id, event, self.count - index, check) for index, event in enumerate(events, 1)
+                (
+                    session_id,
+                    self.count - number,
+                    event.kind,
+                    event.run_id,
+                    event.step,
+                    event.payload,
+                    *(event.message or _NOWHERE),
+                )
+                for number, event in enumerate(events, 1)
             ]
         if batch.segments:
             self.rows["add_segments"] = [(session_id, s.number, s.parent, s.start) for s in batch.segments]
         if batch.messages:
-            for message in batch.messages:
-                check(message.body, "message")
             self.rows["add_messages"] = [(session_id, m.segment, m.position, m.body) for m in batch.messages]
         if batch.checkpoints:
             self.rows["add_checkpoints"] = [
-                (session_id, c.id, c.run_id, c.step, c.kind, c.segment, c.length) for c in batch.checkpoints
+                (session_id, check_id(c.id), c.run_id, c.step, c.kind, c.segment, c.length)
+                for c in batch.checkpoints
             ]
         if batch.runs:
             _once([run.id for run in batch.runs], "run")
-            for run in batch.runs:
-                check(run.error or "", "error")
-                check(run.metadata, "metadata")
             self.rows["put_runs"] = [
-                (session_id, r.id, r.parent_id, r.agent, r.status, r.error, r.metadata) for r in batch.runs
+                (session_id, check_id(r.id, "run id"), r.parent_id, r.agent, r.status, r.error, r.metadata)
+                for r in batch.runs
             ]
         if batch.effects:
             _once([(effect.run_id, effect.call_id) for effect in batch.effects], "effect")
-            rows = self.rows["put_effects"] = []
-            for e in batch.effects:
-                for text, what in (
-                    (e.call_id, "call id"),
-                    (e.tool, "tool name"),
-                    (e.result, "result"),
-                    (e.error, "error"),
-                    (e.summary, "summary"),
-                ):
-                    check(text or "", what)
-                rows.append((
+            self.rows["put_effects"] = [
+                (
                     session_id,
                     e.run_id,
                     e.call_id,
@@ -82,7 +81,9 @@ class Writing:
                     e.summary,
                     *(e.message or _NOWHERE),
                     e.attempts,
-                ))
+                )
+                for e in batch.effects
+            ]
         if batch.submissions:
             _once([change.id for change in batch.submissions], "submission")
             self.rows["change_submissions"] = [
@@ -92,19 +93,17 @@ class Writing:
             self.rows["drop_drafts"] = [(session_id, run_id) for run_id in batch.drafts_done]
         if batch.status is not None:
             self.rows["set_status"] = [(session_id, batch.status, batch.waiting_for)]
+        for arm, rows in self.rows.items():
+            _check_texts(arm, rows, check)
 
 
-def _event(session_id: str, event: NewEvent, later: int, check: Callable[[str, str], None]) -> Row:
-    check(event.payload, "payload")
-    return (
-        session_id,
-        later,
-        event.kind,
-        event.run_id,
-        event.step,
-        event.payload,
-        *(event.message or _NOWHERE),
-    )
+def _check_texts(arm: str, rows: list[Row], check: Callable[[str, str], None]) -> None:
+    """Refuse what cannot be stored exactly. The first column, the session, is known to be good."""
+    for row in rows:
+        for column in range(1, len(row)):
+            value = row[column]
+            if isinstance(value, str):
+                check(value, column_name(arm, column))
 
 
 def _ending(change: SubmissionChange) -> NewEvent | None:

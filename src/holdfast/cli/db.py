@@ -1,0 +1,93 @@
+"""`holdfast db`: the schema of a store, and whether everything in it is sound."""
+
+import asyncio
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from holdfast.config import load_settings
+from holdfast.errors import StoreTooOld
+from holdfast.store import Store, open_store
+
+app = typer.Typer(help="Look after the database of a store.", no_args_is_help=True)
+console = Console()
+
+StoreUrl = Annotated[
+    str | None,
+    typer.Option("--store", help="The store's URL; else HOLDFAST_STORE, else holdfast.toml.", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
+
+
+@app.command()
+def upgrade(store: StoreUrl = None, as_json: AsJson = False) -> None:
+    """Apply the migrations that are missing. Safe while others do the same."""
+
+    async def work() -> int:
+        async with _open(store, upgrade=True) as opened:
+            return (await opened.schema()).version
+
+    version = asyncio.run(work())
+    if as_json:
+        typer.echo(json.dumps({"version": version}))
+    else:
+        console.print(f"The schema is at version {version}.")
+
+
+@app.command()
+def status(store: StoreUrl = None, as_json: AsJson = False) -> None:
+    """Show the schema's version and how much is in the store."""
+
+    async def work() -> dict[str, object]:
+        try:
+            async with _open(store, upgrade=False) as opened:
+                return asdict(await opened.schema())
+        except StoreTooOld as old:
+            return {"version": old.facts["found"], "latest": old.facts["known"]}
+
+    found = asyncio.run(work())
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    for name, value in found.items():
+        console.print(f"{name.replace('_', ' '):<16} {value}", highlight=False)
+    if found["version"] != found["latest"]:
+        console.print("Run `holdfast db upgrade`.")
+    if found.get("expired_holders"):
+        console.print("Sessions of expired holders are taken over by the next worker or run.")
+
+
+@app.command()
+def check(store: StoreUrl = None, as_json: AsJson = False) -> None:
+    """Verify every invariant; exit 1 if one is broken. Changes nothing."""
+
+    async def work() -> list[dict[str, object]]:
+        async with _open(store, upgrade=False) as opened:
+            return [asdict(violation) for violation in await opened.check()]
+
+    with console.status("checking every invariant"):
+        violations = asyncio.run(work())
+    if as_json:
+        typer.echo(json.dumps({"violations": violations}))
+    elif violations:
+        for violation in violations:
+            console.print(
+                f"[red]broken[/] {violation['invariant']}: session {violation['session_id']}: {violation['detail']}",
+                highlight=False,
+            )
+    else:
+        console.print("Every invariant holds.")
+    raise typer.Exit(1 if violations else 0)
+
+
+def _open(url: str | None, *, upgrade: bool) -> Store:
+    settings = load_settings() if url is None else load_settings(store=url)
+    return open_store(
+        settings.store,
+        upgrade=upgrade,
+        max_payload_bytes=settings.max_payload_bytes,
+        max_pending=settings.max_pending,
+    )

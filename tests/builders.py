@@ -1,0 +1,29 @@
+"""Short ways to a session that is held, so that a test can begin with what it is about."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from time import monotonic
+
+from holdfast.store import Store
+from holdfast.types import Batch, Holder, Lease, NewEvent
+
+
+async def new_session(store: Store, **more: str) -> str:
+    return (await store.create_session(**{"agent": "scribe", "owner": "ada", **more})).id  # pyright: ignore[reportArgumentType]
+
+
+async def held_session(store: Store, *, ttl: float = 60.0) -> tuple[Lease, Holder]:
+    holder = await store.join("test", ttl=ttl)
+    return await store.acquire(await new_session(store), holder), holder
+
+
+def ticks(count: int = 1, **more: str) -> Batch:
+    return Batch(events=[NewEvent(kind="tick", **more) for _ in range(count)])
+
+
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 30.0) -> None:
+    """Wait for the thing itself."""
+    deadline = monotonic() + seconds
+    while not await condition():
+        assert monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.005)

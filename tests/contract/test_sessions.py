@@ -1,0 +1,145 @@
+import json
+
+import pytest
+
+from holdfast.errors import BadCursor, BadInput, SessionExists, SessionNotFound, VersionConflict
+from holdfast.store import Store
+from holdfast.types import Batch, Session
+from tests.builders import held_session, new_session, ticks
+
+
+async def everything(store: Store, **filters: str) -> list[Session]:
+    found: list[Session] = []
+    cursor = None
+    while True:
+        page = await store.sessions(cursor=cursor, limit=3, **filters)  # pyright: ignore[reportArgumentType]
+        found += page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            return found
+
+
+async def test_a_new_session_is_idle(store: Store):
+    session = await store.create_session(
+        agent="scribe", owner="ada", title="First words", metadata='{"team": "a"}'
+    )
+    assert session == await store.session(session.id)
+    assert (session.agent, session.owner, session.title) == ("scribe", "ada", "First words")
+    assert (session.status, session.seq, session.epoch, session.pending) == ("idle", 0, 0, 0)
+    assert (session.holder, session.waiting_for, session.cleaned_at, session.hold) == (None, None, None, False)
+    assert json.loads(session.metadata) == {"team": "a"}
+    assert session.created_at <= session.active_at
+
+
+async def test_a_chosen_id_is_used_once(store: Store):
+    first = await store.create_session(agent="scribe", owner="ada", id="conversation-1")
+    with pytest.raises(SessionExists):
+        await store.create_session(agent="scribe", owner="ada", id="conversation-1")
+    same = await store.create_session(agent="other", owner="bob", id="conversation-1", exist_ok=True)
+    assert same == first
+
+
+async def test_an_unknown_session(store: Store):
+    for ask in (store.session("nowhere"), store.state("nowhere"), store.update_session("nowhere", title="x")):
+        with pytest.raises(SessionNotFound, match="nowhere"):
+            await ask
+
+
+async def test_list_is_paged_last_active_first(store: Store):
+    ids = [await new_session(store) for _ in range(10)]
+    await store.submit(ids[4], "message")
+    listed = [session.id for session in await everything(store)]
+    assert listed == [ids[4], *reversed(ids[:4] + ids[5:])]
+
+
+async def test_list_filters(store: Store):
+    await new_session(store, owner="ada", agent="scribe")
+    await new_session(store, owner="bob", agent="scribe")
+    await new_session(store, owner="bob", agent="coder")
+    assert len(await everything(store, owner="bob")) == 2
+    assert len(await everything(store, owner="bob", agent="coder")) == 1
+    assert await everything(store, owner="carol") == []
+
+
+async def test_search_finds_part_of_a_title_whatever_its_case(store: Store):
+    for title in ("Überweisung prüfen", "100% done", "100 done", "a_b", "acb", "back\\slash"):
+        await new_session(store, title=title)
+
+    async def found(text: str) -> set[str]:
+        return {session.title for session in await everything(store, search=text)}
+
+    assert await found("ÜBERW") == {"Überweisung prüfen"}
+    assert await found("PRÜF") == {"Überweisung prüfen"}
+    assert await found("0%") == {"100% done"}
+    assert await found("a_b") == {"a_b"}
+    assert await found("k\\s") == {"back\\slash"}
+    assert await found("nothing") == set()
+
+
+async def test_list_by_status(store: Store):
+    idle, queued = await new_session(store), await new_session(store)
+    await store.submit(queued, "message")
+    lease, _ = await held_session(store)
+    await store.write(lease, Batch(status="running"))
+    assert [s.id for s in await everything(store, status="running")] == [lease.session_id]
+    assert [s.id for s in await everything(store, status="queued")] == [queued]
+    assert [s.id for s in await everything(store, status="idle")] == [idle]
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "W10", "WzFd", "bnVsbA", "é", "eyJhIjoxfQ", "W1siYSJdLDFd"])
+async def test_a_cursor_that_is_none(store: Store, cursor: str):
+    with pytest.raises(BadCursor):
+        await store.sessions(cursor=cursor)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 10_001])
+async def test_a_page_is_bounded(store: Store, limit: int):
+    with pytest.raises(BadInput, match="a page has 1 to 10000 items"):
+        await store.sessions(limit=limit)
+
+
+async def test_update_changes_what_is_given(store: Store):
+    session_id = await new_session(store, title="before")
+    changed = await store.update_session(session_id, title="After", hold=True)
+    assert (changed.title, changed.hold, changed.metadata) == ("After", True, "{}")
+    changed = await store.update_session(session_id, metadata='{"a":1}', hold=False)
+    assert (changed.title, changed.hold, changed.metadata) == ("After", False, '{"a":1}')
+    assert [s.id for s in await everything(store, search="after")] == [session_id]
+
+
+async def test_state_is_set_under_its_version(store: Store):
+    session_id = await new_session(store)
+    state = await store.state(session_id)
+    assert (state.version, state.body) == (0, "null")
+    assert (await store.set_state(session_id, '{"n": 1}', expected=0)).version == 1
+    with pytest.raises(VersionConflict, match="at version 1, not 0"):
+        await store.set_state(session_id, '{"n": 2}', expected=0)
+    assert (await store.state(session_id)).body == '{"n": 1}'
+    await store.set_state(session_id, '{"n": 2}', expected=1)
+    events = await store.events(session_id)
+    assert [(e.seq, e.kind, json.loads(e.payload)) for e in events] == [
+        (1, "state_changed", {"version": 1}),
+        (2, "state_changed", {"version": 2}),
+    ]
+
+
+async def test_cursors_only_move_forward(store: Store):
+    lease, _ = await held_session(store)
+    await store.write(lease, ticks(5))
+    assert (await store.set_cursor(lease.session_id, "mailer", 3)).seq == 3
+    assert (await store.set_cursor(lease.session_id, "mailer", 2)).seq == 3
+    assert (await store.set_cursor(lease.session_id, "indexer", 5)).seq == 5
+    assert [(c.consumer, c.seq) for c in await store.cursors(lease.session_id)] == [("indexer", 5), ("mailer", 3)]
+    for beyond in (6, -1, 2**70):
+        with pytest.raises(BadInput):
+            await store.set_cursor(lease.session_id, "mailer", beyond)
+
+
+async def test_audit_is_listed_newest_first(store: Store):
+    for number in range(5):
+        await store.audit(actor="ada", action="clean", session_id=f"s{number % 2}", detail=f'{{"n":{number}}}')
+    page = await store.audit_log(limit=3)
+    rest = await store.audit_log(limit=3, cursor=page.next_cursor)
+    assert [json.loads(e.detail)["n"] for e in (*page.items, *rest.items)] == [4, 3, 2, 1, 0]
+    assert rest.next_cursor is None
+    assert len((await store.audit_log(session_id="s1")).items) == 2
