@@ -1,8 +1,11 @@
-"""What every benchmark prints: progress, a table of measurements and bars, and one line of JSON for programs."""
+"""How every benchmark compares and what it prints: progress, a table of measurements and bars, and a line of JSON."""
 
 import json
 import sys
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Literal, TypeAlias
 
 Bound: TypeAlias = Literal["at least", "at most"]
@@ -55,8 +58,7 @@ class Report:
         header = ("measurement", "value", "limit", "holds", "detail")
         rows = [header, *map(_cells, self.lines)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-        rows.insert(1, tuple("-" * width for width in widths))
-        for row in rows:
+        for row in (rows[0], ["-" * width for width in widths], *rows[1:]):
             print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
         bars = [line for line in self.lines if line.limit is not None]
         broken = [line.name for line in bars if not line.holds]
@@ -73,6 +75,57 @@ class Report:
 def progress(text: str) -> None:
     """Tell whoever waits how far it is; not a part of the result."""
     print(text, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Duel:
+    """Two sides, block by block: the seconds that one operation took."""
+
+    first: list[float] = field(default_factory=list[float])
+    second: list[float] = field(default_factory=list[float])
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long as the second the first one took."""
+        return median(a / b for a, b in zip(self.first, self.second, strict=True))
+
+    def rates(self, first: str, second: str) -> str:
+        """Say how many per second each side did."""
+        return f"{first} {1 / median(self.first):,.0f}/s, {second} {1 / median(self.second):,.0f}/s"
+
+    def times(self, first: str, second: str) -> str:
+        """Say how long one took on each side."""
+        return f"{first} {median(self.first) * 1e6:,.0f} us, {second} {median(self.second) * 1e6:,.0f} us"
+
+
+async def _nothing() -> None:
+    pass
+
+
+async def side_by_side(
+    first: Callable[[], Awaitable[float]],
+    second: Callable[[], Awaitable[float]],
+    *,
+    blocks: int,
+    prepare: Callable[[], Awaitable[None]] = _nothing,
+) -> Duel:
+    """Run both in turns. What `prepare` does before each turn is not measured; the first turn only warms up."""
+    duel = Duel()
+    sides = [(first, duel.first), (second, duel.second)]
+    for _ in range(blocks + 1):
+        await prepare()
+        for side, results in sides:
+            results.append(await side())
+        sides.reverse()  # whoever goes second inherits the caches and checkpoints of the other
+    del duel.first[0], duel.second[0]
+    return duel
+
+
+async def seconds(work: Awaitable[object], operations: int) -> float:
+    """Return the seconds that one of the operations in this work takes."""
+    started = time.perf_counter()
+    await work
+    return (time.perf_counter() - started) / operations
 
 
 def _cells(line: Line) -> tuple[str, str, str, str, str]:

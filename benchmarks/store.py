@@ -1,4 +1,4 @@
-"""The speed of the store on both engines, measured side by side with the raw drivers: each claim is a bar that must hold.
+"""The speed of the store on both engines, side by side with the raw drivers: each claim is a bar that must hold.
 
 Ratios come from small blocks that alternate between the two sides; the median of the blocks' ratios counts, so that
 whatever else happens on the machine hits both. Run it as `python -m benchmarks.store`.
@@ -17,118 +17,56 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median, quantiles
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
 import asyncpg
 
-from benchmarks.report import Report, progress
+from benchmarks.report import Report, progress, seconds, side_by_side
 from holdfast.ids import new_id
 from holdfast.store import Store, open_store
 from holdfast.store.sql import library
 from holdfast.types import Batch, Holder, Lease, NewEvent, SubmissionChange
 from tests.servers import Postgres, postgres
 
-if TYPE_CHECKING:
-    Connection = asyncpg.Connection[asyncpg.Record]
+Row: TypeAlias = tuple[object, ...]
+Insert: TypeAlias = Callable[[Row], Awaitable[object]]
 
 PAYLOAD = json.dumps({"text": "A payload of about two hundred bytes. ".ljust(188, "x")})
-ONE_EVENT = Batch(events=[NewEvent(kind="note", payload=PAYLOAD)])
+EVENT = NewEvent(kind="note", payload=PAYLOAD)
+ONE_EVENT = Batch(events=[EVENT])
 COLUMNS = ("session_id", "seq", "kind", "run_id", "step", "at", "payload", "segment", "position")
+
+LARGE_BATCH = 1000
 LONG_ENOUGH = 3600.0
 """Seconds a holder lives: renewing is not what is measured here."""
+EARLY = 100
+"""The number of the event against which a late one is compared."""
+FRESH_SESSIONS = 10
+FEW_IDLE = 100
+READY = 8
+WARM_UP = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
     """How much of everything is done."""
 
-    blocks: int
-    writes: int
-    sessions: int
-    writes_each: int
-    latencies: int
-    long_session: int
-    pages: int
-    idle_many: int
-    claim_blocks: int
+    blocks: int = 40
+    writes: int = 500  # in a block: so many that SQLite's checkpoints fall into every one of them
+    sessions: int = 64
+    writes_each: int = 10
+    latencies: int = 1000
+    long_session: int = 100_000
+    pages: int = 30
+    many_idle: int = 100_000
 
 
-FULL = Scale(
-    blocks=30,
-    writes=500,
-    sessions=64,
-    writes_each=10,
-    latencies=400,
-    long_session=100_000,
-    pages=50,
-    idle_many=100_000,
-    claim_blocks=60,
-)
-QUICK = Scale(
-    blocks=5,
-    writes=100,
-    sessions=64,
-    writes_each=4,
-    latencies=60,
-    long_session=5_000,
-    pages=20,
-    idle_many=5_000,
-    claim_blocks=10,
-)
-FEW_IDLE = 100
-READY = 8
-EARLY = 100
-"""The number of the event against which a late one is compared."""
-FRESH_SESSIONS = 10
-WARM_UP = 20
-
-
-class Raw(ABC):
-    """The driver alone, on one connection: one row into a table like `events`, one commit, and again."""
-
-    def __init__(self) -> None:
-        self._session_id = new_id()
-        self._numbers = count(1)
-
-    def row(self) -> tuple[object, ...]:
-        """Return what the store would write for the next event."""
-        at = time.time_ns() // 1000
-        return self._session_id, next(self._numbers), "note", None, None, at, PAYLOAD, None, None
-
-    @abstractmethod
-    async def insert(self, rows: int) -> None:
-        """Insert as many rows and commit each."""
-
-
-class RawSqlite(Raw):
-    """The standard library's driver, with its own handling of transactions."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        super().__init__()
-        self._connection = connection
-
-    async def insert(self, rows: int) -> None:
-        statement = f"INSERT INTO events ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
-        for _ in range(rows):
-            self._connection.execute(statement, self.row())
-            self._connection.commit()
-
-
-class RawPostgres(Raw):
-    """asyncpg, where a statement outside of a transaction commits by itself."""
-
-    def __init__(self, connection: "Connection") -> None:
-        super().__init__()
-        self._connection = connection
-
-    async def insert(self, rows: int) -> None:
-        values = ", ".join(f"${n}" for n in range(1, len(COLUMNS) + 1))
-        statement = f"INSERT INTO raw.events ({', '.join(COLUMNS)}) VALUES ({values})"
-        for _ in range(rows):
-            await self._connection.execute(statement, *self.row())
+FULL = Scale()
+QUICK = Scale(blocks=6, writes=100, latencies=60, long_session=5_000, many_idle=5_000)
 
 
 class Engine(ABC):
@@ -141,12 +79,12 @@ class Engine(ABC):
         """Return the URL of a new, empty store."""
 
     @abstractmethod
-    async def raw(self, url: str, stack: AsyncExitStack) -> Raw:
-        """Return the driver to compare an open store with, on the same disk or server."""
+    async def raw(self, url: str, stack: AsyncExitStack) -> Insert:
+        """Return what inserts a row and commits, with the driver alone, into a table of the shape of `events`."""
 
     @abstractmethod
     async def add_idle_sessions(self, url: str, ids: Sequence[str]) -> None:
-        """Add sessions to an open store, exactly as `create_session` does but all at once."""
+        """Add sessions to an open store, with the rows that `create_session` makes, but all at once."""
 
 
 class Sqlite(Engine):
@@ -158,19 +96,28 @@ class Sqlite(Engine):
         self._folder = folder
 
     async def new_url(self) -> str:
+        """Name a file."""
         return f"sqlite:///{self._folder}/{new_id()}.db"
 
-    async def raw(self, url: str, stack: AsyncExitStack) -> Raw:
-        # A file of its own: a second writer on the store's file would be a different measurement.
+    async def raw(self, url: str, stack: AsyncExitStack) -> Insert:
+        """Use the standard library's driver with its own handling of transactions, and the store's pragmas."""
+        # A file of its own: two writers on one file would be a different measurement.
         connection = sqlite3.connect(_path(url) + ".raw")
         stack.callback(connection.close)
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("PRAGMA journal_mode = WAL").fetchall()
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(_create_events())
-        return RawSqlite(connection)
+        statement = f"INSERT INTO events ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
+
+        async def insert(row: Row) -> None:
+            connection.execute(statement, row)
+            connection.commit()
+
+        return insert
 
     async def add_idle_sessions(self, url: str, ids: Sequence[str]) -> None:
+        """Insert them in one transaction."""
         connection = sqlite3.connect(_path(url))
         try:
             for table, columns, rows in _idle_rows(ids):
@@ -191,24 +138,29 @@ class Postgresql(Engine):
         self._numbers = count(1)
 
     async def new_url(self) -> str:
+        """Create a database."""
         name = f"bench_{next(self._numbers)}"
         async with _connected(self._server.url()) as connection:
             await connection.execute(f"CREATE DATABASE {name}")
         return self._server.url(name)
 
-    async def raw(self, url: str, stack: AsyncExitStack) -> Raw:
+    async def raw(self, url: str, stack: AsyncExitStack) -> Insert:
+        """Use asyncpg, where a statement outside of a transaction commits by itself."""
         connection = await stack.enter_async_context(_connected(url))
         await connection.execute("CREATE SCHEMA raw")
         await connection.execute("CREATE TABLE raw.events (LIKE holdfast.events INCLUDING ALL)")
-        return RawPostgres(connection)
+        values = ", ".join(f"${n}" for n in range(1, len(COLUMNS) + 1))
+        statement = f"INSERT INTO raw.events ({', '.join(COLUMNS)}) VALUES ({values})"
+        return lambda row: connection.execute(statement, *row)
 
     async def add_idle_sessions(self, url: str, ids: Sequence[str]) -> None:
+        """Copy them in."""
         async with _connected(url) as connection:
             for table, columns, rows in _idle_rows(ids):
                 await connection.copy_records_to_table(
                     table, records=rows, columns=columns, schema_name="holdfast"
                 )
-            # Autovacuum would do this within a minute; then it does not do it in the middle of a block.
+            # As autovacuum would within a minute; then it does not do so in the middle of a block.
             await connection.execute("VACUUM ANALYZE")
 
 
@@ -222,24 +174,21 @@ def _create_events() -> str:
     return next(s for s in statements if s.startswith("CREATE TABLE events"))
 
 
-def _idle_rows(
-    ids: Sequence[str],
-) -> list[tuple[str, tuple[str, ...], list[tuple[object, ...]]]]:
+def _idle_rows(ids: Sequence[str]) -> list[tuple[str, list[str], list[Row]]]:
     now = time.time_ns() // 1000
-    sessions: list[tuple[object, ...]] = [
-        (id, "agent", "owner", "", "", "idle", 0, "{}", now + n, now + n) for n, id in enumerate(ids)
-    ]
-    heads: list[tuple[object, ...]] = [(id, 0, 0, 0, 0) for id in ids]
-    texts = ("id", "agent", "owner", "title", "title_folded", "status", "hold", "metadata")
+    session = {"agent": "agent", "owner": "owner", "title": "", "title_folded": "", "status": "idle"}
+    session |= {"hold": 0, "metadata": "{}", "created_at": now, "active_at": now}
+    head = {"epoch": 0, "seq": 0, "writes": 0, "written": 0}
     return [
-        ("sessions", (*texts, "created_at", "active_at"), sessions),
-        ("heads", ("session_id", "epoch", "seq", "writes", "written"), heads),
+        ("sessions", ["id", *session], [(id_, *session.values()) for id_ in ids]),
+        ("heads", ["session_id", *head], [(id_, *head.values()) for id_ in ids]),
     ]
 
 
 @asynccontextmanager
-async def _connected(url: str) -> "AsyncGenerator[Connection, None]":
-    connection: Connection = await asyncpg.connect(url)
+async def _connected(url: str) -> AsyncGenerator[Any, None]:
+    connect: Any = asyncpg.connect  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    connection = await connect(url)
     try:
         yield connection
     finally:
@@ -256,119 +205,87 @@ def _engine(name: str) -> Generator[Engine, None, None]:
             yield Postgresql(server)
 
 
-@dataclass(frozen=True, slots=True)
-class Duel:
-    """Two sides, block by block: the seconds that one operation took."""
-
-    first: list[float]
-    second: list[float]
-
-    @property
-    def ratio(self) -> float:
-        """How many times as long as the second the first one took."""
-        return median(a / b for a, b in zip(self.first, self.second, strict=True))
-
-    def rates(self, first: str, second: str) -> str:
-        return f"{first} {1 / median(self.first):,.0f}/s, {second} {1 / median(self.second):,.0f}/s"
-
-    def times(self, first: str, second: str) -> str:
-        return f"{first} {median(self.first) * 1e6:,.0f} µs, {second} {median(self.second) * 1e6:,.0f} µs"
-
-
-async def _nothing() -> None:
-    pass
-
-
-async def _side_by_side(
-    first: Callable[[], Awaitable[float]],
-    second: Callable[[], Awaitable[float]],
-    *,
-    blocks: int,
-    prepare: Callable[[], Awaitable[None]] = _nothing,
-) -> Duel:
-    """Run both in turns. What `prepare` does before each turn is not measured; the first turn only warms up."""
-    duel = Duel([], [])
-    sides = [(first, duel.first), (second, duel.second)]
-    for _ in range(blocks + 1):
-        await prepare()
-        for side, seconds in sides:
-            seconds.append(await side())
-        sides.reverse()  # whoever goes second inherits the other's caches and checkpoints
-    del duel.first[0], duel.second[0]
-    return duel
-
-
-async def _each(action: Callable[[], Awaitable[object]], times: int) -> float:
-    """Return the seconds one of so many takes."""
-    started = time.perf_counter()
-    for _ in range(times):
-        await action()
-    return (time.perf_counter() - started) / times
-
-
 async def _new_lease(store: Store, holder: Holder, *, events: int = 0) -> Lease:
     """Return the lease of a new session that has as many events."""
     session = await store.create_session(agent="agent", owner="owner")
     lease = await store.acquire(session.id, holder)
-    while events > 0:
-        await store.write(lease, Batch(events=ONE_EVENT.events * min(events, 1000)))
-        events -= 1000
+    for written in range(0, events, LARGE_BATCH):
+        await store.write(lease, Batch(events=[EVENT] * min(events - written, LARGE_BATCH)))
     return lease
 
 
+async def _write(store: Store, leases: Sequence[Lease], writes: int) -> None:
+    """Write single events to one session after the other."""
+    for lease in leases:
+        for _ in range(writes):
+            await store.write(lease, ONE_EVENT)
+
+
+async def _write_at_once(store: Store, leases: Sequence[Lease], writes: int) -> None:
+    """Write single events to all sessions at the same time."""
+    async with asyncio.TaskGroup() as group:
+        for lease in leases:
+            group.create_task(_write(store, [lease], writes))
+
+
+async def _insert(insert: Insert, session_id: str, numbers: "count[int]", rows: int) -> None:
+    """Do with the driver what the store does with the same events: one row, one commit."""
+    for _ in range(rows):
+        at = time.time_ns() // 1000
+        await insert((session_id, next(numbers), EVENT.kind, None, None, at, PAYLOAD, None, None))
+
+
 async def _writes(report: Report, engine: Engine, scale: Scale) -> None:
-    """One writer, then many at once, each against the driver that inserts and commits row by row."""
+    """Measure one writer, then many at once, each against the driver that inserts and commits row by row."""
     url = await engine.new_url()
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(open_store(url))
-        raw = await engine.raw(url, stack)
+        insert = await engine.raw(url, stack)
         holder = await store.join("bench", ttl=LONG_ENOUGH)
         lease, *leases = [await _new_lease(store, holder) for _ in range(1 + scale.sessions)]
-        at_once = scale.sessions * scale.writes_each
+        numbers = count(1)
 
-        async def raw_inserts() -> float:
-            started = time.perf_counter()
-            await raw.insert(scale.writes)
-            return (time.perf_counter() - started) / scale.writes
+        async def raw() -> float:
+            return await seconds(_insert(insert, lease.session_id, numbers, scale.writes), scale.writes)
 
-        async def sequential() -> float:
-            return await _each(lambda: store.write(lease, ONE_EVENT), scale.writes)
+        async def one() -> float:
+            return await seconds(_write(store, [lease], scale.writes), scale.writes)
 
-        async def concurrent() -> float:
-            started = time.perf_counter()
-            async with asyncio.TaskGroup() as group:
-                for one in leases:
-                    group.create_task(_write_some(store, one, scale.writes_each))
-            return (time.perf_counter() - started) / at_once
+        async def many() -> float:
+            work = _write_at_once(store, leases, scale.writes_each)
+            return await seconds(work, len(leases) * scale.writes_each)
 
-        duel = await _side_by_side(raw_inserts, sequential, blocks=scale.blocks)
+        duel = await side_by_side(raw, one, blocks=scale.blocks)
         report.add(
-            f"{engine.name}: sequential writes/s, store / raw driver",
+            f"{engine.name}: writes/s of 1 session, store / raw driver",
             duel.ratio,
             at_least=0.5 if engine.name == "sqlite" else 0.4,
             detail=duel.rates("raw", "store"),
         )
-        duel = await _side_by_side(raw_inserts, concurrent, blocks=scale.blocks)
+        duel = await side_by_side(raw, many, blocks=scale.blocks)
         report.add(
-            f"{engine.name}: writes/s of {scale.sessions} sessions, store / raw driver",
+            f"{engine.name}: writes/s of {len(leases)} sessions, store / raw driver",
             duel.ratio,
             at_least=2,
             detail=duel.rates("raw", "store"),
         )
 
 
-async def _write_some(store: Store, lease: Lease, writes: int) -> None:
-    for _ in range(writes):
-        await store.write(lease, ONE_EVENT)
-
-
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One event on its way: its number, when the store was asked to write it and when it said that it had."""
+    """The number of an event, when `write` was called with it and when it returned, in nanoseconds."""
 
     seq: int
     asked: int
     returned: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """The time an event bears, and when a watcher had it, in nanoseconds."""
+
+    at: int
+    arrived: int
 
 
 async def _paced_writes(store: Store, lease: Lease, events: int) -> list[Sent]:
@@ -377,30 +294,35 @@ async def _paced_writes(store: Store, lease: Lease, events: int) -> list[Sent]:
     sent: list[Sent] = []
     for _ in range(events):
         await asyncio.sleep(pause.uniform(0.005, 0.015))
-        asked = time.monotonic_ns()
+        asked = time.time_ns()
         seq = await store.write(lease, ONE_EVENT)
-        sent.append(Sent(seq, asked, time.monotonic_ns()))
+        sent.append(Sent(seq, asked, time.time_ns()))
     return sent
 
 
-async def _arrivals(store: Store, session_id: str, last: int, began: Callable[[], None]) -> dict[int, int]:
-    """Return when a watcher had each event. The clock is CLOCK_MONOTONIC, which all processes of a machine share."""
-    arrived: dict[int, int] = {}
+async def _arrivals(
+    store: Store, session_id: str, last: int, began: Callable[[], None]
+) -> dict[int, Arrival]:
+    """Watch a session up to its event number `last`. Says when the first one is there."""
+    arrivals: dict[int, Arrival] = {}
     async with aclosing(store.watch(session_id)) as events:
         async for event in events:
-            arrived[event.seq] = time.monotonic_ns()
+            arrived = time.time_ns()
+            at = round(event.at.timestamp() * 1_000_000) * 1000
+            arrivals[event.seq] = Arrival(at, arrived)
             if event.seq == 1:
                 began()
             if event.seq == last:
                 break
-    return arrived
+    return arrivals
 
 
 async def _latency(report: Report, engine: Engine, scale: Scale) -> None:
-    """From a write to a watcher that has the event, in the same process and in another one.
+    """Measure from commit to a watcher that has the event, in the same process and in another one.
 
-    The bar is on the time since just before `write` was called. It includes the write and its commit, so it is never
-    less than commit to watcher. The time since `write` returned is shown beside it: a watcher may well be earlier.
+    The clock starts with the time the event bears. The database takes it when it makes the row, inside of the
+    transaction, so that commit and sync come after it: what is measured is never less than from commit to watcher.
+    All processes, and the server, are on one machine and read the same clock.
     """
     url = await engine.new_url()
     events = WARM_UP + scale.latencies
@@ -409,37 +331,38 @@ async def _latency(report: Report, engine: Engine, scale: Scale) -> None:
         lease = await _new_lease(store, holder, events=1)
         watching = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            arrived = group.create_task(_arrivals(store, lease.session_id, 1 + events, watching.set))
+            here = group.create_task(_arrivals(store, lease.session_id, 1 + events, watching.set))
             await watching.wait()
             sent = await _paced_writes(store, lease, events)
-        _add_latency(report, f"{engine.name}: write to watcher", sent, arrived.result(), at_most=2)
+        _add_latency(report, f"{engine.name}: commit to watcher", sent, here.result(), at_most=2)
 
         lease = await _new_lease(store, holder, events=1)
         async with _watcher(url, lease.session_id, 1 + events) as lines:
-            assert await lines.readline() == b"watching\n", "the watching process has failed"
+            await lines.readline()
             sent = await _paced_writes(store, lease, events)
-            elsewhere = {int(seq): at for seq, at in json.loads(await lines.readline()).items()}
+            found: list[list[int]] = json.loads(await lines.readline())
+        there = {seq: Arrival(at, arrived) for seq, at, arrived in found}
         limit = 30 if engine.name == "sqlite" else 5
         _add_latency(
-            report, f"{engine.name}: write to watcher in another process", sent, elsewhere, at_most=limit
+            report, f"{engine.name}: commit to watcher in another process", sent, there, at_most=limit
         )
 
 
 def _add_latency(
-    report: Report, name: str, sent: list[Sent], arrived: dict[int, int], *, at_most: float
+    report: Report, name: str, sent: Sequence[Sent], arrivals: dict[int, Arrival], *, at_most: float
 ) -> None:
-    measured = sent[WARM_UP:]
-    since_asked = [(arrived[one.seq] - one.asked) / 1e6 for one in measured]
-    since_returned = median((arrived[one.seq] - one.returned) / 1e6 for one in measured)
-    writing = median((one.returned - one.asked) / 1e6 for one in measured)
-    detail = f"of which the write took {writing:.2f} ms; {since_returned:.2f} ms after it returned"
-    report.add(f"{name}, p50", median(since_asked), "ms", at_most=at_most, detail=detail)
-    report.add(f"{name}, p99", quantiles(since_asked, n=100)[98], "ms")
+    pairs = [(one, arrivals[one.seq]) for one in sent[WARM_UP:]]
+    latencies = [(there.arrived - there.at) / 1e6 for _, there in pairs]
+    asked = median((there.arrived - one.asked) / 1e6 for one, there in pairs)
+    returned = median((there.arrived - one.returned) / 1e6 for one, there in pairs)
+    detail = f"{asked:.2f} ms since write was called, {returned:.2f} ms since it returned"
+    report.add(f"{name}, p50", median(latencies), "ms", at_most=at_most, detail=detail)
+    report.add(f"{name}, p99", quantiles(latencies, n=100)[98], "ms")
 
 
 @asynccontextmanager
 async def _watcher(url: str, session_id: str, last: int) -> AsyncGenerator[asyncio.StreamReader, None]:
-    """Run a process that watches a session, and give back the lines it prints."""
+    """Run a process that watches a session, and hand out the lines it prints."""
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "benchmarks.store", "--watch", url, session_id, str(last)),
         cwd=Path(__file__).parents[1],
@@ -457,63 +380,66 @@ async def _watcher(url: str, session_id: str, last: int) -> AsyncGenerator[async
 
 
 async def _watch(url: str, session_id: str, last: int) -> None:
-    """Be that process."""
+    """Be that process: say when the watch has begun, and in the end when each event was there."""
     async with open_store(url, upgrade=False) as store:
-        arrived = await _arrivals(store, session_id, last, lambda: print("watching", flush=True))
-    print(json.dumps(arrived), flush=True)
+        arrivals = await _arrivals(store, session_id, last, lambda: print("watching", flush=True))
+    print(json.dumps([[seq, one.at, one.arrived] for seq, one in arrivals.items()]), flush=True)
 
 
 async def _long_session(report: Report, engine: Engine, scale: Scale) -> None:
-    """The cost of a write to, and a page of, a session that is long already, against one that is short."""
+    """Measure a write to, and the last page of, a session that is long already against one that is short."""
     async with open_store(await engine.new_url()) as store:
         holder = await store.join("bench", ttl=LONG_ENOUGH)
         progress(f"  growing a session to {scale.long_session:,} events")
         long = await _new_lease(store, holder, events=scale.long_session)
         fresh: list[Lease] = []
         writes = EARLY // 5
+        operations = FRESH_SESSIONS * writes
 
-        async def start_fresh_sessions() -> None:
-            fresh[:] = [
-                await _new_lease(store, holder, events=EARLY - writes // 2) for _ in range(FRESH_SESSIONS)
-            ]
+        async def begin_sessions() -> None:
+            events = EARLY - writes // 2
+            fresh[:] = [await _new_lease(store, holder, events=events) for _ in range(FRESH_SESSIONS)]
 
         async def late() -> float:
-            return await _each(lambda: store.write(long, ONE_EVENT), writes * FRESH_SESSIONS)
+            return await seconds(_write(store, [long], operations), operations)
 
         async def early() -> float:
-            seconds = [await _each(lambda: store.write(lease, ONE_EVENT), writes) for lease in fresh]  # noqa: B023
-            return sum(seconds) / len(seconds)
+            return await seconds(_write(store, fresh, writes), operations)
 
-        duel = await _side_by_side(late, early, blocks=scale.blocks, prepare=start_fresh_sessions)
-        name = f"event {scale.long_session:,} / event {EARLY}"
+        duel = await side_by_side(late, early, blocks=scale.blocks, prepare=begin_sessions)
         report.add(
-            f"{engine.name}: cost of writing {name}",
+            f"{engine.name}: cost of writing event {scale.long_session:,} / event {EARLY}",
             duel.ratio,
             at_most=1.3,
             detail=duel.times("late", "early"),
         )
-        duel = await _side_by_side(
-            lambda: _read_last_page(store, long, scale.pages),
-            lambda: _read_last_page(store, fresh[0], scale.pages),
+        duel = await side_by_side(
+            partial(_last_page, store, long.session_id, scale.pages),
+            partial(_last_page, store, fresh[0].session_id, scale.pages),
             blocks=scale.blocks,
         )
         report.add(
-            f"{engine.name}: cost of the last {EARLY} events of {scale.long_session:,} / of {EARLY}",
+            f"{engine.name}: cost of reading the last {EARLY} events of {scale.long_session:,} / of {EARLY}",
             duel.ratio,
             at_most=1.3,
             detail=duel.times("late", "early"),
         )
 
 
-async def _read_last_page(store: Store, lease: Lease, times: int) -> float:
-    last = (await store.session(lease.session_id)).seq
-    return await _each(lambda: store.events(lease.session_id, after=last - EARLY, limit=EARLY), times)
+async def _last_page(store: Store, session_id: str, times: int) -> float:
+    last = (await store.session(session_id)).seq
+
+    async def read() -> None:
+        for _ in range(times):
+            await store.events(session_id, after=last - EARLY, limit=EARLY)
+
+    return await seconds(read(), times)
 
 
-class _Queue:
-    """A store with many idle sessions, of which a few at a time are made ready, claimed and worked off."""
+class Queue:
+    """A store with idle sessions, of which a few at a time are made ready, claimed and worked off."""
 
-    def __init__(self, store: Store, holder: Holder, ids: list[str]) -> None:
+    def __init__(self, store: Store, holder: Holder, ids: Sequence[str]) -> None:
         self._store = store
         self._holder = holder
         self._ids = ids
@@ -528,43 +454,40 @@ class _Queue:
             done = SubmissionChange(id=submission.id, state="done")
             await self._store.write(lease, Batch(submissions=[done]))
             await self._store.release(lease)
-        self._claimed.clear()
         for session_id in self._choice.sample(self._ids, READY):
             await self._store.submit(session_id, "prompt", PAYLOAD)
 
     async def claim_all(self) -> float:
         """Return the seconds that claiming one of the ready sessions takes."""
-        started = time.perf_counter()
+        return await seconds(self._claim_all(), READY)
+
+    async def _claim_all(self) -> None:
         leases = [await self._store.claim(self._holder) for _ in range(READY)]
-        seconds = time.perf_counter() - started
         self._claimed = [lease for lease in leases if lease is not None]
         assert len(self._claimed) == READY
-        return seconds / READY
 
 
 async def _claims(report: Report, engine: Engine, scale: Scale) -> None:
-    """The cost of finding the next session to work on, among many that are idle and among few."""
+    """Measure how the next session to work on is found among many that are idle, against among few."""
     async with AsyncExitStack() as stack:
 
-        async def queue_among(idle: int) -> _Queue:
+        async def queue_among(idle: int) -> Queue:
             url = await engine.new_url()
             store = await stack.enter_async_context(open_store(url))
             ids = [new_id() for _ in range(idle)]
             await engine.add_idle_sessions(url, ids)
-            return _Queue(store, await store.join("bench", ttl=LONG_ENOUGH), ids)
+            return Queue(store, await store.join("bench", ttl=LONG_ENOUGH), ids)
 
-        progress(f"  adding {scale.idle_many:,} idle sessions")
-        many, few = await queue_among(scale.idle_many), await queue_among(FEW_IDLE)
+        progress(f"  adding {scale.many_idle:,} idle sessions")
+        many, few = await queue_among(scale.many_idle), await queue_among(FEW_IDLE)
 
         async def make_ready() -> None:
             await many.make_ready()
             await few.make_ready()
 
-        duel = await _side_by_side(
-            many.claim_all, few.claim_all, blocks=scale.claim_blocks, prepare=make_ready
-        )
+        duel = await side_by_side(many.claim_all, few.claim_all, blocks=2 * scale.blocks, prepare=make_ready)
         report.add(
-            f"{engine.name}: cost of a claim among {scale.idle_many:,} idle sessions / among {FEW_IDLE}",
+            f"{engine.name}: cost of a claim among {scale.many_idle:,} idle sessions / among {FEW_IDLE}",
             duel.ratio,
             at_most=1.5,
             detail=duel.times("many", "few"),
@@ -587,7 +510,7 @@ def _sync_seconds() -> float:
 
 async def _measure(engines: Sequence[str], scale: Scale) -> int:
     report = Report("store")
-    report.add("fdatasync of a small write in the folder for temporary files", _sync_seconds() * 1e6, "µs")
+    report.add("fdatasync of a small write where the databases are", _sync_seconds() * 1e6, "us")
     for name in engines:
         with _engine(name) as engine:
             for topic in (_writes, _latency, _long_session, _claims):

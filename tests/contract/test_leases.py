@@ -259,3 +259,23 @@ async def test_a_dead_holder_takes_nothing(store: Store):
     lease = await store.claim(await store.join("alive"))
     assert lease is not None
     await store.write(lease, Batch(events=[NewEvent(kind="tick")]))
+
+
+async def test_a_cancelled_claim_holds_nothing_in_secret(store: Store):
+    session_id = await new_session(store)
+    await store.submit(session_id, "message")
+    holder = await store.join("worker")
+    for turn in range(30):
+        claiming = asyncio.create_task(store.claim(holder))
+        for _ in range(turn % 6):
+            await asyncio.sleep(0)
+        if turn % 2:
+            await asyncio.sleep(0.001 * (turn % 5))
+        claiming.cancel()
+        await asyncio.wait([claiming])
+        if not claiming.cancelled():
+            lease = claiming.result()
+            assert lease is not None
+            await store.release(lease)
+        assert (await store.session(session_id)).holder is None
+    assert await store.claim(holder) is not None

@@ -58,6 +58,7 @@ _PAUSE_SECONDS = 0.1
 _GONE = (
     OSError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # how asyncpg greets a connection that the server ended while it was idle
     asyncpg.PostgresConnectionError,
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,

@@ -1,11 +1,14 @@
 """Holders and leases: who may write to a session, and what happens to its work when they are gone."""
 
+import asyncio
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
-from holdfast.errors import BadInput, HolderLost, SessionBusy
+from holdfast.errors import BadInput, HolderLost, HoldfastError, SessionBusy
 from holdfast.ids import check_name, new_id
 from holdfast.store.sql.core import SqlCore, Tx, moment, page_limit, reading, repeatable, sql
 from holdfast.types import Holder, Lease
@@ -60,7 +63,9 @@ class Leases(SqlCore):
         ]
 
     async def acquire(self, session_id: str, holder: Holder) -> Lease:
-        return await self._acquire(session_id, holder, new_id())
+        lease = await self._or_let_go(self._acquire(session_id, holder, new_id()))
+        assert lease is not None  # noqa: S101
+        return lease
 
     @repeatable
     def _acquire(self, session_id: str, holder: Holder, tenure: str) -> Tx[Lease]:
@@ -77,7 +82,20 @@ class Leases(SqlCore):
         return (yield from self._take(session_id, holder, tenure, dead))
 
     async def claim(self, holder: Holder, *, agents: Sequence[str] | None = None) -> Lease | None:
-        return await self._claim(holder, new_id(), None if agents is None else json.dumps(list(agents)))
+        wanted = None if agents is None else json.dumps(list(agents))
+        return await self._or_let_go(self._claim(holder, new_id(), wanted))
+
+    async def _or_let_go(self, taking: Coroutine[Any, Any, Lease | None]) -> Lease | None:
+        """Take it; a caller that is cancelled meanwhile leaves nothing behind that it does not know of."""
+        task = asyncio.ensure_future(taking)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            with suppress(HoldfastError):
+                lease = await task
+                if lease is not None:
+                    await self.release(lease)
+            raise
 
     @repeatable
     def _claim(self, holder: Holder, tenure: str, agents: str | None) -> Tx[Lease | None]:

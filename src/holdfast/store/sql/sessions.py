@@ -77,9 +77,10 @@ class Sessions(SqlCore):
         limit: int = 50,
     ) -> Tx[Page[Session]]:
         active_before, id_before = from_cursor(cursor, int, str)
+        for text, what in ((owner, "owner"), (agent, "agent"), (status, "status"), (search, "search")):
+            check_text(text or "", what)
         like = None
         if search:
-            check_text(search, "search")
             for special in "\\%_":
                 search = search.replace(special, f"\\{special}")
             like = f"%{search.casefold()}%"

@@ -1,0 +1,92 @@
+"""`check` finds what is broken: each invariant is broken by hand, behind the store's back."""
+
+import sqlite3
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from holdfast.store import open_store
+from holdfast.types import Batch, Checkpoint, Effect, Message, NewEvent, Run, Segment
+from tests.builders import held_session, new_session
+from tests.conftest import Engine
+
+pytestmark = pytest.mark.processes
+
+DAMAGE = {
+    "dense events": "DELETE FROM events WHERE seq = 2",
+    "session has head": "DELETE FROM heads WHERE session_id = 'other'",
+    "head has session": "DELETE FROM sessions WHERE id = 'other'",
+    "running has lease": "UPDATE sessions SET status = 'running' WHERE id = 'other'",
+    "claimed has lease": "UPDATE submissions SET state = 'claimed'",
+    "queued is ready": "UPDATE heads SET ready_at = NULL",
+    "ready is free": "UPDATE heads SET holder = 'ghost' WHERE session_id = 'other'",
+    "message has segment": "DELETE FROM segments",
+    "segment has parent": "UPDATE segments SET parent = 7",
+    "checkpoint has messages": "UPDATE checkpoints SET length = 9",
+    "dense messages": "DELETE FROM messages WHERE position = 0",
+    "event has message": "UPDATE events SET segment = 1, position = 9 WHERE seq = 1",
+    "effect has message": "UPDATE effects SET segment = 1, position = 9",
+    "cursor within events": "UPDATE cursors SET seq = 99",
+    "drafts have session": "INSERT INTO drafts VALUES ('ghost', 'r', 0, 'text', '', 0)",
+    "outputs have session": "INSERT INTO outputs VALUES ('c', 0, 'ghost', 'o', 'stdout', '', 0, 0)",
+    "commands have session": (
+        "INSERT INTO commands (id, session_id, owner, command, state, output_bytes, started_at)"
+        " VALUES ('c', 'ghost', 'o', 'ls', 'done', 0, 0)"
+    ),
+    "effects have session": "UPDATE effects SET session_id = 'ghost'",
+    "checkpoints have session": "UPDATE checkpoints SET session_id = 'ghost'",
+    "events have session": "UPDATE events SET session_id = 'ghost' WHERE seq = 3",
+    "messages have session": "UPDATE messages SET session_id = 'ghost' WHERE position = 1",
+    "segments have session": "UPDATE segments SET session_id = 'ghost'",
+    "runs have session": "UPDATE runs SET session_id = 'ghost'",
+    "submissions have session": "UPDATE submissions SET session_id = 'ghost'",
+    "cursors have session": "UPDATE cursors SET session_id = 'ghost'",
+    "states have session": "UPDATE states SET session_id = 'ghost'",
+    "blob references have session": "INSERT INTO blob_references VALUES ('ghost', 'abc')",
+}
+
+
+async def damage(engine: Engine, folder: Path, statement: str) -> None:
+    if engine.name == "sqlite":
+        connection = sqlite3.connect(folder / "store.db")
+        connection.execute(statement)
+        connection.commit()
+        connection.close()
+    else:
+        server = await asyncpg.connect(engine.url, server_settings={"search_path": "holdfast"})
+        await server.execute(statement)
+        await server.close()
+
+
+@pytest.mark.parametrize("invariant", DAMAGE)
+async def test_damage_is_found(engine: Engine, tmp_path: Path, invariant: str):
+    async with open_store(engine.url) as store:
+        lease, _ = await held_session(store)
+        await store.write(
+            lease,
+            Batch(
+                events=[NewEvent(kind="tick")] * 3,
+                segments=[Segment(number=1)],
+                messages=[Message(segment=1, position=n, body="{}") for n in range(2)],
+                checkpoints=[Checkpoint(id="c", segment=1, length=2)],
+                runs=[Run(id="r")],
+                effects=[Effect(run_id="r", call_id="c", tool="t")],
+            ),
+        )
+        await store.set_state(lease.session_id, "{}", expected=0)
+        await store.set_cursor(lease.session_id, "reader", 1)
+        other = await new_session(store, id="other")
+        await store.submit(other, "message")
+        assert await store.check() == []
+        await damage(engine, tmp_path, DAMAGE[invariant])
+        found = await store.check()
+        assert invariant in {violation.invariant for violation in found}
+        assert all(violation.session_id and violation.detail for violation in found)
+
+
+async def test_every_invariant_is_tried(engine: Engine):
+    from holdfast.store.sql.library import statement_names
+
+    checks = {n.removeprefix("check_").replace("_", " ") for n in statement_names() if n.startswith("check_")}
+    assert checks == set(DAMAGE)

@@ -1,0 +1,283 @@
+"""Real processes on one database: together, killed, paused; and the server killed under them."""
+
+import asyncio
+import json
+import random
+import signal
+import sys
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import asyncpg
+import pytest
+
+from holdfast.errors import LeaseLost
+from holdfast.store import Store, open_store
+from holdfast.types import Batch, NewEvent
+from tests.builders import held_session, new_session, ticks, until
+from tests.conftest import Engine
+from tests.servers import Postgres, postgres
+
+pytestmark = pytest.mark.processes
+
+
+class Child:
+    """A process of tests/children.py and what it has said."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.said: list[dict[str, Any]] = []
+
+    async def hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = await asyncio.wait_for(self.process.stdout.readline(), 60)
+        assert line, "the child ended early"
+        self.said.append(json.loads(line))
+        return self.said[-1]
+
+    async def tell(self, line: str) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n".encode())
+        return await self.hear()
+
+    async def end(self) -> int:
+        """Hear it out and return how it ended."""
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            # What a kill cut off in the middle of a line was never said.
+            if line.endswith(b"\n"):
+                self.said.append(json.loads(line))
+        return await self.process.wait()
+
+
+@asynccontextmanager
+async def child(*arguments: str) -> AsyncGenerator[Child, None]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.children", *arguments),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield Child(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def run(*arguments: str) -> list[dict[str, Any]]:
+    async with child(*arguments) as running:
+        assert await running.end() == 0
+        return running.said
+
+
+async def tokens(store: Store, session_id: str) -> list[str]:
+    found: list[str] = []
+    seqs: list[int] = []
+    while page := await store.events(session_id, after=seqs[-1] if seqs else 0, limit=1000):
+        found += [json.loads(event.payload) for event in page]
+        seqs += [event.seq for event in page]
+    assert seqs == list(range(1, len(seqs) + 1))
+    return found
+
+
+async def test_eight_processes_append_to_one_session(engine: Engine, store: Store):
+    session_id = await new_session(store)
+    said = await asyncio.gather(
+        *(run("take_turns", engine.url, session_id, f"p{n}", "12") for n in range(8)),
+    )
+    assert sorted(line["seq"] for lines in said for line in lines) == list(range(1, 97))
+    assert sorted(await tokens(store, session_id)) == sorted(f"p{n}-{i}" for n in range(8) for i in range(12))
+    assert (await store.session(session_id)).epoch == 96
+
+
+async def test_eight_processes_append_to_many_sessions(engine: Engine, store: Store):
+    ids = [await new_session(store) for _ in range(8)]
+    said = await asyncio.gather(
+        *(run("append", engine.url, session_id, f"p{n}", "60") for n, session_id in enumerate(ids))
+    )
+    for n, session_id in enumerate(ids):
+        assert [line["seq"] for line in said[n]] == list(range(1, 61))
+        assert await tokens(store, session_id) == [f"p{n}-{i}" for i in range(60)]
+
+
+async def test_readers_in_other_processes(engine: Engine, store: Store):
+    lease, _ = await held_session(store)
+    reading = [asyncio.create_task(run("read", engine.url, lease.session_id, "120")) for _ in range(2)]
+    for _ in range(60):
+        await store.write(lease, ticks(2))
+        await asyncio.sleep(0.002)
+    for said in await asyncio.gather(*reading):
+        assert [line["seq"] for line in said] == list(range(1, 121))
+
+
+async def test_what_was_acknowledged_survives_kill_9(engine: Engine, store: Store):
+    chance = random.Random(11)
+    for _ in range(4):
+        session_id = await new_session(store)
+        async with child("append", engine.url, session_id, "doomed", "1000000") as writer:
+            for _ in range(chance.randint(1, 120)):
+                await writer.hear()
+            writer.process.send_signal(signal.SIGKILL)
+            await writer.end()
+        acknowledged = len(writer.said)
+        found = await tokens(store, session_id)
+        # At most the one write that was under way may be there beyond what was acknowledged.
+        assert found == [f"doomed-{i}" for i in range(len(found))]
+        assert acknowledged <= len(found) <= acknowledged + 1
+
+
+async def test_a_holder_that_was_paused_is_refused(engine: Engine, store: Store):
+    session_id = await new_session(store)
+    async with child("obey", engine.url, session_id, "0.5") as paused:
+        assert await paused.hear() == {"epoch": 1}
+        assert await paused.tell("before") == {"seq": 1}
+        paused.process.send_signal(signal.SIGSTOP)
+        holder = await store.join("successor")
+
+        async def free() -> bool:
+            return (await store.session(session_id)).holder is None
+
+        await until(free)
+        lease = await store.acquire(session_id, holder)
+        assert await store.write(lease, Batch(events=[NewEvent(kind="tick", payload='"after"')])) == 2
+        paused.process.send_signal(signal.SIGCONT)
+        assert await paused.tell("stale") == {"error": "lease_lost"}
+        assert await paused.tell("stale again") == {"error": "lease_lost"}
+    assert await tokens(store, session_id) == ["before", "after"]
+    assert await store.write(lease, ticks()) == 3
+
+
+async def test_several_processes_migrate_at_once(engine: Engine):
+    said = await asyncio.gather(*(run("migrate", engine.url) for _ in range(8)))
+    assert said == [[{"version": 1}]] * 8
+
+
+@pytest.fixture
+def doomed_server() -> Generator[Postgres, None, None]:
+    with postgres() as server:
+        yield server
+
+
+async def test_what_was_acknowledged_survives_a_killed_server(doomed_server: Postgres):
+    """And the writer goes on by itself once the server is back, with nothing missing and nothing twice."""
+    url = doomed_server.url()
+    async with open_store(url) as store:
+        session_id = await new_session(store)
+    async with child("append", url, session_id, "steady", "900") as writer:
+        for pause in (100, 150, 200):
+            for _ in range(pause):
+                await writer.hear()
+            doomed_server.kill()
+            doomed_server.start()
+        assert await writer.end() == 0
+    assert [line["seq"] for line in writer.said] == list(range(1, 901))
+    async with open_store(url) as store:
+        assert await tokens(store, session_id) == [f"steady-{i}" for i in range(900)]
+        assert await store.check() == []
+
+
+async def cut_connections(url: str) -> None:
+    server = await asyncpg.connect(url)
+    try:
+        await server.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'holdfast' AND datname = current_database()"
+        )
+    finally:
+        await server.close()
+
+
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+async def test_cut_connections_lose_and_double_nothing(engine: Engine):
+    chance = random.Random(3)
+    async with open_store(engine.url) as store:
+        leases = [(await held_session(store))[0] for _ in range(8)]
+        queue = await new_session(store)
+        stop = asyncio.Event()
+
+        async def write(number: int) -> int:
+            count = 0
+            while not stop.is_set():
+                await store.write(leases[number], Batch(events=[NewEvent(kind="tick", payload=f'"{count}"')]))
+                count += 1
+            return count
+
+        async def submit() -> int:
+            count = 0
+            while not stop.is_set() and count < 500:
+                await store.submit(queue, "message", f"{count}")
+                count += 1
+            return count
+
+        async def cut() -> None:
+            for _ in range(25):
+                await asyncio.sleep(chance.uniform(0.01, 0.08))
+                await cut_connections(engine.url)
+            stop.set()
+
+        *written, submitted, _ = await asyncio.gather(*(write(n) for n in range(8)), submit(), cut())
+        for lease, count in zip(leases, written, strict=True):
+            assert await tokens(store, lease.session_id) == [str(i) for i in range(count)]
+        page = await store.submissions(queue, limit=1000)
+        assert [s.payload for s in page.items] == [str(i) for i in range(submitted)]
+        assert await store.check() == []
+
+
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+async def test_watchers_survive_cut_connections(engine: Engine, store: Store):
+    async with open_store(engine.url) as other:
+        lease, _ = await held_session(store)
+        watching = other.watch(lease.session_id)
+        for seq in range(1, 6):
+            await store.write(lease, ticks())
+            async with asyncio.timeout(10):
+                assert (await anext(watching)).seq == seq
+            await cut_connections(engine.url)
+        await watching.aclose()
+
+
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+async def test_a_claim_whose_answer_was_lost_is_not_leaked(engine: Engine):
+    """Whatever a claim took while connections were cut, the holder knows of it: nothing is held in secret."""
+    chance = random.Random(5)
+    async with open_store(engine.url) as store:
+        holder = await store.join("worker", ttl=60)
+        ids = [await new_session(store) for _ in range(60)]
+        for session_id in ids:
+            await store.submit(session_id, "message")
+        claimed: list[str] = []
+        stop = asyncio.Event()
+
+        async def claim() -> None:
+            while lease := await store.claim(holder):
+                claimed.append(lease.session_id)
+                await asyncio.sleep(0.005)
+            stop.set()
+
+        async def cut() -> None:
+            while not stop.is_set():
+                await asyncio.sleep(chance.uniform(0.005, 0.05))
+                await cut_connections(engine.url)
+
+        await asyncio.gather(claim(), cut())
+        assert sorted(claimed) == sorted(ids)
+        (known,) = await store.holders()
+        assert known.sessions == 60
+
+
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+async def test_a_lease_in_two_hands_is_noticed(engine: Engine, store: Store):
+    """A copy of a lease, as a forked process would have, cannot write beside the original.
+
+    On PostgreSQL only, where writes are counted to recognize a lost answer.
+    """
+    lease, _ = await held_session(store)
+    async with open_store(engine.url) as other:
+        copy = replace(lease)
+        await store.write(lease, ticks())
+        with pytest.raises(LeaseLost):
+            await other.write(copy, ticks())
+    assert await store.write(lease, ticks()) == 2

@@ -1,0 +1,127 @@
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from holdfast.errors import LeaseLost
+from holdfast.store import Store
+from holdfast.store.sql.retention import CONTENT, KEPT
+from holdfast.types import (
+    Batch,
+    Checkpoint,
+    Draft,
+    Effect,
+    Lease,
+    Message,
+    NewEvent,
+    Run,
+    Segment,
+    SubmissionChange,
+)
+from tests.builders import held_session, ticks
+from tests.conftest import Engine
+
+MARKER = "mark-of-content"
+
+
+async def fill(store: Store, lease: Lease, rows: int = 20) -> None:
+    submission = await store.submit(lease.session_id, "message", f'"{MARKER}"')
+    await store.take(lease)
+    await store.put_drafts(lease, [Draft(run_id="r", part=0, kind="text", text=MARKER)])
+    await store.write(
+        lease,
+        Batch(
+            events=[NewEvent(kind="message", payload=f'"{MARKER}"', message=(1, n)) for n in range(rows)],
+            segments=[Segment(number=1)],
+            messages=[Message(segment=1, position=n, body=f'"{MARKER}{n}"') for n in range(rows)],
+            checkpoints=[Checkpoint(id=f"{lease.session_id}-c", segment=1, length=rows)],
+            runs=[Run(id=f"{lease.session_id}-r", error=MARKER)],
+            effects=[Effect(run_id="r", call_id="c", tool="t", state="completed", result=f'"{MARKER}"')],
+            submissions=[SubmissionChange(id=submission.id, state="done")],
+        ),
+    )
+    await store.set_state(lease.session_id, f'"{MARKER}"', expected=0)
+    await store.set_cursor(lease.session_id, MARKER, 1)
+
+
+async def test_content_is_deleted_in_bounded_batches(store: Store):
+    lease, holder = await held_session(store)
+    other = await store.acquire((await store.create_session(agent="a", owner="o")).id, holder)
+    for filled in (lease, other):
+        await fill(store, filled)
+    seq = (await store.session(lease.session_id)).seq
+    await store.write(lease, Batch(status="cleaning"))
+    deleted: dict[str, int] = {}
+    while batch := await store.delete_content(lease, limit=7):
+        assert sum(batch.values()) <= 7
+        for table, count in batch.items():
+            deleted[table] = deleted.get(table, 0) + count
+    assert deleted == {
+        "drafts": 1,
+        "effects": 1,
+        "checkpoints": 1,
+        "events": seq,
+        "messages": 20,
+        "segments": 1,
+        "runs": 1,
+        "submissions": 1,
+        "cursors": 1,
+        "states": 1,
+    }
+    assert await store.events(lease.session_id) == []
+    # Numbers are never used again.
+    assert await store.write(lease, ticks()) == seq + 1
+    assert len(await store.events(other.session_id)) == seq
+
+
+async def test_deletion_needs_the_lease(store: Store):
+    lease, _ = await held_session(store)
+    await fill(store, lease)
+    await store.release(lease)
+    lease.lost = False
+    with pytest.raises(LeaseLost):
+        await store.delete_content(lease)
+    assert len(await store.history(lease.session_id, segment=1, length=100)) == 20
+
+
+async def test_the_file_gives_space_back(engine: Engine, store: Store, tmp_path: Path):
+    if engine.name != "sqlite":
+        assert await store.shrink() == 0
+        return
+    lease, _ = await held_session(store)
+    await store.write(lease, Batch(segments=[Segment(number=1)]))
+    for n in range(50):
+        await store.write(lease, Batch(messages=[Message(segment=1, position=n, body="x" * 100_000)]))
+    await store.write(lease, Batch(status="cleaning"))
+    while await store.delete_content(lease):
+        pass
+    file = tmp_path / "store.db"
+    await store.shrink(limit=1)
+    full = file.stat().st_size
+    assert full > 5_000_000
+    while await store.shrink(limit=500):
+        pass
+    assert file.stat().st_size < 400_000
+    assert (tmp_path / "store.db-wal").stat().st_size == 0
+
+
+async def test_every_table_that_names_a_session_is_covered(engine: Engine, store: Store):
+    """A new table with a session's content must be deleted with it: this fails until it is listed."""
+    if engine.name == "postgres":
+        connection = await asyncpg.connect(engine.url)
+        rows = await connection.fetch(
+            "SELECT table_name FROM information_schema.columns"
+            " WHERE table_schema = 'holdfast' AND column_name = 'session_id'"
+        )
+        await connection.close()
+        found = {row["table_name"] for row in rows}
+    else:
+        writer = store._writer  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+        rows = await writer.submit(  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            lambda connection: connection.execute(  # pyright: ignore[reportUnknownLambdaType, reportUnknownMemberType]
+                "SELECT m.name FROM sqlite_master m JOIN pragma_table_info(m.name) c"
+                " WHERE m.type = 'table' AND c.name = 'session_id'"
+            ).fetchall()
+        )
+        found = {row["name"] for row in rows}  # pyright: ignore[reportUnknownVariableType]
+    assert found == {*CONTENT, *KEPT}

@@ -1,0 +1,110 @@
+import asyncio
+import shutil
+import sqlite3
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from holdfast.errors import StoreTooNew, StoreTooOld, StoreUnavailable
+from holdfast.store import Store, open_store
+from holdfast.store.sql.schema import LATEST
+from tests.builders import held_session, new_session, ticks
+from tests.conftest import Engine
+
+
+async def test_a_new_store_has_the_latest_schema(store: Store):
+    schema = await store.schema()
+    assert (schema.version, schema.latest, schema.sessions) == (LATEST, LATEST, 0)
+    assert await store.upgrade() == LATEST
+
+
+async def test_schema_counts_what_is_in_it(store: Store):
+    lease, _ = await held_session(store)
+    await store.write(lease, ticks(3))
+    await store.submit(await new_session(store), "message")
+    schema = await store.schema()
+    assert (schema.sessions, schema.events, schema.pending, schema.holders) == (2, 4, 1, 1)
+
+
+@pytest.mark.processes
+async def test_opening_again_finds_everything(engine: Engine):
+    async with open_store(engine.url) as store:
+        lease, _ = await held_session(store)
+        await store.write(lease, ticks(3))
+    async with open_store(engine.url, upgrade=False) as store:
+        assert (await store.session(lease.session_id)).seq == 3
+
+
+@pytest.mark.processes
+async def test_several_stores_open_at_once(engine: Engine):
+    async def use() -> int:
+        async with open_store(engine.url) as store:
+            return (await store.schema()).version
+
+    assert await asyncio.gather(*(use() for _ in range(8))) == [LATEST] * 8
+
+
+@pytest.mark.processes
+async def test_a_database_newer_than_the_code_is_refused(engine: Engine, tmp_path: Path):
+    async with open_store(engine.url):
+        pass
+    statement = f"INSERT INTO migrations (version, name, applied_at) VALUES ({LATEST + 1}, 'future', 0)"
+    if engine.name == "sqlite":
+        connection = sqlite3.connect(tmp_path / "store.db")
+        connection.execute(statement)
+        connection.commit()
+        connection.close()
+    else:
+        server = await asyncpg.connect(engine.url, server_settings={"search_path": "holdfast"})
+        await server.execute(statement)
+        await server.close()
+    for upgrade in (True, False):
+        with pytest.raises(StoreTooNew, match=f"has schema version {LATEST + 1}; this Holdfast knows up to {LATEST}"):
+            await open_store(engine.url, upgrade=upgrade).open()
+
+
+@pytest.mark.processes
+async def test_an_old_database_is_left_alone_if_asked(engine: Engine, tmp_path: Path):
+    if engine.name == "sqlite":
+        sqlite3.connect(tmp_path / "store.db").close()
+    with pytest.raises(StoreTooOld, match="holdfast db upgrade"):
+        await open_store(engine.url, upgrade=False).open()
+    if engine.name == "sqlite":
+        assert (tmp_path / "store.db").stat().st_size <= 4096
+
+
+async def test_a_store_that_is_not_open(engine: Engine):
+    store = open_store(engine.url)
+    with pytest.raises(StoreUnavailable, match="not open"):
+        await store.session("s")
+    await store.open()
+    session_id = await new_session(store)
+    await store.close()
+    await store.close()
+    with pytest.raises(StoreUnavailable, match="not open"):
+        await store.submit(session_id, "message")
+    with pytest.raises(StoreUnavailable, match="not open"):
+        await store.events(session_id)
+
+
+async def test_what_was_accepted_is_finished_on_close(engine: Engine, tmp_path: Path):
+    store = await open_store(engine.url).open()
+    lease, _ = await held_session(store)
+    writing = [asyncio.create_task(store.write(lease, ticks())) for _ in range(50)]
+    await asyncio.sleep(0)
+    await store.close()
+    assert await asyncio.gather(*writing) == list(range(1, 51))
+
+
+async def test_a_copy_of_a_live_file_opens(tmp_path: Path):
+    """The write-ahead log travels with the file."""
+    async with open_store(f"sqlite:///{tmp_path}/store.db") as store:
+        lease, _ = await held_session(store)
+        await store.write(lease, ticks(3))
+        (tmp_path / "copy").mkdir()
+        for name in ("store.db", "store.db-wal"):
+            shutil.copy(tmp_path / name, tmp_path / "copy" / name)
+    async with open_store(f"sqlite:///{tmp_path}/copy/store.db") as copy:
+        assert (await copy.session(lease.session_id)).seq == 3
+        assert await copy.check() == []

@@ -1,0 +1,108 @@
+import asyncio
+import random
+
+import pytest
+
+from holdfast.errors import SessionNotFound
+from holdfast.store import Store, open_store
+from tests.builders import held_session, new_session, ticks
+from tests.conftest import Engine
+
+
+async def collect(store: Store, session_id: str, *, after: int, upto: int) -> list[int]:
+    seen: list[int] = []
+    watching = store.watch(session_id, after=after)
+    async for event in watching:
+        seen.append(event.seq)
+        if event.seq >= upto:
+            break
+    await watching.aclose()
+    return seen
+
+
+async def test_replay_then_live_without_gap_or_duplicate(store: Store):
+    lease, _ = await held_session(store)
+    await store.write(lease, ticks(1200))  # more than a page
+    watching = asyncio.create_task(collect(store, lease.session_id, after=0, upto=1300))
+    for _ in range(100):
+        await store.write(lease, ticks())
+    async with asyncio.timeout(20):
+        assert await watching == list(range(1, 1301))
+
+
+async def test_many_watchers_of_a_busy_session(store: Store):
+    lease, _ = await held_session(store)
+    watching = [
+        asyncio.create_task(collect(store, lease.session_id, after=after, upto=300)) for after in range(0, 100, 5)
+    ]
+    for _ in range(150):
+        await store.write(lease, ticks(2))
+    async with asyncio.timeout(20):
+        for task, after in zip(watching, range(0, 100, 5), strict=True):
+            assert await task == list(range(after + 1, 301))
+
+
+async def test_a_reader_that_reconnects_at_random_sees_everything_once(store: Store):
+    chance = random.Random(7)
+    lease, _ = await held_session(store)
+    total = 400
+
+    async def write() -> None:
+        while total > (done := (await store.session(lease.session_id)).seq):
+            await store.write(lease, ticks(min(chance.randint(1, 3), total - done)))
+            await asyncio.sleep(chance.choice([0, 0, 0.001]))
+
+    async def read() -> list[int]:
+        seen: list[int] = []
+        while len(seen) < total:
+            watching = store.watch(lease.session_id, after=seen[-1] if seen else 0)
+            for _ in range(min(chance.randint(1, 20), total - len(seen))):
+                seen.append((await anext(watching)).seq)
+            await watching.aclose()
+        return seen
+
+    async with asyncio.timeout(60):
+        _, *readers = await asyncio.gather(write(), *(read() for _ in range(3)))
+    assert readers == [list(range(1, total + 1))] * 3
+
+
+async def test_what_is_submitted_is_watched_too(store: Store):
+    session_id = await new_session(store)
+    watching = store.watch(session_id)
+    first = asyncio.ensure_future(anext(watching))
+    await asyncio.sleep(0.01)
+    await store.submit(session_id, "message")
+    async with asyncio.timeout(5):
+        assert (await first).kind == "submission_queued"
+    await watching.aclose()
+
+
+async def test_an_unknown_session(store: Store):
+    with pytest.raises(SessionNotFound):
+        await anext(store.watch("nowhere"))
+
+
+@pytest.mark.processes
+async def test_across_stores(engine: Engine, store: Store):
+    """A second store on the same database is what another process has."""
+    lease, _ = await held_session(store)
+    async with open_store(engine.url) as other:
+        watching = asyncio.create_task(collect(other, lease.session_id, after=0, upto=200))
+        for _ in range(200):
+            await store.write(lease, ticks())
+        async with asyncio.timeout(20):
+            assert await watching == list(range(1, 201))
+
+
+@pytest.mark.processes
+async def test_a_lost_hint_costs_a_moment_not_an_event(
+    engine: Engine, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    lease, _ = await held_session(store)
+    async with open_store(engine.url) as other:
+        watching = asyncio.create_task(collect(other, lease.session_id, after=0, upto=1))
+        await asyncio.sleep(0.05)
+        monkeypatch.setattr(store, "_announce", lambda session_id: None)  # pyright: ignore[reportUnknownLambdaType]
+        await store.write(lease, ticks())
+        async with asyncio.timeout(5):
+            assert await watching == [1]
