@@ -17,8 +17,8 @@ async def held_session(store: Store, *, ttl: float = 60.0) -> tuple[Lease, Holde
     return await store.acquire(await new_session(store), holder), holder
 
 
-def ticks(count: int = 1, **more: str) -> Batch:
-    return Batch(events=[NewEvent(kind="tick", **more) for _ in range(count)])
+def ticks(count: int = 1) -> Batch:
+    return Batch(events=[NewEvent(kind="tick")] * count)
 
 
 async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 30.0) -> None:

@@ -69,9 +69,9 @@ async def migrate(store: Store) -> None:
 
 async def main(verb: str, url: str, *arguments: str) -> None:
     async with open_store(url) as store:
-        await {"take_turns": take_turns, "append": append, "obey": obey, "read": read, "migrate": migrate}[verb](
-            store, *arguments
-        )
+        await {"take_turns": take_turns, "append": append, "obey": obey, "read": read, "migrate": migrate}[
+            verb
+        ](store, *arguments)
 
 
 if __name__ == "__main__":

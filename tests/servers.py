@@ -21,16 +21,27 @@ class Postgres:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._binaries = _postgres_binaries(folder)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[Any] | None = None
         self.port = _free_port()
-        self._call("initdb", "-D", "data", "-U", "postgres", "-A", "trust", "--encoding=UTF8", "--no-sync", "--no-locale")
+        self._call(
+            "initdb",
+            "-D",
+            "data",
+            "-U",
+            "postgres",
+            "-A",
+            "trust",
+            "--encoding=UTF8",
+            "--no-sync",
+            "--no-locale",
+        )
 
     def url(self, database: str = "postgres") -> str:
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> None:
         with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
+            process = self._process = subprocess.Popen(
                 [
                     *(self._binaries / "postgres", "-D", "data", "-k", self._folder, "-p", str(self.port)),
                     *("-c", "listen_addresses=127.0.0.1", "-c", "max_connections=200"),
@@ -42,7 +53,7 @@ class Postgres:
             )
         deadline = time.monotonic() + 30
         while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError("PostgreSQL did not start:\n" + (self._folder / "log").read_text())
             time.sleep(0.02)
 
@@ -53,7 +64,10 @@ class Postgres:
         """End it as a power cut would: the postmaster and all its children at once."""
         assert self._process is not None
         children = subprocess.run(
-            ["ps", "-o", "pid=", "--ppid", str(self._process.pid)], capture_output=True, text=True, check=False
+            ["ps", "-o", "pid=", "--ppid", str(self._process.pid)],
+            capture_output=True,
+            text=True,
+            check=False,
         ).stdout.split()
         self._end(signal.SIGKILL)
         for child in children:
@@ -117,7 +131,11 @@ def _postgres_binaries(folder: Path) -> Path:
         shutil.copytree(installed, copied, symlinks=True)
         for path in (copied, *copied.rglob("*")):
             if not path.is_symlink():
-                path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044) | (path.stat().st_mode & 0o100) >> 6)
+                path.chmod(
+                    path.stat().st_mode
+                    | (0o055 if path.is_dir() else 0o044)
+                    | (path.stat().st_mode & 0o100) >> 6
+                )
         return copied / "bin"
     return installed / "bin"
 

@@ -54,7 +54,9 @@ class Settings(BaseSettings):
 def load_settings(**given: object) -> Settings:
     """Read the settings; `given` values win. Raises `BadSettings` that names every wrong or unknown one."""
     known = {PREFIX + name.upper() for name in Settings.model_fields}
-    unknown = sorted(name for name in os.environ if name.upper().startswith(PREFIX) and name.upper() not in known)
+    unknown = sorted(
+        name for name in os.environ if name.upper().startswith(PREFIX) and name.upper() not in known
+    )
     if unknown:
         raise BadSettings(problem=f"Unknown: {', '.join(unknown)}. Known: {', '.join(sorted(known))}.")
     try:

@@ -15,9 +15,7 @@ def new_id() -> str:
     """Return a fresh UUIDv7: sorts by time of creation, also within a millisecond."""
     milliseconds, nanoseconds = divmod(time.time_ns(), 1_000_000)
     fraction = nanoseconds * 4096 // 1_000_000
-    value = (
-        milliseconds << 80 | 0x7 << 76 | fraction << 64 | 0b10 << 62 | int.from_bytes(os.urandom(8)) >> 2
-    )
+    value = milliseconds << 80 | 0x7 << 76 | fraction << 64 | 0b10 << 62 | int.from_bytes(os.urandom(8)) >> 2
     return str(uuid.UUID(int=value))
 
 

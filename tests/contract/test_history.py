@@ -30,7 +30,9 @@ async def test_a_history_is_a_path_through_the_tree(store: Store):
     await store.write(
         lease, Batch(segments=[Segment(number=2, parent=1, start=4)], messages=messages(2, 4, *"XYZ"))
     )
-    await store.write(lease, Batch(segments=[Segment(number=3, parent=2, start=5)], messages=messages(3, 5, "!")))
+    await store.write(
+        lease, Batch(segments=[Segment(number=3, parent=2, start=5)], messages=messages(3, 5, "!"))
+    )
     await store.write(lease, Batch(segments=[Segment(number=4)], messages=messages(4, 0, *"sum")))
     await store.write(lease, Batch(messages=messages(1, 6, "g")))
     for page in (1000, 2):
@@ -69,9 +71,20 @@ async def test_checkpoints_newest_first(store: Store):
     page = await store.checkpoints(session_id=lease.session_id, limit=3)
     rest = await store.checkpoints(session_id=lease.session_id, limit=3, cursor=page.next_cursor)
     assert [c.id for c in (*page.items, *rest.items)] == ["c4", "c3", "c2", "c1", "c0"]
-    assert [c.id for c in (await store.checkpoints(run_id="run-a", kind="settled")).items] == ["c4", "c2", "c0"]
+    assert [c.id for c in (await store.checkpoints(run_id="run-a", kind="settled")).items] == [
+        "c4",
+        "c2",
+        "c0",
+    ]
     one = await store.checkpoint("c3")
-    assert (one.segment, one.length, one.kind, one.run_id, one.step, one.seq) == (1, 4, "interrupted", "run-a", 3, 4)
+    assert (one.segment, one.length, one.kind, one.run_id, one.step, one.seq) == (
+        1,
+        4,
+        "interrupted",
+        "run-a",
+        3,
+        4,
+    )
     with pytest.raises(NotFound, match="no checkpoint c9"):
         await store.checkpoint("c9")
     with pytest.raises(BadInput):
@@ -82,7 +95,9 @@ async def test_runs_in_the_order_in_which_they_began(store: Store):
     lease, _ = await held_session(store)
     names = ["zeta", "alpha", "mid", "beta"]
     for name in names:
-        await store.write(lease, Batch(runs=[Run(id=name, agent="scribe")], events=[NewEvent(kind="run_started")]))
+        await store.write(
+            lease, Batch(runs=[Run(id=name, agent="scribe")], events=[NewEvent(kind="run_started")])
+        )
     page = await store.runs(session_id=lease.session_id, limit=3)
     rest = await store.runs(session_id=lease.session_id, limit=3, cursor=page.next_cursor)
     assert [run.id for run in (*page.items, *rest.items)] == names
@@ -185,7 +200,12 @@ async def test_the_same_call_id_in_two_runs(store: Store):
     lease, _ = await held_session(store)
     for run_id in ("r1", "r2"):
         await store.write(
-            lease, Batch(effects=[Effect(run_id=run_id, call_id="same", tool="t", state="completed", result=f'"{run_id}"')])
+            lease,
+            Batch(
+                effects=[
+                    Effect(run_id=run_id, call_id="same", tool="t", state="completed", result=f'"{run_id}"')
+                ]
+            ),
         )
     page = await store.effects(lease.session_id, limit=1)
     rest = await store.effects(lease.session_id, limit=1, cursor=page.next_cursor)

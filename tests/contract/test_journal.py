@@ -39,7 +39,9 @@ async def test_events_are_numbered_without_holes(store: Store):
 
 async def test_an_event_comes_back_as_it_was(store: Store):
     lease, _ = await held_session(store)
-    await store.write(lease, Batch(events=[NewEvent(kind="tick", payload='{"b":1,"a":2}', run_id="r", step=7)]))
+    await store.write(
+        lease, Batch(events=[NewEvent(kind="tick", payload='{"b":1,"a":2}', run_id="r", step=7)])
+    )
     (event,) = await store.events(lease.session_id)
     assert (event.kind, event.payload, event.run_id, event.step) == ("tick", '{"b":1,"a":2}', "r", 7)
     assert await store.events(lease.session_id, run_id="r") == [event]
@@ -104,7 +106,16 @@ async def test_a_refused_batch_spoils_no_neighbour(store: Store):
     writes.append(store.write(broken, Batch(segments=[Segment(number=1)], events=[NewEvent(kind="tick")])))
     writes += [store.write(lease, ticks()) for lease in good[3:]]
     results = await asyncio.gather(*writes, return_exceptions=True)
-    assert [type(r).__name__ for r in results] == ["int", "int", "int", "LeaseLost", "Conflict", "int", "int", "int"]
+    assert [type(r).__name__ for r in results] == [
+        "int",
+        "int",
+        "int",
+        "LeaseLost",
+        "Conflict",
+        "int",
+        "int",
+        "int",
+    ]
     for lease in (*good, broken):
         assert (await store.session(lease.session_id)).seq == (0 if lease is broken else 1)
     assert await store.write(broken, ticks()) == 1
@@ -148,7 +159,10 @@ async def test_drafts_are_replaced_and_gone_with_the_message(store: Store):
     await store.put_drafts(lease, [Draft(run_id="r", part=0, kind="text", text="Hel")])
     await store.put_drafts(
         lease,
-        [Draft(run_id="r", part=0, kind="text", text="Hello"), Draft(run_id="q", part=1, kind="thinking", text="?")],
+        [
+            Draft(run_id="r", part=0, kind="text", text="Hello"),
+            Draft(run_id="q", part=1, kind="thinking", text="?"),
+        ],
     )
     assert [(d.run_id, d.part, d.kind, d.text) for d in await store.drafts(lease.session_id)] == [
         ("q", 1, "thinking", "?"),
@@ -173,7 +187,9 @@ async def test_a_number_that_is_none(store: Store, after: int):
 text = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=200)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=50),
-    lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=10), children, max_size=4),
+    lambda children: (
+        st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=10), children, max_size=4)
+    ),
     max_leaves=20,
 )
 
@@ -183,8 +199,15 @@ json_values = st.recursive(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(value=json_values, raw=text, ascii_only=st.booleans(), spaces=st.sampled_from([None, (", ", ": "), (",", ":")]))
-async def test_exact_bytes(store: Store, value: object, raw: str, ascii_only: bool, spaces: tuple[str, str] | None):
+@given(
+    value=json_values,
+    raw=text,
+    ascii_only=st.booleans(),
+    spaces=st.sampled_from([None, (", ", ": "), (",", ":")]),
+)
+async def test_exact_bytes(
+    store: Store, value: object, raw: str, ascii_only: bool, spaces: tuple[str, str] | None
+):
     """What was serialized comes back as the same text: order, spaces, escapes, NUL, surrogates and huge numbers."""
     body = json.dumps(value, ensure_ascii=ascii_only, separators=spaces)
     try:

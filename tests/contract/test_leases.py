@@ -10,7 +10,9 @@ from tests.builders import held_session, new_session, ticks, until
 
 async def expired(store: Store, holder: Holder) -> bool:
     """Say whether the database sees the holder past its deadline."""
-    return (await store.schema()).expired_holders > 0 and any(h.id == holder.id for h in await store.holders())
+    return (await store.schema()).expired_holders > 0 and any(
+        h.id == holder.id for h in await store.holders()
+    )
 
 
 async def test_one_holder_at_a_time(store: Store):

@@ -218,7 +218,9 @@ async def test_cut_connections_lose_and_double_nothing(engine: Engine):
                 await cut_connections(engine.url)
             stop.set()
 
-        *written, submitted, _ = await asyncio.gather(*(write(n) for n in range(8)), submit(), cut())
+        cutting = asyncio.create_task(cut())
+        *written, submitted = await asyncio.gather(*(write(n) for n in range(8)), submit())
+        await cutting
         for lease, count in zip(leases, written, strict=True):
             assert await tokens(store, lease.session_id) == [str(i) for i in range(count)]
         page = await store.submissions(queue, limit=1000)

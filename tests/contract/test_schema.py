@@ -60,7 +60,9 @@ async def test_a_database_newer_than_the_code_is_refused(engine: Engine, tmp_pat
         await server.execute(statement)
         await server.close()
     for upgrade in (True, False):
-        with pytest.raises(StoreTooNew, match=f"has schema version {LATEST + 1}; this Holdfast knows up to {LATEST}"):
+        with pytest.raises(
+            StoreTooNew, match=f"has schema version {LATEST + 1}; this Holdfast knows up to {LATEST}"
+        ):
             await open_store(engine.url, upgrade=upgrade).open()
 
 

@@ -26,7 +26,12 @@ async def test_a_new_session_is_idle(store: Store):
     assert session == await store.session(session.id)
     assert (session.agent, session.owner, session.title) == ("scribe", "ada", "First words")
     assert (session.status, session.seq, session.epoch, session.pending) == ("idle", 0, 0, 0)
-    assert (session.holder, session.waiting_for, session.cleaned_at, session.hold) == (None, None, None, False)
+    assert (session.holder, session.waiting_for, session.cleaned_at, session.hold) == (
+        None,
+        None,
+        None,
+        False,
+    )
     assert json.loads(session.metadata) == {"team": "a"}
     assert session.created_at <= session.active_at
 
@@ -129,7 +134,10 @@ async def test_cursors_only_move_forward(store: Store):
     assert (await store.set_cursor(lease.session_id, "mailer", 3)).seq == 3
     assert (await store.set_cursor(lease.session_id, "mailer", 2)).seq == 3
     assert (await store.set_cursor(lease.session_id, "indexer", 5)).seq == 5
-    assert [(c.consumer, c.seq) for c in await store.cursors(lease.session_id)] == [("indexer", 5), ("mailer", 3)]
+    assert [(c.consumer, c.seq) for c in await store.cursors(lease.session_id)] == [
+        ("indexer", 5),
+        ("mailer", 3),
+    ]
     for beyond in (6, -1, 2**70):
         with pytest.raises(BadInput):
             await store.set_cursor(lease.session_id, "mailer", beyond)
@@ -137,7 +145,9 @@ async def test_cursors_only_move_forward(store: Store):
 
 async def test_audit_is_listed_newest_first(store: Store):
     for number in range(5):
-        await store.audit(actor="ada", action="clean", session_id=f"s{number % 2}", detail=f'{{"n":{number}}}')
+        await store.audit(
+            actor="ada", action="clean", session_id=f"s{number % 2}", detail=f'{{"n":{number}}}'
+        )
     page = await store.audit_log(limit=3)
     rest = await store.audit_log(limit=3, cursor=page.next_cursor)
     assert [json.loads(e.detail)["n"] for e in (*page.items, *rest.items)] == [4, 3, 2, 1, 0]

@@ -33,7 +33,8 @@ async def test_replay_then_live_without_gap_or_duplicate(store: Store):
 async def test_many_watchers_of_a_busy_session(store: Store):
     lease, _ = await held_session(store)
     watching = [
-        asyncio.create_task(collect(store, lease.session_id, after=after, upto=300)) for after in range(0, 100, 5)
+        asyncio.create_task(collect(store, lease.session_id, after=after, upto=300))
+        for after in range(0, 100, 5)
     ]
     for _ in range(150):
         await store.write(lease, ticks(2))
@@ -94,6 +95,10 @@ async def test_across_stores(engine: Engine, store: Store):
             assert await watching == list(range(1, 201))
 
 
+def forget(session_id: str) -> None:
+    """Tell nobody."""
+
+
 @pytest.mark.processes
 async def test_a_lost_hint_costs_a_moment_not_an_event(
     engine: Engine, store: Store, monkeypatch: pytest.MonkeyPatch
@@ -102,7 +107,7 @@ async def test_a_lost_hint_costs_a_moment_not_an_event(
     async with open_store(engine.url) as other:
         watching = asyncio.create_task(collect(other, lease.session_id, after=0, upto=1))
         await asyncio.sleep(0.05)
-        monkeypatch.setattr(store, "_announce", lambda session_id: None)  # pyright: ignore[reportUnknownLambdaType]
+        monkeypatch.setattr(store, "_announce", forget)
         await store.write(lease, ticks())
         async with asyncio.timeout(5):
             assert await watching == [1]

@@ -17,7 +17,9 @@ console = Console()
 
 StoreUrl = Annotated[
     str | None,
-    typer.Option("--store", help="The store's URL; else HOLDFAST_STORE, else holdfast.toml.", show_default=False),
+    typer.Option(
+        "--store", help="The store's URL; else HOLDFAST_STORE, else holdfast.toml.", show_default=False
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
 

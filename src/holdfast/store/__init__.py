@@ -16,7 +16,7 @@ def open_store(
     max_payload_bytes: int = _MAX_PAYLOAD_BYTES,
     max_pending: int = _MAX_PENDING,
 ) -> Store:
-    """Return the store behind a URL; it connects when entered: `async with open_store(url) as store`.
+    """Return the store behind a URL. It connects when it is entered, with `async with`.
 
     `sqlite:///file.db` is relative to the working folder, `sqlite:////var/lib/file.db` absolute, `sqlite://:memory:`
     lives as long as the store; `postgresql://user@host/database` needs the extra `postgres`. The schema is brought
@@ -37,5 +37,7 @@ def open_store(
             if error.name != "asyncpg":
                 raise
             raise MissingExtra(extra="postgres") from error
-        return PostgresStore(url, upgrade=upgrade, max_payload_bytes=max_payload_bytes, max_pending=max_pending)
+        return PostgresStore(
+            url, upgrade=upgrade, max_payload_bytes=max_payload_bytes, max_pending=max_pending
+        )
     raise UnknownStore(url=url)

@@ -56,12 +56,14 @@ class Hub:
     def at(self, heads: Mapping[str, int]) -> None:
         """Ring for the readers that are behind these numbers, and for those whose session is gone."""
         with self._lock:
-            _ring([
-                signal
-                for session_id, signals in self._signals.items()
-                for signal in signals
-                if heads.get(session_id, signal.after + 1) > signal.after
-            ])
+            _ring(
+                [
+                    signal
+                    for session_id, signals in self._signals.items()
+                    for signal in signals
+                    if heads.get(session_id, signal.after + 1) > signal.after
+                ]
+            )
 
     def everyone(self) -> None:
         """Ring for all, as when hints may have been lost."""

@@ -25,14 +25,12 @@ from holdfast.errors import (
     StoreError,
     StoreFull,
     StoreReadOnly,
-    StoreTooOld,
     StoreUnavailable,
 )
 from holdfast.store.hub import Hub
 from holdfast.store.sql import library
 from holdfast.store.sql.core import Row, Tx, lease_lost, sql
 from holdfast.store.sql.library import Dialect, Statement
-from holdfast.store.sql.schema import LATEST
 from holdfast.store.sql.store import SqlStore
 from holdfast.store.sql.write import ARMS, Writing
 from holdfast.types import Batch, Lease
@@ -91,10 +89,7 @@ class PostgresStore(SqlStore):
             self._pool = await asyncpg.create_pool(
                 self._address, min_size=1, max_size=_CONNECTIONS, server_settings=_SETTINGS
             )
-            if self._upgrade_on_open:
-                await self.upgrade()
-            elif (version := await self._version()) != LATEST:
-                raise StoreTooOld(url=self.url, found=version, known=LATEST)
+            await (self.upgrade() if self._upgrade_on_open else self.require())
         except BaseException as error:
             await self.close()
             raise self._translate(error) from error
@@ -256,7 +251,7 @@ async def _execute(connection: Any, statement: Statement) -> Sequence[Row]:
 @cache
 def _group(arms: tuple[str, ...]) -> str:
     """Return the statement that writes a group of batches which between them have these arms."""
-    parts = [f"WITH head AS (\n{library.text('fence_group', 'postgres', frozenset())}\n)"]
+    parts = [f"WITH head AS (\n{library.text('fence_group', 'postgres')}\n)"]
     parameter = 5
     for name in arms:
         arm = library.arm(name, "postgres")
@@ -265,8 +260,8 @@ def _group(arms: tuple[str, ...]) -> str:
             parameter += 1
             arrays.append(f"${parameter}::{kind}[]")
         columns = ", ".join(column for column, _ in arm.columns)
-        rows = (
-            f"(SELECT r.*, head.seq AS head_seq FROM unnest({', '.join(arrays)}) AS r({columns})"
+        rows = (  # names and types come from write.sql, values are parameters
+            f"(SELECT r.*, head.seq AS head_seq FROM unnest({', '.join(arrays)}) AS r({columns})"  # noqa: S608
             " JOIN head ON head.session_id = r.session_id) AS rows"
         )
         parts.append(f", {name} AS (\n{arm.before}{rows}{arm.after}\n)")
@@ -352,16 +347,17 @@ class _Committer:
         """Send the group until it is answered or patience ends. Then its fate is unknown, and its leases are lost."""
         deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
         sent_before = False
-        while group:
+        while True:
             try:
                 if self._connection is None or self._connection.is_closed():
                     self._connection = await self._connect()
-                return await self._send(group, sent_before=sent_before)
+                await self._send(group, sent_before=sent_before)
             except _AGAIN:
                 continue
             except _GONE as error:
                 if isinstance(error, ValueError):
-                    return await self._apart(group, error)
+                    await self._apart(group, error)
+                    return
                 sent_before = True
                 if self._connection is not None:
                     self._connection.terminate()
@@ -371,12 +367,16 @@ class _Committer:
                     raise
                 await asyncio.sleep(_PAUSE_SECONDS)
             except (asyncpg.PostgresError, ValueError) as error:
-                return await self._apart(group, error)
+                await self._apart(group, error)
+                return
+            else:
+                return
 
     async def _apart(self, group: list[_Job], error: Exception) -> None:
         """One of the group cannot be written: write each on its own, so that it spoils no other."""
         if len(group) == 1:
-            return group[0].fail(self._translate(error))
+            group[0].fail(self._translate(error))
+            return
         for job in group:
             await self._commit([job])
 
@@ -406,9 +406,11 @@ class _Committer:
     async def _found(self, job: _Job) -> int | None:
         """Return the number after a batch that was in already, though its answer got lost."""
         assert self._connection is not None  # noqa: S101
-        (head,) = await _execute(self._connection, sql("head", session_id=job.lease.session_id)) or (None,)
-        ours = head is not None and (head["epoch"], head["holder"]) == (job.lease.epoch, job.lease.holder)
-        return head["written"] if ours and head["writes"] == job.lease.writes + 1 else None
+        for head in await _execute(self._connection, sql("head", session_id=job.lease.session_id)):
+            ours = (head["epoch"], head["holder"], head["writes"])
+            if ours == (job.lease.epoch, job.lease.holder, job.lease.writes + 1):
+                return head["written"]
+        return None
 
 
 class _Notifier:

@@ -29,14 +29,12 @@ from holdfast.errors import (
     StoreError,
     StoreFull,
     StoreReadOnly,
-    StoreTooOld,
     StoreUnavailable,
 )
 from holdfast.store.hub import Hub
 from holdfast.store.sql import library
 from holdfast.store.sql.core import Row, Tx, lease_lost, sql
 from holdfast.store.sql.library import Dialect, Statement
-from holdfast.store.sql.schema import LATEST
 from holdfast.store.sql.store import SqlStore
 from holdfast.store.sql.write import Writing
 from holdfast.types import Batch, Lease
@@ -75,10 +73,7 @@ class SqliteStore(SqlStore):
             self._writer = await asyncio.to_thread(_Writer, target, self._translate)
             if self._path != MEMORY:
                 self._readers = _Readers(self._path)
-            if self._upgrade_on_open:
-                await self.upgrade()
-            elif (version := await self._version()) != LATEST:
-                raise StoreTooOld(url=self.url, found=version, known=LATEST)
+            await (self.upgrade() if self._upgrade_on_open else self.require())
         except BaseException as error:
             await self.close()
             raise self._translate(error) from error
@@ -242,7 +237,8 @@ def _arm(name: str) -> str:
     """Return an arm for one row: its values are the relation."""
     arm = library.arm(name, "sqlite")
     values = ", ".join(f"?{n} AS {column}" for n, (column, _) in enumerate(arm.columns, 1))
-    return f"{arm.before}(SELECT {values}, (SELECT seq FROM heads WHERE session_id = ?1) AS head_seq) AS rows{arm.after}"
+    rows = f"(SELECT {values}, (SELECT seq FROM heads WHERE session_id = ?1) AS head_seq) AS rows"  # noqa: S608
+    return f"{arm.before}{rows}{arm.after}"
 
 
 class _Job:
@@ -396,7 +392,7 @@ class _Writer:
         self._connection.execute("SAVEPOINT job")
         try:
             job.result = job.work(self._connection)
-        except Exception as error:  # noqa: BLE001 - delivered to the one who waits for it
+        except Exception as error:
             job.error = self._translate(error)
             if not self._connection.in_transaction:
                 raise  # the whole transaction is gone, as when the disk is full

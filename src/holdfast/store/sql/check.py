@@ -17,6 +17,7 @@ class Check(SqlCore):
             rows = yield sql(name, limit=_PER_INVARIANT)
             invariant = name.removeprefix("check_").replace("_", " ")
             found += [
-                Violation(invariant=invariant, session_id=row["session_id"], detail=row["detail"]) for row in rows
+                Violation(invariant=invariant, session_id=row["session_id"], detail=row["detail"])
+                for row in rows
             ]
         return found

@@ -10,9 +10,9 @@ import binascii
 import functools
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from holdfast.errors import (
     BadCursor,
@@ -27,6 +27,9 @@ from holdfast.ids import check_id, check_text
 from holdfast.store.base import Store
 from holdfast.store.sql.library import Statement
 from holdfast.types import Json, Lease
+
+if TYPE_CHECKING:
+    from types import CoroutineType
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -101,7 +104,9 @@ class SqlCore(Store):
 S = TypeVar("S", bound=SqlCore)
 
 
-def reading(method: Callable[Concatenate[S, P], Tx[T]]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+def reading(
+    method: Callable[Concatenate[S, P], Tx[T]],
+) -> "Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]":
     """Make a method of a transaction that only reads."""
 
     @functools.wraps(method)
@@ -111,19 +116,23 @@ def reading(method: Callable[Concatenate[S, P], Tx[T]]) -> Callable[Concatenate[
     return run
 
 
-def writing(method: Callable[Concatenate[S, P], Tx[T]]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+def writing(
+    method: Callable[Concatenate[S, P], Tx[T]],
+) -> "Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]":
     """Make a method of a transaction that writes. When its answer is lost, whether it happened is not known."""
     return _writing(method, repeatable=False)
 
 
-def repeatable(method: Callable[Concatenate[S, P], Tx[T]]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+def repeatable(
+    method: Callable[Concatenate[S, P], Tx[T]],
+) -> "Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]":
     """Make a method of a transaction that writes and does so once, however often it is sent."""
     return _writing(method, repeatable=True)
 
 
 def _writing(
     method: Callable[Concatenate[S, P], Tx[T]], *, repeatable: bool
-) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+) -> "Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]":
     @functools.wraps(method)
     async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         subject = args[0] if args else None

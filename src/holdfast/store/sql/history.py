@@ -97,9 +97,7 @@ class History(SqlCore):
             raise BadInput(problem="name either the session or the parent of the runs you want")
         order = "first_seq" if parent_id is None else "started_at"
         after: dict[str, Any] = dict(zip((order, "after_id"), from_cursor(cursor, int, str), strict=True))
-        rows = yield sql(
-            "runs", session_id=session_id, parent_id=parent_id, limit=page_limit(limit), **after
-        )
+        rows = yield sql("runs", session_id=session_id, parent_id=parent_id, limit=page_limit(limit), **after)
         more = to_cursor(rows[-1][order], rows[-1]["id"]) if len(rows) == limit else None
         return Page(items=[_run(row) for row in rows], next_cursor=more)
 

@@ -22,9 +22,7 @@ class Journal(SqlCore):
     ) -> Tx[list[Event]]:
         if not 0 <= after <= _LARGEST_SEQ:
             raise BadInput(problem=f"events are numbered from 1; none can come after {after}")
-        rows = yield sql(
-            "events", session_id=session_id, after=after, run_id=run_id, limit=page_limit(limit)
-        )
+        rows = yield sql("events", session_id=session_id, after=after, run_id=run_id, limit=page_limit(limit))
         if not rows and not (yield sql("head", session_id=session_id)):
             raise SessionNotFound(id=session_id)
         return [

@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 
 Dialect: TypeAlias = Literal["sqlite", "postgres"]
 
-_FOLDER = resources.files(__package__)
+_FOLDER = resources.files("holdfast.store.sql")
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _MARKED = re.compile(r"^--\[(\w+)\] ?", re.MULTILINE)
 _OPTIONAL = re.compile(r"--\? (\w+)\s*$")
@@ -98,7 +98,7 @@ def _optional(name: str) -> frozenset[str]:
 
 
 @cache
-def text(name: str, dialect: Dialect, given: frozenset[str]) -> str:
+def text(name: str, dialect: Dialect, given: frozenset[str] = _NONE) -> str:
     """Return the statement for `dialect` with the optional lines of the `given` parameters."""
     lines: list[str] = []
     for line in _text(name, dialect).splitlines():
@@ -146,7 +146,8 @@ def migrations() -> tuple[tuple[int, str, str], ...]:
     """Return every migration as (version, name, text), in order."""
     files = sorted(f.name for f in (_FOLDER / "migrations").iterdir() if f.name.endswith(".sql"))
     return tuple(
-        (int(name[:4]), name.removesuffix(".sql"), (_FOLDER / "migrations" / name).read_text()) for name in files
+        (int(name[:4]), name.removesuffix(".sql"), (_FOLDER / "migrations" / name).read_text())
+        for name in files
     )
 
 

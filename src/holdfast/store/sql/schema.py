@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from holdfast.errors import StoreTooNew
+from holdfast.errors import StoreTooNew, StoreTooOld
 from holdfast.store.sql import library
 from holdfast.store.sql.core import SqlCore, Tx, reading, repeatable, sql
 from holdfast.store.sql.library import Dialect, Statement
@@ -19,6 +19,13 @@ class Schema(SqlCore):
     async def upgrade(self) -> int:
         # Looked up first without a lock, and without the right to create anything.
         return LATEST if await self._version() == LATEST else await self._upgrade()
+
+    async def require(self) -> int:
+        """Return the version if it is the one this code needs."""
+        version = await self._version()
+        if version != LATEST:
+            raise StoreTooOld(url=self.url, found=version, known=LATEST)
+        return version
 
     @repeatable
     def _upgrade(self) -> Tx[int]:

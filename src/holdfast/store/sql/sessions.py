@@ -127,7 +127,9 @@ class Sessions(SqlCore):
 
     def _state(self, session_id: str) -> Tx[State]:
         rows = yield sql("state", session_id=session_id)
-        return State(version=rows[0]["version"], body=rows[0]["body"]) if rows else State(version=0, body="null")
+        return (
+            State(version=rows[0]["version"], body=rows[0]["body"]) if rows else State(version=0, body="null")
+        )
 
     @writing
     def set_state(self, session_id: str, body: Json, *, expected: int) -> Tx[State]:
@@ -157,7 +159,9 @@ class Sessions(SqlCore):
         check_id(consumer, "consumer")
         head = yield from self._lock_head(session_id)
         if not 0 <= seq <= head["seq"]:
-            raise BadInput(problem=f"session {session_id} has events 1 to {head['seq']}, a cursor cannot be at {seq}")
+            raise BadInput(
+                problem=f"session {session_id} has events 1 to {head['seq']}, a cursor cannot be at {seq}"
+            )
         yield sql("set_cursor", session_id=session_id, consumer=consumer, seq=seq)
         rows = yield sql("cursors", session_id=session_id)
         return next(_cursor(row) for row in rows if row["consumer"] == consumer)

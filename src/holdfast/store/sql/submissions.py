@@ -98,9 +98,7 @@ class Submissions(SqlCore):
         return submission
 
     @writing
-    def take(
-        self, lease: Lease, *, lane: Lane | None = None, max_attempts: int = 5
-    ) -> Tx[Submission | None]:
+    def take(self, lease: Lease, *, lane: Lane | None = None, max_attempts: int = 5) -> Tx[Submission | None]:
         while True:
             rows = yield sql("next_submission", session_id=lease.session_id, lane=lane)
             if not rows:
@@ -129,7 +127,9 @@ class Submissions(SqlCore):
         limit: int = 50,
     ) -> Tx[Page[Submission]]:
         (after,) = from_cursor(cursor, int)
-        rows = yield sql("submissions", session_id=session_id, state=state, after=after, limit=page_limit(limit))
+        rows = yield sql(
+            "submissions", session_id=session_id, state=state, after=after, limit=page_limit(limit)
+        )
         more = to_cursor(rows[-1]["position"]) if len(rows) == limit else None
         return Page(items=[_submission(row) for row in rows], next_cursor=more)
 

@@ -1,0 +1,73 @@
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.store.sql.schema import LATEST
+from tests.conftest import Engine
+
+COMMAND = Path(sys.executable).parent / "holdfast"
+
+
+def holdfast(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False, cwd=folder)
+
+
+@pytest.mark.processes
+async def test_upgrade_status_check(engine: Engine, tmp_path: Path):
+    def run(*arguments: str):
+        return holdfast("db", *arguments, "--store", engine.url, "--json", folder=tmp_path)
+
+    assert json.loads(run("upgrade").stdout) == {"version": LATEST}
+    status = json.loads(run("status").stdout)
+    assert (status["version"], status["latest"], status["sessions"]) == (LATEST, LATEST, 0)
+    checked = run("check")
+    assert (checked.returncode, json.loads(checked.stdout)) == (0, {"violations": []})
+
+
+def test_output_for_people(tmp_path: Path):
+    assert holdfast("db", "upgrade", folder=tmp_path).stdout == f"The schema is at version {LATEST}.\n"
+    assert "sessions         0" in holdfast("db", "status", folder=tmp_path).stdout
+    assert holdfast("db", "check", folder=tmp_path).stdout == "Every invariant holds.\n"
+    assert (tmp_path / "holdfast.db").exists()
+
+
+def test_check_names_what_is_broken(tmp_path: Path):
+    holdfast("db", "upgrade", folder=tmp_path)
+    connection = sqlite3.connect(tmp_path / "holdfast.db")
+    connection.execute("INSERT INTO heads (session_id, epoch, seq, writes, written) VALUES ('ghost', 0, 0, 0, 0)")
+    connection.commit()
+    connection.close()
+    checked = holdfast("db", "check", folder=tmp_path)
+    assert checked.returncode == 1
+    assert "head has session: session ghost" in checked.stdout
+
+
+def test_an_old_schema_is_shown_and_not_touched(tmp_path: Path):
+    sqlite3.connect(tmp_path / "holdfast.db").close()
+    shown = holdfast("db", "status", folder=tmp_path)
+    assert shown.returncode == 0
+    assert "version          0" in shown.stdout
+    assert "holdfast db upgrade" in shown.stdout
+    checked = holdfast("db", "check", folder=tmp_path)
+    assert (checked.returncode, "Run `holdfast db upgrade`" in checked.stderr) == (2, True)
+
+
+def test_looking_creates_nothing(tmp_path: Path):
+    for command in ("status", "check"):
+        looked = holdfast("db", command, folder=tmp_path)
+        assert looked.returncode == 2
+        assert looked.stderr.startswith("error: The store at sqlite:///holdfast.db cannot be reached")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [("--store", "mysql://x"), ("--store", "postgresql://a:secret@127.0.0.1:1/x")])
+def test_an_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...]):
+    failed = holdfast("db", "status", *arguments, folder=tmp_path)
+    assert failed.returncode == 2
+    assert failed.stderr.startswith("error: ")
+    assert failed.stderr.count("\n") == 1
+    assert "secret" not in failed.stderr

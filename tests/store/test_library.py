@@ -1,0 +1,49 @@
+"""The .sql files and the code that names them belong together."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from holdfast.store import sql
+from holdfast.store.sql import library
+from holdfast.store.sql.retention import CONTENT
+from holdfast.store.sql.write import ARMS
+
+FOLDER = Path(sql.__file__).parent
+
+
+def test_every_statement_is_used_and_every_name_exists():
+    code = "\n".join(path.read_text() for path in (*FOLDER.glob("*.py"), *FOLDER.parent.glob("*.py")))
+    used = set(re.findall(r'\b(?:sql|text|Statement)\(\s*f?["\'](\w+)["\']', code))
+    used |= {*ARMS, *(f"delete_{table}" for table in CONTENT)}
+    used |= {name for name in library.statement_names() if name.startswith("check_")}
+    assert used == library.statement_names()
+
+
+def test_engine_lines():
+    text = "SELECT 1\n--[sqlite] FROM a\n--[postgres] FROM b -- why\n;\n-- a comment"
+    assert library.for_dialect(text, "sqlite") == "SELECT 1\nFROM a"
+    assert library.for_dialect(text, "postgres") == "SELECT 1\nFROM b"
+
+
+def test_optional_lines_follow_the_given_parameters():
+    plain = library.text("submissions", "sqlite")
+    assert "state = :state" not in plain
+    assert "state = :state" in library.text("submissions", "sqlite", frozenset({"state"}))
+
+
+def test_parameters_are_numbered_in_order_of_appearance():
+    text, names = library.numbered("submissions", frozenset({"state", "after"}))
+    assert names == ("session_id", "state", "after", "limit")
+    assert re.findall(r"\$\d", text) == ["$1", "$2", "$3", "$4"]
+    assert ":" not in text
+
+
+def test_migrations_are_numbered_without_holes():
+    assert [number for number, _, _ in library.migrations()] == list(range(1, len(library.migrations()) + 1))
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_an_arm_begins_with_its_session(name: str):
+    assert library.arm(name, "postgres").columns[0] == ("session_id", "text")
