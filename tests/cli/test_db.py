@@ -38,7 +38,9 @@ def test_output_for_people(tmp_path: Path):
 def test_check_names_what_is_broken(tmp_path: Path):
     holdfast("db", "upgrade", folder=tmp_path)
     connection = sqlite3.connect(tmp_path / "holdfast.db")
-    connection.execute("INSERT INTO heads (session_id, epoch, seq, writes, written) VALUES ('ghost', 0, 0, 0, 0)")
+    connection.execute(
+        "INSERT INTO heads (session_id, epoch, seq, writes, written) VALUES ('ghost', 0, 0, 0, 0)"
+    )
     connection.commit()
     connection.close()
     checked = holdfast("db", "check", folder=tmp_path)
@@ -64,7 +66,9 @@ def test_looking_creates_nothing(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [("--store", "mysql://x"), ("--store", "postgresql://a:secret@127.0.0.1:1/x")])
+@pytest.mark.parametrize(
+    "arguments", [("--store", "mysql://x"), ("--store", "postgresql://a:secret@127.0.0.1:1/x")]
+)
 def test_an_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...]):
     failed = holdfast("db", "status", *arguments, folder=tmp_path)
     assert failed.returncode == 2

@@ -5,6 +5,7 @@ import pytest
 
 from holdfast.errors import SessionNotFound
 from holdfast.store import Store, open_store
+from holdfast.store.hub import Hub
 from tests.builders import held_session, new_session, ticks
 from tests.conftest import Engine
 
@@ -95,7 +96,7 @@ async def test_across_stores(engine: Engine, store: Store):
             assert await watching == list(range(1, 201))
 
 
-def forget(session_id: str) -> None:
+def forget(*_: object) -> None:
     """Tell nobody."""
 
 
@@ -107,7 +108,8 @@ async def test_a_lost_hint_costs_a_moment_not_an_event(
     async with open_store(engine.url) as other:
         watching = asyncio.create_task(collect(other, lease.session_id, after=0, upto=1))
         await asyncio.sleep(0.05)
-        monkeypatch.setattr(store, "_announce", forget)
+        monkeypatch.setattr(Hub, "changed", forget)
+        monkeypatch.setattr("holdfast.store.postgres._Notifier.announce", forget)
         await store.write(lease, ticks())
         async with asyncio.timeout(5):
             assert await watching == [1]

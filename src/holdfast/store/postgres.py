@@ -93,7 +93,7 @@ class PostgresStore(SqlStore):
         except BaseException as error:
             await self.close()
             raise self._translate(error) from error
-        self._committer = _Committer(self._connect, self._translate)
+        self._committer = _Committer(self._connect, self._translate, self._announce)
         self._notifier = _Notifier(self._connect, self._hub, self._look)
         return self
 
@@ -114,16 +114,14 @@ class PostgresStore(SqlStore):
         writing = Writing(lease.session_id, batch, self._check_size)
         if self._committer is None:
             raise StoreUnavailable(url=self.url, problem="it is not open")
-        seq = await self._committer.submit(lease, writing)
-        self._announce(lease.session_id)
-        return seq
+        return await self._committer.submit(lease, writing)
 
     async def shrink(self, *, limit: int = 1000) -> int:
         """Do nothing: autovacuum gives the space of deleted rows back to the table."""
         del limit
         return 0
 
-    async def _transact(self, make: Callable[[], Tx[T]], *, repeatable: bool) -> T:
+    async def _transact(self, make: Callable[[], Tx[T]], *, repeatable: bool, changes: str | None) -> T:
         """Run it in a transaction. It is sent again if it cannot have happened, or does no harm when it happens twice."""
         deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
         while True:
@@ -140,6 +138,8 @@ class PostgresStore(SqlStore):
                         raise
                     committing = True
                     await transaction.commit()
+                    if changes is not None:
+                        self._announce(changes)
                     return result
             except _AGAIN:
                 pass
@@ -168,6 +168,7 @@ class PostgresStore(SqlStore):
                 raise self._translate(error) from error
 
     def _announce(self, session_id: str) -> None:
+        """Tell the readers of a session here, and hint to other processes."""
         self._hub.changed((session_id,))
         if self._notifier is not None:
             self._notifier.announce(session_id)
@@ -293,9 +294,11 @@ class _Committer:
         self,
         connect: Callable[[], Coroutine[Any, Any, "Connection"]],
         translate: Callable[[BaseException], BaseException],
+        announce: Callable[[str], None],
     ) -> None:
         self._connect = connect
         self._translate = translate
+        self._announce = announce
         self._connection: Connection | None = None
         self._waiting: deque[_Job] = deque()
         self._wake = asyncio.Event()
@@ -402,6 +405,7 @@ class _Committer:
                 job.fail(lease_lost(job.lease, "another holder took it, or it was released"))
             else:
                 job.succeed(seq)
+                self._announce(job.lease.session_id)
 
     async def _found(self, job: _Job) -> int | None:
         """Return the number after a batch that was in already, though its answer got lost."""

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Self, TypeVar
@@ -70,7 +70,7 @@ class SqliteStore(SqlStore):
     async def open(self) -> Self:
         try:
             target = self._path if self._upgrade_on_open else _existing(self._path)
-            self._writer = await asyncio.to_thread(_Writer, target, self._translate)
+            self._writer = await asyncio.to_thread(_Writer, target, self._hub, self._translate)
             if self._path != MEMORY:
                 self._readers = _Readers(self._path)
             await (self.upgrade() if self._upgrade_on_open else self.require())
@@ -82,16 +82,16 @@ class SqliteStore(SqlStore):
         return self
 
     async def close(self) -> None:
-        for part in (self._poller, self._readers, self._writer):
+        parts = (self._poller, self._readers, self._writer)
+        self._poller = self._readers = self._writer = None
+        for part in parts:
             if part is not None:
                 await asyncio.to_thread(part.close)
-        self._poller = self._readers = self._writer = None
 
     async def write(self, lease: Lease, batch: Batch) -> int:
         writing = Writing(lease.session_id, batch, self._check_size)
-        seq = await self._running().submit(lambda connection: _write(connection, lease, writing))
-        self._announce(lease.session_id)
-        return seq
+        work = partial(_write, lease=lease, writing=writing)
+        return await self._running().submit(work, changes=lease.session_id)
 
     async def shrink(self, *, limit: int = 1000) -> int:
         def vacuum(connection: sqlite3.Connection) -> int:
@@ -101,21 +101,18 @@ class SqliteStore(SqlStore):
 
         return await self._running().submit(vacuum, chore=True)
 
-    async def _transact(self, make: Callable[[], Tx[T]], *, repeatable: bool) -> T:
+    async def _transact(self, make: Callable[[], Tx[T]], *, repeatable: bool, changes: str | None) -> T:
         del repeatable  # an answer cannot get lost between us and the file
-        return await self._running().submit(lambda connection: _run(connection, make()))
+        return await self._running().submit(lambda connection: _run(connection, make()), changes=changes)
 
     async def _read(self, make: Callable[[], Tx[T]]) -> T:
-        writer = self._running()
-        if self._readers is None:
+        writer, readers = self._running(), self._readers
+        if readers is None:
             return await writer.submit(lambda connection: _run(connection, make()))
         try:
-            return await self._readers.run(make)
+            return await readers.run(make)
         except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
             raise self._translate(error) from error
-
-    def _announce(self, session_id: str) -> None:
-        self._hub.changed((session_id,))
 
     def _running(self) -> "_Writer":
         if self._writer is None:
@@ -244,11 +241,12 @@ def _arm(name: str) -> str:
 class _Job:
     """Work on the connection, inside of a transaction unless it is a chore, and who waits for it."""
 
-    __slots__ = ("chore", "done", "error", "future", "loop", "result", "work")
+    __slots__ = ("changes", "chore", "done", "error", "future", "loop", "result", "work")
 
-    def __init__(self, work: Callable[[sqlite3.Connection], Any], chore: bool) -> None:
+    def __init__(self, work: Callable[[sqlite3.Connection], Any], chore: bool, changes: str | None) -> None:
         self.work = work
         self.chore = chore
+        self.changes = changes
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[None] | None = None
         self.done = False
@@ -273,7 +271,8 @@ class _Job:
 class _Writer:
     """The one connection that writes."""
 
-    def __init__(self, path: str, translate: Callable[[BaseException], BaseException]) -> None:
+    def __init__(self, path: str, hub: Hub, translate: Callable[[BaseException], BaseException]) -> None:
+        self._hub = hub
         self._translate = translate
         self._waiting: deque[_Job] = deque()
         self._wake: SimpleQueue[bool] = SimpleQueue()
@@ -288,9 +287,11 @@ class _Writer:
         self._thread = threading.Thread(target=self._work, name="holdfast-writer", daemon=True)
         self._thread.start()
 
-    async def submit(self, work: Callable[[sqlite3.Connection], T], *, chore: bool = False) -> T:
-        """Do the work and return after the commit. If the caller is cancelled meanwhile, the work is done all the same."""
-        job = _Job(work, chore)
+    async def submit(
+        self, work: Callable[[sqlite3.Connection], T], *, chore: bool = False, changes: str | None = None
+    ) -> T:
+        """Do the work and return after the commit. If the caller is cancelled meanwhile, it is done all the same."""
+        job = _Job(work, chore, changes)
         self._waiting.append(job)
         try:
             await asyncio.sleep(0)  # what else is written in this turn of the loop joins the group
@@ -322,7 +323,7 @@ class _Writer:
             job = self._waiting.popleft()
         except IndexError:
             return True
-        if job.chore:
+        if job.chore or job.loop is not asyncio.get_running_loop():
             self._waiting.appendleft(job)
             return False
         try:
@@ -331,6 +332,7 @@ class _Writer:
             self._waiting.appendleft(job)
             return False
         self._transact([job], begun=True)
+        self._tell([job])
         job.deliver()
         return True
 
@@ -346,18 +348,26 @@ class _Writer:
             group: list[_Job] = []
             while self._waiting and len(group) < _LARGEST_GROUP:
                 group.append(self._waiting.popleft())
-            self._commit(group)
+            try:
+                self._commit(group)
+            except Exception as error:  # noqa: BLE001 - the thread goes on; those who wait are told
+                for job in group:
+                    job.error = job.error or self._translate(error)
+            self._tell(group)
             for loop in {job.loop for job in group}:
                 mine = [job for job in group if job.loop is loop]
                 if not loop.is_closed():
                     loop.call_soon_threadsafe(_deliver, mine)
+
+    def _tell(self, group: list[_Job]) -> None:
+        self._hub.changed([job.changes for job in group if job.changes is not None and job.error is None])
 
     def _commit(self, group: list[_Job]) -> None:
         for job in group:
             if job.chore:
                 try:
                     job.result = job.work(self._connection)
-                except sqlite3.Error as error:
+                except Exception as error:  # noqa: BLE001 - delivered to the one who waits for it
                     job.error = self._translate(error)
         jobs = [job for job in group if not job.chore]
         if jobs:
@@ -368,6 +378,8 @@ class _Writer:
         connection = self._connection
         started = time.perf_counter()
         try:
+            if connection.in_transaction and not begun:
+                connection.execute("ROLLBACK")  # an earlier one could not be ended
             if not begun:
                 _patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
             try:

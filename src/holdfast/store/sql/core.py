@@ -59,16 +59,15 @@ class SqlCore(Store):
         self._max_pending = max_pending
 
     @abstractmethod
-    async def _transact(self, make: Callable[[], Tx[T]], *, repeatable: bool) -> T:
-        """Run a transaction that writes; return after the commit. May send it again if `repeatable`."""
+    async def _transact(self, make: Callable[[], Tx[T]], *, repeatable: bool, changes: str | None) -> T:
+        """Run a transaction that writes and return after the commit. May send it again if `repeatable`.
+
+        The readers of the session that it `changes` are told, here and in other processes.
+        """
 
     @abstractmethod
     async def _read(self, make: Callable[[], Tx[T]]) -> T:
         """Run a transaction that only reads, on one consistent cut."""
-
-    @abstractmethod
-    def _announce(self, session_id: str) -> None:
-        """Tell readers, here and in other processes, that the session has changed."""
 
     def _check_size(self, text: str, what: str) -> None:
         size = check_text(text, what)
@@ -136,17 +135,16 @@ def _writing(
     @functools.wraps(method)
     async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         subject = args[0] if args else None
+        lease = subject if isinstance(subject, Lease) else None
+        session_id = lease.session_id if lease else subject if isinstance(subject, str) else None
         try:
-            result = await self._transact(lambda: method(self, *args, **kwargs), repeatable=repeatable)  # pyright: ignore[reportPrivateUsage]
+            return await self._transact(  # pyright: ignore[reportPrivateUsage]
+                lambda: method(self, *args, **kwargs), repeatable=repeatable, changes=session_id
+            )
         except StoreUnavailable:
-            if isinstance(subject, Lease) and not repeatable:
-                subject.lost = True
+            if lease is not None and not repeatable:
+                lease.lost = True  # whether it happened is not known
             raise
-        if isinstance(subject, Lease):
-            subject = subject.session_id
-        if isinstance(subject, str):
-            self._announce(subject)  # pyright: ignore[reportPrivateUsage]
-        return result
 
     return run
 
