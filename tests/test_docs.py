@@ -1,0 +1,71 @@
+"""The docs say what the code does: a command, setting or method that is not documented fails here."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from holdfast.cli import app
+from holdfast.config import PREFIX, Settings
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+
+
+def test_every_command_and_option_is_documented():
+    page = (DOCS / "reference" / "cli.md").read_text()
+    groups = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+    for group, commands in groups.items():  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        for name, command in commands.commands.items():  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            (row,) = [line for line in page.splitlines() if line.startswith(f"| `holdfast {group} {name}`")]
+            for parameter in command.params:  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+                assert f"`{parameter.opts[0]}`" in row  # pyright: ignore[reportUnknownMemberType]
+
+
+def test_every_setting_is_documented():
+    page = (DOCS / "reference" / "settings.md").read_text()
+    for name, field in Settings.model_fields.items():
+        (row,) = [
+            line for line in page.splitlines() if line.startswith(f"| `{PREFIX}{name.upper()}` | `{name}` |")
+        ]
+        default = str(field.default).removesuffix(".0")
+        assert f"| `{default}` |" in row
+
+
+def test_the_reference_of_the_store_is_up_to_date():
+    made = subprocess.run(
+        [sys.executable, "-c", "import make_reference; print(make_reference.reference(), end='')"],
+        cwd=DOCS,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (DOCS / "reference" / "store.md").read_text() == made.stdout, "run: python docs/make_reference.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path):
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith(("http:", "https:")):
+            assert (page.parent / target).exists(), target
+
+
+def test_the_example_of_the_readme_runs(tmp_path: Path):
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == '1 hello {"to": "world"}\n'
+
+
+def test_the_tour_runs():
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "tour.py"], capture_output=True, text=True, check=True
+    )
+    assert "Nothing acknowledged is lost" in done.stdout
+    assert "refused: The lease on session" in done.stdout
+    assert "every invariant of the store holds" in done.stdout
