@@ -16,21 +16,24 @@ from holdfast.errors import LeaseLost, SessionBusy
 from holdfast.types import Batch, NewEvent
 
 
-async def writer(url: str, session_id: str, ttl: str) -> None:
-    """Write events until told otherwise, naming each one once it is durable."""
+async def writer(url: str, session_id: str, pause_at: str = "never") -> None:
+    """Write events until stopped, naming each one once it is durable; at a chosen one, fall asleep."""
     async with open_store(url) as store:
-        holder = await store.join(f"writer {os.getpid()}", ttl=float(ttl))
+        holder = await store.join(f"writer {os.getpid()}", ttl=1)
         lease = await store.acquire(session_id, holder)
         try:
             while True:
-                print(await store.write(lease, Batch(events=[NewEvent(kind="step")])), flush=True)
+                seq = await store.write(lease, Batch(events=[NewEvent(kind="step")]))
+                print(seq, flush=True)
+                if str(seq) == pause_at:
+                    os.kill(os.getpid(), signal.SIGSTOP)
         except LeaseLost as lost:
             print(f"refused: {lost}", flush=True)
 
 
-async def start(url: str, session_id: str, ttl: float) -> asyncio.subprocess.Process:
+async def start(*arguments: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, __file__, "writer", url, session_id, str(ttl)), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, __file__, "writer", *arguments), stdout=asyncio.subprocess.PIPE
     )
 
 
@@ -52,7 +55,7 @@ async def tour(url: str) -> None:
     async with open_store(url) as store:
         print(f"1. A session in {store.engine}, and a process that writes to it.")
         session = await store.create_session(agent="demo", owner="you", title="A tour")
-        first = await start(url, session.id, ttl=1)
+        first = await start(url, session.id)
         heard = await hear(first, 200)
         print(f"   It was told that event {heard} is durable. kill -9, now.")
         first.send_signal(signal.SIGKILL)
@@ -77,9 +80,8 @@ async def tour(url: str) -> None:
         await store.release(lease)
 
         print("3. A writer that is paused past its deadline, while another goes on.")
-        second = await start(url, session.id, ttl=1)
+        second = await start(url, session.id, str((await store.session(session.id)).seq + 50))
         await hear(second, 50)
-        second.send_signal(signal.SIGSTOP)
         while (await store.session(session.id)).holder is not None:
             await asyncio.sleep(0.05)
         lease = await store.acquire(session.id, holder)

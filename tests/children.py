@@ -17,9 +17,9 @@ def event(token: str) -> Batch:
     return Batch(events=[NewEvent(kind="tick", payload=json.dumps(token))])
 
 
-async def take_turns(store: Store, session_id: str, name: str, count: str) -> None:
+async def take_turns(store: Store, session_id: str, name: str, count: str, ttl: str = "60") -> None:
     """Append to a session that others append to as well, each time with a new lease."""
-    holder = await store.join(name, ttl=60)
+    holder = await store.join(name, ttl=float(ttl))
     for number in range(int(count)):
         while True:
             try:

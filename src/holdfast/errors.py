@@ -142,7 +142,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreBusy(StoreError):
-    """The store at {url} was locked by another process for {seconds} seconds. Try again, or find who holds the lock."""
+    """The store at {url} was locked by another process for {seconds} seconds. Try again, or find who holds the lock: a process paused inside of a write does."""
 
     code = "store_busy"
 

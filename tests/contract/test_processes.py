@@ -6,14 +6,14 @@ import random
 import signal
 import sys
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import asyncpg
 import pytest
 
-from holdfast.errors import LeaseLost
+from holdfast.errors import LeaseLost, SessionBusy
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, NewEvent
 from tests.builders import held_session, new_session, ticks, until
@@ -148,6 +148,37 @@ async def test_a_holder_that_was_paused_is_refused(engine: Engine, store: Store)
         assert await paused.tell("stale again") == {"error": "lease_lost"}
     assert await tokens(store, session_id) == ["before", "after"]
     assert await store.write(lease, ticks()) == 3
+
+
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+async def test_a_process_paused_inside_of_a_transaction_blocks_nobody_for_long(engine: Engine, store: Store):
+    """It may have any lock when it stops; the server takes it away. SQLite cannot: see docs/how-to/stores.md."""
+    chance = random.Random(17)
+    ids = [await new_session(store) for _ in range(6)]
+    holder = await store.join("successor")
+    async with AsyncExitStack() as running:
+        children = [
+            await running.enter_async_context(child("take_turns", engine.url, session_id, "p", "100000", "1"))
+            for session_id in ids
+        ]
+        for paused in children:
+            for _ in range(chance.randint(5, 25)):
+                await paused.hear()
+            await asyncio.sleep(chance.uniform(0, 0.004))
+            paused.process.send_signal(signal.SIGSTOP)
+
+        async def take_over(session_id: str) -> None:
+            while True:
+                try:
+                    lease = await store.acquire(session_id, holder)
+                except SessionBusy:
+                    await asyncio.sleep(0.05)
+                else:
+                    await store.write(lease, ticks())
+                    return
+
+        async with asyncio.timeout(10):
+            await asyncio.gather(*map(take_over, ids))
 
 
 async def test_several_processes_migrate_at_once(engine: Engine):

@@ -216,7 +216,12 @@ class PostgresStore(SqlStore):
                 return error
 
 
-_SETTINGS: Final = {"search_path": "holdfast", "application_name": "holdfast"}
+_SETTINGS: Final = {
+    "search_path": "holdfast",
+    "application_name": "holdfast",
+    # A process that is paused inside of a transaction must not keep its locks for longer than its lease.
+    "idle_in_transaction_session_timeout": "5s",
+}
 
 
 def _without_password(url: str) -> str:
