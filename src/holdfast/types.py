@@ -101,10 +101,11 @@ class Run:
     ended_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class NewEvent:
     """An event on its way into the journal; the store gives it its number and its time.
 
+    Like `Batch` it is not frozen, since it is made on the hot path, where freezing costs more than it is worth.
     `message` refers to a message of the history as (segment, position): its content is stored there, once.
     """
 
@@ -197,7 +198,7 @@ class Effect:
     ended_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Batch:
     """Everything one step changed, each noun in its new state. It is written whole or not at all.
 
@@ -231,8 +232,9 @@ class Holder:
 class Lease:
     """The right to write to a session. `epoch` is the fencing token.
 
-    Not frozen: `writes` counts the batches written under it, so that a batch whose answer was lost is recognized
-    when it is sent again; `lost` is set once a write was refused, or its fate could not be learned.
+    Not frozen. `writes` counts the batches written under it, so that a batch whose answer was lost is recognized
+    when it is sent again. `seq` is the session's number as far as the holder knows. `lost` is set once a write was
+    refused, or its fate could not be learned.
     """
 
     session_id: str
@@ -240,6 +242,7 @@ class Lease:
     holder: str
     taken_from: str | None = None
     writes: int = field(default=0, compare=False)
+    seq: int = field(default=0, compare=False)
     lost: bool = field(default=False, compare=False)
 
 

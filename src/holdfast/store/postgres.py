@@ -87,7 +87,7 @@ class PostgresStore(SqlStore):
     async def open(self) -> Self:
         try:
             self._pool = await asyncpg.create_pool(
-                self._address, min_size=1, max_size=_CONNECTIONS, server_settings=_SETTINGS
+                self._address, min_size=1, max_size=_CONNECTIONS, server_settings=_SETTINGS, reset=_keep
             )
             await (self.upgrade() if self._upgrade_on_open else self.require())
         except BaseException as error:
@@ -155,11 +155,8 @@ class PostgresStore(SqlStore):
         deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
         while True:
             try:
-                async with (
-                    self._running().acquire() as connection,
-                    connection.transaction(isolation="repeatable_read", readonly=True),
-                ):
-                    return await _run(connection, make())
+                async with self._running().acquire() as connection:
+                    return await _look_up(connection, make)
             except _GONE as error:
                 if asyncio.get_running_loop().time() > deadline or isinstance(error, ValueError):
                     raise self._translate(error) from error
@@ -221,6 +218,9 @@ _SETTINGS: Final = {
     "application_name": "holdfast",
     # A process that is paused inside of a transaction must not keep its locks for longer than its lease.
     "idle_in_transaction_session_timeout": "5s",
+    # Every statement is keyed. Plans are made once, and a table that was empty then does not make them scans for good.
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
 }
 
 
@@ -233,6 +233,23 @@ def _without_password(url: str) -> str:
 
 def _watched(session_ids: list[str]) -> Tx[Sequence[Row]]:
     return (yield sql("watched_heads", session_ids=json.dumps(session_ids)))
+
+
+async def _keep(connection: object) -> None:
+    """Leave a connection as it is when it goes back to the pool: nothing of ours needs a reset."""
+
+
+async def _look_up(connection: Any, make: Callable[[], Tx[T]]) -> T:
+    """Run a transaction that only reads. One statement is a consistent cut by itself; for more, begin again in one."""
+    tx = make()
+    try:
+        tx.send(await _execute(connection, next(tx)))
+    except StopIteration as end:
+        return end.value
+    finally:
+        tx.close()
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        return await _run(connection, make())
 
 
 async def _run(connection: Any, tx: Tx[T]) -> T:

@@ -3,10 +3,11 @@
 -- runs the fence and all arms of all batches in a group as one statement, in which a refused batch has no rows.
 
 -- name: fence_group
+-- The holder is compared as an expression, so that no plan looks heads up by it: one holder may have thousands.
 UPDATE heads SET seq = heads.seq + r.count, writes = heads.writes + 1, written = heads.seq + r.count
 FROM unnest($1::text[], $2::bigint[], $3::text[], $4::bigint[], $5::bigint[])
   AS r(session_id, epoch, holder, writes, count)
-WHERE heads.session_id = r.session_id AND heads.epoch = r.epoch AND heads.holder = r.holder
+WHERE heads.session_id = r.session_id AND heads.epoch = r.epoch AND heads.holder || '' = r.holder
   AND heads.writes = r.writes
 RETURNING heads.session_id, heads.seq;
 

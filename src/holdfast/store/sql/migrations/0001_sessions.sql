@@ -54,7 +54,7 @@ CREATE TABLE heads (
 --[postgres] WITH (fillfactor = 50)
 ;
 CREATE INDEX heads_ready ON heads (ready_at) WHERE ready_at IS NOT NULL;
-CREATE INDEX heads_holder ON heads (holder) WHERE holder IS NOT NULL;
+CREATE INDEX heads_holder ON heads (holder, tenure) WHERE holder IS NOT NULL;
 
 CREATE TABLE holders (
   id            idtext PRIMARY KEY,

@@ -1,0 +1,295 @@
+"""How a SQLite file is written: one connection, and group commit on a thread of its own.
+
+Whatever waits shares the next transaction. A job that is alone while jobs are quick is done right where it was asked
+for: then waiting costs less than changing threads.
+"""
+
+import asyncio
+import math
+import random
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from holdfast.store.hub import Hub
+
+T = TypeVar("T")
+
+BUSY_SECONDS = 30.0
+_CHECKPOINT_PAGES = 4000
+_LARGEST_GROUP = 256
+_QUICK_SECONDS = 0.0003
+"""A job that takes less than this on average is not worth a change of threads."""
+_SPLIT_JOBS = 16
+_SPLIT_SECONDS = 0.002
+"""More jobs than this are split in two while a sync takes less than this."""
+
+
+def connect(path: str) -> sqlite3.Connection:
+    """Open a connection that knows the time and waits a little for others."""
+    connection = sqlite3.connect(
+        path,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
+        uri=path.startswith("file://"),
+    )
+    connection.row_factory = sqlite3.Row
+    connection.create_function("now_us", 0, _now_us)
+    connection.execute("PRAGMA busy_timeout = 5000")
+    return connection
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    """Set what belongs to the file, before the first table, and what belongs to the writer."""
+    _patiently(lambda: connection.execute("PRAGMA auto_vacuum = INCREMENTAL"))
+    _patiently(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchall())
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+    connection.execute("PRAGMA busy_timeout = 0")  # waiting is done by _patiently, which is fairer
+
+
+def _patiently(action: Callable[[], T]) -> T:
+    """Do it as soon as other processes let us. Short random pauses, so that nobody starves."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            return action()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311
+
+
+class _Job:
+    """Work on the connection, inside of a transaction unless it is a chore, and who waits for it."""
+
+    __slots__ = ("changes", "chore", "done", "error", "future", "loop", "result", "work")
+
+    def __init__(self, work: Callable[[sqlite3.Connection], Any], chore: bool, changes: str | None) -> None:
+        self.work = work
+        self.chore = chore
+        self.changes = changes
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[None] | None = None
+        self.done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def deliver(self) -> None:
+        """Say that it is done; on its own loop."""
+        self.done = True
+        if self.future is not None and not self.future.done():
+            self.future.set_result(None)
+
+    async def wait(self) -> Any:
+        if not self.done:
+            self.future = self.loop.create_future()
+            await self.future
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class _Average:
+    """What something has taken lately; for ever, until it was measured."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = math.inf
+
+    def add(self, seconds: float) -> None:
+        self.value = seconds if self.value == math.inf else self.value + (seconds - self.value) / 4
+
+
+def _deliver(jobs: list[_Job]) -> None:
+    for job in jobs:
+        job.deliver()
+
+
+class Writer:
+    """The one connection that writes, on a thread of its own or, for a lone quick job, on the caller's."""
+
+    def __init__(self, path: str, hub: Hub, translate: Callable[[BaseException], BaseException]) -> None:
+        self._hub = hub
+        self._translate = translate
+        self._waiting: deque[_Job] = deque()
+        self._finished: list[_Job] = []  # committed, not handed out yet
+        self._wake: SimpleQueue[bool] = SimpleQueue()
+        self._woken = False
+        self._busy = threading.Lock()
+        self._company = False  # whether the last group had more than one job
+        self._lone_seconds = _Average()
+        self._sync_seconds = _Average()
+        self._connection = connect(path)
+        try:
+            _prepare(self._connection)
+        except BaseException:
+            self._connection.close()
+            raise
+        self._thread = threading.Thread(target=self._work, name="holdfast-writer", daemon=True)
+        self._thread.start()
+
+    async def submit(
+        self, work: Callable[[sqlite3.Connection], T], *, chore: bool = False, changes: str | None = None
+    ) -> T:
+        """Do the work and return after the commit. If the caller is cancelled meanwhile, it is done all the same."""
+        job = _Job(work, chore, changes)
+        self._waiting.append(job)
+        try:
+            if not self._company:
+                await asyncio.sleep(0)  # what else is written in this turn of the loop joins the group
+        finally:
+            self._flush()
+        return await job.wait()
+
+    def close(self) -> None:
+        """Do what waits, then disconnect."""
+        self._wake.put(False)
+        self._thread.join()
+        self._connection.close()
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        alone = len(self._waiting) == 1 and not self._company
+        if alone and self._lone_seconds.value < _QUICK_SECONDS and self._busy.acquire(blocking=False):
+            try:
+                done = self._at_once()
+            finally:
+                self._busy.release()
+            if done:
+                return
+        if not self._woken:
+            self._woken = True
+            self._wake.put(True)
+
+    def _at_once(self) -> bool:
+        """Commit the one job that waits, unless another process has the lock."""
+        try:
+            job = self._waiting.popleft()
+        except IndexError:
+            return True
+        if not job.chore and job.loop is asyncio.get_running_loop() and self._begin():
+            self._transact([job])
+            job.deliver()
+            return True
+        self._waiting.appendleft(job)
+        return False
+
+    def _work(self) -> None:
+        while self._wake.get():
+            self._woken = False  # before looking: who comes later wakes us again
+            with self._busy:
+                self._drain()
+        with self._busy:
+            self._drain()
+
+    def _drain(self) -> None:
+        while self._waiting:
+            group = [self._waiting.popleft() for _ in range(self._next_size())]
+            try:
+                self._do(group)
+            except Exception as error:  # noqa: BLE001 - the thread goes on; those who wait are told
+                for job in group:
+                    job.error = job.error or self._translate(error)
+            self._finished += group
+        self._hand_out()
+
+    def _next_size(self) -> int:
+        """Return how many jobs to take: half of many, so that the loop works on one half while the other is synced.
+
+        Where syncing is slow that would be a second sync for nothing: then all of them.
+        """
+        size = len(self._waiting)
+        if size > _SPLIT_JOBS and self._sync_seconds.value < _SPLIT_SECONDS:
+            size //= 2
+        return min(size, _LARGEST_GROUP)
+
+    def _hand_out(self) -> None:
+        """Tell those whose jobs are committed, each on its own loop."""
+        finished, self._finished = self._finished, []
+        for loop in {job.loop for job in finished}:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_deliver, [job for job in finished if job.loop is loop])
+
+    def _do(self, group: list[_Job]) -> None:
+        jobs = [job for job in group if not job.chore]
+        if jobs:
+            if not self._begin():
+                self._hand_out()  # nobody waits for a lock that is not theirs
+                _patiently(self._begin_now)
+            self._transact(jobs)
+        for job in group:
+            if job.chore:
+                self._hand_out()
+                try:
+                    job.result = job.work(self._connection)
+                except Exception as error:  # noqa: BLE001 - delivered to the one who waits for it
+                    job.error = self._translate(error)
+
+    def _begin(self) -> bool:
+        """Begin a transaction, unless another process has the lock."""
+        try:
+            self._begin_now()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+            return False
+        return True
+
+    def _begin_now(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")  # an earlier one could not be ended
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def _transact(self, jobs: list[_Job]) -> None:
+        """Run them in the transaction that has begun. If one of several fails, it spoils no other."""
+        connection = self._connection
+        started = time.perf_counter()
+        try:
+            try:
+                for job in jobs:
+                    job.result = job.work(connection)
+            except Exception:
+                if len(jobs) == 1:
+                    raise
+                _patiently(self._begin_now)
+                for job in jobs:
+                    self._apart(job)
+            if self._finished:
+                self._hand_out()  # the loop works on them while the disk syncs
+            syncing = time.perf_counter()
+            connection.execute("COMMIT")
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is delivered to those who wait for it
+            for job in jobs:
+                job.error = job.error or self._translate(error)
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            return
+        ended = time.perf_counter()
+        self._company = len(jobs) > 1
+        self._sync_seconds.add(ended - syncing)
+        if not self._company:
+            self._lone_seconds.add(ended - started)
+        self._hub.changed([job.changes for job in jobs if job.changes is not None and job.error is None])
+
+    def _apart(self, job: _Job) -> None:
+        self._connection.execute("SAVEPOINT job")
+        try:
+            job.result = job.work(self._connection)
+        except Exception as error:
+            job.error = self._translate(error)
+            if not self._connection.in_transaction:
+                raise  # the whole transaction is gone, as when the disk is full
+            self._connection.execute("ROLLBACK TO job")
+        self._connection.execute("RELEASE job")
