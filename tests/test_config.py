@@ -30,8 +30,8 @@ def test_environment_wins_over_file_and_arguments_over_both(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("file", "complaint"),
     [
-        ("stroe = 'x'", "stroe"),
-        ("max_pending = 0", "max_pending"),
+        ("stroe = 'x'", r"Unknown in holdfast\.toml: stroe\. Known: .*store"),
+        ("max_pending = 0", r"HOLDFAST_MAX_PENDING, or max_pending in holdfast\.toml"),
         ("max_pending = 'many'", "max_pending"),
         ("lease_ttl_seconds = -1", "lease_ttl_seconds"),
         ("lease_ttl_seconds = 4", "at least twice"),

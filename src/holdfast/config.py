@@ -62,10 +62,16 @@ def load_settings(**given: object) -> Settings:
     try:
         settings = Settings(**given)  # pyright: ignore[reportArgumentType]
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise BadSettings(problem=f"{problems}.") from error
+        problems = [_complaint(str(e["loc"][0]), e["type"], e["msg"]) for e in error.errors()]
+        raise BadSettings(problem=" ".join(problems)) from error
     except ValueError as error:
         raise BadSettings(problem=f"{FILE} is not valid TOML: {error}.") from error
     if settings.lease_renew_seconds * 2 > settings.lease_ttl_seconds:
         raise BadSettings(problem="lease_ttl_seconds must be at least twice lease_renew_seconds.")
     return settings
+
+
+def _complaint(name: str, kind: str, message: str) -> str:
+    if kind == "extra_forbidden":
+        return f"Unknown in {FILE}: {name}. Known: {', '.join(sorted(Settings.model_fields))}."
+    return f"{name} (that is {PREFIX}{name.upper()}, or {name} in {FILE}): {message}."

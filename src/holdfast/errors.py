@@ -64,7 +64,7 @@ class NotFound(HoldfastError):
 
 
 class SessionNotFound(NotFound):
-    """There is no session {id}. `holdfast sessions list` shows those that exist."""
+    """There is no session {id}."""
 
     code = "session_not_found"
 
@@ -112,13 +112,13 @@ class SessionBusy(HoldfastError):
 
 
 class LeaseLost(HoldfastError):
-    """The lease on session {session_id}, epoch {epoch}, is no longer ours: {reason}. Nothing was written. Stop this run."""
+    """The lease on session {session_id}, epoch {epoch}, is not ours: {reason}. Nothing was written. Stop this run."""
 
     code = "lease_lost"
 
 
 class HolderLost(HoldfastError):
-    """Holder {id} is not registered any more: its deadline passed and its sessions were freed. Join again."""
+    """Holder {id} is not registered, or its deadline has passed. Join again, and take the leases anew."""
 
     code = "holder_lost"
 
@@ -135,8 +135,14 @@ class UnknownStore(StoreError):
     code = "unknown_store"
 
 
+class StoreClosed(StoreError):
+    """The store at {url} is not open. Use it inside of `async with open_store(…)`."""
+
+    code = "store_closed"
+
+
 class StoreUnavailable(StoreError):
-    """The store at {url} cannot be reached: {problem}. Nothing is lost; try again when it is back."""
+    """The store at {url} is not available: {problem}. What was acknowledged is safe; a call under way may have happened or not."""
 
     code = "store_unavailable"
 
@@ -154,7 +160,7 @@ class StoreFull(StoreError):
 
 
 class StoreReadOnly(StoreError):
-    """The store at {url} cannot be written to: {problem}. Check the permissions of the file and its folder."""
+    """The store at {url} cannot be written to: {problem}. Check what this user may do there."""
 
     code = "store_read_only"
 

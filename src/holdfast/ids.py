@@ -5,7 +5,7 @@ import re
 import time
 import uuid
 
-from holdfast.errors import BadId, BadText
+from holdfast.errors import BadId, BadInput, BadText
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@=+~-]{0,127}")
 _LONGEST_NAME = 256
@@ -21,20 +21,24 @@ def new_id() -> str:
 
 def check_id(value: str, what: str = "id") -> str:
     """Return `value` if it can be an id everywhere: in a URL, in a file name, on a terminal."""
-    if not _ID.fullmatch(value):
+    if not isinstance(value, str) or not _ID.fullmatch(value):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BadId(what=what, value=value)
     return value
 
 
 def check_name(value: str, what: str) -> str:
     """Return `value` if it is a short printable text, such as an owner, an agent's or a tool's name."""
-    if not value or len(value) > _LONGEST_NAME or not value.isprintable():
+    if not isinstance(value, str) or not value or len(value) > _LONGEST_NAME or not value.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BadText(what=what, problem=f"must have 1 to {_LONGEST_NAME} printable characters")
     return value
 
 
 def check_text(value: str, what: str) -> int:
     """Return the size of `value` in bytes if every engine can store it exactly as it is."""
+    if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BadText(
+            what=what, problem=f"is a {type(value).__name__}; pass text, for JSON that of json.dumps"
+        )
     if "\x00" in value:
         raise BadText(what=what, problem="holds a NUL character; as JSON, write it as \\u0000")
     if value.isascii():
@@ -44,3 +48,10 @@ def check_text(value: str, what: str) -> int:
     except UnicodeEncodeError as error:
         problem = f"holds a lone surrogate at {error.start}; as JSON, write it as an escape"
         raise BadText(what=what, problem=problem) from None
+
+
+def check_choice(value: str, choices: tuple[str, ...], what: str) -> str:
+    """Return `value` if it is one of the choices."""
+    if value not in choices:
+        raise BadInput(problem=f"{value!r} is not a {what}; use one of {', '.join(choices)}")
+    return value

@@ -1,4 +1,4 @@
-"""The nouns. Frozen values that every layer speaks of; they know nothing of any engine.
+"""The nouns: values that every layer speaks of. They know nothing of any engine.
 
 JSON content (`payload`, `body`, `result`, `metadata`) is a `Json`: the exact text that was serialized. It is
 stored and given back as it is, never parsed and written again on the way.
@@ -7,7 +7,7 @@ stored and given back as it is, never parsed and written again on the way.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Generic, Literal, TypeAlias, TypeVar
+from typing import Generic, Literal, TypeAlias, TypeVar, get_args
 
 Json: TypeAlias = str
 Status: TypeAlias = Literal["idle", "queued", "running", "waiting", "cleaning", "cleaned", "failed"]
@@ -17,6 +17,14 @@ SubmissionState: TypeAlias = Literal["queued", "claimed", "waiting", "done", "fa
 RunStatus: TypeAlias = Literal["running", "completed", "failed", "interrupted", "waiting"]
 EffectState: TypeAlias = Literal["started", "completed", "failed"]
 CheckpointKind: TypeAlias = Literal["settled", "interrupted"]
+
+STATUSES: tuple[str, ...] = get_args(Status)
+LANES: tuple[str, ...] = get_args(Lane)
+WHEN_BUSY: tuple[str, ...] = get_args(WhenBusy)
+SUBMISSION_STATES: tuple[str, ...] = get_args(SubmissionState)
+RUN_STATUSES: tuple[str, ...] = get_args(RunStatus)
+EFFECT_STATES: tuple[str, ...] = get_args(EffectState)
+CHECKPOINT_KINDS: tuple[str, ...] = get_args(CheckpointKind)
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ async def test_upgrade_status_check(engine: Engine, tmp_path: Path):
     def run(*arguments: str):
         return holdfast("db", *arguments, "--store", engine.url, "--json", folder=tmp_path)
 
-    assert json.loads(run("upgrade").stdout) == {"version": LATEST}
+    assert json.loads(run("upgrade").stdout) == {"store": engine.url, "version": LATEST}
     status = json.loads(run("status").stdout)
     assert (status["version"], status["latest"], status["sessions"]) == (LATEST, LATEST, 0)
     checked = run("check")
@@ -29,7 +29,10 @@ async def test_upgrade_status_check(engine: Engine, tmp_path: Path):
 
 
 def test_output_for_people(tmp_path: Path):
-    assert holdfast("db", "upgrade", folder=tmp_path).stdout == f"The schema is at version {LATEST}.\n"
+    assert (
+        holdfast("db", "upgrade", folder=tmp_path).stdout
+        == f"sqlite:///holdfast.db is at schema version {LATEST}.\n"
+    )
     assert "sessions         0" in holdfast("db", "status", folder=tmp_path).stdout
     assert holdfast("db", "check", folder=tmp_path).stdout == "Every invariant holds.\n"
     assert (tmp_path / "holdfast.db").exists()
@@ -62,7 +65,9 @@ def test_looking_creates_nothing(tmp_path: Path):
     for command in ("status", "check"):
         looked = holdfast("db", command, folder=tmp_path)
         assert looked.returncode == 2
-        assert looked.stderr.startswith("error: The store at sqlite:///holdfast.db cannot be reached")
+        assert looked.stderr.startswith(
+            f"error: The store at sqlite:///holdfast.db is not available: there is no file {tmp_path}"
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -75,3 +80,14 @@ def test_an_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...]):
     assert failed.stderr.startswith("error: ")
     assert failed.stderr.count("\n") == 1
     assert "secret" not in failed.stderr
+
+
+def test_an_error_for_programs(tmp_path: Path):
+    failed = holdfast("db", "check", "--json", folder=tmp_path)
+    assert json.loads(failed.stdout)["error"]["code"] == "store_unavailable"
+    status = holdfast("db", "upgrade", "--json", folder=tmp_path)
+    assert json.loads(status.stdout)["version"] == LATEST
+
+
+def test_version(tmp_path: Path):
+    assert holdfast("--version", folder=tmp_path).stdout.startswith("holdfast 0.")

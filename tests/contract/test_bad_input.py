@@ -15,6 +15,7 @@ from holdfast.errors import (
     BadInput,
     BadText,
     HoldfastError,
+    SessionNotFound,
     StoreCorrupt,
     StoreFull,
     StoreReadOnly,
@@ -146,6 +147,7 @@ async def test_a_holder_that_was_made_up(store: Store):
         "postgresql://",
         "store.db",
         "SQLITE:///x.db",
+        "sqlite:///x.db?mode=ro",
     ],
 )
 def test_an_unknown_scheme_is_an_error(url: str):
@@ -177,7 +179,7 @@ async def test_a_user_without_rights(postgres_server: Postgres):
 
 
 async def test_a_folder_that_is_not_there(tmp_path: Path):
-    with pytest.raises(StoreUnavailable, match="is its folder there"):
+    with pytest.raises(StoreUnavailable, match="there is no folder"):
         await open_store(f"sqlite:///{tmp_path}/no/such/store.db").open()
 
 
@@ -290,3 +292,51 @@ async def test_an_error_leaves_the_engine_usable(engine: Engine, store: Store):
         with pytest.raises(HoldfastError):
             await store.write(lease, Batch(segments=[Segment(number=1)] * 2))
     assert await store.write(lease, ticks()) == 1
+
+
+async def test_none_is_nobodys_id(store: Store):
+    await new_session(store)
+    nobody: str = None  # pyright: ignore[reportAssignmentType]
+    for attempt in (
+        store.session(nobody),
+        store.update_session(nobody, title="oops"),
+        store.state(nobody),
+        store.events(nobody),
+        store.run(nobody),
+        store.checkpoint(nobody),
+        store.submissions(nobody),
+    ):
+        with pytest.raises(BadId):
+            await attempt
+
+
+async def test_json_is_passed_as_text(store: Store):
+    lease, _ = await held_session(store)
+    value: str = {"a": 1}  # pyright: ignore[reportAssignmentType]
+    for attempt in (
+        store.submit(lease.session_id, "message", value),
+        store.create_session(agent="scribe", owner="ada", metadata=value),
+        store.write(lease, Batch(events=[NewEvent(kind="tick", payload=value)])),
+    ):
+        with pytest.raises(BadText, match=r"is a dict; pass text, for JSON that of json\.dumps"):
+            await attempt
+
+
+async def test_a_url_that_cannot_be_read():
+    with pytest.raises(HoldfastError, match="URL cannot be used"):
+        await open_store("postgresql://ada@127.0.0.1:notaport/x").open()
+
+
+async def test_a_list_of_nowhere(store: Store):
+    for attempt in (
+        store.submissions("nowhere"),
+        store.cursors("nowhere"),
+        store.effects("nowhere"),
+        store.drafts("nowhere"),
+        store.segments("nowhere"),
+        store.history("nowhere", segment=1, length=1),
+        store.runs(session_id="nowhere"),
+        store.checkpoints(session_id="nowhere"),
+    ):
+        with pytest.raises(SessionNotFound):
+            await attempt

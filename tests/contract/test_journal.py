@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from holdfast.config import load_settings
 from holdfast.errors import BadInput, BadText, Conflict, LeaseLost, PayloadTooLarge, SessionNotFound
 from holdfast.store import Store, open_store
 from holdfast.types import (
@@ -256,7 +257,7 @@ async def test_text_that_cannot_be_stored_exactly_is_refused(store: Store, bad: 
 
 
 async def test_a_payload_over_the_limit_is_refused(engine: Engine):
-    async with open_store(engine.url, max_payload_bytes=1000) as store:
+    async with open_store(engine.url, settings=load_settings(max_payload_bytes=1000)) as store:
         lease, _ = await held_session(store)
         assert await store.write(lease, Batch(events=[NewEvent(kind="tick", payload="é" * 500)])) == 1
         with pytest.raises(PayloadTooLarge, match="has 1002 bytes; the limit is 1000"):

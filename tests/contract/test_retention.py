@@ -3,7 +3,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from holdfast.errors import LeaseLost
+from holdfast.errors import Conflict, LeaseLost
 from holdfast.store import Store
 from holdfast.store.sql.retention import CONTENT, KEPT
 from holdfast.types import (
@@ -50,7 +50,6 @@ async def test_content_is_deleted_in_bounded_batches(store: Store):
     for filled in (lease, other):
         await fill(store, filled)
     seq = (await store.session(lease.session_id)).seq
-    await store.write(lease, Batch(status="cleaning"))
     deleted: dict[str, int] = {}
     while batch := await store.delete_content(lease, limit=7):
         assert sum(batch.values()) <= 7
@@ -69,6 +68,7 @@ async def test_content_is_deleted_in_bounded_batches(store: Store):
         "states": 1,
     }
     assert await store.events(lease.session_id) == []
+    assert (await store.session(lease.session_id)).status == "cleaning"
     # Numbers are never used again.
     assert await store.write(lease, ticks()) == seq + 1
     assert len(await store.events(other.session_id)) == seq
@@ -84,6 +84,16 @@ async def test_deletion_needs_the_lease(store: Store):
     assert len(await store.history(lease.session_id, segment=1, length=100)) == 20
 
 
+async def test_a_session_on_hold_keeps_its_content(store: Store):
+    lease, _ = await held_session(store)
+    await fill(store, lease)
+    await store.update_session(lease.session_id, hold=True)
+    with pytest.raises(Conflict, match="on hold"):
+        await store.delete_content(lease)
+    await store.update_session(lease.session_id, hold=False)
+    assert await store.delete_content(lease)
+
+
 async def test_the_file_gives_space_back(engine: Engine, store: Store, tmp_path: Path):
     if engine.name != "sqlite":
         assert await store.shrink() == 0
@@ -92,7 +102,6 @@ async def test_the_file_gives_space_back(engine: Engine, store: Store, tmp_path:
     await store.write(lease, Batch(segments=[Segment(number=1)]))
     for n in range(50):
         await store.write(lease, Batch(messages=[Message(segment=1, position=n, body="x" * 100_000)]))
-    await store.write(lease, Batch(status="cleaning"))
     while await store.delete_content(lease):
         pass
     file = tmp_path / "store.db"

@@ -1,12 +1,11 @@
 import asyncio
-import shutil
 import sqlite3
 from pathlib import Path
 
 import asyncpg
 import pytest
 
-from holdfast.errors import StoreTooNew, StoreTooOld, StoreUnavailable
+from holdfast.errors import StoreClosed, StoreError, StoreTooNew, StoreTooOld
 from holdfast.store import Store, open_store
 from holdfast.store.sql.schema import LATEST
 from tests.builders import held_session, new_session, ticks
@@ -78,15 +77,15 @@ async def test_an_old_database_is_left_alone_if_asked(engine: Engine, tmp_path: 
 
 async def test_a_store_that_is_not_open(engine: Engine):
     store = open_store(engine.url)
-    with pytest.raises(StoreUnavailable, match="not open"):
+    with pytest.raises(StoreClosed, match="async with"):
         await store.session("s")
     await store.open()
     session_id = await new_session(store)
     await store.close()
     await store.close()
-    with pytest.raises(StoreUnavailable, match="not open"):
+    with pytest.raises(StoreClosed, match="async with"):
         await store.submit(session_id, "message")
-    with pytest.raises(StoreUnavailable, match="not open"):
+    with pytest.raises(StoreClosed, match="async with"):
         await store.events(session_id)
 
 
@@ -99,14 +98,23 @@ async def test_what_was_accepted_is_finished_on_close(engine: Engine, tmp_path: 
     assert await asyncio.gather(*writing) == list(range(1, 51))
 
 
-async def test_a_copy_of_a_live_file_opens(tmp_path: Path):
-    """The write-ahead log travels with the file."""
-    async with open_store(f"sqlite:///{tmp_path}/store.db") as store:
-        lease, _ = await held_session(store)
-        await store.write(lease, ticks(3))
-        (tmp_path / "copy").mkdir()
-        for name in ("store.db", "store.db-wal"):
-            shutil.copy(tmp_path / name, tmp_path / "copy" / name)
-    async with open_store(f"sqlite:///{tmp_path}/copy/store.db") as copy:
-        assert (await copy.session(lease.session_id)).seq == 3
-        assert await copy.check() == []
+@pytest.mark.processes
+async def test_a_database_of_something_else_is_left_alone(engine: Engine, tmp_path: Path):
+    if engine.name == "sqlite":
+        connection = sqlite3.connect(tmp_path / "store.db")
+        connection.execute("CREATE TABLE sessions (id)")
+        connection.close()
+    else:
+        server = await asyncpg.connect(engine.url)
+        await server.execute("CREATE SCHEMA holdfast; CREATE TABLE holdfast.sessions (id text)")
+        await server.close()
+    for upgrade in (True, False):
+        with pytest.raises(StoreError, match="tables of something else, such as sessions"):
+            await open_store(engine.url, upgrade=upgrade).open()
+
+
+async def test_a_store_is_found_through_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOLDFAST_STORE", f"sqlite:///{tmp_path}/from-settings.db")
+    async with open_store() as store:
+        await new_session(store)
+    assert (tmp_path / "from-settings.db").exists()

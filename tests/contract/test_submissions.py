@@ -3,7 +3,16 @@ import json
 
 import pytest
 
-from holdfast.errors import Conflict, KeyReused, LeaseLost, QueueFull, SessionCleaned, SessionNotFound
+from holdfast.config import load_settings
+from holdfast.errors import (
+    BadInput,
+    Conflict,
+    KeyReused,
+    LeaseLost,
+    QueueFull,
+    SessionCleaned,
+    SessionNotFound,
+)
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, Lease, Run, Submission, SubmissionChange
 from tests.builders import held_session, new_session
@@ -160,8 +169,10 @@ async def test_an_ended_submission_stays_as_it_ended(store: Store):
     lease, _ = await held_session(store)
     submission = await store.submit(lease.session_id, "message")
     await taken(store, lease)
+    await store.write(lease, Batch(submissions=[SubmissionChange(id=submission.id, state="done")]))
     for state in ("done", "failed", "queued"):
-        await store.write(lease, Batch(submissions=[SubmissionChange(id=submission.id, state=state)]))
+        with pytest.raises(Conflict, match=submission.id):
+            await store.write(lease, Batch(submissions=[SubmissionChange(id=submission.id, state=state)]))
     assert [s.state for s in (await store.submissions(lease.session_id)).items] == ["done"]
     assert await store.take(lease) is None
 
@@ -199,7 +210,7 @@ async def test_a_dead_worker_leaves_a_waiting_session_waiting(store: Store):
 
 
 async def test_the_queue_is_bounded(engine: Engine):
-    async with open_store(engine.url, max_pending=3) as store:
+    async with open_store(engine.url, settings=load_settings(max_pending=3)) as store:
         session_id = await new_session(store)
         for _ in range(3):
             await store.submit(session_id, "message")
@@ -240,3 +251,41 @@ async def test_list_is_paged_in_the_order_of_the_queue(store: Store):
     rest = await store.submissions(session_id, limit=4, cursor=page.next_cursor)
     assert [s.id for s in (*page.items, *rest.items)] == sent
     assert rest.next_cursor is None
+
+
+async def test_only_what_is_there_can_end(store: Store):
+    """A wrong id, or another session's submission, changes nothing and tells nobody a lie."""
+    lease, _ = await held_session(store)
+    other = await store.submit(await new_session(store), "message")
+    neighbour, _ = await held_session(store)
+    for wrong in ("no-such-submission", other.id):
+        change = Batch(submissions=[SubmissionChange(id=wrong, state="done")])
+        refused, fine = await asyncio.gather(
+            store.write(lease, change), store.write(neighbour, Batch(status="idle")), return_exceptions=True
+        )
+        assert isinstance(refused, Conflict)
+        assert fine == 0
+    assert await store.events(lease.session_id) == []
+    assert [s.state for s in (await store.submissions(other.session_id)).items] == ["queued"]
+
+
+async def test_a_word_that_is_none(store: Store):
+    lease, _ = await held_session(store)
+    submission = await store.submit(lease.session_id, "message")
+    wrong: list[Batch] = [
+        Batch(submissions=[SubmissionChange(id=submission.id, state="completed")]),  # pyright: ignore[reportArgumentType]
+        Batch(status="finished"),  # pyright: ignore[reportArgumentType]
+        Batch(runs=[Run(id="r", status="done")]),  # pyright: ignore[reportArgumentType]
+    ]
+    for batch in wrong:
+        with pytest.raises(BadInput, match="use one of"):
+            await store.write(lease, batch)
+    for attempt in (
+        store.submit(lease.session_id, "message", lane="fast"),  # pyright: ignore[reportArgumentType]
+        store.submit(lease.session_id, "message", when_busy="wait"),  # pyright: ignore[reportArgumentType]
+        store.sessions(status="busy"),  # pyright: ignore[reportArgumentType]
+        store.submissions(lease.session_id, state="open"),  # pyright: ignore[reportArgumentType]
+    ):
+        with pytest.raises(BadInput, match="use one of"):
+            await attempt
+    assert (await store.session(lease.session_id)).seq == 1

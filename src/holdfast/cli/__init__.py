@@ -1,6 +1,9 @@
 """The `holdfast` command. Each group of subcommands is a module of its own."""
 
+import json
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -17,9 +20,20 @@ app = typer.Typer(
 app.add_typer(db.app, name="db")
 
 
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"holdfast {version('holdfast')}")
+        raise typer.Exit
+
+
 @app.callback()
-def holdfast() -> None:
+def holdfast(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_say_version, is_eager=True)
+    ] = False,
+) -> None:
     """Durable sessions for AI agents."""
+    del show_version
 
 
 def main() -> None:
@@ -27,5 +41,7 @@ def main() -> None:
     try:
         app()
     except HoldfastError as error:
+        if "--json" in sys.argv:
+            typer.echo(json.dumps({"error": {"code": error.code, "message": str(error)}}))
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)

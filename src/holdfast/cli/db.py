@@ -11,6 +11,7 @@ from rich.console import Console
 from holdfast.config import load_settings
 from holdfast.errors import StoreTooOld
 from holdfast.store import Store, open_store
+from holdfast.types import SchemaStatus
 
 app = typer.Typer(help="Look after the database of a store.", no_args_is_help=True)
 console = Console()
@@ -28,15 +29,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for other prog
 def upgrade(store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Apply the migrations that are missing. Safe while others do the same."""
 
-    async def work() -> int:
+    async def work() -> tuple[str, int]:
         async with _open(store, upgrade=True) as opened:
-            return (await opened.schema()).version
+            return opened.url, (await opened.schema()).version
 
-    version = asyncio.run(work())
+    url, version = asyncio.run(work())
     if as_json:
-        typer.echo(json.dumps({"version": version}))
+        typer.echo(json.dumps({"store": url, "version": version}))
     else:
-        console.print(f"The schema is at version {version}.")
+        console.print(f"{url} is at schema version {version}.", highlight=False)
 
 
 @app.command()
@@ -44,11 +45,14 @@ def status(store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Show the schema's version and how much is in the store."""
 
     async def work() -> dict[str, object]:
+        closed = _open(store, upgrade=False)
         try:
-            async with _open(store, upgrade=False) as opened:
-                return asdict(await opened.schema())
+            async with closed as opened:
+                schema = await opened.schema()
         except StoreTooOld as old:
-            return {"version": old.facts["found"], "latest": old.facts["known"]}
+            version, latest = int(str(old.facts["found"])), int(str(old.facts["known"]))
+            schema = SchemaStatus(engine=closed.engine, version=version, latest=latest)
+        return {"store": closed.url, **asdict(schema)}
 
     found = asyncio.run(work())
     if as_json:
@@ -58,8 +62,8 @@ def status(store: StoreUrl = None, as_json: AsJson = False) -> None:
         console.print(f"{name.replace('_', ' '):<16} {value}", highlight=False)
     if found["version"] != found["latest"]:
         console.print("Run `holdfast db upgrade`.")
-    if found.get("expired_holders"):
-        console.print("Sessions of expired holders are taken over by the next worker or run.")
+    if found["expired_holders"]:
+        console.print("What expired holders had is free for whoever calls `reclaim` or `acquire`.")
 
 
 @app.command()
@@ -87,9 +91,4 @@ def check(store: StoreUrl = None, as_json: AsJson = False) -> None:
 
 def _open(url: str | None, *, upgrade: bool) -> Store:
     settings = load_settings() if url is None else load_settings(store=url)
-    return open_store(
-        settings.store,
-        upgrade=upgrade,
-        max_payload_bytes=settings.max_payload_bytes,
-        max_pending=settings.max_pending,
-    )
+    return open_store(upgrade=upgrade, settings=settings)

@@ -1,35 +1,27 @@
 """Where sessions live: one interface, one folder of engines."""
 
+from holdfast.config import Settings, load_settings
 from holdfast.errors import MissingExtra, UnknownStore
 from holdfast.store.base import Store
 
 __all__ = ["Store", "open_store"]
 
-_MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
-_MAX_PENDING = 1000
 
-
-def open_store(
-    url: str,
-    *,
-    upgrade: bool = True,
-    max_payload_bytes: int = _MAX_PAYLOAD_BYTES,
-    max_pending: int = _MAX_PENDING,
-) -> Store:
+def open_store(url: str | None = None, *, upgrade: bool = True, settings: Settings | None = None) -> Store:
     """Return the store behind a URL. It connects when it is entered, with `async with`.
 
     `sqlite:///file.db` is relative to the working folder, `sqlite:////var/lib/file.db` absolute, `sqlite://:memory:`
-    lives as long as the store; `postgresql://user@host/database` needs the extra `postgres`. The schema is brought
-    up to date on opening, unless `upgrade` is false: then an old one is refused.
+    lives as long as the store; `postgresql://user@host/database` needs the extra `postgres`. Without a URL it is the
+    one of the settings. These are read from the environment and holdfast.toml unless they are given. The schema is
+    brought up to date on opening, unless `upgrade` is false: then an old one is refused.
     """
+    settings = settings or load_settings()
+    url = settings.store if url is None else url
     scheme, _, rest = url.partition("://")
-    if scheme == "sqlite" and (rest == ":memory:" or (rest.startswith("/") and len(rest) > 1)):
+    if scheme == "sqlite" and (rest == ":memory:" or (len(rest) > 1 and rest[0] == "/")) and "?" not in rest:
         from holdfast.store.sqlite import SqliteStore
 
-        path = rest.removeprefix("/")
-        return SqliteStore(
-            url, path, upgrade=upgrade, max_payload_bytes=max_payload_bytes, max_pending=max_pending
-        )
+        return SqliteStore(url, rest.removeprefix("/"), upgrade=upgrade, settings=settings)
     if scheme in {"postgresql", "postgres"} and rest:
         try:
             from holdfast.store.postgres import PostgresStore
@@ -37,7 +29,5 @@ def open_store(
             if error.name != "asyncpg":
                 raise
             raise MissingExtra(extra="postgres") from error
-        return PostgresStore(
-            url, upgrade=upgrade, max_payload_bytes=max_payload_bytes, max_pending=max_pending
-        )
+        return PostgresStore(url, upgrade=upgrade, settings=settings)
     raise UnknownStore(url=url)

@@ -45,6 +45,7 @@ class Store(ABC):
     """A database of sessions. Open it with `async with open_store(url) as store`."""
 
     engine: ClassVar[str]
+    url: str
 
     @abstractmethod
     async def open(self) -> Self:
@@ -170,7 +171,10 @@ class Store(ABC):
 
     @abstractmethod
     async def claim(self, holder: Holder, *, agents: Sequence[str] | None = None) -> Lease | None:
-        """Take the lease of the session that has been ready longest, if there is one. No two callers get the same."""
+        """Take the lease of the session that has been ready longest, if there is one. No two callers get the same.
+
+        Raises `HolderLost`. Sessions of dead holders are ready once `reclaim` has freed them.
+        """
 
     @abstractmethod
     async def release(self, lease: Lease) -> None:
@@ -199,6 +203,7 @@ class Store(ABC):
     ) -> Submission:
         """Queue something for the session, once: the same id or idempotency key returns the submission it made.
 
+        The same means the same text, to the letter. `when_busy` is kept for the worker that takes it.
         Raises `KeyReused` if what is asked differs, `QueueFull`, `SessionCleaned` or `SessionNotFound`.
         """
 
@@ -230,7 +235,8 @@ class Store(ABC):
         """Write everything a step changed, in one transaction, and return the session's number after it.
 
         Durable when it returns. `LeaseLost` and every other error mean that nothing of it was written, except
-        `StoreUnavailable`: then its fate is not known, the lease counts as lost, and recovery reads what is there.
+        `StoreUnavailable`: then its fate is not known and the lease counts as lost. Release it, acquire again, and
+        read what is there. A submission that is changed must exist and be open, else `Conflict`.
         """
 
     @abstractmethod
@@ -243,7 +249,7 @@ class Store(ABC):
     def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[Event, None]:
         """Yield every event that follows number `after`, past and future, each once, in order, without a gap.
 
-        Goes on until it is closed, or raises `SessionNotFound` once the session is erased.
+        Goes on until it is closed. Raises `SessionNotFound` if there is no such session, or no more.
         """
 
     @abstractmethod
@@ -316,7 +322,8 @@ class Store(ABC):
     async def delete_content(self, lease: Lease, *, limit: int = 1000) -> dict[str, int]:
         """Delete up to `limit` rows of what the session contains and count them by table; empty when none is left.
 
-        Only the session itself, its head and its number remain.
+        Only the session itself, its head and its number remain. It is `cleaning` from the first call on, and accepts
+        nothing; a session on hold is refused with `Conflict`.
         """
 
     @abstractmethod

@@ -17,11 +17,13 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
+from holdfast.config import Settings
 from holdfast.errors import (
     BadInput,
     BadText,
     Conflict,
     HoldfastError,
+    StoreClosed,
     StoreError,
     StoreFull,
     StoreReadOnly,
@@ -32,7 +34,7 @@ from holdfast.store.sql import library
 from holdfast.store.sql.core import Row, Tx, lease_lost, sql
 from holdfast.store.sql.library import Dialect, Statement
 from holdfast.store.sql.store import SqlStore
-from holdfast.store.sql.write import ARMS, Writing
+from holdfast.store.sql.write import ARMS, Writing, missing
 from holdfast.types import Batch, Lease
 
 if TYPE_CHECKING:
@@ -75,8 +77,8 @@ class PostgresStore(SqlStore):
     engine = "postgres"
     _dialect: Dialect = "postgres"
 
-    def __init__(self, url: str, *, upgrade: bool, max_payload_bytes: int, max_pending: int) -> None:
-        super().__init__(_without_password(url), max_payload_bytes=max_payload_bytes, max_pending=max_pending)
+    def __init__(self, url: str, *, upgrade: bool, settings: Settings) -> None:
+        super().__init__(_without_password(url), settings)
         self._address = url
         self._upgrade_on_open = upgrade
         self._hub = Hub()
@@ -87,7 +89,7 @@ class PostgresStore(SqlStore):
     async def open(self) -> Self:
         try:
             self._pool = await asyncpg.create_pool(
-                self._address, min_size=1, max_size=_CONNECTIONS, server_settings=_SETTINGS, reset=_keep
+                self._address, min_size=0, max_size=_CONNECTIONS, server_settings=_SETTINGS, reset=_keep
             )
             await (self.upgrade() if self._upgrade_on_open else self.require())
         except BaseException as error:
@@ -113,7 +115,7 @@ class PostgresStore(SqlStore):
     async def write(self, lease: Lease, batch: Batch) -> int:
         writing = Writing(lease.session_id, batch, self._check_size)
         if self._committer is None:
-            raise StoreUnavailable(url=self.url, problem="it is not open")
+            raise StoreClosed(url=self.url)
         return await self._committer.submit(lease, writing)
 
     async def shrink(self, *, limit: int = 1000) -> int:
@@ -182,7 +184,7 @@ class PostgresStore(SqlStore):
 
     def _running(self) -> "asyncpg.Pool[asyncpg.Record]":
         if self._pool is None:
-            raise StoreUnavailable(url=self.url, problem="it is not open")
+            raise StoreClosed(url=self.url)
         return self._pool
 
     def _translate(self, error: BaseException) -> BaseException:
@@ -191,7 +193,7 @@ class PostgresStore(SqlStore):
             case HoldfastError():
                 return error
             case asyncpg.UniqueViolationError():
-                return Conflict(problem=f"{error} ({error.constraint_name})")
+                return Conflict(problem=f"{error.args[0]} ({error.constraint_name})")
             case asyncpg.CharacterNotInRepertoireError() | asyncpg.UntranslatableCharacterError():
                 return BadText(what="text", problem="holds a NUL character or is not UTF-8")
             case UnicodeEncodeError():
@@ -206,6 +208,8 @@ class PostgresStore(SqlStore):
                 return StoreUnavailable(url=self.url, problem=str(error) or type(error).__name__)
             case asyncpg.InvalidCatalogNameError() | asyncpg.InvalidAuthorizationSpecificationError():
                 return StoreUnavailable(url=self.url, problem=str(error))
+            case ValueError():
+                return StoreError(url=self.url, problem=f"its URL cannot be used: {error}")
             case asyncpg.PostgresError():
                 make = StoreUnavailable if isinstance(error, _GONE) else StoreError
                 return make(url=self.url, problem=str(error))
@@ -288,7 +292,10 @@ def _group(arms: tuple[str, ...]) -> str:
             " JOIN head ON head.session_id = r.session_id) AS rows"
         )
         parts.append(f", {name} AS (\n{arm.before}{rows}{arm.after}\n)")
-    return "\n".join([*parts, "SELECT session_id, seq FROM head"])
+    changed = "0"
+    if "change_submissions" in arms:
+        changed = "(SELECT count(*) FROM change_submissions c WHERE c.session_id = head.session_id)"
+    return "\n".join([*parts, f"SELECT session_id, seq, {changed} AS changed FROM head"])  # noqa: S608
 
 
 class _Job:
@@ -360,7 +367,7 @@ class _Committer:
         while self._waiting and len(group) < _LARGEST_GROUP:
             job = self._waiting.popleft()
             if job.lease.lost:
-                job.fail(lease_lost(job.lease, "an earlier write failed"))
+                job.fail(lease_lost(job.lease, "it was released, or lost before"))
             elif id(job.lease) in group:
                 later.append(job)
             else:
@@ -391,7 +398,7 @@ class _Committer:
                         job.lease.lost = True
                     raise
                 await asyncio.sleep(_PAUSE_SECONDS)
-            except (asyncpg.PostgresError, ValueError) as error:
+            except (asyncpg.PostgresError, ValueError, Conflict) as error:
                 await self._apart(group, error)
                 return
             else:
@@ -417,8 +424,7 @@ class _Committer:
         ]
         for arm in arms:
             values += zip(*(row for job in group for row in job.writing.rows.get(arm, ())), strict=True)
-        rows = await self._connection.fetch(_group(arms), *values)
-        written = {row["session_id"]: row["seq"] for row in rows}
+        written = await self._fetch(arms, values, group)
         for job in group:
             seq = written.get(job.lease.session_id)
             if seq is None and sent_before:
@@ -428,6 +434,22 @@ class _Committer:
             else:
                 job.succeed(seq)
                 self._announce(job.lease.session_id)
+
+    async def _fetch(
+        self, arms: tuple[str, ...], values: list[Sequence[Any]], group: list[_Job]
+    ) -> dict[str, int]:
+        """Send the statement. Alone it is a transaction; where submissions change it is checked before the commit."""
+        assert self._connection is not None  # noqa: S101
+        if "change_submissions" not in arms:
+            rows = await self._connection.fetch(_group(arms), *values)
+        else:
+            jobs = {job.lease.session_id: job for job in group}
+            async with self._connection.transaction():
+                rows = await self._connection.fetch(_group(arms), *values)
+                for row in rows:
+                    if problem := missing(row["changed"], jobs[row["session_id"]].writing):
+                        raise problem
+        return {row["session_id"]: row["seq"] for row in rows}
 
     async def _found(self, job: _Job) -> int | None:
         """Return the number after a batch that was in already, though its answer got lost."""

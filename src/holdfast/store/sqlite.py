@@ -14,12 +14,14 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
+from holdfast.config import Settings
 from holdfast.errors import (
     BadInput,
     BadText,
     Conflict,
     HoldfastError,
     StoreBusy,
+    StoreClosed,
     StoreCorrupt,
     StoreError,
     StoreFull,
@@ -31,7 +33,7 @@ from holdfast.store.sql import library
 from holdfast.store.sql.core import Row, Tx, lease_lost, sql
 from holdfast.store.sql.library import Dialect, Statement
 from holdfast.store.sql.store import SqlStore
-from holdfast.store.sql.write import Writing
+from holdfast.store.sql.write import Writing, missing
 from holdfast.store.sqlite_writer import BUSY_SECONDS, Writer, connect
 from holdfast.types import Batch, Lease
 
@@ -48,10 +50,8 @@ class SqliteStore(SqlStore):
     engine = "sqlite"
     _dialect: Dialect = "sqlite"
 
-    def __init__(
-        self, url: str, path: str, *, upgrade: bool, max_payload_bytes: int, max_pending: int
-    ) -> None:
-        super().__init__(url, max_payload_bytes=max_payload_bytes, max_pending=max_pending)
+    def __init__(self, url: str, path: str, *, upgrade: bool, settings: Settings) -> None:
+        super().__init__(url, settings)
         self._path = path
         self._upgrade_on_open = upgrade
         self._hub = Hub()
@@ -108,8 +108,16 @@ class SqliteStore(SqlStore):
 
     def _running(self) -> "Writer":
         if self._writer is None:
-            raise StoreUnavailable(url=self.url, problem="it is not open")
+            raise StoreClosed(url=self.url)
         return self._writer
+
+    def _why_not_open(self, problem: str) -> str:
+        path = Path(self._path).absolute()
+        if not path.parent.is_dir():
+            return f"there is no folder {path.parent}"
+        if not path.exists():
+            return f"there is no file {path}; `holdfast db upgrade` makes one"
+        return f"{problem} {path}"
 
     def _translate(self, error: BaseException) -> BaseException:
         """Return the error of our family for one of the driver's; others as they are."""
@@ -125,7 +133,7 @@ class SqliteStore(SqlStore):
                 make = _ERRORS.get(code, StoreError)
                 problem = str(error).rstrip(".")
                 if code == sqlite3.SQLITE_CANTOPEN:
-                    problem += " (is its folder there, and open to us?)"
+                    problem = self._why_not_open(problem)
                 return make(url=self.url, problem=problem, seconds=BUSY_SECONDS)
             case _:
                 return error
@@ -162,7 +170,7 @@ def _run(connection: sqlite3.Connection, tx: Tx[T]) -> T:
 def _write(connection: sqlite3.Connection, lease: Lease, writing: Writing) -> int:
     """Do what `SqlCore._fence` and the arms do, with as little as possible around it: this is the hot path."""
     if lease.lost:
-        raise lease_lost(lease, "an earlier write failed")
+        raise lease_lost(lease, "it was released, or lost before")
     seq = lease.seq + writing.count
     fence = (lease.session_id, lease.epoch, lease.holder)
     if not connection.execute(_FENCE_AT, (seq, *fence, lease.seq)).rowcount:
@@ -173,8 +181,11 @@ def _write(connection: sqlite3.Connection, lease: Lease, writing: Writing) -> in
     lease.seq = seq
     for arm, rows in writing.rows.items():
         text, last = _arm(arm)
+        changed = 0
         for row in rows:
-            connection.execute(text, (*row, seq) if last else row)
+            changed += connection.execute(text, (*row, seq) if last else row).rowcount
+        if arm == "change_submissions" and (problem := missing(changed, writing)):
+            raise problem
     return seq
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
+from holdfast.config import Settings
 from holdfast.errors import (
     BadCursor,
     BadInput,
@@ -53,10 +54,10 @@ Tx: TypeAlias = Generator[Statement, Rows, T]
 class SqlCore(Store):
     """What the transactions of every topic stand on."""
 
-    def __init__(self, url: str, *, max_payload_bytes: int, max_pending: int) -> None:
+    def __init__(self, url: str, settings: Settings) -> None:
         self.url = url
-        self._max_payload_bytes = max_payload_bytes
-        self._max_pending = max_pending
+        self._max_payload_bytes = settings.max_payload_bytes
+        self._max_pending = settings.max_pending
 
     @abstractmethod
     async def _transact(self, make: Callable[[], Tx[T]], *, repeatable: bool, changes: str | None) -> T:
@@ -84,7 +85,7 @@ class SqlCore(Store):
     def _fence(self, lease: Lease, count: int) -> Tx[int]:
         """Check the lease and take `count` numbers; return the last of them."""
         if lease.lost:
-            raise lease_lost(lease, "an earlier write failed")
+            raise lease_lost(lease, "it was released, or lost before")
         rows = yield Statement(
             "fence",
             {"session_id": lease.session_id, "epoch": lease.epoch, "holder": lease.holder, "count": count},
@@ -92,6 +93,13 @@ class SqlCore(Store):
         if not rows:
             raise lease_lost(lease, "another holder took it, or it was released")
         return rows[0]["seq"]
+
+    def _of_session(self, session_id: str, statement: Statement) -> Tx[Rows]:
+        """Return the rows; none are fine, unless that is because there is no such session."""
+        rows = yield statement
+        if not rows and not (yield sql("head", session_id=check_id(session_id, "session id"))):
+            raise SessionNotFound(id=session_id)
+        return rows
 
     def _lock_head(self, session_id: str) -> Tx[Row]:
         rows = yield sql("lock_head", session_id=session_id)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from holdfast.errors import BadInput, NotFound
+from holdfast.ids import check_id
 from holdfast.store.sql.core import (
     Row,
     SqlCore,
@@ -25,7 +26,7 @@ class History(SqlCore):
     def history(
         self, session_id: str, *, segment: int, length: int, after: int = -1, limit: int = 1000
     ) -> Tx[list[Message]]:
-        rows = yield sql(
+        wanted = sql(
             "history",
             session_id=session_id,
             segment=segment,
@@ -33,16 +34,17 @@ class History(SqlCore):
             after=after,
             limit=page_limit(limit),
         )
+        rows = yield from self._of_session(session_id, wanted)
         return [Message(segment=row["segment"], position=row["position"], body=row["body"]) for row in rows]
 
     @reading
     def segments(self, session_id: str) -> Tx[list[Segment]]:
-        rows = yield sql("segments", session_id=session_id)
+        rows = yield from self._of_session(session_id, sql("segments", session_id=session_id))
         return [Segment(number=row["number"], parent=row["parent"], start=row["start"]) for row in rows]
 
     @reading
     def checkpoint(self, checkpoint_id: str) -> Tx[Checkpoint]:
-        rows = yield sql("checkpoints", id=checkpoint_id, limit=1)
+        rows = yield sql("checkpoints", id=check_id(checkpoint_id, "checkpoint id"), limit=1)
         if not rows:
             raise NotFound(what="checkpoint", id=checkpoint_id)
         return _checkpoint(rows[0])
@@ -62,7 +64,7 @@ class History(SqlCore):
                 raise BadInput(problem="name the session or the run whose checkpoints you want")
             session_id = (yield from self._run(run_id)).session_id
         seq_before, id_before = from_cursor(cursor, int, str)
-        rows = yield sql(
+        wanted = sql(
             "checkpoints",
             session_id=session_id,
             run_id=run_id,
@@ -71,6 +73,7 @@ class History(SqlCore):
             id_before=id_before,
             limit=page_limit(limit),
         )
+        rows = yield from self._of_session(session_id, wanted)
         more = to_cursor(rows[-1]["seq"], rows[-1]["id"]) if len(rows) == limit else None
         return Page(items=[_checkpoint(row) for row in rows], next_cursor=more)
 
@@ -79,7 +82,7 @@ class History(SqlCore):
         return (yield from self._run(run_id))
 
     def _run(self, run_id: str) -> Tx[Run]:
-        rows = yield sql("runs", id=run_id, limit=1)
+        rows = yield sql("runs", id=check_id(run_id, "run id"), limit=1)
         if not rows:
             raise NotFound(what="run", id=run_id)
         return _run(rows[0])
@@ -97,7 +100,11 @@ class History(SqlCore):
             raise BadInput(problem="name either the session or the parent of the runs you want")
         order = "first_seq" if parent_id is None else "started_at"
         after: dict[str, Any] = dict(zip((order, "after_id"), from_cursor(cursor, int, str), strict=True))
-        rows = yield sql("runs", session_id=session_id, parent_id=parent_id, limit=page_limit(limit), **after)
+        wanted = sql("runs", session_id=session_id, parent_id=parent_id, limit=page_limit(limit), **after)
+        if session_id is None:
+            rows = yield wanted
+        else:
+            rows = yield from self._of_session(session_id, wanted)
         more = to_cursor(rows[-1][order], rows[-1]["id"]) if len(rows) == limit else None
         return Page(items=[_run(row) for row in rows], next_cursor=more)
 
@@ -113,7 +120,7 @@ class History(SqlCore):
         limit: int = 200,
     ) -> Tx[Page[Effect]]:
         started_at, after_run, after_call = from_cursor(cursor, int, str, str)
-        rows = yield sql(
+        wanted = sql(
             "effects",
             session_id=session_id,
             run_id=run_id,
@@ -124,6 +131,7 @@ class History(SqlCore):
             after_call=after_call,
             limit=page_limit(limit),
         )
+        rows = yield from self._of_session(session_id, wanted)
         more = None
         if len(rows) == limit:
             more = to_cursor(rows[-1]["started_at"], rows[-1]["run_id"], rows[-1]["call_id"])

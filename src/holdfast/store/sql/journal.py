@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 
-from holdfast.errors import BadInput, SessionNotFound
+from holdfast.errors import BadInput
 from holdfast.store.hub import Hub
 from holdfast.store.sql.core import SqlCore, Tx, lease_lost, moment, page_limit, reading, sql, writing
 from holdfast.types import Draft, Event, Lease
@@ -22,9 +22,8 @@ class Journal(SqlCore):
     ) -> Tx[list[Event]]:
         if not 0 <= after <= _LARGEST_SEQ:
             raise BadInput(problem=f"events are numbered from 1; none can come after {after}")
-        rows = yield sql("events", session_id=session_id, after=after, run_id=run_id, limit=page_limit(limit))
-        if not rows and not (yield sql("head", session_id=session_id)):
-            raise SessionNotFound(id=session_id)
+        wanted = sql("events", session_id=session_id, after=after, run_id=run_id, limit=page_limit(limit))
+        rows = yield from self._of_session(session_id, wanted)
         return [
             Event(
                 session_id=session_id,
@@ -70,7 +69,7 @@ class Journal(SqlCore):
 
     @reading
     def drafts(self, session_id: str) -> Tx[list[Draft]]:
-        rows = yield sql("drafts", session_id=session_id)
+        rows = yield from self._of_session(session_id, sql("drafts", session_id=session_id))
         return [
             Draft(run_id=row["run_id"], part=row["part"], kind=row["kind"], text=row["body"]) for row in rows
         ]

@@ -71,7 +71,7 @@ class Leases(SqlCore):
     def _acquire(self, session_id: str, holder: Holder, tenure: str) -> Tx[Lease]:
         head = yield from self._lock_head(session_id)
         if head["tenure"] == tenure and head["holder"] == holder.id:
-            return Lease(session_id=session_id, epoch=head["epoch"], holder=holder.id)
+            return Lease(session_id=session_id, epoch=head["epoch"], holder=holder.id, seq=head["seq"])
         dead: str | None = None
         if head["holder"] is not None:
             live = yield sql("live_holder", id=head["holder"])
@@ -100,8 +100,10 @@ class Leases(SqlCore):
     @repeatable
     def _claim(self, holder: Holder, tenure: str, agents: str | None) -> Tx[Lease | None]:
         taken = yield sql("tenure", holder=holder.id, tenure=tenure)
-        if taken:
-            return Lease(session_id=taken[0]["session_id"], epoch=taken[0]["epoch"], holder=holder.id)
+        for row in taken:
+            return Lease(session_id=row["session_id"], epoch=row["epoch"], holder=holder.id, seq=row["seq"])
+        if not (yield sql("live_holder", id=holder.id)):
+            raise HolderLost(id=holder.id)
         ready = yield sql("next_ready", agents=agents)
         if not ready:
             return None
@@ -115,8 +117,13 @@ class Leases(SqlCore):
         orphaned_by = rows[0]["orphaned_by"]
         if orphaned_by is not None:
             yield sql("adopted", session_id=session_id)
-        epoch = rows[0]["epoch"]
-        return Lease(session_id=session_id, epoch=epoch, holder=holder.id, taken_from=dead or orphaned_by)
+        return Lease(
+            session_id=session_id,
+            epoch=rows[0]["epoch"],
+            holder=holder.id,
+            taken_from=dead or orphaned_by,
+            seq=rows[0]["seq"],
+        )
 
     @repeatable
     def release(self, lease: Lease) -> Tx[None]:

@@ -49,12 +49,12 @@ LIMIT 1
 
 -- name: tenure
 -- The lease that was taken already, though its answer got lost.
-SELECT session_id, epoch FROM heads WHERE holder = :holder AND tenure = :tenure;
+SELECT session_id, epoch, seq FROM heads WHERE holder = :holder AND tenure = :tenure;
 
 -- name: take_lease
 UPDATE heads SET holder = :holder, tenure = :tenure, epoch = epoch + 1, writes = 0, written = seq, ready_at = NULL
 WHERE session_id = :session_id
-RETURNING epoch, orphaned_by;
+RETURNING epoch, seq, orphaned_by;
 
 -- name: adopted
 UPDATE heads SET orphaned_by = NULL WHERE session_id = :session_id;

@@ -136,9 +136,12 @@ def arm(name: str, dialect: Dialect) -> Arm:
 
 
 @cache
-def column_name(arm_name: str, column: int) -> str:
-    """Return what a column of an arm is called, for a person."""
-    return arm(arm_name, "sqlite").columns[column][0].replace("_", " ")
+def text_columns(arm_name: str) -> tuple[tuple[int, str], ...]:
+    """Return where an arm has text, after its session, and what it is called for a person."""
+    columns = arm(arm_name, "sqlite").columns
+    return tuple(
+        (n, name.replace("_", " ")) for n, (name, kind) in enumerate(columns) if kind == "text" and n
+    )
 
 
 @cache

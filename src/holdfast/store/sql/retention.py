@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from holdfast.errors import Conflict
 from holdfast.store.sql.core import SqlCore, Tx, page_limit, sql, writing
 from holdfast.types import Lease
 
@@ -33,6 +34,8 @@ class Retention(SqlCore):
     @writing
     def delete_content(self, lease: Lease, *, limit: int = 1000) -> Tx[dict[str, int]]:
         yield from self._fence(lease, 0)
+        if not (yield sql("begin_cleaning", session_id=lease.session_id)):
+            raise Conflict(problem=f"session {lease.session_id} is on hold")
         left = page_limit(limit)
         deleted: dict[str, int] = {}
         for table in CONTENT:

@@ -1,5 +1,9 @@
 -- Deleting what a session contains, a bounded number of rows at a time, through each table's own key.
 
+-- name: begin_cleaning
+-- From now on nothing is accepted for it; unless it is on hold.
+UPDATE sessions SET status = 'cleaning' WHERE id = :session_id AND hold = 0 RETURNING id;
+
 -- name: delete_drafts
 DELETE FROM drafts WHERE session_id = :session_id AND (run_id, part) IN (
   SELECT run_id, part FROM drafts WHERE session_id = :session_id LIMIT :limit)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from holdfast.errors import StoreTooNew, StoreTooOld
+from holdfast.errors import StoreError, StoreTooNew, StoreTooOld
 from holdfast.store.sql import library
 from holdfast.store.sql.core import SqlCore, Tx, reading, repeatable, sql
 from holdfast.store.sql.library import Dialect, Statement
@@ -47,6 +47,10 @@ class Schema(SqlCore):
 
     def _known_version(self) -> Tx[int]:
         if not (yield sql("has_migrations")):
+            for other in (yield sql("other_tables")):
+                raise StoreError(
+                    url=self.url, problem=f"it holds tables of something else, such as {other['name']}"
+                )
             return 0
         rows = yield sql("schema_version")
         version = rows[0]["version"]

@@ -11,6 +11,10 @@
 --[sqlite] SELECT 1 AS found FROM sqlite_master WHERE type = 'table' AND name = 'migrations';
 --[postgres] SELECT 1 AS found FROM pg_tables WHERE schemaname = 'holdfast' AND tablename = 'migrations';
 
+-- name: other_tables
+--[sqlite] SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 1;
+--[postgres] SELECT tablename AS name FROM pg_tables WHERE schemaname = 'holdfast' LIMIT 1;
+
 -- name: create_migrations
 CREATE TABLE migrations (version bigint PRIMARY KEY, name text NOT NULL, applied_at bigint NOT NULL);
 

@@ -3,7 +3,7 @@
 import json
 
 from holdfast.errors import BadInput, SessionCleaned, SessionExists, SessionNotFound, VersionConflict
-from holdfast.ids import check_id, check_name, check_text, new_id
+from holdfast.ids import check_choice, check_id, check_name, check_text, new_id
 from holdfast.store.sql.core import (
     Row,
     SqlCore,
@@ -18,7 +18,7 @@ from holdfast.store.sql.core import (
     to_cursor,
     writing,
 )
-from holdfast.types import AuditEntry, Cursor, Json, Page, Session, State, Status
+from holdfast.types import STATUSES, AuditEntry, Cursor, Json, Page, Session, State, Status
 
 
 class Sessions(SqlCore):
@@ -60,7 +60,7 @@ class Sessions(SqlCore):
         return (yield from self._session(session_id))
 
     def _session(self, session_id: str) -> Tx[Session]:
-        rows = yield sql("sessions", id=session_id, limit=1)
+        rows = yield sql("sessions", id=check_id(session_id, "session id"), limit=1)
         if not rows:
             raise SessionNotFound(id=session_id)
         return _session(rows[0])
@@ -77,8 +77,10 @@ class Sessions(SqlCore):
         limit: int = 50,
     ) -> Tx[Page[Session]]:
         active_before, id_before = from_cursor(cursor, int, str)
-        for text, what in ((owner, "owner"), (agent, "agent"), (status, "status"), (search, "search")):
-            check_text(text or "", what)
+        if status is not None:
+            check_choice(status, STATUSES, "session's status")
+        for text, what in ((owner, "owner"), (agent, "agent"), (search, "search")):
+            check_text("" if text is None else text, what)
         like = None
         if search:
             for special in "\\%_":
@@ -168,7 +170,7 @@ class Sessions(SqlCore):
 
     @reading
     def cursors(self, session_id: str) -> Tx[list[Cursor]]:
-        rows = yield sql("cursors", session_id=session_id)
+        rows = yield from self._of_session(session_id, sql("cursors", session_id=session_id))
         return [_cursor(row) for row in rows]
 
     async def audit(self, *, actor: str, action: str, session_id: str | None, detail: Json) -> None:

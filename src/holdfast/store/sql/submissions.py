@@ -3,7 +3,7 @@
 import json
 
 from holdfast.errors import Conflict, KeyReused, QueueFull, SessionCleaned
-from holdfast.ids import check_id, check_name, new_id
+from holdfast.ids import check_choice, check_id, check_name, new_id
 from holdfast.store.sql.core import (
     Row,
     SqlCore,
@@ -19,7 +19,18 @@ from holdfast.store.sql.core import (
     writing,
 )
 from holdfast.store.sql.library import Statement
-from holdfast.types import Json, Lane, Lease, Page, Submission, SubmissionState, WhenBusy
+from holdfast.types import (
+    LANES,
+    SUBMISSION_STATES,
+    WHEN_BUSY,
+    Json,
+    Lane,
+    Lease,
+    Page,
+    Submission,
+    SubmissionState,
+    WhenBusy,
+)
 
 
 class Submissions(SqlCore):
@@ -60,6 +71,8 @@ class Submissions(SqlCore):
         idempotency_key: str | None,
     ) -> Tx[Submission]:
         check_name(kind, "kind")
+        check_choice(lane, LANES, "lane")
+        check_choice(when_busy, WHEN_BUSY, "way to be busy")
         self._check_json(payload, "payload")
         if idempotency_key is not None:
             check_name(idempotency_key, "idempotency key")
@@ -72,7 +85,9 @@ class Submissions(SqlCore):
         if same:
             before = _submission(same[0])
             if (before.kind, before.lane, before.payload) != (kind, lane, payload):
-                raise KeyReused(session_id=session_id, key=idempotency_key or id)
+                if before.id == id:
+                    raise Conflict(problem=f"submission {id} was sent before with another content")
+                raise KeyReused(session_id=session_id, key=idempotency_key)
             return before
         if head["status"] in {"cleaning", "cleaned"}:
             raise SessionCleaned(id=session_id)
@@ -127,9 +142,10 @@ class Submissions(SqlCore):
         limit: int = 50,
     ) -> Tx[Page[Submission]]:
         (after,) = from_cursor(cursor, int)
-        rows = yield sql(
-            "submissions", session_id=session_id, state=state, after=after, limit=page_limit(limit)
-        )
+        if state is not None:
+            check_choice(state, SUBMISSION_STATES, "submission's state")
+        wanted = sql("submissions", session_id=session_id, state=state, after=after, limit=page_limit(limit))
+        rows = yield from self._of_session(session_id, wanted)
         more = to_cursor(rows[-1]["position"]) if len(rows) == limit else None
         return Page(items=[_submission(row) for row in rows], next_cursor=more)
 

@@ -4,10 +4,19 @@ import json
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.errors import BadInput
-from holdfast.ids import check_id
-from holdfast.store.sql.library import column_name
-from holdfast.types import Batch, NewEvent, SubmissionChange
+from holdfast.errors import BadInput, Conflict
+from holdfast.ids import check_choice, check_id
+from holdfast.store.sql.library import text_columns
+from holdfast.types import (
+    CHECKPOINT_KINDS,
+    EFFECT_STATES,
+    RUN_STATUSES,
+    STATUSES,
+    SUBMISSION_STATES,
+    Batch,
+    NewEvent,
+    SubmissionChange,
+)
 
 ARMS: Final = (
     "add_events",
@@ -55,13 +64,29 @@ class Writing:
             self.rows["add_messages"] = [(session_id, m.segment, m.position, m.body) for m in batch.messages]
         if batch.checkpoints:
             self.rows["add_checkpoints"] = [
-                (session_id, check_id(c.id), c.run_id, c.step, c.kind, c.segment, c.length)
+                (
+                    session_id,
+                    check_id(c.id, "checkpoint id"),
+                    c.run_id,
+                    c.step,
+                    check_choice(c.kind, CHECKPOINT_KINDS, "kind of checkpoint"),
+                    c.segment,
+                    c.length,
+                )
                 for c in batch.checkpoints
             ]
         if batch.runs:
             _once([run.id for run in batch.runs], "run")
             self.rows["put_runs"] = [
-                (session_id, check_id(r.id, "run id"), r.parent_id, r.agent, r.status, r.error, r.metadata)
+                (
+                    session_id,
+                    check_id(r.id, "run id"),
+                    r.parent_id,
+                    r.agent,
+                    check_choice(r.status, RUN_STATUSES, "run's status"),
+                    r.error,
+                    r.metadata,
+                )
                 for r in batch.runs
             ]
         if batch.effects:
@@ -72,7 +97,7 @@ class Writing:
                     e.run_id,
                     e.call_id,
                     e.tool,
-                    e.state,
+                    check_choice(e.state, EFFECT_STATES, "effect's state"),
                     e.step,
                     e.arguments_digest,
                     e.idempotency_key,
@@ -87,23 +112,41 @@ class Writing:
         if batch.submissions:
             _once([change.id for change in batch.submissions], "submission")
             self.rows["change_submissions"] = [
-                (session_id, c.id, c.state, c.reason, c.run_id) for c in batch.submissions
+                (
+                    session_id,
+                    check_id(c.id, "submission id"),
+                    check_choice(c.state, SUBMISSION_STATES, "submission's state"),
+                    c.reason,
+                    c.run_id,
+                )
+                for c in batch.submissions
             ]
         if batch.drafts_done:
             self.rows["drop_drafts"] = [(session_id, run_id) for run_id in batch.drafts_done]
         if batch.status is not None:
-            self.rows["set_status"] = [(session_id, batch.status, batch.waiting_for)]
+            status = check_choice(batch.status, STATUSES, "session's status")
+            self.rows["set_status"] = [(session_id, status, batch.waiting_for)]
         for arm, rows in self.rows.items():
             _check_texts(arm, rows, check)
 
 
 def _check_texts(arm: str, rows: list[Row], check: Callable[[str, str], None]) -> None:
     """Refuse what cannot be stored exactly. The first column, the session, is known to be good."""
+    columns = text_columns(arm)
     for row in rows:
-        for column in range(1, len(row)):
+        for column, name in columns:
             value = row[column]
-            if isinstance(value, str):
-                check(value, column_name(arm, column))
+            if value is not None:
+                check(value, name)  # pyright: ignore[reportArgumentType]
+
+
+def missing(changed: int, writing: Writing) -> Conflict | None:
+    """Return what is wrong if not every submission that a batch changes was there to be changed."""
+    rows = writing.rows.get("change_submissions", ())
+    if changed == len(rows):
+        return None
+    ids = ", ".join(str(row[1]) for row in rows)
+    return Conflict(problem=f"of the submissions {ids} of this session, not all exist and are still open")
 
 
 def _ending(change: SubmissionChange) -> NewEvent | None:

@@ -71,12 +71,15 @@ UPDATE submissions SET state = rows.state, reason = coalesce(rows.reason, submis
   run_id = coalesce(rows.run_id, submissions.run_id),
   ended_at = CASE WHEN rows.state IN ('done', 'failed', 'dead') THEN now_us() END
 FROM rows(session_id text, id text, state text, reason text, run_id text)
-WHERE submissions.id = rows.id AND submissions.session_id = rows.session_id AND submissions.ended_at IS NULL;
+WHERE submissions.id = rows.id AND submissions.session_id = rows.session_id AND submissions.ended_at IS NULL
+--[postgres] RETURNING submissions.session_id
+;
 
 -- name: drop_drafts
 DELETE FROM drafts WHERE (session_id, run_id) IN (SELECT session_id, run_id FROM rows(session_id text, run_id text));
 
 -- name: set_status
-UPDATE sessions SET status = rows.status, waiting_for = rows.waiting_for, active_at = now_us()
+UPDATE sessions SET status = rows.status, waiting_for = rows.waiting_for, active_at = now_us(),
+  cleaned_at = CASE WHEN rows.status = 'cleaned' THEN now_us() ELSE sessions.cleaned_at END
 FROM rows(session_id text, status text, waiting_for text)
 WHERE sessions.id = rows.session_id;
