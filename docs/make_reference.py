@@ -1,30 +1,31 @@
-"""Writes docs/reference/store.md from the interface itself: `python docs/make_reference.py`. A test keeps them equal."""
+"""Writes the pages of docs/reference that repeat the code: `python docs/make_reference.py`. A test keeps them equal."""
 
 import ast
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SOURCE = ROOT / "src" / "holdfast" / "store" / "base.py"
-PAGE = ROOT / "docs" / "reference" / "store.md"
-
-HEAD = """# The store
-
-`async with open_store(url) as store`. One method is one transaction. All raise errors of the family `HoldfastError`;
-every error has a fixed `code` and a message that says what to do. Values are the dataclasses of `holdfast.types`.
-
-Made from `src/holdfast/store/base.py` by `docs/make_reference.py`.
-"""
+SOURCE = ROOT / "src" / "holdfast"
+PAGES = ROOT / "docs" / "reference"
 
 
-def reference() -> str:
-    """Return the page: the public methods in the order of the interface, under its section comments."""
-    text = SOURCE.read_text()
+def store() -> str:
+    """Return the page of the store: the public methods in the order of the interface, under its section comments."""
+    text = (SOURCE / "store" / "base.py").read_text()
     sections = {
         text[: m.start()].count("\n") + 1: m[1] for m in re.finditer(r"^    # (.+)$", text, re.MULTILINE)
     }
     (interface,) = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
-    parts = [HEAD, "## Opening and looking after\n"]
+    package = ast.parse((SOURCE / "store" / "__init__.py").read_text())
+    (opening,) = [node for node in package.body if isinstance(node, ast.FunctionDef)]
+    parts = [
+        "# The store\n",
+        "One method is one transaction. All raise [errors](errors.md) of the family `HoldfastError`.",
+        "Values are the [types](types.md) of `holdfast.types`.\n",
+        _function(opening),
+        "## Opening and looking after\n",
+    ]
     line = 0
     for method in interface.body:
         if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) or method.name.startswith("_"):
@@ -32,12 +33,51 @@ def reference() -> str:
         parts += [f"## {title}\n" for at, title in sections.items() if line < at < method.lineno]
         line = method.lineno
         method.args.args = method.args.args[1:]
-        kind = "async " if isinstance(method, ast.AsyncFunctionDef) else ""
-        returns = ast.unparse(method.returns) if method.returns else "None"
-        signature = f"{kind}{method.name}({ast.unparse(method.args)}) -> {returns}"
-        parts.append(f"### {method.name}\n\n```python\n{signature}\n```\n\n{ast.get_docstring(method)}\n")
+        parts.append(_function(method))
     return "\n".join(parts)
 
 
+def types() -> str:
+    """Return the page of the types: the words that fields may have, then every noun with its fields."""
+    tree = ast.parse((SOURCE / "types.py").read_text())
+    parts = ["# Types\n", f"{ast.get_docstring(tree)}\n", "## Words\n", "| name | one of |\n|---|---|"]
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Subscript):
+            words: list[str] = ast.literal_eval(node.value.slice)
+            parts.append(f"| `{ast.unparse(node.target)}` | {', '.join(f'`{word}`' for word in words)} |")
+    parts.append("")
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            fields = [ast.unparse(field) for field in node.body if isinstance(field, ast.AnnAssign)]
+            code = "\n".join(fields)
+            parts.append(f"## {node.name}\n\n{ast.get_docstring(node)}\n\n```python\n{code}\n```\n")
+    return "\n".join(parts)
+
+
+def errors() -> str:
+    """Return the page of the errors: each with its code and its message."""
+    tree = ast.parse((SOURCE / "errors.py").read_text())
+    parts = [
+        "# Errors\n",
+        "All are subclasses of `holdfast.errors.HoldfastError`. `code` is fixed; the words in braces are in `facts`.\n",
+        "| error | code | message |\n|---|---|---|",
+    ]
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            (code,) = [f.value for f in node.body if isinstance(f, ast.Assign | ast.AnnAssign) and f.value]
+            parts.append(f"| `{node.name}` | `{ast.literal_eval(code)}` | {ast.get_docstring(node)} |")
+    return "\n".join([*parts, ""])
+
+
+def _function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    kind = "async " if isinstance(node, ast.AsyncFunctionDef) else ""
+    returns = ast.unparse(node.returns) if node.returns else "None"
+    signature = f"{kind}{node.name}({ast.unparse(node.args)}) -> {returns}"
+    return f"### {node.name}\n\n```python\n{signature}\n```\n\n{ast.get_docstring(node)}\n"
+
+
+MADE: dict[str, Callable[[], str]] = {"store.md": store, "types.md": types, "errors.md": errors}
+
 if __name__ == "__main__":
-    PAGE.write_text(reference())
+    for name, make in MADE.items():
+        (PAGES / name).write_text(make())

@@ -1,5 +1,7 @@
 """The docs say what the code does: a command, setting or method that is not documented fails here."""
 
+import asyncio
+import json
 import re
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import typer.main
 
 from holdfast.cli import app
 from holdfast.config import PREFIX, Settings
+from holdfast.store import open_store
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -36,15 +39,16 @@ def test_every_setting_is_documented():
         assert f"| `{default}` |" in row
 
 
-def test_the_reference_of_the_store_is_up_to_date():
+@pytest.mark.parametrize("page", ["store.md", "types.md", "errors.md"])
+def test_the_reference_is_up_to_date(page: str):
     made = subprocess.run(
-        [sys.executable, "-c", "import make_reference; print(make_reference.reference(), end='')"],
+        [sys.executable, "-c", f"import make_reference; print(make_reference.MADE['{page}'](), end='')"],
         cwd=DOCS,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert (DOCS / "reference" / "store.md").read_text() == made.stdout, "run: python docs/make_reference.py"
+    assert (DOCS / "reference" / page).read_text() == made.stdout, "run: python docs/make_reference.py"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -69,3 +73,29 @@ def test_the_tour_runs():
     assert "Nothing acknowledged is lost" in done.stdout
     assert "refused: The lease on session" in done.stdout
     assert "every invariant of the store holds" in done.stdout
+
+
+def test_the_worker_runs_and_goes_on_after_a_kill(tmp_path: Path):
+    def worker(*arguments: str) -> list[str]:
+        return [
+            sys.executable,
+            str(ROOT / "examples" / "worker.py"),
+            f"sqlite:///{tmp_path}/w.db",
+            *arguments,
+        ]
+
+    for text in ("hello", "again"):
+        subprocess.run(worker("--submit", "talk", text), check=True, capture_output=True)
+    running = subprocess.Popen(worker())
+    running.kill()
+    running.wait()
+    subprocess.run(worker("--until-idle"), check=True)
+    subprocess.run(worker("--submit", "talk", "bye"), check=True, capture_output=True)
+    subprocess.run(worker("--until-idle"), check=True)
+
+    async def read() -> list[str]:
+        async with open_store(f"sqlite:///{tmp_path}/w.db") as store:
+            events = await store.events("talk")
+            return [json.loads(event.payload)["text"] for event in events if event.kind == "answer"]
+
+    assert asyncio.run(read())[-1] == "BYE"
