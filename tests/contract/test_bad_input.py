@@ -1,6 +1,8 @@
 """What comes from outside and cannot be used: a clear error of our family, nothing changed, the store goes on."""
 
+import asyncio
 import os
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -121,9 +123,9 @@ async def test_what_is_not_json(store: Store, bad: str):
     assert (await store.session(session_id)).seq == 0
 
 
-@pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf"), 3e11])
 async def test_a_time_to_live_that_is_none(store: Store, ttl: float):
-    with pytest.raises(BadInput, match="positive number of seconds"):
+    with pytest.raises(BadInput, match="positive number of seconds, a day at the most"):
         await store.join("worker", ttl=ttl)
 
 
@@ -148,6 +150,8 @@ async def test_a_holder_that_was_made_up(store: Store):
         "store.db",
         "SQLITE:///x.db",
         "sqlite:///x.db?mode=ro",
+        "sqlite:///x\x00.db",
+        "postgresql://[bad",
     ],
 )
 def test_an_unknown_scheme_is_an_error(url: str):
@@ -322,9 +326,50 @@ async def test_json_is_passed_as_text(store: Store):
             await attempt
 
 
-async def test_a_url_that_cannot_be_read():
+@pytest.mark.parametrize("port", ["notaport", "99999999"])
+async def test_a_url_that_cannot_be_read(port: str):
     with pytest.raises(HoldfastError, match="URL cannot be used"):
-        await open_store("postgresql://ada@127.0.0.1:notaport/x").open()
+        await open_store(f"postgresql://ada@127.0.0.1:{port}/x").open()
+
+
+async def test_a_file_that_is_damaged_while_it_is_open(tmp_path: Path):
+    async with open_store(f"sqlite:///{tmp_path}/store.db") as store:
+        lease, _ = await held_session(store)
+        for _ in range(40):
+            await store.write(lease, ticks())
+        for name in ("store.db", "store.db-wal", "store.db-shm"):
+            with (tmp_path / name).open("r+b") as file:
+                file.write(os.urandom(4096))
+
+        async def write_on() -> None:
+            for _ in range(5):
+                await store.write(lease, ticks())
+
+        with pytest.raises(HoldfastError):
+            await write_on()
+
+
+async def test_a_relative_path_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    async with open_store("sqlite:///here.db") as store:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        session_id = await new_session(store)
+        assert (await store.session(session_id)).id == session_id
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+async def test_shrinking_waits_for_others(tmp_path: Path):
+    async with open_store(f"sqlite:///{tmp_path}/store.db") as store:
+        other = sqlite3.connect(tmp_path / "store.db", check_same_thread=False)
+        other.execute("BEGIN IMMEDIATE")
+        shrinking = asyncio.create_task(store.shrink())
+        await asyncio.sleep(0.1)
+        assert not shrinking.done()
+        other.rollback()
+        other.close()
+        async with asyncio.timeout(5):
+            assert await shrinking == 0
 
 
 async def test_a_list_of_nowhere(store: Store):

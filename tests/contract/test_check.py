@@ -19,6 +19,7 @@ DAMAGE = {
     "head has session": "DELETE FROM sessions WHERE id = 'other'",
     "running has lease": "UPDATE sessions SET status = 'running' WHERE id = 'other'",
     "claimed has lease": "UPDATE submissions SET state = 'claimed'",
+    "ended has ended": "UPDATE submissions SET ended_at = 1",
     "queued is ready": "UPDATE heads SET ready_at = NULL",
     "ready is free": "UPDATE heads SET holder = 'ghost' WHERE session_id = 'other'",
     "message has segment": "DELETE FROM segments",

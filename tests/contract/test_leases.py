@@ -2,9 +2,9 @@ import asyncio
 
 import pytest
 
-from holdfast.errors import HolderLost, LeaseLost, SessionBusy, SessionNotFound
+from holdfast.errors import Conflict, HolderLost, LeaseLost, SessionBusy, SessionNotFound
 from holdfast.store import Store
-from holdfast.types import Batch, Draft, Holder, NewEvent, SubmissionChange
+from holdfast.types import Batch, Draft, Effect, Holder, NewEvent, Run, Segment, SubmissionChange
 from tests.builders import held_session, new_session, ticks, until
 
 
@@ -274,10 +274,85 @@ async def test_a_cancelled_claim_holds_nothing_in_secret(store: Store):
         if turn % 2:
             await asyncio.sleep(0.001 * (turn % 5))
         claiming.cancel()
+        claiming.cancel()
         await asyncio.wait([claiming])
         if not claiming.cancelled():
             lease = claiming.result()
             assert lease is not None
             await store.release(lease)
-        assert (await store.session(session_id)).holder is None
+
+        async def free() -> bool:
+            return (await store.session(session_id)).holder is None
+
+        await until(free)
     assert await store.claim(holder) is not None
+
+
+async def test_a_stale_lease_beside_the_new_one_of_the_same_process(store: Store):
+    """A worker that was paused, reclaimed, and has claimed the session again, while its old run still writes."""
+    old, paused = await held_session(store, ttl=0.05)
+    await until(lambda: expired(store, paused))
+    new = await store.acquire(old.session_id, await store.join("again"))
+    stale = Batch(
+        status="failed",
+        runs=[Run(id="stale")],
+        events=[NewEvent(kind="stale")],
+        effects=[Effect(run_id="stale", call_id="c", tool="t", state="completed", result='"stale"')],
+    )
+    for fresh in (Batch(), ticks()):
+        old.lost = False
+        results = await asyncio.gather(
+            store.write(new, fresh), store.write(old, stale), return_exceptions=True
+        )
+        assert isinstance(results[0], int)
+        assert isinstance(results[1], LeaseLost)
+    assert (await store.session(old.session_id)).status == "idle"
+    assert (await store.runs(session_id=old.session_id)).items == []
+    assert (await store.effects(old.session_id)).items == []
+    assert [event.kind for event in await store.events(old.session_id)] == ["tick"]
+
+
+async def test_a_cancelled_release_is_done_all_the_same(store: Store):
+    for turn in range(12):
+        lease, _ = await held_session(store)
+        releasing = asyncio.create_task(store.release(lease))
+        for _ in range(1 + turn % 4):
+            await asyncio.sleep(0)
+        releasing.cancel()
+        await asyncio.wait([releasing])
+
+        async def free(session_id: str = lease.session_id) -> bool:
+            return (await store.session(session_id)).holder is None
+
+        await until(free)
+
+
+async def test_status_and_freeing_at_once_leave_nothing_stuck(store: Store):
+    """Whoever frees a session must see the status that was committed just before."""
+    for _ in range(25):
+        lease, holder = await held_session(store)
+        await store.submit(lease.session_id, "message")
+        await store.write(lease, Batch(status="waiting", waiting_for="a person"))
+        await asyncio.gather(
+            store.write(lease, Batch(status="idle")), store.leave(holder), return_exceptions=True
+        )
+        assert await store.check() == []
+
+
+async def test_a_good_write_beside_a_release_and_a_bad_neighbour(store: Store):
+    """A group that is run again after a failure is run again as it was."""
+    for _ in range(10):
+        lease, _ = await held_session(store)
+        broken, _ = await held_session(store)
+        await store.write(broken, Batch(segments=[Segment(number=1)]))
+        written, released, refused = await asyncio.gather(
+            store.write(lease, ticks()),
+            store.release(lease),
+            store.write(broken, Batch(segments=[Segment(number=1)])),
+            return_exceptions=True,
+        )
+        assert isinstance(refused, Conflict)
+        assert released is None
+        # PostgreSQL may release first, on another connection; then the write is refused as it must be.
+        assert written == 1 or isinstance(written, LeaseLost)
+        assert (await store.session(lease.session_id)).seq == (1 if written == 1 else 0)

@@ -6,16 +6,16 @@ import random
 import signal
 import sys
 from collections.abc import AsyncGenerator, Generator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import asyncpg
 import pytest
 
 from holdfast.errors import LeaseLost, SessionBusy
 from holdfast.store import Store, open_store
-from holdfast.types import Batch, NewEvent
+from holdfast.types import Batch, Draft, NewEvent
 from tests.builders import held_session, new_session, ticks, until
 from tests.conftest import Engine
 from tests.servers import Postgres, postgres
@@ -314,3 +314,110 @@ async def test_a_lease_in_two_hands_is_noticed(engine: Engine, store: Store):
         with pytest.raises(LeaseLost):
             await other.write(copy, ticks())
     assert await store.write(lease, ticks()) == 2
+
+
+class Proxy:
+    """Between a store and its server. It can lose the answer of a commit, or fall silent."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._links: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
+        self.cut_after: bytes | None = None  # cut the client off once it has sent this
+        self.silent = False
+        self.port = 0
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for link in self._links:
+            for end in link:
+                end.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        self._links.append((writer, far_writer))
+        await asyncio.gather(self._pump(reader, far_writer, writer), self._pump(far_reader, writer, None))
+
+    async def _pump(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, client: asyncio.StreamWriter | None
+    ) -> None:
+        with suppress(ConnectionError):
+            while data := await source.read(65536):
+                while self.silent:
+                    await asyncio.sleep(0.01)
+                if client is not None and self.cut_after is not None and self.cut_after in data:
+                    self.cut_after = None
+                    client.transport.abort()  # the server gets it, the client never learns what came of it
+                sink.write(data)
+                await sink.drain()
+        sink.close()
+
+
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+async def test_lost_answers_are_found_again(engine: Engine, store: Store, postgres_server: Postgres):
+    """The server did it and the answer got lost: every call that can be told does not do it twice."""
+    async with Proxy(postgres_server.port) as proxy:
+        url = engine.url.replace(f":{postgres_server.port}/", f":{proxy.port}/")
+        async with open_store(url) as remote:
+            session_id = await new_session(remote)
+            dead = await store.join("dead", ttl=0.05)
+            await store.acquire(session_id, dead)
+
+            async def expired() -> bool:
+                return (await store.session(session_id)).holder is None
+
+            await until(expired)
+            proxy.cut_after = b"COMMIT"
+            holder = await remote.join("alive", ttl=60)
+            proxy.cut_after = b"COMMIT"
+            lease = await remote.acquire(session_id, holder)
+            assert (lease.epoch, lease.taken_from) == (2, dead.id)
+            proxy.cut_after = b"COMMIT"
+            submission = await remote.submit(session_id, "message")
+            proxy.cut_after = b"exactly-once"
+            await remote.write(lease, Batch(events=[NewEvent(kind="tick", payload='"exactly-once"')]))
+            assert [e.payload for e in await store.events(session_id) if e.kind == "tick"] == [
+                '"exactly-once"'
+            ]
+            assert [s.id for s in (await store.submissions(session_id)).items] == [submission.id]
+            proxy.cut_after = b"COMMIT"
+            await remote.release(lease)
+            proxy.cut_after = b"COMMIT"
+            claimed = await remote.claim(holder)
+            assert claimed is not None
+            assert (claimed.session_id, claimed.epoch) == (session_id, 3)
+            assert proxy.cut_after is None
+            await remote.leave(holder)
+
+
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+async def test_a_silent_server_is_given_up(engine: Engine, postgres_server: Postgres):
+    """No reset, no answer: calls end with an error of ours, and so does closing."""
+    async with Proxy(postgres_server.port) as proxy:
+        store = await open_store(engine.url.replace(f":{postgres_server.port}/", f":{proxy.port}/")).open()
+        lease, holder = await held_session(store)
+        proxy.silent = True
+        async with asyncio.timeout(30):
+            results = await asyncio.gather(
+                store.write(lease, ticks()), store.renew(holder), store.session("s"), return_exceptions=True
+            )
+            assert [type(result).__name__ for result in results] == ["StoreUnavailable"] * 3
+            assert lease.lost
+            await store.close()
+        proxy.silent = False
+
+
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+async def test_a_draft_that_was_being_put_is_dropped_with_its_message(engine: Engine, store: Store):
+    lease, _ = await held_session(store)
+    for _ in range(20):
+        await asyncio.gather(
+            store.put_drafts(lease, [Draft(run_id="r", part=0, kind="text", text="half")]),
+            store.write(lease, Batch(events=[NewEvent(kind="message")], drafts_done=["r"])),
+        )
+        await store.write(lease, Batch(drafts_done=["r"]))
+        assert await store.drafts(lease.session_id) == []

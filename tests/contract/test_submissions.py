@@ -15,7 +15,7 @@ from holdfast.errors import (
 )
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, Lease, Run, Submission, SubmissionChange
-from tests.builders import held_session, new_session
+from tests.builders import held_session, new_session, until
 from tests.conftest import Engine
 
 
@@ -289,3 +289,42 @@ async def test_a_word_that_is_none(store: Store):
         with pytest.raises(BadInput, match="use one of"):
             await attempt
     assert (await store.session(lease.session_id)).seq == 1
+
+
+async def test_two_takes_at_once_never_get_the_same(store: Store):
+    for _ in range(15):
+        lease, _ = await held_session(store)
+        await store.submit(lease.session_id, "interrupt", lane="control")
+        both = await asyncio.gather(store.take(lease, lane="control"), store.take(lease))
+        assert sorted(taken is None for taken in both) == [False, True]
+
+
+async def test_taking_what_is_being_ended(store: Store):
+    for _ in range(15):
+        lease, _ = await held_session(store)
+        submission = await store.submit(lease.session_id, "message")
+        ending = Batch(submissions=[SubmissionChange(id=submission.id, state="failed", reason="withdrawn")])
+        await asyncio.gather(store.take(lease), store.write(lease, ending))
+        (ended,) = (await store.submissions(lease.session_id)).items
+        assert (ended.state, ended.ended_at is None) == ("failed", False)
+
+
+async def test_a_cancelled_take_has_taken_nothing(store: Store):
+    lease, _ = await held_session(store)
+    submission = await store.submit(lease.session_id, "message")
+    for turn in range(16):
+        taking = asyncio.create_task(store.take(lease))
+        for _ in range(turn % 6):
+            await asyncio.sleep(0)
+        taking.cancel()
+        await asyncio.wait([taking])
+        if not taking.cancelled():
+            break
+
+        async def queued() -> bool:
+            return [s.state for s in (await store.submissions(lease.session_id)).items] == ["queued"]
+
+        await until(queued)
+    else:
+        again = await taken(store, lease)
+        assert (again.id, again.attempts) == (submission.id, 1)

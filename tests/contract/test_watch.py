@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from holdfast.errors import SessionNotFound
+from holdfast.errors import SessionNotFound, StoreClosed
 from holdfast.store import Store, open_store
 from holdfast.store.hub import Hub
 from tests.builders import held_session, new_session, ticks
@@ -113,3 +113,14 @@ async def test_a_lost_hint_costs_a_moment_not_an_event(
         await store.write(lease, ticks())
         async with asyncio.timeout(5):
             assert await watching == [1]
+
+
+async def test_nobody_waits_for_a_store_that_is_closed(engine: Engine):
+    store = await open_store(engine.url).open()
+    session_id = await new_session(store)
+    waiting = asyncio.ensure_future(anext(store.watch(session_id)))
+    await asyncio.sleep(0.05)
+    await store.close()
+    async with asyncio.timeout(5):
+        with pytest.raises(StoreClosed):
+            await waiting

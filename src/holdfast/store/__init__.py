@@ -18,6 +18,8 @@ def open_store(url: str | None = None, *, upgrade: bool = True, settings: Settin
     settings = settings or load_settings()
     url = settings.store if url is None else url
     scheme, _, rest = url.partition("://")
+    if "\x00" in url:
+        raise UnknownStore(url=url)
     if scheme == "sqlite" and (rest == ":memory:" or (len(rest) > 1 and rest[0] == "/")) and "?" not in rest:
         from holdfast.store.sqlite import SqliteStore
 
@@ -29,5 +31,8 @@ def open_store(url: str | None = None, *, upgrade: bool = True, settings: Settin
             if error.name != "asyncpg":
                 raise
             raise MissingExtra(extra="postgres") from error
-        return PostgresStore(url, upgrade=upgrade, settings=settings)
+        try:
+            return PostgresStore(url, upgrade=upgrade, settings=settings)
+        except ValueError as error:
+            raise UnknownStore(url=url) from error
     raise UnknownStore(url=url)

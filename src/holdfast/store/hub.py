@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 class Signal:
@@ -75,7 +75,7 @@ def _ring(signals: list[Signal]) -> None:
     for signal in signals:
         loops[signal.loop].append(signal)
     for loop, group in loops.items():
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # that loop has ended, and its readers with it
             loop.call_soon_threadsafe(_set_all, group)
 
 

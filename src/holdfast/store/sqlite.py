@@ -10,6 +10,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Final, Self, TypeVar
@@ -52,7 +53,8 @@ class SqliteStore(SqlStore):
 
     def __init__(self, url: str, path: str, *, upgrade: bool, settings: Settings) -> None:
         super().__init__(url, settings)
-        self._path = path
+        # Absolute, for those who connect later, wherever we are then.
+        self._path = path if path == MEMORY else str(Path(path).absolute())
         self._upgrade_on_open = upgrade
         self._hub = Hub()
         self._writer: Writer | None = None
@@ -60,13 +62,17 @@ class SqliteStore(SqlStore):
         self._poller: _Poller | None = None
 
     async def open(self) -> Self:
+        target = self._path if self._upgrade_on_open else _existing(self._path)
+        opening = asyncio.ensure_future(asyncio.to_thread(Writer, target, self._hub, self._translate))
         try:
-            target = self._path if self._upgrade_on_open else _existing(self._path)
-            self._writer = await asyncio.to_thread(Writer, target, self._hub, self._translate)
+            self._writer = await asyncio.shield(opening)
             if self._path != MEMORY:
                 self._readers = _Readers(self._path)
             await (self.upgrade() if self._upgrade_on_open else self.require())
         except BaseException as error:
+            if self._writer is None:
+                with suppress(Exception):
+                    self._writer = await opening
             await self.close()
             raise self._translate(error) from error
         if self._path != MEMORY:
@@ -76,6 +82,7 @@ class SqliteStore(SqlStore):
     async def close(self) -> None:
         parts = (self._poller, self._readers, self._writer)
         self._poller = self._readers = self._writer = None
+        self._hub.everyone()  # so that nobody waits for a store that is closed
         for part in parts:
             if part is not None:
                 await asyncio.to_thread(part.close)
@@ -83,7 +90,11 @@ class SqliteStore(SqlStore):
     async def write(self, lease: Lease, batch: Batch) -> int:
         writing = Writing(lease.session_id, batch, self._check_size)
         work = partial(_write, lease=lease, writing=writing)
-        return await self._running().submit(work, changes=lease.session_id)
+        try:
+            return await self._running().submit(work, changes=lease.session_id)
+        except StoreUnavailable:
+            lease.lost = True
+            raise
 
     async def shrink(self, *, limit: int = 1000) -> int:
         def vacuum(connection: sqlite3.Connection) -> int:
@@ -221,7 +232,8 @@ class _Readers:
     """Connections that read beside the writer, each on a thread of its own."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        # Absolute, for those who connect later, wherever we are then.
+        self._path = path if path == MEMORY else str(Path(path).absolute())
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
         self._pool = ThreadPoolExecutor(_READERS, "holdfast-reader")
@@ -251,7 +263,8 @@ class _Poller:
     """Notices what other processes commit while somebody here reads, and rings for those who are behind."""
 
     def __init__(self, path: str, hub: Hub) -> None:
-        self._path = path
+        # Absolute, for those who connect later, wherever we are then.
+        self._path = path if path == MEMORY else str(Path(path).absolute())
         self._hub = hub
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="holdfast-poller", daemon=True)
@@ -263,18 +276,20 @@ class _Poller:
         self._thread.join()
 
     def _work(self) -> None:
-        connection = connect(self._path)
+        connection: sqlite3.Connection | None = None
         seen = -1
         while not self._stop.is_set():
             self._hub.has_readers.wait()
             try:
+                connection = connection or connect(self._path)
                 version = connection.execute("PRAGMA data_version").fetchone()[0]
                 if version != seen:
                     statement = sql("watched_heads", session_ids=json.dumps(self._hub.watched()))
                     rows = _execute(connection, statement)
                     self._hub.at({row["session_id"]: row["seq"] for row in rows})
                     seen = version
-            except sqlite3.Error:
-                seen = -1  # a hint is late; the next look, a moment from now, makes up for it
+            except Exception:  # noqa: BLE001 - a hint is late; the next look, a moment from now, makes up for it
+                seen = -1
             self._stop.wait(_POLL_SECONDS)
-        connection.close()
+        if connection is not None:
+            connection.close()

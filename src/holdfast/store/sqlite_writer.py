@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -179,12 +180,17 @@ class Writer:
             job = self._waiting.popleft()
         except IndexError:
             return True
-        if not job.chore and job.loop is asyncio.get_running_loop() and self._begin():
-            self._transact([job])
+        try:
+            ours = not job.chore and job.loop is asyncio.get_running_loop() and self._begin()
+            if ours:
+                self._transact([job])
+        except Exception as error:  # noqa: BLE001 - delivered to the one who waits for it
+            ours, job.error = True, self._translate(error)
+        if ours:
             job.deliver()
-            return True
-        self._waiting.appendleft(job)
-        return False
+        else:
+            self._waiting.appendleft(job)
+        return ours
 
     def _work(self) -> None:
         while self._wake.get():
@@ -233,7 +239,7 @@ class Writer:
             if job.chore:
                 self._hand_out()
                 try:
-                    job.result = job.work(self._connection)
+                    job.result = _patiently(partial(job.work, self._connection))
                 except Exception as error:  # noqa: BLE001 - delivered to the one who waits for it
                     job.error = self._translate(error)
 

@@ -8,7 +8,7 @@ FROM heads h
 JOIN sessions s ON s.id = h.session_id
 LEFT JOIN (SELECT session_id, min(seq) AS first, max(seq) AS last, count(*) AS number FROM events GROUP BY session_id) e
   ON e.session_id = h.session_id
-WHERE (e.number IS NOT NULL AND (e.last <> h.seq OR e.number <> e.last - e.first + 1))
+WHERE (e.number IS NOT NULL AND (e.last <> h.seq OR e.first < 1 OR e.number <> e.last - e.first + 1))
   OR (coalesce(e.first, 0) <> CASE WHEN h.seq = 0 THEN 0 ELSE 1 END
       AND s.cleaned_at IS NULL AND s.status NOT IN ('cleaning', 'cleaned'))
 LIMIT :limit;
@@ -33,6 +33,12 @@ LIMIT :limit;
 SELECT q.session_id, 'submission ' || q.id || ' is claimed and nobody holds the session' AS detail
 FROM submissions q JOIN heads h ON h.session_id = q.session_id
 WHERE q.ended_at IS NULL AND q.state = 'claimed' AND h.holder IS NULL
+LIMIT :limit;
+
+-- name: check_ended_has_ended
+SELECT session_id, 'submission ' || id || ' is ' || state || ' and has ended' AS detail FROM submissions
+WHERE (ended_at IS NOT NULL AND state IN ('queued', 'claimed', 'waiting'))
+  OR (ended_at IS NULL AND state IN ('done', 'failed', 'dead'))
 LIMIT :limit;
 
 -- name: check_queued_is_ready

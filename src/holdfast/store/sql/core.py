@@ -5,12 +5,15 @@ no input or output of its own, so SQLite runs it on its writer thread and Postgr
 of locks, checks and writes is the same on both. It may be run again from the start if its engine had to roll back.
 """
 
+import asyncio
 import base64
 import binascii
 import functools
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
@@ -19,6 +22,7 @@ from holdfast.errors import (
     BadCursor,
     BadInput,
     BadText,
+    HoldfastError,
     LeaseLost,
     PayloadTooLarge,
     SessionNotFound,
@@ -51,6 +55,61 @@ Rows: TypeAlias = Sequence[Row]
 Tx: TypeAlias = Generator[Statement, Rows, T]
 
 
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A session's head while it is locked, and the status it was last given."""
+
+    epoch: int
+    seq: int
+    holder: str | None
+    tenure: str | None
+    orphaned_by: str | None
+    status: str
+
+
+class Unfinished:
+    """Work that goes on when its caller is cancelled, and that closing waits for."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do the work to its end. A caller that is cancelled leaves at once; the work does not."""
+        return await asyncio.shield(self._start(work))
+
+    async def run_or_undo(
+        self, work: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, None]]
+    ) -> T:
+        """Do the work; if the caller is cancelled before it has the result, undo it."""
+        task = self._start(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._start(_undo(task, undo)))
+            raise
+
+    async def wait(self) -> None:
+        """Wait until nothing is left."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # it was the caller's; if the caller has left, nobody's
+
+
+async def _undo(task: "asyncio.Task[T]", undo: Callable[[T], Coroutine[Any, Any, None]]) -> None:
+    with suppress(HoldfastError):  # then there is nothing to undo, or the deadline will do it
+        await undo(await task)
+
+
 class SqlCore(Store):
     """What the transactions of every topic stand on."""
 
@@ -58,6 +117,7 @@ class SqlCore(Store):
         self.url = url
         self._max_payload_bytes = settings.max_payload_bytes
         self._max_pending = settings.max_pending
+        self._unfinished = Unfinished()
 
     @abstractmethod
     async def _transact(self, make: Callable[[], Tx[T]], *, repeatable: bool, changes: str | None) -> T:
@@ -70,10 +130,11 @@ class SqlCore(Store):
     async def _read(self, make: Callable[[], Tx[T]]) -> T:
         """Run a transaction that only reads, on one consistent cut."""
 
-    def _check_size(self, text: str, what: str) -> None:
+    def _check_size(self, text: str, what: str) -> int:
         size = check_text(text, what)
         if size > self._max_payload_bytes:
             raise PayloadTooLarge(what=what, size=size, limit=self._max_payload_bytes)
+        return size
 
     def _check_json(self, text: Json, what: str) -> None:
         self._check_size(text, what)
@@ -101,11 +162,20 @@ class SqlCore(Store):
             raise SessionNotFound(id=session_id)
         return rows
 
-    def _lock_head(self, session_id: str) -> Tx[Row]:
+    def _lock_head(self, session_id: str) -> Tx[Head]:
+        """Lock a session against all other changes, then read how it stands: what was read before may be old."""
         rows = yield sql("lock_head", session_id=session_id)
         if not rows:
             raise SessionNotFound(id=session_id)
-        return rows[0]
+        (head,) = yield sql("locked_head", session_id=session_id)
+        return Head(
+            epoch=head["epoch"],
+            seq=head["seq"],
+            holder=head["holder"],
+            tenure=head["tenure"],
+            orphaned_by=head["orphaned_by"],
+            status=head["status"],
+        )
 
 
 S = TypeVar("S", bound=SqlCore)

@@ -1,17 +1,16 @@
 """Holders and leases: who may write to a session, and what happens to its work when they are gone."""
 
-import asyncio
 import json
 import math
-from collections.abc import Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from holdfast.errors import BadInput, HolderLost, HoldfastError, SessionBusy
+from holdfast.errors import BadInput, HolderLost, SessionBusy
 from holdfast.ids import check_name, new_id
 from holdfast.store.sql.core import SqlCore, Tx, moment, page_limit, reading, repeatable, sql
 from holdfast.types import Holder, Lease
+
+_LONGEST_TTL = 24 * 60 * 60
 
 
 class Leases(SqlCore):
@@ -23,8 +22,10 @@ class Leases(SqlCore):
     @repeatable
     def _join(self, id: str, name: str, ttl: float) -> Tx[Holder]:
         check_name(name, "holder name")
-        if not (math.isfinite(ttl) and ttl > 0):
-            raise BadInput(problem=f"a holder's time to live must be a positive number of seconds, not {ttl}")
+        if not (math.isfinite(ttl) and 0 < ttl <= _LONGEST_TTL):
+            raise BadInput(
+                problem=f"a holder lives for a positive number of seconds, a day at the most, not {ttl}"
+            )
         rows = yield sql("join", id=id, name=name, ttl_us=round(ttl * 1_000_000))
         return Holder(id=id, name=name, deadline=moment(rows[0]["deadline"]), ttl=ttl)
 
@@ -63,45 +64,49 @@ class Leases(SqlCore):
         ]
 
     async def acquire(self, session_id: str, holder: Holder) -> Lease:
-        lease = await self._or_let_go(self._acquire(session_id, holder, new_id()))
-        assert lease is not None  # noqa: S101
-        return lease
+        # A caller that is cancelled meanwhile leaves nothing behind that it does not know of.
+        return await self._unfinished.run_or_undo(self._acquire(session_id, holder, new_id()), self.release)
 
     @repeatable
     def _acquire(self, session_id: str, holder: Holder, tenure: str) -> Tx[Lease]:
         head = yield from self._lock_head(session_id)
-        if head["tenure"] == tenure and head["holder"] == holder.id:
-            return Lease(session_id=session_id, epoch=head["epoch"], holder=holder.id, seq=head["seq"])
+        if head.tenure == tenure and head.holder == holder.id:
+            return Lease(
+                session_id=session_id,
+                epoch=head.epoch,
+                holder=holder.id,
+                taken_from=head.orphaned_by,
+                seq=head.seq,
+            )
         dead: str | None = None
-        if head["holder"] is not None:
-            live = yield sql("live_holder", id=head["holder"])
+        if head.holder is not None:
+            live = yield sql("live_holder", id=head.holder)
             if live:
                 until = moment(live[0]["deadline"]).isoformat(timespec="seconds")
                 raise SessionBusy(session_id=session_id, holder=live[0]["name"], until=until)
-            dead = head["holder"]
+            dead = head.holder
         return (yield from self._take(session_id, holder, tenure, dead))
 
     async def claim(self, holder: Holder, *, agents: Sequence[str] | None = None) -> Lease | None:
         wanted = None if agents is None else json.dumps(list(agents))
-        return await self._or_let_go(self._claim(holder, new_id(), wanted))
+        return await self._unfinished.run_or_undo(self._claim(holder, new_id(), wanted), self._let_go)
 
-    async def _or_let_go(self, taking: Coroutine[Any, Any, Lease | None]) -> Lease | None:
-        """Take it; a caller that is cancelled meanwhile leaves nothing behind that it does not know of."""
-        task = asyncio.ensure_future(taking)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            with suppress(HoldfastError):
-                lease = await task
-                if lease is not None:
-                    await self.release(lease)
-            raise
+    async def _let_go(self, lease: Lease | None) -> None:
+        if lease is not None:
+            await self.release(lease)
 
     @repeatable
     def _claim(self, holder: Holder, tenure: str, agents: str | None) -> Tx[Lease | None]:
+        yield sql("claim_lock", tenure=tenure)
         taken = yield sql("tenure", holder=holder.id, tenure=tenure)
         for row in taken:
-            return Lease(session_id=row["session_id"], epoch=row["epoch"], holder=holder.id, seq=row["seq"])
+            return Lease(
+                session_id=row["session_id"],
+                epoch=row["epoch"],
+                holder=holder.id,
+                taken_from=row["orphaned_by"],
+                seq=row["seq"],
+            )
         if not (yield sql("live_holder", id=holder.id)):
             raise HolderLost(id=holder.id)
         ready = yield sql("next_ready", agents=agents)
@@ -112,31 +117,31 @@ class Leases(SqlCore):
     def _take(self, session_id: str, holder: Holder, tenure: str, dead: str | None) -> Tx[Lease]:
         if not (yield sql("live_holder", id=holder.id)):
             raise HolderLost(id=holder.id)
-        rows = yield sql("take_lease", session_id=session_id, holder=holder.id, tenure=tenure)
+        rows = yield sql("take_lease", session_id=session_id, holder=holder.id, tenure=tenure, dead=dead)
         yield sql("requeue_claimed", session_id=session_id)
-        orphaned_by = rows[0]["orphaned_by"]
-        if orphaned_by is not None:
-            yield sql("adopted", session_id=session_id)
         return Lease(
             session_id=session_id,
             epoch=rows[0]["epoch"],
             holder=holder.id,
-            taken_from=dead or orphaned_by,
+            taken_from=rows[0]["orphaned_by"],
             seq=rows[0]["seq"],
         )
 
-    @repeatable
-    def release(self, lease: Lease) -> Tx[None]:
-        head = yield from self._lock_head(lease.session_id)
-        if head["epoch"] == lease.epoch:
-            yield from self._free(lease.session_id, lease.holder, orphaned_by=None)
+    async def release(self, lease: Lease) -> None:
+        await self._release(lease)
         lease.lost = True
+
+    @repeatable
+    def _release(self, lease: Lease) -> Tx[None]:
+        head = yield from self._lock_head(lease.session_id)
+        if head.epoch == lease.epoch:
+            yield from self._free(lease.session_id, lease.holder, orphaned_by=None)
 
     @repeatable
     def reclaim(self, *, limit: int = 100) -> Tx[list[str]]:
         lost = yield sql("lost_heads", limit=page_limit(limit))
         freed: list[str] = []
-        for row in lost:
+        for row in sorted(lost, key=lambda row: row["session_id"]):  # all lock in the same order
             if (yield from self._free(row["session_id"], row["holder"], orphaned_by=row["holder"])):
                 freed.append(row["session_id"])
         yield sql("remove_expired")
@@ -145,11 +150,11 @@ class Leases(SqlCore):
     def _free(self, session_id: str, holder_id: str, *, orphaned_by: str | None) -> Tx[bool]:
         """Take the holder off a session and put it among the ready ones if it has something to take."""
         head = yield from self._lock_head(session_id)
-        if head["holder"] != holder_id:
+        if head.holder != holder_id:
             return False
         yield sql("requeue_claimed", session_id=session_id)
         yield sql("not_running", session_id=session_id)
-        control_only = True if head["status"] == "waiting" else None
+        control_only = True if head.status == "waiting" else None
         work = yield sql("has_work", session_id=session_id, control_only=control_only)
         yield sql("free_head", session_id=session_id, orphaned_by=orphaned_by, ready=int(bool(work)))
         return True

@@ -18,8 +18,8 @@ DELETE FROM holders WHERE id = :id;
 -- name: lost_heads
 -- Held by nobody who is alive. Costs the number of held sessions.
 SELECT h.session_id, h.holder FROM heads h LEFT JOIN holders d ON d.id = h.holder
-WHERE h.holder IS NOT NULL AND (d.id IS NULL OR d.deadline <= now_us())
-ORDER BY h.session_id LIMIT :limit;
+WHERE h.holder > '' AND (d.id IS NULL OR d.deadline <= now_us())
+LIMIT :limit;
 
 -- name: remove_expired
 DELETE FROM holders
@@ -27,11 +27,15 @@ WHERE deadline <= now_us() AND NOT EXISTS (SELECT 1 FROM heads WHERE heads.holde
 
 -- name: lock_head
 -- Held until the end of the transaction: whoever wants to change who holds, or what waits, comes through here.
-SELECT h.epoch, h.seq, h.holder, h.tenure, s.status
-FROM heads h JOIN sessions s ON s.id = h.session_id
-WHERE h.session_id = :session_id
---[postgres] FOR UPDATE OF h
+SELECT session_id FROM heads WHERE session_id = :session_id
+--[postgres] FOR UPDATE
 ;
+
+-- name: locked_head
+-- A statement of its own: one that had to wait for the lock would see the session as it was before.
+SELECT h.epoch, h.seq, h.holder, h.tenure, h.orphaned_by, s.status
+FROM heads h JOIN sessions s ON s.id = h.session_id
+WHERE h.session_id = :session_id;
 
 -- name: live_holder
 SELECT id, name, deadline FROM holders WHERE id = :id AND deadline > now_us();
@@ -47,17 +51,20 @@ LIMIT 1
 --[postgres] FOR UPDATE OF h SKIP LOCKED
 ;
 
+-- name: claim_lock
+-- A claim that is sent again waits here for its first try, which may still be committing.
+--[sqlite] SELECT 1 AS locked;
+--[postgres] SELECT pg_advisory_xact_lock(hashtextextended(:tenure, 0)) AS locked;
+
 -- name: tenure
 -- The lease that was taken already, though its answer got lost.
-SELECT session_id, epoch, seq FROM heads WHERE holder = :holder AND tenure = :tenure;
+SELECT session_id, epoch, seq, orphaned_by FROM heads WHERE holder = :holder AND tenure = :tenure;
 
 -- name: take_lease
-UPDATE heads SET holder = :holder, tenure = :tenure, epoch = epoch + 1, writes = 0, written = seq, ready_at = NULL
+UPDATE heads SET holder = :holder, tenure = :tenure, epoch = epoch + 1, writes = 0, written = seq, ready_at = NULL,
+  orphaned_by = coalesce(CAST(:dead AS text), orphaned_by)
 WHERE session_id = :session_id
 RETURNING epoch, seq, orphaned_by;
-
--- name: adopted
-UPDATE heads SET orphaned_by = NULL WHERE session_id = :session_id;
 
 -- name: requeue_claimed
 -- What the one before had claimed in this session, and in no other.

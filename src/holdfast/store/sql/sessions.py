@@ -137,7 +137,7 @@ class Sessions(SqlCore):
     def set_state(self, session_id: str, body: Json, *, expected: int) -> Tx[State]:
         self._check_json(body, "state")
         head = yield from self._lock_head(session_id)
-        if head["status"] in {"cleaning", "cleaned"}:
+        if head.status in {"cleaning", "cleaned"}:
             raise SessionCleaned(id=session_id)
         state = yield from self._state(session_id)
         if state.version != expected:
@@ -160,9 +160,9 @@ class Sessions(SqlCore):
     def set_cursor(self, session_id: str, consumer: str, seq: int) -> Tx[Cursor]:
         check_id(consumer, "consumer")
         head = yield from self._lock_head(session_id)
-        if not 0 <= seq <= head["seq"]:
+        if not 0 <= seq <= head.seq:
             raise BadInput(
-                problem=f"session {session_id} has events 1 to {head['seq']}, a cursor cannot be at {seq}"
+                problem=f"session {session_id} has events 1 to {head.seq}, a cursor cannot be at {seq}"
             )
         yield sql("set_cursor", session_id=session_id, consumer=consumer, seq=seq)
         rows = yield sql("cursors", session_id=session_id)

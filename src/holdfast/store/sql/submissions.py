@@ -9,6 +9,7 @@ from holdfast.store.sql.core import (
     SqlCore,
     Tx,
     from_cursor,
+    lease_lost,
     maybe_moment,
     moment,
     page_limit,
@@ -89,12 +90,12 @@ class Submissions(SqlCore):
                     raise Conflict(problem=f"submission {id} was sent before with another content")
                 raise KeyReused(session_id=session_id, key=idempotency_key)
             return before
-        if head["status"] in {"cleaning", "cleaned"}:
+        if head.status in {"cleaning", "cleaned"}:
             raise SessionCleaned(id=session_id)
         pending = (yield sql("count_pending", session_id=session_id))[0]["pending"]
         if pending >= self._max_pending and lane == "main":
             raise QueueFull(session_id=session_id, pending=pending, limit=self._max_pending)
-        ready = head["holder"] is None and (lane == "control" or head["status"] != "waiting")
+        ready = head.holder is None and (lane == "control" or head.status != "waiting")
         numbered = yield sql("number_submission", session_id=session_id, ready=int(ready))
         rows = yield sql(
             "insert_submission",
@@ -112,8 +113,21 @@ class Submissions(SqlCore):
         yield sql("touch_session", session_id=session_id)
         return submission
 
+    async def take(
+        self, lease: Lease, *, lane: Lane | None = None, max_attempts: int = 5
+    ) -> Submission | None:
+        if lane is not None:
+            check_choice(lane, LANES, "lane")
+        # A caller that is cancelled meanwhile has not taken it.
+        return await self._unfinished.run_or_undo(
+            self._take_next(lease, lane, max_attempts), lambda taken: self._put_back(lease, taken)
+        )
+
     @writing
-    def take(self, lease: Lease, *, lane: Lane | None = None, max_attempts: int = 5) -> Tx[Submission | None]:
+    def _take_next(self, lease: Lease, lane: Lane | None, max_attempts: int) -> Tx[Submission | None]:
+        head = yield from self._lock_head(lease.session_id)
+        if lease.lost or (head.epoch, head.holder) != (lease.epoch, lease.holder):
+            raise lease_lost(lease, "another holder took it, or it was released")
         while True:
             rows = yield sql("next_submission", session_id=lease.session_id, lane=lane)
             if not rows:
@@ -132,6 +146,15 @@ class Submissions(SqlCore):
             yield sql("bury_submission", reason=reason, **key)
             yield _event(found, "submission_failed", seq, state="dead", reason=reason)
 
+    async def _put_back(self, lease: Lease, taken: Submission | None) -> None:
+        if taken is not None:
+            await self._requeue(lease, taken)
+
+    @writing
+    def _requeue(self, lease: Lease, taken: Submission) -> Tx[None]:
+        yield from self._fence(lease, 0)
+        yield sql("put_back", session_id=lease.session_id, position=taken.position)
+
     @reading
     def submissions(
         self,
@@ -144,7 +167,14 @@ class Submissions(SqlCore):
         (after,) = from_cursor(cursor, int)
         if state is not None:
             check_choice(state, SUBMISSION_STATES, "submission's state")
-        wanted = sql("submissions", session_id=session_id, state=state, after=after, limit=page_limit(limit))
+        wanted = sql(
+            "submissions",
+            session_id=session_id,
+            state=state,
+            still_open=True if state in {"queued", "claimed", "waiting"} else None,
+            after=after,
+            limit=page_limit(limit),
+        )
         rows = yield from self._of_session(session_id, wanted)
         more = to_cursor(rows[-1]["position"]) if len(rows) == limit else None
         return Page(items=[_submission(row) for row in rows], next_cursor=more)

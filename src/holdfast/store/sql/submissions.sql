@@ -40,17 +40,22 @@ LIMIT 1;
 
 -- name: claim_submission
 UPDATE submissions SET state = 'claimed', attempts = attempts + 1, started_at = now_us()
-WHERE session_id = :session_id AND position = :position
+WHERE session_id = :session_id AND position = :position AND ended_at IS NULL AND state = 'queued'
 RETURNING *;
+
+-- name: put_back
+UPDATE submissions SET state = 'queued', attempts = attempts - 1
+WHERE session_id = :session_id AND position = :position AND ended_at IS NULL AND state = 'claimed';
 
 -- name: bury_submission
 UPDATE submissions SET state = 'dead', reason = :reason, ended_at = now_us()
-WHERE session_id = :session_id AND position = :position;
+WHERE session_id = :session_id AND position = :position AND ended_at IS NULL;
 
 -- name: submissions
 SELECT * FROM submissions
 WHERE session_id = :session_id
   AND state = :state         --? state
+  AND ended_at IS NULL       --? still_open
   AND position > :after      --? after
 ORDER BY position
 LIMIT :limit;

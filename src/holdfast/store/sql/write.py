@@ -37,9 +37,9 @@ _NOWHERE = (None, None)
 class Writing:
     """A batch on its way into the store: how many numbers it needs, and its rows by arm."""
 
-    __slots__ = ("count", "rows")
+    __slots__ = ("count", "rows", "size")
 
-    def __init__(self, session_id: str, batch: Batch, check: Callable[[str, str], None]) -> None:
+    def __init__(self, session_id: str, batch: Batch, check: Callable[[str, str], int]) -> None:
         events = batch.events
         if batch.submissions:
             events = [*events, *filter(None, map(_ending, batch.submissions))]
@@ -126,18 +126,19 @@ class Writing:
         if batch.status is not None:
             status = check_choice(batch.status, STATUSES, "session's status")
             self.rows["set_status"] = [(session_id, status, batch.waiting_for)]
-        for arm, rows in self.rows.items():
-            _check_texts(arm, rows, check)
+        self.size = sum(_check_texts(arm, rows, check) for arm, rows in self.rows.items())
 
 
-def _check_texts(arm: str, rows: list[Row], check: Callable[[str, str], None]) -> None:
-    """Refuse what cannot be stored exactly. The first column, the session, is known to be good."""
+def _check_texts(arm: str, rows: list[Row], check: Callable[[str, str], int]) -> int:
+    """Refuse what cannot be stored exactly and return the size. The first column, the session, is known to be good."""
     columns = text_columns(arm)
+    size = 0
     for row in rows:
         for column, name in columns:
             value = row[column]
             if value is not None:
-                check(value, name)  # pyright: ignore[reportArgumentType]
+                size += check(value, name)  # pyright: ignore[reportArgumentType]
+    return size
 
 
 def missing(changed: int, writing: Writing) -> Conflict | None:

@@ -37,6 +37,7 @@ CREATE TABLE sessions (
 --[sqlite] WITHOUT ROWID
 ;
 CREATE INDEX sessions_active ON sessions (active_at, id);
+CREATE INDEX sessions_agent ON sessions (agent, active_at, id);
 CREATE INDEX sessions_owner ON sessions (owner, active_at, id);
 
 CREATE TABLE heads (
@@ -45,7 +46,7 @@ CREATE TABLE heads (
   seq           bigint NOT NULL,
   holder        idtext,
   tenure        idtext,               -- names the newest lease, so that a take whose answer was lost is recognized
-  orphaned_by   idtext,               -- the holder that died with it, until someone takes it again
+  orphaned_by   idtext,               -- the holder that died with it, until it is released cleanly
   writes        bigint NOT NULL,      -- batches written under this epoch
   written       bigint NOT NULL,      -- seq after the last of them
   ready_at      bigint
@@ -188,6 +189,7 @@ CREATE TABLE effects (
   ended_at          bigint,
   PRIMARY KEY (session_id, run_id, call_id)
 );
+CREATE INDEX effects_order ON effects (session_id, started_at, run_id, call_id);
 CREATE INDEX effects_unresolved ON effects (session_id) WHERE ended_at IS NULL;
 
 CREATE TABLE cursors (
@@ -217,6 +219,7 @@ CREATE TABLE audit (
 )
 --[sqlite] WITHOUT ROWID
 ;
+CREATE INDEX audit_session ON audit (session_id, id);
 
 CREATE TABLE blobs (
   sha256        idtext PRIMARY KEY,

@@ -1,0 +1,284 @@
+"""How PostgreSQL is reached and written: one connection commits the batches of all sessions, a group at a time.
+
+A group is one statement: the fence and every arm of write.sql, in which a refused batch simply has no rows.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import asyncpg
+
+from holdfast.errors import Conflict
+from holdfast.store.sql import library
+from holdfast.store.sql.core import Row, lease_lost, sql
+from holdfast.store.sql.library import Statement
+from holdfast.store.sql.write import ARMS, Writing, missing
+from holdfast.types import Lease
+
+if TYPE_CHECKING:
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+PATIENCE_SECONDS = 6.0
+"""How long a call is sent again while the server is away. Less than a lease lives."""
+PAUSE_SECONDS = 0.1
+ANSWER_SECONDS = 5.0
+"""How long a server may be silent before a call counts as lost. Queries over everything have longer."""
+_LONG_SECONDS = 3600.0
+_LARGEST_GROUP = 256
+_LARGEST_GROUP_BYTES = 64 * 1024 * 1024
+
+GONE = (
+    OSError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # how asyncpg greets a connection that the server ended while it was idle
+    asyncpg.PostgresConnectionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+)
+"""The server, or our connection to it, is not there right now."""
+_LOST = "the connection broke during a write, and another holder has the session since"
+AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+"""Rolled back for the sake of another transaction: the same may succeed at once."""
+
+SETTINGS: Final = {
+    "search_path": "holdfast",
+    "application_name": "holdfast",
+    # A process that is paused inside of a transaction must not keep its locks for longer than its lease.
+    "idle_in_transaction_session_timeout": "5s",
+    # Every statement is keyed. Plans are made once, and a table that was empty then does not make them scans for good.
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+}
+
+
+async def execute(connection: Any, statement: Statement) -> Sequence[Row]:
+    """Run one statement and return its rows."""
+    if statement.text is not None:
+        await connection.execute(statement.text, timeout=_LONG_SECONDS)
+        return ()
+    text, names = library.numbered(statement.name, statement.given())
+    timeout = _LONG_SECONDS if statement.name.startswith(("check_", "totals")) else None
+    return await connection.fetch(text, *(statement.params[name] for name in names), timeout=timeout)
+
+
+async def hang_up(connection: "Connection") -> None:
+    """Close a connection, whatever state it is in."""
+    try:
+        await connection.close(timeout=1)
+    except (TimeoutError, asyncpg.PostgresError, *GONE):
+        connection.terminate()
+
+
+@cache
+def _group(arms: tuple[str, ...]) -> str:
+    """Return the statement that writes a group of batches which between them have these arms."""
+    parts = [f"WITH head AS (\n{library.text('fence_group', 'postgres')}\n)"]
+    parameter = 5
+    for name in arms:
+        arm = library.arm(name, "postgres")
+        arrays: list[str] = []
+        for _, kind in arm.columns:
+            parameter += 1
+            arrays.append(f"${parameter}::{kind}[]")
+        columns = ", ".join(column for column, _ in arm.columns)
+        rows = (  # names and types come from write.sql, values are parameters
+            f"(SELECT r.*, head.seq AS head_seq FROM unnest({', '.join(arrays)}) AS r({columns})"  # noqa: S608
+            " JOIN head ON head.session_id = r.session_id) AS rows"
+        )
+        parts.append(f", {name} AS (\n{arm.before}{rows}{arm.after}\n)")
+    changed = "0"
+    if "change_submissions" in arms:
+        changed = "(SELECT count(*) FROM change_submissions c WHERE c.session_id = head.session_id)"
+    return "\n".join([*parts, f"SELECT session_id, seq, {changed} AS changed FROM head"])  # noqa: S608
+
+
+_DROP_DRAFTS = (
+    "DELETE FROM drafts WHERE (session_id, run_id) IN (SELECT * FROM unnest($1::text[], $2::text[]))"
+)
+
+
+class _Job:
+    __slots__ = ("future", "lease", "writing")
+
+    def __init__(self, lease: Lease, writing: Writing) -> None:
+        self.lease = lease
+        self.writing = writing
+        self.future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def succeed(self, seq: int) -> None:
+        self.lease.writes += 1
+        if not self.future.done():
+            self.future.set_result(seq)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class Committer:
+    """Writes the batches that wait, all at once, one batch of each session at a time."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Coroutine[Any, Any, "Connection"]],
+        translate: Callable[[BaseException], BaseException],
+        announce: Callable[[str], None],
+    ) -> None:
+        self._connect = connect
+        self._translate = translate
+        self._announce = announce
+        self._connection: Connection | None = None
+        self._waiting: deque[_Job] = deque()
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._task = asyncio.create_task(self._work(), name="holdfast-committer")
+
+    async def submit(self, lease: Lease, writing: Writing) -> int:
+        """Write a batch and return after the commit. If the caller is cancelled meanwhile, it is written all the same."""
+        job = _Job(lease, writing)
+        self._waiting.append(job)
+        self._wake.set()
+        return await job.future
+
+    async def close(self) -> None:
+        """Write what waits, then disconnect."""
+        self._closing = True
+        self._wake.set()
+        await self._task
+        if self._connection is not None:
+            await hang_up(self._connection)
+
+    async def _work(self) -> None:
+        while self._waiting or not self._closing:
+            if not self._waiting:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            group = self._next_group()
+            try:
+                await self._commit(group)
+            except Exception as error:  # noqa: BLE001 - whatever it was, it is delivered to those who wait for it
+                for job in group:
+                    job.fail(self._translate(error))
+
+    def _next_group(self) -> list[_Job]:
+        """Return the jobs to write at once: one of each session, so that no lease can pass for another."""
+        group: dict[str, _Job] = {}
+        later: list[_Job] = []
+        size = 0
+        while self._waiting and len(group) < _LARGEST_GROUP and size < _LARGEST_GROUP_BYTES:
+            job = self._waiting.popleft()
+            if job.lease.lost:
+                job.fail(lease_lost(job.lease, "it was released, or lost before"))
+            elif job.lease.session_id in group:
+                later.append(job)
+            else:
+                group[job.lease.session_id] = job
+                size += job.writing.size
+        self._waiting.extendleft(reversed(later))
+        return list(group.values())
+
+    async def _commit(self, group: list[_Job]) -> None:
+        """Send the group until it is answered or patience ends. Then its fate is unknown, and its leases are lost."""
+        deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+        sent_before = False
+        while True:
+            try:
+                if self._connection is None or self._connection.is_closed():
+                    self._connection = await self._connect()
+                await self._send(group, sent_before=sent_before)
+            except AGAIN as error:
+                if len(group) > 1:
+                    await self._apart(group, error)
+                    return
+                await asyncio.sleep(PAUSE_SECONDS)
+            except GONE as error:
+                if isinstance(error, ValueError):
+                    await self._apart(group, error)
+                    return
+                sent_before = True
+                if self._connection is not None:
+                    self._connection.terminate()
+                if self._closing or asyncio.get_running_loop().time() > deadline:
+                    for job in group:
+                        job.lease.lost = True
+                    raise
+                await asyncio.sleep(PAUSE_SECONDS)
+            except (asyncpg.PostgresError, ValueError, Conflict) as error:
+                await self._apart(group, error)
+                return
+            else:
+                return
+
+    async def _apart(self, group: list[_Job], error: Exception) -> None:
+        """One of the group cannot be written: write each on its own, so that it spoils no other."""
+        if len(group) == 1:
+            group[0].fail(self._translate(error))
+            return
+        for job in group:
+            await self._commit([job])
+
+    async def _send(self, group: list[_Job], *, sent_before: bool) -> None:
+        assert self._connection is not None  # noqa: S101
+        present = {arm for job in group for arm in job.writing.rows}
+        arms = tuple(arm for arm in ARMS if arm in present and arm != "drop_drafts")
+        values: list[Sequence[Any]] = [
+            [job.lease.session_id for job in group],
+            [job.lease.epoch for job in group],
+            [job.lease.holder for job in group],
+            [job.lease.writes for job in group],
+            [job.writing.count for job in group],
+        ]
+        for arm in arms:
+            values += zip(*(row for job in group for row in job.writing.rows.get(arm, ())), strict=True)
+        written = await self._fetch(arms, values, group)
+        for job in group:
+            seq = written.get(job.lease.session_id)
+            if seq is None and sent_before:
+                seq = await self._found(job)
+            if seq is None:
+                error = lease_lost(job.lease, "another holder took it, or it was released")
+                job.fail(self._translate(ConnectionError(_LOST)) if sent_before else error)
+            else:
+                job.succeed(seq)
+                self._announce(job.lease.session_id)
+
+    async def _fetch(
+        self, arms: tuple[str, ...], values: list[Sequence[Any]], group: list[_Job]
+    ) -> dict[str, int]:
+        """Send the statement. Alone it is a transaction.
+
+        Where submissions change it is checked before the commit. Drafts are dropped by a statement after it, which
+        also sees those that were put while it waited for the head.
+        """
+        assert self._connection is not None  # noqa: S101
+        done = [row for job in group for row in job.writing.rows.get("drop_drafts", ())]
+        if "change_submissions" not in arms and not done:
+            rows = await self._connection.fetch(_group(arms), *values)
+        else:
+            jobs = {job.lease.session_id: job for job in group}
+            async with self._connection.transaction():
+                rows = await self._connection.fetch(_group(arms), *values)
+                for row in rows:
+                    if problem := missing(row["changed"], jobs[row["session_id"]].writing):
+                        raise problem
+                accepted = {row["session_id"] for row in rows}
+                kept = [row for row in done if row[0] in accepted]
+                if kept:
+                    await self._connection.execute(_DROP_DRAFTS, *map(list, zip(*kept, strict=True)))
+        return {row["session_id"]: row["seq"] for row in rows}
+
+    async def _found(self, job: _Job) -> int | None:
+        """Return the number after a batch that was in already, though its answer got lost; None if nobody can tell."""
+        assert self._connection is not None  # noqa: S101
+        for head in await execute(self._connection, sql("head", session_id=job.lease.session_id)):
+            ours = (head["epoch"], head["holder"], head["writes"])
+            if ours == (job.lease.epoch, job.lease.holder, job.lease.writes + 1):
+                return head["written"]
+        return None
