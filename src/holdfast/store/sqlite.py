@@ -192,10 +192,8 @@ def _write(connection: sqlite3.Connection, lease: Lease, writing: Writing) -> in
     lease.seq = seq
     for arm, rows in writing.rows.items():
         text, last = _arm(arm)
-        changed = 0
-        for row in rows:
-            changed += connection.execute(text, (*row, seq) if last else row).rowcount
-        if arm == "change_submissions" and (problem := missing(changed, writing)):
+        results = [connection.execute(text, (*row, seq) if last else row) for row in rows]
+        if arm == "change_submissions" and (problem := missing(sum(r.rowcount for r in results), writing)):
             raise problem
     return seq
 

@@ -21,7 +21,7 @@ from holdfast.store.hub import Hub
 T = TypeVar("T")
 
 BUSY_SECONDS = 30.0
-_CHECKPOINT_PAGES = 4000
+_CHECKPOINT_PAGES = 8000
 _LARGEST_GROUP = 256
 _QUICK_SECONDS = 0.0003
 """A job that takes less than this on average is not worth a change of threads."""

@@ -11,9 +11,8 @@ SELECT m.segment, m.position, m.body
 FROM path
 JOIN messages m ON m.session_id = :session_id AND m.segment = path.number
   AND m.position >= path.start AND m.position < path.stop
-WHERE m.position > :after
-ORDER BY m.position
-LIMIT :limit;
+WHERE m.position > :after AND m.position <= CAST(:after AS bigint) + :limit   -- dense: this is the page
+ORDER BY m.position;
 
 -- name: segments
 SELECT number, parent, start FROM segments WHERE session_id = :session_id ORDER BY number;
