@@ -99,3 +99,11 @@ def test_the_worker_runs_and_goes_on_after_a_kill(tmp_path: Path):
             return [json.loads(event.payload)["text"] for event in events if event.kind == "answer"]
 
     assert asyncio.run(read())[-1] == "BYE"
+
+
+def test_the_example_of_recording_runs(tmp_path: Path):
+    example, *_ = re.findall(r"```python\n(.*?)```", (DOCS / "how-to" / "record.md").read_text(), re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "completed 0 0\n"

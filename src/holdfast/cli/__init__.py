@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli import db
+from holdfast.cli import db, runs
 from holdfast.errors import HoldfastError
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(db.app, name="db")
+app.add_typer(runs.app, name="runs")
 
 
 def _say_version(wanted: bool) -> None:

@@ -3,26 +3,16 @@
 import asyncio
 import json
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from holdfast.config import load_settings
+from holdfast.cli.options import AsJson, StoreUrl, chosen_store
 from holdfast.errors import StoreTooOld
-from holdfast.store import Store, open_store
 from holdfast.types import SchemaStatus
 
 app = typer.Typer(help="Look after the database of a store.", no_args_is_help=True)
 console = Console()
-
-StoreUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--store", help="The store's URL; else HOLDFAST_STORE, else holdfast.toml.", show_default=False
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
 
 
 @app.command()
@@ -30,7 +20,7 @@ def upgrade(store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Apply the migrations that are missing. Safe while others do the same."""
 
     async def work() -> tuple[str, int]:
-        async with _open(store, upgrade=True) as opened:
+        async with chosen_store(store, upgrade=True) as opened:
             return opened.url, (await opened.schema()).version
 
     url, version = asyncio.run(work())
@@ -45,7 +35,7 @@ def status(store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Show the schema's version and how much is in the store."""
 
     async def work() -> dict[str, object]:
-        closed = _open(store, upgrade=False)
+        closed = chosen_store(store)
         try:
             async with closed as opened:
                 schema = await opened.schema()
@@ -71,7 +61,7 @@ def check(store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Verify every invariant; exit 1 if one is broken. Changes nothing."""
 
     async def work() -> list[dict[str, object]]:
-        async with _open(store, upgrade=False) as opened:
+        async with chosen_store(store) as opened:
             return [asdict(violation) for violation in await opened.check()]
 
     with console.status("checking every invariant"):
@@ -87,8 +77,3 @@ def check(store: StoreUrl = None, as_json: AsJson = False) -> None:
     else:
         console.print("Every invariant holds.")
     raise typer.Exit(1 if violations else 0)
-
-
-def _open(url: str | None, *, upgrade: bool) -> Store:
-    settings = load_settings() if url is None else load_settings(store=url)
-    return open_store(upgrade=upgrade, settings=settings)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 BUSY_SECONDS = 30.0
 _CHECKPOINT_PAGES = 8000
 _LARGEST_GROUP = 256
-_QUICK_SECONDS = 0.0003
+_QUICK_SECONDS = 0.0005
 """A job that takes less than this on average is not worth a change of threads."""
 _SPLIT_JOBS = 16
 _SPLIT_SECONDS = 0.002

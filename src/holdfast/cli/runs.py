@@ -1,0 +1,411 @@
+"""`holdfast runs`: what is on record of a run, and going on from it. Only `resume` and `fork` change anything."""
+
+import asyncio
+import importlib
+import json
+import os
+import re
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from pydantic_ai import Agent
+from pydantic_core import to_jsonable_python
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.errors import BadInput, HoldfastError
+from holdfast.record import Holdfast, RunReport, inspect_run
+from holdfast.record import fork as fork_session
+from holdfast.record import resume as resume_run
+from holdfast.store import Store
+from holdfast.types import Checkpoint, Effect, Event, Page, Run
+
+app = typer.Typer(help="Look at recorded runs, and go on from them.", no_args_is_help=True)
+T = TypeVar("T")
+RunId = Annotated[str, typer.Argument(help="The run's id.")]
+
+_DEEPEST = 50
+_EVENTS = 500
+_UNLIMITED = 1_000_000
+_COLOURS = {
+    "completed": "green",
+    "failed": "red",
+    "interrupted": "yellow",
+    "started": "yellow",
+    "waiting": "yellow",
+}
+_LEAST = {"agent": 8, "tool": 8, "status": 11, "state": 9}  # columns, on a narrow terminal
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+@app.command("list")
+def list_(
+    session_id: Annotated[str, typer.Argument(help="The session's id.")],
+    store: StoreUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """List all runs of a session in the order in which they began."""
+
+    async def work() -> list[Run]:
+        async with chosen_store(store) as opened:
+            return await _all(lambda cursor: opened.runs(session_id=session_id, cursor=cursor))
+
+    found = asyncio.run(work())
+    if as_json:
+        _print_json({"runs": [asdict(run) for run in found]})
+        return
+    table = _table("id", "agent", "status", "started", "duration", "parent", "error")
+    for run in found:
+        table.add_row(
+            _line(run.id),
+            _line(run.agent),
+            _coloured(run.status),
+            _time(run.started_at),
+            _duration(run.started_at, run.ended_at),
+            _line(run.parent_id),
+            _line(run.error),
+        )
+    _console().print(table)
+
+
+@app.command()
+def show(run_id: RunId, store: StoreUrl = None, as_json: AsJson = False) -> None:
+    """Show how a run stands: where it can go on from, and what came of its tool calls."""
+
+    async def work() -> RunReport:
+        async with chosen_store(store) as opened:
+            return await inspect_run(opened, run_id)
+
+    report = asyncio.run(work())
+    run = report.run
+    counts = {
+        "started": len(report.unresolved),
+        "completed": len(report.completed),
+        "failed": len(report.failed),
+    }
+    if as_json:
+        _print_json(
+            {
+                "run": asdict(run),
+                "latest": None if report.latest is None else asdict(report.latest),
+                "settled": None if report.settled is None else asdict(report.settled),
+                "effects": counts,
+                "unresolved": [asdict(effect) for effect in report.unresolved],
+            }
+        )
+        return
+    lines = [
+        ("run", _line(run.id)),
+        ("session", _line(run.session_id)),
+        ("agent", _line(run.agent)),
+        ("status", _coloured(run.status)),
+        ("error", _line(run.error)),
+        ("parent", _line(run.parent_id)),
+        ("started", _time(run.started_at)),
+        ("duration", _duration(run.started_at, run.ended_at)),
+        ("latest", _place(report.latest)),
+        ("settled", _place(report.settled)),
+        ("effects", Text(", ".join(f"{count} {state}" for state, count in counts.items()))),
+        *(("unresolved", _call(effect)) for effect in report.unresolved),
+    ]
+    console = _console()
+    for name, value in lines:
+        console.print(Text(f"{name:<12}").append_text(value), soft_wrap=True)
+
+
+@app.command()
+def tree(run_id: RunId, store: StoreUrl = None, as_json: AsJson = False) -> None:
+    """Show a run and the runs it delegated to, and those they did."""
+
+    async def work() -> _Node:
+        async with chosen_store(store) as opened:
+            return await _grow(opened, await opened.run(run_id), set(), _DEEPEST)
+
+    root = asyncio.run(work())
+    if as_json:
+        _print_json(_nested(root))
+    else:
+        _console().print(_branch(root, Tree(_label(root.run))))
+
+
+@app.command()
+def events(run_id: RunId, store: StoreUrl = None, as_json: AsJson = False) -> None:
+    """Show the events of a run, one line each; `--json` has them in full."""
+
+    async def work() -> list[Event]:
+        found: list[Event] = []
+        async with chosen_store(store) as opened:
+            session_id = (await opened.run(run_id)).session_id
+            while True:
+                after = found[-1].seq if found else 0
+                page = await opened.events(session_id, after=after, run_id=run_id, limit=_EVENTS)
+                found += page
+                if len(page) < _EVENTS:
+                    return found
+
+    found = asyncio.run(work())
+    if as_json:
+        _print_json({"events": [asdict(event) for event in found]})
+        return
+    console = _console()
+    for event in found:
+        step = "" if event.step is None else event.step
+        start = f"{event.seq:>6}  {_time(event.at)}  {_line(event.kind)!s:<24} {step:>3}  "
+        line = Text(start).append_text(_line(event.message or event.payload))
+        console.print(line, no_wrap=True, overflow="ellipsis")
+
+
+@app.command()
+def effects(
+    run_id: RunId,
+    unresolved: Annotated[
+        bool, typer.Option("--unresolved", help="Only those with no recorded end.")
+    ] = False,
+    store: StoreUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the tool calls of a run and what came of them."""
+
+    async def work() -> list[Effect]:
+        async with chosen_store(store) as opened:
+            session_id = (await opened.run(run_id)).session_id
+            return await _all(
+                lambda cursor: opened.effects(session_id, run_id=run_id, unresolved=unresolved, cursor=cursor)
+            )
+
+    found = asyncio.run(work())
+    if as_json:
+        _print_json({"effects": [asdict(effect) for effect in found]})
+        return
+    table = _table("call", "tool", "state", "step", "attempts", "started", "duration", "summary", "error")
+    for effect in found:
+        table.add_row(
+            _line(effect.call_id),
+            _line(effect.tool),
+            _coloured(effect.state),
+            "" if effect.step is None else str(effect.step),
+            str(effect.attempts),
+            _time(effect.started_at),
+            _duration(effect.started_at, effect.ended_at),
+            _line(effect.summary),
+            _line(effect.error),
+        )
+    _console().print(table)
+
+
+@app.command()
+def resume(
+    app: Annotated[str, typer.Argument(help="The agent, as module:attribute.")],
+    run_id: RunId,
+    store: StoreUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run that failed or was interrupted, and print the output; exit 1 if it fails again."""
+
+    async def work(agent: Agent[Any, Any]) -> tuple[str, Any] | str:
+        async with chosen_store(store) as opened:
+            session_id = (await opened.run(run_id)).session_id
+            _record_in(agent, opened)
+            try:
+                result = await resume_run(agent, opened, run_id)
+            except HoldfastError:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever the agent's own code raises has ended the run
+                return f"The run failed: {_said(error)}. See `holdfast runs list {session_id}`."
+            return result.run_id, result.output
+
+    with redirect_stdout(sys.stderr):  # what the agent's own code prints is not the output
+        ended = asyncio.run(work(_load_agent(app)))
+    if isinstance(ended, str):
+        if as_json:
+            _print_json({"error": {"code": "run_failed", "message": ended}})
+        typer.echo(f"error: {ended}", err=True)
+        raise typer.Exit(1)
+    new_run, output = ended
+    if as_json:
+        _print_json({"run_id": new_run, "output": output})
+    else:
+        text = output if isinstance(output, str) else json.dumps(_plain(output), indent=2)
+        typer.echo(_safe(text))
+
+
+@app.command()
+def fork(
+    checkpoint_id: Annotated[str, typer.Argument(help="The checkpoint's id; `show` names some.")],
+    store: StoreUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy the history of a checkpoint into a new session and print its id."""
+
+    async def work() -> str:
+        async with chosen_store(store) as opened:
+            return await fork_session(opened, await opened.checkpoint(checkpoint_id))
+
+    session_id = asyncio.run(work())
+    if as_json:
+        _print_json({"session_id": session_id})
+    else:
+        typer.echo(session_id)
+
+
+async def _all(read: Callable[[str | None], Awaitable[Page[T]]]) -> list[T]:
+    """Return the items of all pages."""
+    page = await read(None)
+    items = list(page.items)
+    while page.next_cursor is not None:
+        page = await read(page.next_cursor)
+        items += page.items
+    return items
+
+
+@dataclass(slots=True)
+class _Node:
+    run: Run
+    delegates: "list[_Node]" = field(default_factory=list["_Node"])
+    cut: bool = False  # there are delegates below it that are not shown
+
+
+async def _grow(store: Store, run: Run, seen: set[tuple[str, str]], depth: int) -> _Node:
+    """Return a run with all that it delegated to, each run once, whatever the parents say."""
+    node = _Node(run)
+    seen.add((run.session_id, run.id))
+    delegates = await _all(lambda cursor: store.runs(parent_id=run.id, cursor=cursor))
+    for delegate in delegates:
+        if depth == 0 or (delegate.session_id, delegate.id) in seen:
+            node.cut = True
+        else:
+            node.delegates.append(await _grow(store, delegate, seen, depth - 1))
+    return node
+
+
+def _nested(node: _Node) -> dict[str, object]:
+    delegates = [_nested(delegate) for delegate in node.delegates]
+    return {**asdict(node.run), "delegates": delegates, "cut": node.cut}
+
+
+def _branch(node: _Node, tree: Tree) -> Tree:
+    for delegate in node.delegates:
+        _branch(delegate, tree.add(_label(delegate.run)))
+    if node.cut:
+        tree.add("…")
+    return tree
+
+
+def _label(run: Run) -> Text:
+    parts = [_line(run.id), _line(run.agent), _coloured(run.status), _duration(run.started_at, run.ended_at)]
+    return Text(" ").join([part for part in [*parts, _line(run.error)] if part])
+
+
+def _load_agent(app: str) -> Agent[Any, Any]:
+    """Import the agent that `module:attribute` names; the working folder comes first."""
+    name, _, attribute = app.partition(":")
+    if not name or not attribute or name.startswith("."):
+        raise BadInput(problem=f"{app!r} does not name an agent; write module:attribute")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            raise BadInput(problem=f"there is no module {error.name}, here or installed") from error
+        raise BadInput(problem=f"importing {name} failed: {_said(error)}") from error
+    try:
+        agent = attrgetter(attribute)(module)
+    except AttributeError as error:
+        raise BadInput(problem=f"module {name} has no {attribute}") from error
+    if not isinstance(agent, Agent):
+        kind = type(agent).__name__
+        raise BadInput(problem=f"{app} is of type {kind}, not a pydantic_ai.Agent")
+    return agent  # pyright: ignore[reportUnknownVariableType]
+
+
+def _record_in(agent: Agent[Any, Any], store: Store) -> None:
+    """Have an agent that records by itself do so where the run is: its own store is not open here."""
+
+    def point(capability: object) -> None:
+        if isinstance(capability, Holdfast):
+            capability.store = store
+
+    agent.root_capability.apply(point)
+
+
+def _console() -> Console:
+    """Return a console as wide as the terminal; where there is none, nothing is cut off."""
+    limited = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if limited else _UNLIMITED, highlight=False, markup=False, emoji=False)
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first, no_wrap=True, min_width=36)
+    for name in others:
+        least = _LEAST.get(name, len(name))
+        table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=least)
+    return table
+
+
+def _print_json(value: object) -> None:
+    typer.echo(json.dumps(_plain(value)))
+
+
+def _plain(value: object) -> Any:
+    return to_jsonable_python(value, bytes_mode="base64", fallback=repr)
+
+
+def _safe(text: str) -> str:
+    """Return text that cannot steer a terminal."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _line(text: str | None) -> Text:
+    return Text(_safe(" ".join((text or "").split())))
+
+
+def _said(error: Exception) -> str:
+    text = _safe(" ".join(str(error).split())).rstrip(".")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _coloured(status: str) -> Text:
+    return Text(status, style=_COLOURS.get(status, ""))
+
+
+def _time(at: datetime | None) -> Text:
+    return Text("" if at is None else f"{at:%Y-%m-%d %H:%M:%S}Z")
+
+
+def _duration(start: datetime | None, end: datetime | None) -> Text:
+    """Return how long something took, as text; nothing if it has no recorded end."""
+    if start is None or end is None:
+        return Text()
+    seconds = (end - start).total_seconds()
+    if seconds < 60:  # noqa: PLR2004
+        return Text(f"{seconds:.2f}s")
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return Text(f"{hours}h{minutes:02}m{rest:02}s" if hours else f"{minutes}m{rest:02}s")
+
+
+def _place(checkpoint: Checkpoint | None) -> Text:
+    if checkpoint is None:
+        return Text("none")
+    return Text(f"{checkpoint.id} {checkpoint.kind}, {checkpoint.length} messages, seq {checkpoint.seq}")
+
+
+def _call(effect: Effect) -> Text:
+    said: Sequence[str | None] = (
+        f"{effect.tool} {effect.call_id}",
+        None if effect.step is None else f"step {effect.step}",
+        f"started {_time(effect.started_at)}",
+        effect.summary,
+    )
+    return _line(", ".join(part for part in said if part))

@@ -1,0 +1,31 @@
+"""Recording a run and recovering it exactly (Pydantic AI)."""
+
+from holdfast.record.capability import Holdfast, annotate_effect
+from holdfast.record.ledger import Policy, idempotency_key
+from holdfast.record.recovery import (
+    RunReport,
+    continue_session,
+    fork,
+    inspect_run,
+    load_history,
+    resume,
+    rewind,
+    settle_effect,
+)
+from holdfast.record.validity import is_provider_valid
+
+__all__ = [
+    "Holdfast",
+    "Policy",
+    "RunReport",
+    "annotate_effect",
+    "continue_session",
+    "fork",
+    "idempotency_key",
+    "inspect_run",
+    "is_provider_valid",
+    "load_history",
+    "resume",
+    "rewind",
+    "settle_effect",
+]

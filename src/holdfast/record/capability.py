@@ -1,0 +1,435 @@
+"""The Pydantic AI capability that records every run of an agent: its steps as events, its history, its tool calls.
+
+It writes three times per step: when a model request begins (what came before is settled), before the first tool runs
+(the response is the frontier), and when each tool ends. It never runs a tool twice by itself.
+"""
+
+import asyncio
+import json
+import os
+import socket
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any
+
+from pydantic_ai import RunContext
+from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
+from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ToolFailedError, ToolRetryError
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart
+from pydantic_ai.models import ModelRequestContext
+from pydantic_ai.run import AgentRunResult
+from pydantic_ai.tools import ToolDefinition
+
+from holdfast.errors import Conflict, HoldfastError, NotFound
+from holdfast.ids import new_id
+from holdfast.record import ledger
+from holdfast.record.history import History, load
+from holdfast.record.ledger import Policy
+from holdfast.record.validity import answers, pending_calls
+from holdfast.store import Store
+from holdfast.types import Batch, Checkpoint, CheckpointKind, Effect, Lease, NewEvent, Run
+
+_run: ContextVar[str | None] = ContextVar("holdfast_run", default=None)
+"""The run that is going on here: the parent of any run that a tool of it starts."""
+
+_recorder: ContextVar["_Recorder | None"] = ContextVar("holdfast_recorder", default=None)
+_TTL = 10.0
+
+
+async def annotate_effect(
+    ctx: RunContext[Any], *, summary: str | None = None, key: str | None = None
+) -> None:
+    """Note on the ledger entry of the running tool call what it did, or the key it used. Survives the call's end.
+
+    Does nothing where no run is recorded, so that tools can be tested on their own.
+    """
+    recorder = _recorder.get()
+    if recorder is not None and ctx.tool_call_id is not None:
+        await recorder.annotate(ctx.tool_call_id, summary, key)
+
+
+class Holdfast(AbstractCapability[Any]):
+    """Record every run of the agent in a store. The session is the run's `conversation_id`.
+
+    `policies` says by tool name what becomes of a call whose outcome is unknown after a crash; a tool may say it
+    itself with `metadata={"recovery": "retry"}`. `run_id` names the run; a second one with that name is refused. The
+    capability given for a run stands in for the agent's own.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        agent: str | None = None,
+        owner: str = "local",
+        run_id: str | None = None,
+        parent_run_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        policies: Mapping[str, Policy] | None = None,
+        lease_ttl: float = 10.0,
+    ) -> None:
+        self.id = "holdfast"
+        self.store = store
+        self.lease_ttl = lease_ttl
+        self.agent = agent
+        self.owner = owner
+        self.run_id = run_id
+        self.parent_run_id = parent_run_id
+        self.metadata = dict(metadata or {})
+        self.policies: dict[str, Policy] = dict(policies or {})
+
+    def get_ordering(self) -> CapabilityOrdering:
+        """Stand outside of all others: what they change is what is recorded."""
+        return CapabilityOrdering(position="outermost")
+
+    def get_default_run_id(self) -> str | None:
+        """Return the id that was asked for."""
+        return self.run_id
+
+    async def for_run(self, ctx: RunContext[Any]) -> AbstractCapability[Any]:
+        """Return what records this one run."""
+        del ctx
+        return _Recorder(self, self.parent_run_id or _run.get())
+
+
+class _Recorder(AbstractCapability[Any]):
+    """Records one run."""
+
+    def __init__(self, settings: Holdfast, parent: str | None) -> None:
+        self.id = settings.id
+        self._settings = settings
+        self._store = settings.store
+        self._parent = parent
+        self._history = History()
+        self._effects: dict[tuple[str, str], Effect] = {}  # of the calls that no message answers yet
+        self._places: dict[str, tuple[str, str]] = {}  # where the latest call with an id is in the ledger
+        self._calls: Counter[tuple[str, str]] = Counter()  # how often a run has made a call with an id
+        self._events: list[NewEvent] = []  # told with the next write
+        self._lease: Lease | None = None
+        self._run_id = ""
+
+    def get_ordering(self) -> CapabilityOrdering:
+        return CapabilityOrdering(position="outermost")
+
+    async def wrap_run(self, ctx: RunContext[Any], *, handler: Any) -> AgentRunResult[Any]:
+        if ctx.run_id is None or ctx.conversation_id is None:
+            message = "a run without an id cannot be recorded"
+            raise RuntimeError(message)
+        self._run_id, session_id = ctx.run_id, ctx.conversation_id
+        agent = self._settings.agent or getattr(ctx.agent, "name", None) or "agent"
+        await self._store.create_session(
+            agent=agent, owner=self._settings.owner, id=session_id, exist_ok=True
+        )
+        with suppress(NotFound):
+            run = await self._store.run(self._run_id)
+            raise Conflict(problem=f"run {run.id} is on record already; an explicit run id is used once")
+        async with held(self._store, session_id, ttl=self._settings.lease_ttl) as lease:
+            self._lease = lease
+            await self._begin(ctx, agent)
+            token, recorder = _run.set(self._run_id), _recorder.set(self)
+            try:
+                result: AgentRunResult[Any] = await handler()
+            except BaseException as error:
+                await self._fail(error)
+                raise
+            finally:
+                with suppress(ValueError):  # a stream may end in another context
+                    _run.reset(token)
+                    _recorder.reset(recorder)
+            await self._end(result)
+            return result
+
+    async def wrap_model_request(
+        self, ctx: RunContext[Any], *, request_context: ModelRequestContext, handler: Any
+    ) -> ModelResponse:
+        # Every tool call is answered here: this is a point to go on from.
+        await self._write(ctx, ctx.messages, "settled", self._event(ctx, "model_request_started"))
+        try:
+            response: ModelResponse = await handler(request_context)
+        except BaseException as error:
+            self._events.append(self._event(ctx, "model_request_failed", error=_said(error)))
+            raise
+        facts = {"model": response.model_name, "usage": _usage(response), "cost": _cost(response)}
+        self._events.append(self._event(ctx, "model_request_completed", **facts))
+        return response
+
+    async def wrap_tool_execute(
+        self,
+        ctx: RunContext[Any],
+        *,
+        call: ToolCallPart,
+        tool_def: ToolDefinition,
+        args: dict[str, Any],
+        handler: Any,
+    ) -> Any:
+        run_id = ledger.origin(ctx.messages, self._run_id)
+        before = self._calls[run_id, call.tool_call_id]
+        self._calls[run_id, call.tool_call_id] += 1
+        place = run_id, ledger.entry(call.tool_call_id, before)
+        self._places[call.tool_call_id] = place
+        known = self._effects.get(place)
+        if known is not None and (answer := self._answer(ctx, known, tool_def)) is not None:
+            replayed = self._event(ctx, "tool_call_completed", tool=call.tool_name, call_id=call.tool_call_id)
+            self._events.append(replayed)
+            return answer()
+        effect = Effect(
+            run_id=run_id,
+            call_id=place[1],
+            tool=call.tool_name,
+            step=ctx.run_step,
+            arguments_digest=ledger.digest(args),
+            idempotency_key=ledger.key(*place),
+            attempts=1 if known is None else known.attempts + 1,
+        )
+        facts = {"tool": call.tool_name, "call_id": call.tool_call_id}
+        self._effects[place] = effect
+        # The response, with all its calls, is durable before the first of them runs.
+        await self._write(
+            ctx, ctx.messages, "interrupted", self._event(ctx, "tool_call_started", **facts), effects=[effect]
+        )
+        ledger.current_call.set(place)
+        try:
+            value = await handler(args)
+        except (ToolRetryError, ToolFailedError) as told:
+            await self._settle(ctx, effect, "tool_call_completed", result=ledger.raised(told))
+            raise
+        except (ApprovalRequired, CallDeferred):
+            raise
+        except asyncio.CancelledError:
+            raise  # whether it took effect is not known
+        except BaseException as error:
+            await self._settle(ctx, effect, "tool_call_failed", error=_said(error))
+            raise
+        result = ledger.returned(call.tool_name, call.tool_call_id, value)
+        await self._settle(ctx, effect, "tool_call_completed", result=result)
+        return value
+
+    async def annotate(self, call_id: str, summary: str | None, key: str | None) -> None:
+        """Write a note into the ledger, while the call runs."""
+        place = ledger.current_call.get() or self._places.get(call_id)
+        effect = self._effects.get(place) if place else None
+        if place is not None and effect is not None:
+            noted = replace(
+                effect, summary=summary or effect.summary, idempotency_key=key or effect.idempotency_key
+            )
+            self._effects[place] = noted
+            await self._store.write(self._held(), Batch(effects=[noted]))
+
+    def _answer(self, ctx: RunContext[Any], effect: Effect, tool_def: ToolDefinition) -> Any:
+        """Return what gives the answer to a call that was begun before; None if it may be run again."""
+        if ledger.is_known(effect):
+            return lambda: ledger.replay(effect)
+        policy = self._settings.policies.get(tool_def.name) or (tool_def.metadata or {}).get(
+            "recovery", "report"
+        )
+        if policy == "retry":
+            return None
+        if policy == "ask" and not ctx.tool_call_approved:
+            return _ask
+        if policy == "ask":
+            return None
+        return lambda: ledger.unknown(effect)
+
+    async def _settle(self, ctx: RunContext[Any], effect: Effect, kind: str, **outcome: str) -> None:
+        place = effect.run_id, effect.call_id
+        ended = _ended(self._effects.get(place, effect), **outcome)  # with what was noted meanwhile
+        self._effects[place] = ended
+        error = {"error": outcome["error"]} if "error" in outcome else {}
+        event = self._event(ctx, kind, tool=effect.tool, call_id=effect.call_id, **error)
+        await self._store.write(self._held(), Batch(events=[event], effects=[ended]))
+
+    async def _begin(self, ctx: RunContext[Any], agent: str) -> None:
+        """Find the place in the recorded history where this run goes on, and say that it has begun."""
+        session_id = self._held().session_id
+        segments = await self._store.segments(session_id)
+        latest = (await self._store.checkpoints(session_id=session_id, limit=1)).items
+        if latest:
+            at = latest[0]
+            recorded = load(await read_history(self._store, session_id, at))
+            beyond = await self._store.history(
+                session_id, segment=at.segment, length=at.length + 1, after=at.length - 1, limit=1
+            )
+            self._history = History(at.segment, len(segments), recorded, open_ended=not beyond)
+        if pending := pending_calls(ctx.messages):
+            run_id = ledger.origin(ctx.messages, self._run_id)
+            before = ledger.calls_before(ctx.messages, run_id)
+            self._calls.update({(run_id, call_id): count for call_id, count in before.items()})
+            for call in pending:
+                entry = ledger.entry(call.tool_call_id, before[call.tool_call_id])
+                page = await self._store.effects(session_id, run_id=run_id, call_id=entry)
+                self._effects.update({(e.run_id, e.call_id): e for e in page.items})
+        run = Run(
+            id=self._run_id,
+            agent=agent,
+            parent_id=self._parent,
+            metadata=json.dumps(self._settings.metadata),
+        )
+        started = self._event(ctx, "run_started", agent=agent, parent=self._parent)
+        await self._store.write(self._held(), Batch(events=[started], runs=[run], status="running"))
+
+    async def _write(
+        self,
+        ctx: RunContext[Any],
+        messages: Sequence[ModelMessage],
+        kind: CheckpointKind,
+        event: NewEvent,
+        *,
+        effects: Sequence[Effect] = (),
+    ) -> None:
+        batch = self._grown(messages, kind, ctx.run_step, effects=effects)
+        batch.events = [*batch.events, event]
+        await self._store.write(self._held(), batch)
+
+    def _grown(
+        self,
+        messages: Sequence[ModelMessage],
+        kind: CheckpointKind,
+        step: int | None,
+        *,
+        effects: Sequence[Effect] = (),
+        thorough: bool = False,
+    ) -> Batch:
+        """Return a batch with what the history gained, and with the results that moved into it."""
+        growth = self._history.grow(messages, thorough=thorough)
+        events, self._events = self._events, []
+        moved: list[Effect] = []
+        for row, message in zip(growth.messages, growth.added, strict=True):
+            events.append(
+                NewEvent(kind="message", run_id=self._run_id, step=step, message=(row.segment, row.position))
+            )
+            if isinstance(message, ModelRequest):
+                moved += self._moved(message, (row.segment, row.position))
+        checkpoints: list[Checkpoint] = []
+        if growth.added or growth.segments:
+            checkpoints.append(
+                Checkpoint(
+                    id=new_id(),
+                    segment=self._history.segment,
+                    length=len(self._history),
+                    kind=kind,
+                    run_id=self._run_id,
+                    step=step,
+                )
+            )
+        return Batch(
+            events=events,
+            segments=growth.segments,
+            messages=growth.messages,
+            checkpoints=checkpoints,
+            effects=[*moved, *effects],
+        )
+
+    def _moved(self, request: ModelRequest, message: tuple[int, int]) -> list[Effect]:
+        """Return the effects whose results are in this message now."""
+        moved: list[Effect] = []
+        for call_id in answers(request):
+            place = self._places.get(call_id)
+            effect = self._effects.pop(place, None) if place else None
+            if effect is not None and effect.state == "completed":
+                moved.append(replace(effect, result=None, message=message))
+        return moved
+
+    async def _end(self, result: AgentRunResult[Any]) -> None:
+        messages = result.all_messages()
+        kind: CheckpointKind = "interrupted" if pending_calls(messages) else "settled"
+        batch = self._grown(messages, kind, None, thorough=True)
+        waits = [call.tool_call_id for call in pending_calls(messages)]
+        run = Run(id=self._run_id, status="waiting" if waits else "completed", metadata=self._metadata())
+        batch.runs = [run]
+        ending = NewEvent(kind="run_completed", run_id=self._run_id)
+        if waits:
+            ending = NewEvent(
+                kind="approval_requested", run_id=self._run_id, payload=json.dumps({"calls": waits})
+            )
+        batch.events = [*batch.events, ending]
+        batch.status = "idle"
+        await self._store.write(self._held(), batch)
+
+    async def _fail(self, error: BaseException) -> None:
+        """Say how the run ended. What it got to is on record already."""
+        lease = self._held()
+        if lease.lost:
+            return
+        cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit)
+        kind = "interrupted" if cancelled else "failed"
+        event = NewEvent(kind=f"run_{kind}", run_id=self._run_id, payload=json.dumps({"error": _said(error)}))
+        run = Run(id=self._run_id, status=kind, error=_said(error), metadata=self._metadata())
+        events, self._events = [*self._events, event], []
+        with suppress(HoldfastError):  # the error that ended the run is the one to raise
+            await self._store.write(lease, Batch(events=events, runs=[run], status="idle"))
+
+    def _metadata(self) -> str:
+        return json.dumps(self._settings.metadata)
+
+    def _event(self, ctx: RunContext[Any], kind: str, **facts: object) -> NewEvent:
+        return NewEvent(kind=kind, run_id=self._run_id, step=ctx.run_step, payload=json.dumps(facts))
+
+    def _held(self) -> Lease:
+        if self._lease is None:
+            message = "the run has no lease yet"
+            raise RuntimeError(message)
+        return self._lease
+
+
+@asynccontextmanager
+async def held(store: Store, session_id: str, *, ttl: float = _TTL) -> AsyncGenerator[Lease, None]:
+    """Hold a session's lease for as long as the block runs, as a holder of its own."""
+    holder = await store.join(f"{socket.gethostname()}:{os.getpid()}", ttl=ttl)
+    renewing: asyncio.Task[None] | None = None
+    try:
+        lease = await store.acquire(session_id, holder)
+
+        async def renew() -> None:
+            while True:
+                await asyncio.sleep(ttl * 0.3)
+                with suppress(HoldfastError):  # a write will say so, if it matters
+                    await store.renew(holder)
+
+        renewing = asyncio.create_task(renew())
+        yield lease
+    finally:
+        if renewing is not None:
+            renewing.cancel()
+        with suppress(HoldfastError):
+            await store.leave(holder)
+
+
+async def read_history(store: Store, session_id: str, checkpoint: Checkpoint) -> list[str]:
+    """Return the texts of all messages of a checkpoint."""
+    bodies: list[str] = []
+    while len(bodies) < checkpoint.length:
+        page = await store.history(
+            session_id, segment=checkpoint.segment, length=checkpoint.length, after=len(bodies) - 1
+        )
+        if not page:
+            break
+        bodies += [message.body for message in page]
+    return bodies
+
+
+def _ask() -> Any:
+    raise ApprovalRequired
+
+
+def _ended(effect: Effect, *, result: str | None = None, error: str | None = None) -> Effect:
+    return replace(effect, state="completed" if error is None else "failed", result=result, error=error)
+
+
+def _said(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return text.replace("\x00", "\\x00").encode("utf-8", "replace").decode()
+
+
+def _usage(response: ModelResponse) -> dict[str, int]:
+    usage = response.usage
+    return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+
+
+def _cost(response: ModelResponse) -> str | None:
+    try:
+        return str(response.cost().total_price)
+    except (LookupError, AssertionError, ValueError):  # no price is known for this model
+        return None

@@ -1,0 +1,130 @@
+"""The history of a run as exact text: how messages are written and read, and which of them are new.
+
+A step appends only its new messages. What is new is found by identity with what was recorded last; a message that
+was replaced by an equal one is not new, one that was changed in place is. A change in the middle opens a new segment.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import is_
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter
+from pydantic_core import PydanticSerializationError
+
+from holdfast.types import Json, Message, Segment
+
+_NEAR = 8
+"""So many of the last messages are compared by identity at each step."""
+_WATCHED = 1
+"""So many of them by content: a step may still complete the last one in place."""
+
+
+def dump(message: ModelMessage) -> Json:
+    """Return the exact text of a message. What cannot be serialized is replaced by a note that says so."""
+    try:
+        return ModelMessagesTypeAdapter.dump_json([message], fallback=_note).decode()[1:-1]
+    except (PydanticSerializationError, UnicodeError):
+        # Lone surrogates have no UTF-8; as JSON escapes they survive.
+        (value,) = ModelMessagesTypeAdapter.dump_python([message], mode="json", fallback=_note)
+        return json.dumps(value, separators=(",", ":"))
+
+
+def dump_all(message: ModelMessage) -> Json | None:
+    """Return the exact text of a message, or None if something in it cannot be serialized."""
+    try:
+        return ModelMessagesTypeAdapter.dump_json([message]).decode()[1:-1]
+    except (PydanticSerializationError, UnicodeError):
+        try:
+            ModelMessagesTypeAdapter.dump_python([message], mode="json")
+        except PydanticSerializationError:
+            return None
+        return dump(message)  # lone surrogates only
+
+
+def load(bodies: Iterable[Json]) -> list[ModelMessage]:
+    """Return the messages of these texts."""
+    text = f"[{','.join(bodies)}]"
+    try:
+        return ModelMessagesTypeAdapter.validate_json(text)
+    except ValidationError:
+        return ModelMessagesTypeAdapter.validate_python(json.loads(text))
+
+
+def _note(value: Any) -> str:
+    return f"<not serializable: {type(value).__module__}.{type(value).__qualname__}>"
+
+
+@dataclass(slots=True)
+class Growth:
+    """What a history gained since it was looked at last."""
+
+    segments: list[Segment]
+    messages: list[Message]
+    added: list[ModelMessage]
+
+
+class History:
+    """The recorded history of a session: the messages in order, and the segment that the next ones go to."""
+
+    def __init__(
+        self,
+        segment: int = 0,
+        segments: int = 0,
+        recorded: Sequence[ModelMessage] = (),
+        *,
+        open_ended: bool = True,
+    ) -> None:
+        self.segment = segment
+        self._segments = segments
+        self._open_ended = open_ended  # whether the segment ends here, so that the next message may go to it
+        self._recorded = list(recorded)
+        self._digests = [hash(dump(message)) for message in recorded]
+
+    def __len__(self) -> int:
+        return len(self._recorded)
+
+    def grow(self, messages: Sequence[ModelMessage], *, thorough: bool = False) -> Growth:
+        """Note these messages as the history now and return what is new; `thorough` compares all by content."""
+        start = self._same(messages, thorough=thorough)
+        segments: list[Segment] = []
+        rewritten = start < len(self._recorded) or not (self._open_ended or start == len(messages))
+        if rewritten or not self._segments:
+            self._open_ended = True
+            parent = self.segment if start and self._segments else None
+            self._segments += 1
+            self.segment = self._segments
+            segments.append(Segment(number=self.segment, parent=parent, start=start))
+        added = list(messages[start:])
+        bodies = [dump(message) for message in added]
+        self._recorded[start:] = added
+        self._digests[start:] = map(hash, bodies)
+        rows = [Message(segment=self.segment, position=start + n, body=body) for n, body in enumerate(bodies)]
+        return Growth(segments, rows, added)
+
+    def _same(self, messages: Sequence[ModelMessage], *, thorough: bool) -> int:
+        """Return how many of the first messages are as recorded.
+
+        A step looks at the end only, so that step 10,000 costs what step 1 cost: a history that is rewritten moves or
+        replaces what is there. Whatever a run did further up is found when it ends.
+        """
+        known = min(len(self._recorded), len(messages))
+        near = 0 if thorough else max(0, known - _NEAR)
+        if known < len(self._recorded) or not all(map(is_, self._recorded[near:], messages[near:known])):
+            known = self._equal(messages)
+            self._recorded[:known] = messages[:known]
+        for position in range(0 if thorough else max(0, known - _WATCHED), known):
+            if hash(dump(messages[position])) != self._digests[position]:
+                return position
+        return known
+
+    def _equal(self, messages: Sequence[ModelMessage]) -> int:
+        """Return how many of the first messages are the recorded ones, or equal to them."""
+        for position, (recorded, message, digest) in enumerate(
+            zip(self._recorded, messages, self._digests, strict=False)
+        ):
+            if recorded is not message and hash(dump(message)) != digest:
+                return position
+        return min(len(self._recorded), len(messages))

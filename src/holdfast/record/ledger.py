@@ -1,0 +1,135 @@
+"""The ledger of tool calls: what came of each, and what to do about one whose outcome nobody knows."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any, Literal, TypeAlias
+
+from pydantic import TypeAdapter
+from pydantic_ai import RunContext
+from pydantic_ai.exceptions import ToolFailedError, ToolRetryError
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    ToolCallPart,
+    ToolReturn,
+    ToolReturnPart,
+)
+
+from holdfast.record.history import dump, dump_all, load
+from holdfast.types import Effect, Json
+
+Policy: TypeAlias = Literal["retry", "report", "ask"]
+"""What becomes of a call that was started and has no recorded end.
+
+`retry`: it is safe to run it again. `report`: the model is told that the outcome is unknown, and decides. `ask`: a
+person decides, through an approval.
+"""
+
+current_call: ContextVar[tuple[str, str] | None] = ContextVar("holdfast_call", default=None)
+"""The run and the ledger entry of the tool call that is going on here."""
+
+_TOOL_RETURN: TypeAdapter[ToolReturn[Any]] = TypeAdapter(ToolReturn[Any])
+
+
+def digest(arguments: Any) -> str:
+    """Return the SHA-256 of a call's arguments, whatever the order of their names."""
+    text = json.dumps(arguments, sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def origin(messages: Sequence[ModelMessage], run_id: str) -> str:
+    """Return the run whose model made the calls that are being carried out: also when another run goes on with them."""
+    for message in reversed(messages):
+        if isinstance(message, ModelResponse):
+            return message.run_id or run_id
+    return run_id
+
+
+def entry(call_id: str, before: int) -> str:
+    """Return the name of a call in the ledger. Models give the same id again: then it is numbered."""
+    return call_id if before == 0 else f"{call_id}~{before + 1}"
+
+
+def calls_before(messages: Sequence[ModelMessage], run_id: str) -> Counter[str]:
+    """Count the calls that a run made with each id, up to its last response."""
+    last = next((n for n in reversed(range(len(messages))) if isinstance(messages[n], ModelResponse)), 0)
+    return Counter(
+        part.tool_call_id
+        for message in messages[:last]
+        if isinstance(message, ModelResponse) and (message.run_id or run_id) == run_id
+        for part in message.parts
+        if isinstance(part, ToolCallPart)
+    )
+
+
+def key(run_id: str, call_id: str) -> str:
+    """Return the idempotency key of a call: the same in every process that carries it out."""
+    return hashlib.sha256(f"{run_id}/{call_id}".encode()).hexdigest()[:32]
+
+
+def idempotency_key(ctx: RunContext[Any]) -> str:
+    """Return a key for the tool call that `ctx` belongs to, for services that drop what they have done already.
+
+    It stays the same when the call is run again after a crash, in whatever process.
+    """
+    if ctx.tool_call_id is None or ctx.run_id is None:
+        message = "idempotency_key(ctx) has a meaning inside of a tool call only"
+        raise ValueError(message)
+    return key(*(current_call.get() or (origin(ctx.messages, ctx.run_id), ctx.tool_call_id)))
+
+
+def returned(tool: str, call_id: str, value: Any) -> Json:
+    """Return what a tool gave back, as text; if there is none for it, a text that says so."""
+    if isinstance(value, ToolReturn):
+        structured: ToolReturn[Any] = value  # pyright: ignore[reportUnknownVariableType]
+        body = json.dumps(_TOOL_RETURN.dump_python(structured, mode="json", fallback=repr))
+        return f'{{"kind":"tool_return","value":{body}}}'
+    body = dump_all(ModelRequest(parts=[ToolReturnPart(tool, value, call_id)]))
+    return '{"kind":"unserializable"}' if body is None else f'{{"kind":"return","message":{body}}}'
+
+
+def raised(error: ToolRetryError | ToolFailedError) -> Json:
+    """Return what a tool told the model instead of a result, as text."""
+    part = error.tool_retry if isinstance(error, ToolRetryError) else error.tool_failed
+    kind = "retry" if isinstance(error, ToolRetryError) else "failed"
+    return f'{{"kind":"{kind}","message":{dump(ModelRequest(parts=[part]))}}}'
+
+
+def replay(effect: Effect) -> Any:
+    """Give a recorded result again: return it, or raise what the tool told the model."""
+    record: dict[str, Any] = json.loads(effect.result or "{}")
+    kind = record.get("kind")
+    if kind == "tool_return":
+        return _TOOL_RETURN.validate_python(record["value"])
+    (message,) = load([json.dumps(record["message"])])
+    (part,) = message.parts
+    if kind == "retry":
+        raise ToolRetryError(part)  # pyright: ignore[reportArgumentType]
+    if kind == "failed":
+        raise ToolFailedError(part)  # pyright: ignore[reportArgumentType]
+    return part.content  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+
+
+def is_known(effect: Effect) -> bool:
+    """Say whether the outcome of a call is on record and can be given again."""
+    return (
+        effect.state == "completed"
+        and effect.result is not None
+        and "unserializable" not in effect.result[:40]
+    )
+
+
+def unknown(effect: Effect) -> str:
+    """Return what the model is told about a call whose outcome is not known."""
+    if effect.state == "failed":
+        return f"The call failed before an interruption: {effect.error}. Decide whether to try again."
+    if effect.state == "completed":
+        return "The call was carried out before an interruption; its result could not be recorded."
+    return (
+        "This call was interrupted: it was started, and whether it took effect is not known. "
+        "Check before you repeat it, or tell the user."
+    )

@@ -1,0 +1,236 @@
+"""Going on after a crash, from the last word, or from any point: resume, continue, fork, rewind, inspect."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart, UserContent
+from pydantic_ai.run import AgentRunResult
+
+from holdfast.errors import Conflict, NotFound
+from holdfast.ids import new_id
+from holdfast.record import ledger
+from holdfast.record.capability import Holdfast, held, read_history
+from holdfast.record.history import load
+from holdfast.record.validity import pending_calls
+from holdfast.store import Store
+from holdfast.types import Batch, Checkpoint, Effect, Message, NewEvent, Run, Segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """How a run stands: where it can go on from, and what came of its tool calls."""
+
+    run: Run
+    latest: Checkpoint | None
+    settled: Checkpoint | None
+    unresolved: Sequence[Effect]
+    completed: Sequence[Effect]
+    failed: Sequence[Effect]
+
+
+async def inspect_run(store: Store, run_id: str) -> RunReport:
+    """Report on a run. Raises `NotFound`."""
+    run = await store.run(run_id)
+    effects: list[Effect] = []
+    cursor = None
+    while True:
+        page = await store.effects(run.session_id, run_id=run_id, cursor=cursor)
+        effects += page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    latest = (await store.checkpoints(run_id=run_id, limit=1)).items
+    settled = (await store.checkpoints(run_id=run_id, kind="settled", limit=1)).items
+    return RunReport(
+        run=run,
+        latest=latest[0] if latest else None,
+        settled=settled[0] if settled else None,
+        unresolved=[effect for effect in effects if effect.state == "started"],
+        completed=[effect for effect in effects if effect.state == "completed"],
+        failed=[effect for effect in effects if effect.state == "failed"],
+    )
+
+
+async def load_history(store: Store, checkpoint: Checkpoint) -> list[ModelMessage]:
+    """Return the messages of a checkpoint."""
+    return load(await read_history(store, checkpoint.session_id, checkpoint))
+
+
+async def resume(agent: Agent[Any, Any], store: Store, run_id: str, **options: Any) -> AgentRunResult[Any]:
+    """Go on with a run that was interrupted or failed, from its frontier, as a new run of the same session.
+
+    Calls with a recorded result are answered from the ledger, those never started are run, and the others follow the
+    policy of their tool. Raises `Conflict` if the run has completed, or is not the last of its session.
+    """
+    run = await store.run(run_id)
+    if run.status == "completed":
+        raise Conflict(problem=f"run {run_id} has completed; there is nothing to resume")
+    latest = (await store.checkpoints(session_id=run.session_id, limit=1)).items
+    if not latest or latest[0].run_id != run_id:
+        raise Conflict(problem=f"run {run_id} has no checkpoint, or another run has gone on since")
+    messages = await load_history(store, latest[0])
+    _know_tools(agent, messages)
+    return await agent.run(
+        message_history=messages,
+        conversation_id=run.session_id,
+        capabilities=_recording(agent, store, {"resumes": run_id}),
+        **options,
+    )
+
+
+async def continue_session(
+    agent: Agent[Any, Any],
+    store: Store,
+    session_id: str,
+    prompt: str | Sequence[UserContent],
+    *,
+    checkpoint: Checkpoint | None = None,
+    **options: Any,
+) -> AgentRunResult[Any]:
+    """Send the next message of a session, from its last checkpoint or from any other.
+
+    Calls that an interrupted run left open are closed first: with what the ledger knows of them, else with a note.
+    """
+    if checkpoint is None:
+        latest = (await store.checkpoints(session_id=session_id, limit=1)).items
+        checkpoint = latest[0] if latest else None
+    messages: list[ModelMessage] = [] if checkpoint is None else await load_history(store, checkpoint)
+    closing = await _closing(store, session_id, messages)
+    return await agent.run(
+        prompt,
+        message_history=[*messages, *closing],
+        conversation_id=session_id,
+        capabilities=_recording(agent, store, {}),
+        **options,
+    )
+
+
+async def fork(store: Store, checkpoint: Checkpoint, *, owner: str | None = None) -> str:
+    """Copy the history of a checkpoint into a new session and return its id. The two are independent from then on."""
+    source = await store.session(checkpoint.session_id)
+    bodies = await read_history(store, source.id, checkpoint)
+    known = await _pending_effects(store, source.id, load(bodies))
+    forked = await store.create_session(agent=source.agent, owner=owner or source.owner, title=source.title)
+    async with held(store, forked.id) as lease:
+        await store.write(
+            lease,
+            Batch(
+                segments=[Segment(number=1)],
+                messages=[Message(segment=1, position=n, body=body) for n, body in enumerate(bodies)],
+                events=[NewEvent(kind="message", message=(1, n)) for n in range(len(bodies))],
+                checkpoints=[Checkpoint(id=new_id(), segment=1, length=len(bodies), kind=checkpoint.kind)],
+                effects=[effect for effect in known.values() if effect is not None],
+            ),
+        )
+    return forked.id
+
+
+async def rewind(store: Store, session_id: str, checkpoint: Checkpoint) -> Checkpoint:
+    """Make a checkpoint the one that the session goes on from. What came after it stays on record."""
+    if checkpoint.session_id != session_id:
+        raise NotFound(what=f"checkpoint of session {session_id} with the id", id=checkpoint.id)
+    place = Checkpoint(
+        id=new_id(), segment=checkpoint.segment, length=checkpoint.length, kind=checkpoint.kind
+    )
+    async with held(store, session_id) as lease:
+        await store.write(lease, Batch(checkpoints=[place], events=[NewEvent(kind="rewound")]))
+    return await store.checkpoint(place.id)
+
+
+async def settle_effect(
+    store: Store, run_id: str, call_id: str, *, result: Any = None, error: str | None = None
+) -> Effect:
+    """Record by hand what came of a call whose outcome was unknown: its result, or that it failed.
+
+    Raises `Conflict` if an outcome is on record already, `NotFound` if there is no such call, and `SessionBusy` while
+    the session is held.
+    """
+    run = await store.run(run_id)
+    async with held(store, run.session_id) as lease:
+        found = (await store.effects(run.session_id, run_id=run_id, call_id=call_id)).items
+        if not found:
+            raise NotFound(what=f"tool call of run {run_id} with the id", id=call_id)
+        if found[0].state != "started":
+            raise Conflict(problem=f"call {call_id} of run {run_id} is {found[0].state} already")
+        recorded = None if error is not None else ledger.returned(found[0].tool, call_id, result)
+        state = "completed" if error is None else "failed"
+        settled = replace(found[0], state=state, result=recorded, error=error)
+        kind = "tool_call_completed" if error is None else "tool_call_failed"
+        payload = json.dumps({"tool": settled.tool, "call_id": call_id, "by_hand": True})
+        event = NewEvent(kind=kind, run_id=run_id, payload=payload)
+        await store.write(lease, Batch(effects=[settled], events=[event]))
+    return (await store.effects(run.session_id, run_id=run_id, call_id=call_id)).items[0]
+
+
+async def _closing(store: Store, session_id: str, messages: Sequence[ModelMessage]) -> list[ModelMessage]:
+    """Return the request that answers the calls left open at the end of a history."""
+    known = await _pending_effects(store, session_id, messages)
+    parts: list[ToolReturnPart] = []
+    for call in pending_calls(messages):
+        effect = known[call.tool_call_id]
+        if effect is None:
+            content: Any = "This call was not carried out: the run was interrupted before it."
+        elif ledger.is_known(effect):
+            content = _content(effect)
+        else:
+            content = ledger.unknown(effect)
+        parts.append(ToolReturnPart(call.tool_name, content, call.tool_call_id))
+    return [ModelRequest(parts=parts)] if parts else []
+
+
+async def _pending_effects(
+    store: Store, session_id: str, messages: Sequence[ModelMessage]
+) -> dict[str, Effect | None]:
+    """Return what the ledger knows of the calls left open at the end of a history."""
+    run_id = ledger.origin(messages, "")
+    before = ledger.calls_before(messages, run_id)
+    known: dict[str, Effect | None] = {}
+    for call in pending_calls(messages):
+        entry = ledger.entry(call.tool_call_id, before[call.tool_call_id])
+        found = (await store.effects(session_id, run_id=run_id, call_id=entry)).items if run_id else ()
+        known[call.tool_call_id] = found[0] if found else None
+    return known
+
+
+def _content(effect: Effect) -> Any:
+    try:
+        value = ledger.replay(effect)
+    except (ledger.ToolRetryError, ledger.ToolFailedError) as told:
+        return str(told)
+    return getattr(value, "return_value", value)
+
+
+def _know_tools(agent: Agent[Any, Any], messages: Sequence[ModelMessage]) -> None:
+    """Refuse to go on with calls of tools that the agent's own toolset no longer has."""
+    toolset = getattr(agent, "_function_toolset", None)
+    known: Any = getattr(toolset, "tools", None)
+    others = len(getattr(agent, "toolsets", ())) > 1
+    if known is None or others:
+        return  # toolsets that come and go are asked when the call is made
+    missing = sorted({call.tool_name for call in pending_calls(messages)} - set(known))
+    if missing:
+        raise Conflict(
+            problem=f"the agent has no tool {', '.join(missing)} any more, which a pending call needs"
+        )
+
+
+def _recording(agent: Agent[Any, Any], store: Store, metadata: dict[str, Any]) -> list[Holdfast]:
+    """Return the capability for this run: as the agent's own, but in this store."""
+    found: list[Any] = []
+    agent.root_capability.apply(found.append)
+    own = next((capability for capability in found if isinstance(capability, Holdfast)), None)
+    if own is None:
+        return [Holdfast(store, metadata=metadata)]
+    return [
+        Holdfast(
+            store,
+            agent=own.agent,
+            owner=own.owner,
+            metadata=own.metadata | metadata,
+            policies=own.policies,
+            lease_ttl=own.lease_ttl,
+        )
+    ]

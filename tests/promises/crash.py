@@ -1,0 +1,185 @@
+"""Runs an agent that is killed at a chosen point, and goes on with it in another process.
+
+`python -m tests.promises.crash URL FOLDER POLICY [POINT …]` prints one line of JSON per point. Every run, every kill and
+every going on is a process of its own, forked from this one before it has opened anything.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic_ai import Agent, RunContext, Tool
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+from holdfast import Holdfast, continue_session, idempotency_key, is_provider_valid, load_history, resume
+from holdfast.errors import Conflict, NotFound, SessionBusy
+from holdfast.record import Policy
+from holdfast.store import Store, open_store
+from holdfast.types import Batch, Lease
+
+
+class Points:
+    """The points that a run passes, in order; at the chosen one the process is killed."""
+
+    def __init__(self, chosen: str | None) -> None:
+        self.chosen = chosen
+        self.passed: list[str] = []
+
+    def here(self, name: str) -> None:
+        number = sum(1 for passed in self.passed if passed.split("#")[0] == name)
+        point = f"{name}#{number}"
+        self.passed.append(point)
+        if point == self.chosen:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def make_agent(store: Store, log: Path, points: Points, policy: Policy) -> Agent[None, str]:
+    def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        points.here("model")
+        turn = [m for m in messages if isinstance(m, ModelResponse) or _prompts(m)]
+        responses = 0
+        for message in reversed(turn):
+            if not isinstance(message, ModelResponse):
+                break
+            responses += 1
+        if _prompts(messages[-1]) and "next" in _prompts(messages[-1]):
+            return ModelResponse(parts=[TextPart("went on")])
+        if responses == 0:
+            calls = [ToolCallPart("left", {"x": 1}, "call-1"), ToolCallPart("right", {"x": 2}, "call-2")]
+            return ModelResponse(parts=calls)
+        if responses == 1:
+            # The same id as before, as test models and some providers do.
+            return ModelResponse(parts=[ToolCallPart("left", {"x": 3}, "call-1")])
+        answers = [p for m in messages for p in m.parts if isinstance(p, ToolReturnPart)]
+        return ModelResponse(parts=[TextPart(f"done with {len(answers)} answers")])
+
+    capability = Holdfast(store, policies=dict.fromkeys(("left", "right"), policy), lease_ttl=0.3)
+
+    async def act(ctx: RunContext[None], x: int) -> str:
+        points.here(f"in-{x}")
+        with log.open("a") as file:
+            file.write(f"{x} {idempotency_key(ctx)}\n")
+        await asyncio.sleep(0)
+        points.here(f"did-{x}")
+        return f"result {x}"
+
+    return Agent(
+        FunctionModel(model),
+        deps_type=type(None),
+        capabilities=[capability],
+        tools=[Tool(act, name="left"), Tool(act, name="right")],
+    )
+
+
+def _prompts(message: ModelMessage) -> str:
+    return " ".join(str(p.content) for p in message.parts if p.part_kind == "user-prompt")
+
+
+async def first(url: str, log: Path, policy: Policy, point: str | None) -> None:
+    points = Points(point)
+    async with open_store(url) as store:
+        write = store.write
+
+        async def watched(lease: Lease, batch: Batch) -> int:
+            points.here("before-write")
+            seq = await write(lease, batch)
+            points.here("after-write")
+            return seq
+
+        store.write = watched
+        result = await make_agent(store, log, points, policy).run(
+            "go", conversation_id="talk", run_id="run-1"
+        )
+        (log.parent / "points.json").write_text(
+            json.dumps({"points": points.passed, "output": result.output})
+        )
+
+
+async def second(url: str, log: Path, policy: Policy, mode: str) -> dict[str, Any]:
+    async with open_store(url) as store:
+        agent = make_agent(store, log, Points(None), policy)
+        while True:
+            try:
+                output = await _go_on(agent, store, mode)
+            except SessionBusy:
+                await asyncio.sleep(0.05)
+            else:
+                break
+        (latest,) = (await store.checkpoints(session_id="talk", limit=1)).items
+        history = await load_history(store, latest)
+        return {
+            "output": output,
+            "valid": is_provider_valid(history),
+            "violations": [str(v) for v in await store.check()],
+            "status": (await store.session("talk")).status,
+            "unknown": sum("whether it took effect is not known" in str(m) for m in history),
+        }
+
+
+async def _go_on(agent: Agent[None, str], store: Store, mode: str) -> str:
+    if mode == "continue":
+        try:
+            return (await continue_session(agent, store, "talk", "next")).output
+        except NotFound:
+            return (await agent.run("next", conversation_id="talk")).output
+    try:
+        return (await resume(agent, store, "run-1")).output
+    except (NotFound, Conflict) as reason:
+        if "completed" in str(reason):
+            (latest,) = (await store.checkpoints(session_id="talk", limit=1)).items
+            return str((await load_history(store, latest))[-1].parts[0].content)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
+        # Nothing of it is on record but that it began: no model was asked, no tool has run.
+        return (await agent.run("go", conversation_id="talk")).output
+
+
+def in_a_process(work: Callable[[], Any], answer: Path | None = None) -> int:
+    """Run it in a fork of this process and return how that ended, as a shell would say it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            result = work()
+            if answer is not None:
+                answer.write_text(json.dumps(result))
+        except BaseException as error:  # noqa: BLE001 - it is a process's last word
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def main(urls: str, folder: str, policy: Policy, mode: str, *chosen: str) -> None:
+    for number, point in enumerate(chosen):
+        place = Path(folder) / f"{mode}-{policy}-{number}"
+        place.mkdir()
+        if urls.startswith("@"):
+            url = Path(urls[1:]).read_text().splitlines()[number]
+        else:
+            url = urls.replace("{place}", str(place))
+        log, answer = place / "log", place / "answer.json"
+        log.touch()
+        kill = None if point == "none" else point
+        ended = in_a_process(lambda: asyncio.run(first(url, log, policy, kill)))  # noqa: B023
+        killed_log = log.read_text()
+        went = in_a_process(lambda: asyncio.run(second(url, log, policy, mode)), answer)  # noqa: B023
+        facts: dict[str, Any] = {
+            "point": point,
+            "ended": ended,
+            "went": went,
+            "before": killed_log.splitlines(),
+            "log": log.read_text().splitlines(),
+            **(json.loads(answer.read_text()) if answer.exists() else {}),
+        }
+        if (place / "points.json").exists():
+            facts |= json.loads((place / "points.json").read_text()) | {"output": facts["output"]}
+        print(json.dumps(facts), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,47 @@
+"""Starts tests/promises/crash.py and gives its points and facts to the tests."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import new_database
+from tests.servers import Postgres
+
+
+class Crash:
+    """Where the runs that are to be killed live: a database of its own for each."""
+
+    def __init__(self, folder: Path, server: Postgres | None) -> None:
+        self._folder = folder
+        self._server = server
+
+    async def run(self, policy: str, mode: str, points: list[str]) -> list[dict[str, Any]]:
+        """Kill a run at each of the points, go on with it, and return what was found, in two processes at once."""
+        halves = [points[::2], points[1::2]]
+        found = await asyncio.gather(*(self._run(policy, mode, half) for half in halves if half))
+        return [facts for half in found for facts in half]
+
+    async def _run(self, policy: str, mode: str, points: list[str]) -> list[dict[str, Any]]:
+        place = self._folder / f"{policy}-{mode}-{len(list(self._folder.iterdir()))}-{points[0]}"
+        place.mkdir()
+        url = "sqlite:///{place}/store.db"
+        if self._server is not None:
+            urls = [await new_database(self._server) for _ in points]
+            (place / "urls").write_text("\n".join(urls))
+            url = f"@{place / 'urls'}"
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.promises.crash", url, str(place), policy, mode, *points),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        output, _ = await process.communicate()
+        assert process.returncode == 0
+        return [json.loads(line) for line in output.splitlines()]
+
+
+async def every_point(crash: Crash) -> list[str]:
+    """Return the boundaries that an undisturbed run passes."""
+    (facts,) = await crash.run("report", "resume", ["none"])
+    assert facts["output"] == "done with 3 answers"
+    return facts["points"]
