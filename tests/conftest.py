@@ -11,6 +11,7 @@ from holdfast.store import Store, open_store
 from tests.servers import Postgres, postgres
 
 _numbers = count(1)
+_dropped = pytest.StashKey[int]()
 
 
 @dataclass(frozen=True)
@@ -67,4 +68,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dropped = [item for item in items if not runs(item)]
     if dropped:
         config.hook.pytest_deselected(items=dropped)
+        config.stash[_dropped] = len(dropped)
         items[:] = [item for item in items if runs(item)]
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> str:
+    """Say aloud what an engine takes no part in, and why."""
+    return f"memory takes no part in {config.stash.get(_dropped, 0)} tests: only one process can see it"

@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from pydantic_ai import Agent
 from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.table import Table
@@ -24,11 +23,13 @@ from rich.tree import Tree
 
 from holdfast.cli.options import AsJson, StoreUrl, chosen_store
 from holdfast.errors import BadInput, HoldfastError
-from holdfast.record import Holdfast, RunReport, inspect_run
-from holdfast.record import fork as fork_session
-from holdfast.record import resume as resume_run
 from holdfast.store import Store
 from holdfast.types import Checkpoint, Effect, Event, Page, Run
+
+if TYPE_CHECKING:
+    from pydantic_ai import Agent
+
+    from holdfast.record import RunReport
 
 app = typer.Typer(help="Look at recorded runs, and go on from them.", no_args_is_help=True)
 T = TypeVar("T")
@@ -81,8 +82,9 @@ def list_(
 @app.command()
 def show(run_id: RunId, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Show how a run stands: where it can go on from, and what came of its tool calls."""
+    from holdfast.record import inspect_run
 
-    async def work() -> RunReport:
+    async def work() -> "RunReport":
         async with chosen_store(store) as opened:
             return await inspect_run(opened, run_id)
 
@@ -211,11 +213,11 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that failed or was interrupted, and print the output; exit 1 if it fails again."""
+    from holdfast.record import resume as resume_run
 
-    async def work(agent: Agent[Any, Any]) -> tuple[str, Any] | str:
+    async def work(agent: "Agent[Any, Any]") -> tuple[str, Any] | str:
         async with chosen_store(store) as opened:
             session_id = (await opened.run(run_id)).session_id
-            _record_in(agent, opened)
             try:
                 result = await resume_run(agent, opened, run_id)
             except HoldfastError:
@@ -246,6 +248,7 @@ def fork(
     as_json: AsJson = False,
 ) -> None:
     """Copy the history of a checkpoint into a new session and print its id."""
+    from holdfast.record import fork as fork_session
 
     async def work() -> str:
         async with chosen_store(store) as opened:
@@ -306,7 +309,7 @@ def _label(run: Run) -> Text:
     return Text(" ").join([part for part in [*parts, _line(run.error)] if part])
 
 
-def _load_agent(app: str) -> Agent[Any, Any]:
+def _load_agent(app: str) -> "Agent[Any, Any]":
     """Import the agent that `module:attribute` names; the working folder comes first."""
     name, _, attribute = app.partition(":")
     if not name or not attribute or name.startswith("."):
@@ -322,20 +325,12 @@ def _load_agent(app: str) -> Agent[Any, Any]:
         agent = attrgetter(attribute)(module)
     except AttributeError as error:
         raise BadInput(problem=f"module {name} has no {attribute}") from error
+    from pydantic_ai import Agent
+
     if not isinstance(agent, Agent):
         kind = type(agent).__name__
         raise BadInput(problem=f"{app} is of type {kind}, not a pydantic_ai.Agent")
     return agent  # pyright: ignore[reportUnknownVariableType]
-
-
-def _record_in(agent: Agent[Any, Any], store: Store) -> None:
-    """Have an agent that records by itself do so where the run is: its own store is not open here."""
-
-    def point(capability: object) -> None:
-        if isinstance(capability, Holdfast):
-            capability.store = store
-
-    agent.root_capability.apply(point)
 
 
 def _console() -> Console:
