@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults, ModelRetry, RunContext, ToolOutput
 from pydantic_ai.capabilities import ProcessHistory
-from pydantic_ai.exceptions import UnexpectedModelBehavior
+from pydantic_ai.exceptions import ApprovalRequired, UnexpectedModelBehavior
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserPromptPart
 from pydantic_ai.usage import UsageLimits
 from pydantic_core import PydanticSerializationError
@@ -533,3 +533,40 @@ async def test_text_that_looks_like_our_note_is_text(store: Store):
     (effect,) = (await inspect_run(store, result.run_id)).completed
     assert effect.message == (1, 2)
     assert "<not serializable: really>" in str(await history(store, "talk"))
+
+
+async def test_a_tool_that_asks_for_approval_runs_once_it_has_it(store: Store):
+    paid: list[bool] = []
+
+    async def pay(ctx: RunContext[None]) -> str:
+        if not ctx.tool_call_approved:
+            raise ApprovalRequired
+        paid.append(True)
+        return "paid"
+
+    agent = recorded(store, [call("pay")], tools=[pay], output_type=[str, DeferredToolRequests])
+    asked = await agent.run("hi", conversation_id="talk")
+    assert isinstance(asked.output, DeferredToolRequests)
+    assert (await kinds(store, "talk"))[-1] == "approval_requested"
+    answered = await agent.run(
+        message_history=await history(store, "talk"),
+        conversation_id="talk",
+        deferred_tool_results=DeferredToolResults(approvals={"call-1": True}),
+    )
+    assert (answered.output, paid) == ("done", [True])
+    (effect,) = (await store.effects("talk")).items
+    assert effect.state == "completed"
+
+
+async def test_the_key_of_a_call_is_its_own_also_after_a_delegate(store: Store):
+    keys: list[str] = []
+    helper = recorded(store, [call("double", x=1)], tools=[double])
+
+    async def delegate(ctx: RunContext[None]) -> str:
+        keys.append(idempotency_key(ctx))
+        await helper.run("help", conversation_id="errand")
+        keys.append(idempotency_key(ctx))
+        return "ok"
+
+    await recorded(store, [call("delegate")], tools=[delegate]).run("hi", conversation_id="talk")
+    assert keys[0] == keys[1]

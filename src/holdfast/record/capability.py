@@ -190,7 +190,7 @@ class _Recorder(AbstractCapability[Any]):
         await self._write(
             ctx, ctx.messages, "interrupted", self._event(ctx, "tool_call_started", **facts), effects=[effect]
         )
-        ledger.current_call.set(place)
+        token = ledger.current_call.set(place)
         try:
             value = await handler(args)
         except (ToolRetryError, ToolFailedError) as told:
@@ -203,6 +203,8 @@ class _Recorder(AbstractCapability[Any]):
         except BaseException as error:
             await self._settle(ctx, effect, "tool_call_failed", error=_said(error))
             raise
+        finally:
+            ledger.current_call.reset(token)  # a delegate's calls are not the caller's
         result = ledger.returned(call.tool_name, call.tool_call_id, value)
         await self._settle(ctx, effect, "tool_call_completed", result=result)
         return value
@@ -222,15 +224,15 @@ class _Recorder(AbstractCapability[Any]):
         """Return what gives the answer to a call that was begun before; None if it may be run again."""
         if ledger.is_known(effect):
             return lambda: ledger.replay(effect)
+        if ctx.tool_call_approved:
+            return None  # a person says so
         policy = self._settings.policies.get(tool_def.name) or (tool_def.metadata or {}).get(
             "recovery", "report"
         )
         if policy == "retry":
             return None
-        if policy == "ask" and not ctx.tool_call_approved:
-            return _ask
         if policy == "ask":
-            return None
+            return _ask
         return lambda: ledger.unknown(effect)
 
     async def _settle(self, ctx: RunContext[Any], effect: Effect, kind: str, **outcome: str) -> None:
