@@ -471,7 +471,7 @@ async def test_closing_an_interrupted_run_keeps_what_is_known(store: Store):
     agent = recorded(store, [call("quick", "a"), call("slow", "b")], tools=[quick, slow])
     running = asyncio.create_task(agent.run("hi", conversation_id="talk"))
     await gate.wait()
-    while (await kinds(store, "talk"))[-1] != "tool_call_completed":
+    while "tool_call_completed" not in await kinds(store, "talk"):
         await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.wait([running])
@@ -499,7 +499,7 @@ async def test_a_fork_of_an_interrupted_run_knows_what_was_done(store: Store):
     agent = recorded(store, [call("pay", "a"), call("hang", "b")], tools=[pay, hang])
     running = asyncio.create_task(agent.run("hi", conversation_id="talk"))
     await gate.wait()
-    while (await kinds(store, "talk"))[-1] != "tool_call_completed":
+    while "tool_call_completed" not in await kinds(store, "talk"):
         await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.wait([running])

@@ -1,7 +1,8 @@
 """The Pydantic AI capability that records every run of an agent: its steps as events, its history, its tool calls.
 
-It writes three times per step: when a model request begins (what came before is settled), before the first tool runs
-(the response is the frontier), and when each tool ends. It never runs a tool twice by itself.
+It writes twice per step: when a model request begins (what came before is settled), and before the first tool runs
+(the response is the frontier). A tool's end is written at once while others run; the last one's is part of the write
+that follows, which is at most a moment away. It never runs a tool twice by itself.
 """
 
 import asyncio
@@ -37,6 +38,8 @@ _run: ContextVar[str | None] = ContextVar("holdfast_run", default=None)
 
 _recorder: ContextVar["_Recorder | None"] = ContextVar("holdfast_recorder", default=None)
 _TTL = 10.0
+_A_MOMENT = 0.005
+"""How long the end of a tool call may wait for the write that comes next."""
 
 
 async def annotate_effect(
@@ -108,6 +111,9 @@ class _Recorder(AbstractCapability[Any]):
         self._places: dict[str, tuple[str, str]] = {}  # where the latest call with an id is in the ledger
         self._calls: Counter[tuple[str, str]] = Counter()  # how often a run has made a call with an id
         self._events: list[NewEvent] = []  # told with the next write
+        self._ended: list[Effect] = []  # likewise
+        self._guard: asyncio.TimerHandle | None = None  # makes it come soon
+        self._late: asyncio.Task[None] | None = None
         self._lease: Lease | None = None
         self._run_id = ""
 
@@ -240,8 +246,31 @@ class _Recorder(AbstractCapability[Any]):
         ended = _ended(self._effects.get(place, effect), **outcome)  # with what was noted meanwhile
         self._effects[place] = ended
         error = {"error": outcome["error"]} if "error" in outcome else {}
-        event = self._event(ctx, kind, tool=effect.tool, call_id=effect.call_id, **error)
-        await self._store.write(self._held(), Batch(events=[event], effects=[ended]))
+        self._events.append(self._event(ctx, kind, tool=effect.tool, call_id=effect.call_id, **error))
+        self._ended.append(ended)
+        if any(other.state == "started" for other in self._effects.values()):
+            await self._store.write(self._held(), self._taken())
+        elif self._guard is None:
+            self._guard = asyncio.get_running_loop().call_later(_A_MOMENT, self._write_late)
+
+    def _write_late(self) -> None:
+        """Write what has waited for a moment: whatever comes next is slow to come."""
+        self._guard = None
+        self._late = asyncio.create_task(self._write_taken())
+
+    async def _write_taken(self) -> None:
+        with suppress(HoldfastError):  # the next write will say so
+            await self._store.write(self._held(), self._taken())
+
+    def _taken(self, effects: Sequence[Effect] = ()) -> Batch:
+        """Return a batch of all that waits for a write, and of these effects; of each in its last state."""
+        if self._guard is not None:
+            self._guard.cancel()
+            self._guard = None
+        last = {(effect.run_id, effect.call_id): effect for effect in (*self._ended, *effects)}
+        batch = Batch(events=self._events, effects=list(last.values()))
+        self._events, self._ended = [], []
+        return batch
 
     async def _begin(self, ctx: RunContext[Any], agent: str) -> None:
         """Find the place in the recorded history where this run goes on, and say that it has begun."""
@@ -296,33 +325,28 @@ class _Recorder(AbstractCapability[Any]):
     ) -> Batch:
         """Return a batch with what the history gained, and with the results that moved into it."""
         growth = self._history.grow(messages, thorough=thorough)
-        events, self._events = self._events, []
+        told: list[NewEvent] = []
         moved: list[Effect] = []
         for row, message in zip(growth.messages, growth.added, strict=True):
-            events.append(
+            told.append(
                 NewEvent(kind="message", run_id=self._run_id, step=step, message=(row.segment, row.position))
             )
             if isinstance(message, ModelRequest):
                 moved += self._moved(message, (row.segment, row.position))
-        checkpoints: list[Checkpoint] = []
+        batch = self._taken([*moved, *effects])
+        batch.events = [*batch.events, *told]
+        batch.segments, batch.messages = growth.segments, growth.messages
         if growth.added or growth.segments:
-            checkpoints.append(
-                Checkpoint(
-                    id=new_id(),
-                    segment=self._history.segment,
-                    length=len(self._history),
-                    kind=kind,
-                    run_id=self._run_id,
-                    step=step,
-                )
+            at = Checkpoint(
+                id=new_id(),
+                segment=self._history.segment,
+                length=len(self._history),
+                kind=kind,
+                run_id=self._run_id,
+                step=step,
             )
-        return Batch(
-            events=events,
-            segments=growth.segments,
-            messages=growth.messages,
-            checkpoints=checkpoints,
-            effects=[*moved, *effects],
-        )
+            batch.checkpoints = [at]
+        return batch
 
     def _moved(self, request: ModelRequest, message: tuple[int, int]) -> list[Effect]:
         """Return the effects whose results are in this message now."""
@@ -359,9 +383,10 @@ class _Recorder(AbstractCapability[Any]):
         kind = "interrupted" if cancelled else "failed"
         event = NewEvent(kind=f"run_{kind}", run_id=self._run_id, payload=json.dumps({"error": _said(error)}))
         run = Run(id=self._run_id, status=kind, error=_said(error), metadata=self._metadata())
-        events, self._events = [*self._events, event], []
+        batch = self._taken()
+        batch.events, batch.runs, batch.status = [*batch.events, event], [run], "idle"
         with suppress(HoldfastError):  # the error that ended the run is the one to raise
-            await self._store.write(lease, Batch(events=events, runs=[run], status="idle"))
+            await self._store.write(lease, batch)
 
     def _metadata(self) -> str:
         return json.dumps(self._settings.metadata)

@@ -5,43 +5,53 @@ was replaced by an equal one is not new, one that was changed in place is. A cha
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import Any
 
-from pydantic import ValidationError
-from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter
+from pydantic import TypeAdapter, ValidationError
+from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest, ModelResponse
 from pydantic_core import PydanticSerializationError
 
 from holdfast.types import Json, Message, Segment
 
 _NEAR = 8
-"""So many of the last messages are compared by identity at each step."""
-_WATCHED = 1
-"""So many of them by content: a step may still complete the last one in place."""
+"""So many of the last messages are compared by identity at each step, and the last one part by part: a step may still
+complete that in place. At the end all are compared by content."""
+
+# Each kind on its own: half the price of finding out which one it is.
+_REQUEST: TypeAdapter[ModelMessage] = TypeAdapter(ModelRequest)
+_RESPONSE: TypeAdapter[ModelMessage] = TypeAdapter(ModelResponse)
 
 
 def dump(message: ModelMessage) -> Json:
     """Return the exact text of a message. What cannot be serialized is replaced by a note that says so."""
-    try:
-        return ModelMessagesTypeAdapter.dump_json([message], fallback=_note).decode()[1:-1]
-    except (PydanticSerializationError, UnicodeError):
-        # Lone surrogates have no UTF-8; as JSON escapes they survive.
-        (value,) = ModelMessagesTypeAdapter.dump_python([message], mode="json", fallback=_note)
-        return json.dumps(value, separators=(",", ":"))
+    return _dump(message) or _dump_with(message, fallback=_note)
 
 
 def dump_all(message: ModelMessage) -> Json | None:
     """Return the exact text of a message, or None if something in it cannot be serialized."""
+    if text := _dump(message):
+        return text
     try:
-        return ModelMessagesTypeAdapter.dump_json([message]).decode()[1:-1]
+        return _dump_with(message, fallback=None)  # lone surrogates only
+    except PydanticSerializationError:
+        return None
+
+
+def _dump(message: ModelMessage) -> Json | None:
+    adapter = _REQUEST if isinstance(message, ModelRequest) else _RESPONSE
+    try:
+        return adapter.dump_json(message).decode()
     except (PydanticSerializationError, UnicodeError):
-        try:
-            ModelMessagesTypeAdapter.dump_python([message], mode="json")
-        except PydanticSerializationError:
-            return None
-        return dump(message)  # lone surrogates only
+        return None
+
+
+def _dump_with(message: ModelMessage, fallback: Callable[[Any], Any] | None) -> Json:
+    """Return the text by way of Python: lone surrogates have no UTF-8; as JSON escapes they survive."""
+    (value,) = ModelMessagesTypeAdapter.dump_python([message], mode="json", fallback=fallback)
+    return json.dumps(value, separators=(",", ":"))
 
 
 def load(bodies: Iterable[Json]) -> list[ModelMessage]:
@@ -55,6 +65,14 @@ def load(bodies: Iterable[Json]) -> list[ModelMessage]:
 
 def _note(value: Any) -> str:
     return f"<not serializable: {type(value).__module__}.{type(value).__qualname__}>"
+
+
+def _look(message: ModelMessage) -> list[object]:
+    """Return what a message and its parts are made of: new values where something was set or added."""
+    seen: list[object] = [*vars(message).values()]
+    for part in message.parts:
+        seen += vars(part).values()
+    return seen
 
 
 @dataclass(slots=True)
@@ -82,6 +100,7 @@ class History:
         self._open_ended = open_ended  # whether the segment ends here, so that the next message may go to it
         self._recorded = list(recorded)
         self._digests = [hash(dump(message)) for message in recorded]
+        self._last = _look(recorded[-1]) if recorded else []
 
     def __len__(self) -> int:
         return len(self._recorded)
@@ -101,6 +120,7 @@ class History:
         bodies = [dump(message) for message in added]
         self._recorded[start:] = added
         self._digests[start:] = map(hash, bodies)
+        self._last = _look(messages[-1]) if messages else []
         rows = [Message(segment=self.segment, position=start + n, body=body) for n, body in enumerate(bodies)]
         return Growth(segments, rows, added)
 
@@ -115,7 +135,12 @@ class History:
         if known < len(self._recorded) or not all(map(is_, self._recorded[near:], messages[near:known])):
             known = self._equal(messages)
             self._recorded[:known] = messages[:known]
-        for position in range(0 if thorough else max(0, known - _WATCHED), known):
+        if not known:
+            return 0
+        looked_at = not thorough and known == len(self._recorded)
+        if looked_at and self._last == _look(messages[known - 1]):
+            return known
+        for position in range(0 if thorough else known - 1, known):
             if hash(dump(messages[position])) != self._digests[position]:
                 return position
         return known

@@ -21,9 +21,9 @@ from holdfast.store.hub import Hub
 T = TypeVar("T")
 
 BUSY_SECONDS = 30.0
-_CHECKPOINT_PAGES = 8000
+_CHECKPOINT_PAGES = 1000
 _LARGEST_GROUP = 256
-_QUICK_SECONDS = 0.0005
+_QUICK_SECONDS = 0.001
 """A job that takes less than this on average is not worth a change of threads."""
 _SPLIT_JOBS = 16
 _SPLIT_SECONDS = 0.002
@@ -129,6 +129,7 @@ class Writer:
         self._woken = False
         self._busy = threading.Lock()
         self._company = False  # whether the last group had more than one job
+        self._latest: str | None = None  # the session that was changed last
         self._lone_seconds = _Average()
         self._sync_seconds = _Average()
         self._connection = connect(path)
@@ -147,7 +148,7 @@ class Writer:
         job = _Job(work, chore, changes)
         self._waiting.append(job)
         try:
-            if not self._company:
+            if not self._company and changes != self._latest:
                 await asyncio.sleep(0)  # what else is written in this turn of the loop joins the group
         finally:
             self._flush()
@@ -287,6 +288,7 @@ class Writer:
         self._sync_seconds.add(ended - syncing)
         if not self._company:
             self._lone_seconds.add(ended - started)
+        self._latest = jobs[-1].changes
         self._hub.changed([job.changes for job in jobs if job.changes is not None and job.error is None])
 
     def _apart(self, job: _Job) -> None:
