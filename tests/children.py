@@ -30,6 +30,7 @@ async def take_turns(store: Store, session_id: str, name: str, count: str, ttl: 
                 break
         say(seq=await store.write(lease, event(f"{name}-{number}")))
         await store.release(lease)
+        await store.renew(holder)
 
 
 async def append(store: Store, session_id: str, name: str, count: str) -> None:

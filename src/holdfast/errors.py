@@ -105,6 +105,12 @@ class QueueFull(HoldfastError):
     code = "queue_full"
 
 
+class TurnInProgress(HoldfastError):
+    """Session {session_id} has {pending} submissions under way, and this one was to be rejected then. Nothing was queued."""
+
+    code = "turn_in_progress"
+
+
 class SessionBusy(HoldfastError):
     """Session {session_id} is held by {holder} until {until}. Wait for it to end, or submit a message to its queue."""
 

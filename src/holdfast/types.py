@@ -84,6 +84,8 @@ class Submission:
 class SubmissionChange:
     """What became of a claimed submission: ended, waiting for something, or given back to the queue.
 
+    Given back without a reason, it is as if it had not been taken; with one, that was an attempt.
+
     `run_id` ties it to the run that carries it out, so that whoever takes over knows which run to resume.
     """
 

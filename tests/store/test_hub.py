@@ -14,7 +14,7 @@ async def test_rings_for_the_readers_of_a_session_only():
 async def test_rings_for_those_who_are_behind_or_whose_session_is_gone():
     hub = Hub()
     with hub.listen("a", 5) as current, hub.listen("a", 3) as behind, hub.listen("gone", 9) as orphan:
-        hub.at({"a": 5})
+        hub.at({"a": 5, "gone": -1})
         await asyncio.wait_for(behind.bell.wait(), 1)
         await asyncio.wait_for(orphan.bell.wait(), 1)
         assert not current.bell.is_set()
@@ -30,7 +30,7 @@ async def test_rings_from_other_threads():
 async def test_forgets_who_left():
     hub = Hub()
     with hub.listen("a", 0):
-        assert hub.watched() == ["a"]
+        assert hub.topics() == ["a"]
         assert hub.has_readers.is_set()
-    assert hub.watched() == []
+    assert hub.topics() == []
     assert not hub.has_readers.is_set()

@@ -10,9 +10,11 @@ engine fails, after which the store goes on as soon as its engine does.
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import ClassVar, Self
 
+from holdfast.store.hub import Signal
 from holdfast.types import (
     AuditEntry,
     Batch,
@@ -182,7 +184,9 @@ class Store(ABC):
 
     @abstractmethod
     async def reclaim(self, *, limit: int = 100) -> list[str]:
-        """Free up to `limit` sessions of holders past their deadline and remove holders that have none left.
+        """Free up to `limit` sessions of holders that are gone and remove holders that have none left.
+
+        Gone is one past its deadline, and at once one whose process is seen to have ended.
 
         What they had claimed is queued again, in these sessions only. Returns the sessions.
         """
@@ -203,19 +207,32 @@ class Store(ABC):
     ) -> Submission:
         """Queue something for the session, once: the same id or idempotency key returns the submission it made.
 
-        The same means the same text, to the letter. `when_busy` is kept for the worker that takes it.
-        Raises `KeyReused` if what is asked differs, `QueueFull`, `SessionCleaned` or `SessionNotFound`.
+        The same means the same text, to the letter. `when_busy` is kept for the worker that takes it, except `reject`:
+        that raises `TurnInProgress` if anything is queued or under way. Raises `KeyReused` if what is asked differs,
+        `QueueFull`, `SessionCleaned` or `SessionNotFound`.
         """
 
     @abstractmethod
     async def take(
-        self, lease: Lease, *, lane: Lane | None = None, max_attempts: int = 5
+        self, lease: Lease, *, lane: Lane | None = None, id: str | None = None, max_attempts: int = 5
     ) -> Submission | None:
-        """Claim the next submission: control lane first, then in the order of the queue.
+        """Claim the next submission: control lane first, then in the order of the queue; or the one with this id.
 
-        One that was claimed `max_attempts` times and never ended is dead: it gets its reason and an event, and the
-        one behind it is taken.
+        One that was claimed `max_attempts` times and never ended is dead: it gets its reason and an event, its run
+        has failed, and the one behind it is taken.
         """
+
+    @abstractmethod
+    async def urgent(self, session_id: str, *, limit: int = 20) -> list[Submission]:
+        """Return what is queued and does not wait for its turn: the control lane, then `steer` and `interrupt`."""
+
+    @abstractmethod
+    def ready_bell(self) -> AbstractContextManager[Signal]:
+        """Listen for sessions that become ready. A hint may be lost, and one may come for nothing: look yourself."""
+
+    @abstractmethod
+    def inbox_bell(self, session_id: str) -> AbstractContextManager[Signal]:
+        """Listen for what is submitted to a session. A hint, like `ready_bell`."""
 
     @abstractmethod
     async def submissions(
@@ -259,6 +276,10 @@ class Store(ABC):
     @abstractmethod
     async def drafts(self, session_id: str) -> list[Draft]:
         """Return what is streamed right now."""
+
+    @abstractmethod
+    def watch_drafts(self, session_id: str) -> AsyncGenerator[list[Draft], None]:
+        """Yield what is streamed right now, and again whenever it has changed. Goes on until it is closed."""
 
     # History, runs and effects
 

@@ -1,4 +1,8 @@
-"""Wakes those who wait for a session to change. It carries hints only: what changed is read from the store."""
+"""Wakes those who wait for something to change. It carries hints only: what changed is read from the store.
+
+A topic is a session's id for those who read its events; with a mark before it for those who wait for its submissions or
+its drafts; the bare mark is for those who wait for any session to be ready.
+"""
 
 import asyncio
 import threading
@@ -6,18 +10,38 @@ from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 
+READY = ">"
+"""Some session may be ready to be claimed."""
+
+
+def inbox(session_id: str) -> str:
+    """Return the topic of a session's submissions."""
+    return f">{session_id}"
+
+
+def drafts(session_id: str) -> str:
+    """Return the topic of a session's drafts."""
+    return f"~{session_id}"
+
 
 class Signal:
-    """One reader's bell, and the number of the last event it has."""
+    """One waiter's bell, and the number of the last thing it has."""
 
     def __init__(self, after: int) -> None:
         self.after = after
         self.loop = asyncio.get_running_loop()
         self.bell = asyncio.Event()
 
+    async def wait(self, seconds: float | None = None) -> None:
+        """Wait until it rings, or for so long; then it is silent again."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.bell.wait()
+        self.bell.clear()
+
 
 class Hub:
-    """The readers of each session in this process. May be rung from any thread."""
+    """Who waits for what in this process. May be rung from any thread."""
 
     def __init__(self) -> None:
         self._signals: defaultdict[str, set[Signal]] = defaultdict(set)
@@ -25,49 +49,55 @@ class Hub:
         self.has_readers = threading.Event()
 
     @contextmanager
-    def listen(self, session_id: str, after: int) -> Generator[Signal, None, None]:
-        """Hand out a signal that rings whenever the session may have changed, from now until the end."""
+    def listen(self, topic: str, after: int) -> Generator[Signal, None, None]:
+        """Hand out a signal that rings whenever the topic may have changed, from now until the end."""
         signal = Signal(after)
         with self._lock:
-            self._signals[session_id].add(signal)
+            self._signals[topic].add(signal)
             self.has_readers.set()
         try:
             yield signal
         finally:
             with self._lock:
-                self._signals[session_id].discard(signal)
-                if not self._signals[session_id]:
-                    del self._signals[session_id]
+                self._signals[topic].discard(signal)
+                if not self._signals[topic]:
+                    del self._signals[topic]
                 if not self._signals:
                     self.has_readers.clear()
 
-    def watched(self) -> list[str]:
-        """Return the sessions somebody reads."""
+    def topics(self) -> list[str]:
+        """Return what somebody waits for."""
         with self._lock:
             return list(self._signals)
 
-    def changed(self, session_ids: Iterable[str]) -> None:
-        """Ring for every reader of these sessions."""
+    def changed(self, topics: Iterable[str]) -> None:
+        """Ring for all who wait for these."""
         if not self._signals:
             return
         with self._lock:
-            _ring([signal for session_id in session_ids for signal in self._signals.get(session_id, ())])
+            found = [*topics]
+            found += [
+                drafts(topic) for topic in found
+            ]  # whatever changes a session may have changed its drafts
+            _ring([signal for topic in found for signal in self._signals.get(topic, ())])
 
-    def at(self, heads: Mapping[str, int]) -> None:
-        """Ring for the readers that are behind these numbers, and for those whose session is gone."""
+    def at(self, numbers: Mapping[str, int]) -> None:
+        """Ring for those who have another number than this."""
         with self._lock:
-            _ring(
-                [
-                    signal
-                    for session_id, signals in self._signals.items()
-                    for signal in signals
-                    if heads.get(session_id, signal.after + 1) > signal.after
-                ]
-            )
+            behind = [
+                (topic, number, signal)
+                for topic, number in numbers.items()
+                for signal in self._signals.get(topic, ())
+                if number != signal.after
+            ]
+            for topic, number, signal in behind:
+                if topic.startswith(READY):
+                    signal.after = number  # these look at everything there is: once is enough
+            _ring([signal for _, _, signal in behind])
 
     def everyone(self) -> None:
         """Ring for all, as when hints may have been lost."""
-        self.changed(self.watched())
+        self.changed(self.topics())
 
 
 def _ring(signals: list[Signal]) -> None:

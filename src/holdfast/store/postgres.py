@@ -5,7 +5,6 @@ heads once a second makes up for a lost one.
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -27,6 +26,7 @@ from holdfast.errors import (
     StoreUnavailable,
 )
 from holdfast.store.hub import Hub
+from holdfast.store.postgres_beacon import ConnectionBeacons
 from holdfast.store.postgres_writer import (
     AGAIN,
     ANSWER_SECONDS,
@@ -57,6 +57,7 @@ _HINT_IDS = 50
 _HINT_SECONDS = 0.002
 """The first hint goes out at once; under load, one carries all that changed in this time."""
 _LOOK_SECONDS = 1.0
+_SUSPECT_SECONDS = 0.2
 
 
 class PostgresStore(SqlStore):
@@ -73,6 +74,8 @@ class PostgresStore(SqlStore):
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._committer: Committer | None = None
         self._notifier: _Notifier | None = None
+        self._beacons = ConnectionBeacons(self._connect)
+        self._suspects: dict[str, float] = {}
 
     async def open(self) -> Self:
         try:
@@ -102,6 +105,7 @@ class PostgresStore(SqlStore):
             await committer.close()
         if notifier is not None:
             await notifier.close()
+        await self._beacons.close()
         if pool is not None:
             try:
                 await asyncio.wait_for(pool.close(), timeout=5)
@@ -119,11 +123,15 @@ class PostgresStore(SqlStore):
         del limit
         return 0
 
-    async def _transact(self, make: Callable[[], Tx[T]], *, repeatable: bool, changes: str | None) -> T:
+    async def _transact(
+        self, make: Callable[[], Tx[T]], *, repeatable: bool, changes: Sequence[str] = ()
+    ) -> T:
         """Run it to its end, also when the caller is cancelled meanwhile."""
         return await self._unfinished.run(self._transact_now(make, repeatable=repeatable, changes=changes))
 
-    async def _transact_now(self, make: Callable[[], Tx[T]], *, repeatable: bool, changes: str | None) -> T:
+    async def _transact_now(
+        self, make: Callable[[], Tx[T]], *, repeatable: bool, changes: Sequence[str]
+    ) -> T:
         """Run it in a transaction. It is sent again if it cannot have happened, or does no harm when it happens twice."""
         deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
         while True:
@@ -140,8 +148,7 @@ class PostgresStore(SqlStore):
                         raise
                     committing = True
                     await transaction.commit()
-                    if changes is not None:
-                        self._announce(changes)
+                    self._announce(*changes)
                     return result
             except (*AGAIN, *GONE) as error:
                 in_doubt = committing and not repeatable and not isinstance(error, AGAIN)
@@ -164,18 +171,35 @@ class PostgresStore(SqlStore):
             except (asyncpg.PostgresError, ValueError) as error:
                 raise self._translate(error) from error
 
-    def _announce(self, session_id: str) -> None:
-        """Tell the readers of a session here, and hint to other processes."""
-        self._hub.changed((session_id,))
+    async def _light(self, holder_id: str) -> bool:
+        try:
+            await self._beacons.light(holder_id)
+        except (*AGAIN, *GONE, asyncpg.PostgresError) as error:
+            raise self._translate(error) from error
+        return True
+
+    async def _put_out(self, holder_id: str) -> None:
+        with suppress(*GONE, asyncpg.PostgresError):
+            await self._beacons.put_out(holder_id)
+
+    async def _gone(self) -> list[str]:
+        """Return those whose connection is gone, and still is a moment later: one that broke is made anew at once."""
+        now = asyncio.get_running_loop().time()
+        unlit = {row["id"] for row in await self._read(_unlit)}
+        self._suspects = {holder_id: self._suspects.get(holder_id, now) for holder_id in unlit}
+        return [holder_id for holder_id, since in self._suspects.items() if now - since >= _SUSPECT_SECONDS]
+
+    def _announce(self, *topics: str) -> None:
+        """Tell those who wait here, and hint to other processes."""
+        self._hub.changed(topics)
         if self._notifier is not None:
-            self._notifier.announce(session_id)
+            self._notifier.announce(topics)
 
     async def _look(self) -> None:
-        """Compare the heads of all watched sessions with what their readers have."""
-        watched = self._hub.watched()
-        if watched:
-            rows = await self._read(lambda: _watched(watched))
-            self._hub.at({row["session_id"]: row["seq"] for row in rows})
+        """Compare all that somebody waits for with what they have."""
+        topics = self._hub.topics()
+        if topics:
+            self._hub.at(await self._read(lambda: self._look_around(topics)))
 
     async def _connect(self) -> "Connection":
         return await asyncpg.connect(
@@ -228,8 +252,8 @@ def _without_password(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@", 1)))
 
 
-def _watched(session_ids: list[str]) -> Tx[Sequence[Row]]:
-    return (yield sql("watched_heads", session_ids=json.dumps(session_ids)))
+def _unlit() -> Tx[Sequence[Row]]:
+    return (yield sql("unlit_beacons"))
 
 
 async def _keep(connection: object) -> None:
@@ -279,8 +303,8 @@ class _Notifier:
             asyncio.create_task(self._keep_looking(), name="holdfast-look"),
         ]
 
-    def announce(self, session_id: str) -> None:
-        self._changed[session_id] = None
+    def announce(self, topics: Sequence[str]) -> None:
+        self._changed.update(dict.fromkeys(topics))
         self._wake.set()
 
     async def close(self) -> None:
@@ -306,10 +330,10 @@ class _Notifier:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            session_ids, self._changed = list(self._changed), {}
+            topics, self._changed = list(self._changed), {}
             # A notification carries 8000 bytes at the most, an id has up to 128.
-            for start in range(0, len(session_ids), _HINT_IDS):
-                hint = " ".join(session_ids[start : start + _HINT_IDS])
+            for start in range(0, len(topics), _HINT_IDS):
+                hint = " ".join(topics[start : start + _HINT_IDS])
                 await connection.execute("SELECT pg_notify($1, $2)", _CHANNEL, hint)
             await asyncio.sleep(_HINT_SECONDS)
 

@@ -4,7 +4,6 @@ Durable means durable: `synchronous=FULL`. Other processes' commits are noticed 
 """
 
 import asyncio
-import json
 import re
 import sqlite3
 import threading
@@ -29,9 +28,10 @@ from holdfast.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
+from holdfast.store.beacon import FileBeacons
 from holdfast.store.hub import Hub
 from holdfast.store.sql import library
-from holdfast.store.sql.core import Row, Tx, lease_lost, sql
+from holdfast.store.sql.core import Row, Tx, lease_lost
 from holdfast.store.sql.library import Dialect, Statement
 from holdfast.store.sql.store import SqlStore
 from holdfast.store.sql.write import Writing, missing
@@ -60,6 +60,7 @@ class SqliteStore(SqlStore):
         self._writer: Writer | None = None
         self._readers: _Readers | None = None
         self._poller: _Poller | None = None
+        self._beacons = None if path == MEMORY else FileBeacons(Path(f"{self._path}-holders"))
 
     async def open(self) -> Self:
         target = self._path if self._upgrade_on_open else _existing(self._path)
@@ -76,7 +77,7 @@ class SqliteStore(SqlStore):
             await self.close()
             raise self._translate(error) from error
         if self._path != MEMORY:
-            self._poller = _Poller(self._path, self._hub)
+            self._poller = _Poller(self._path, self._hub, self._look_around)
         return self
 
     async def close(self) -> None:
@@ -86,12 +87,24 @@ class SqliteStore(SqlStore):
         for part in parts:
             if part is not None:
                 await asyncio.to_thread(part.close)
+        if self._beacons is not None:
+            self._beacons.close()
+
+    async def _light(self, holder_id: str) -> bool:
+        return self._beacons is not None and await asyncio.to_thread(self._beacons.light, holder_id)
+
+    async def _put_out(self, holder_id: str) -> None:
+        if self._beacons is not None:
+            await asyncio.to_thread(self._beacons.put_out, holder_id)
+
+    async def _gone(self) -> list[str]:
+        return [] if self._beacons is None else await asyncio.to_thread(self._beacons.gone)
 
     async def write(self, lease: Lease, batch: Batch) -> int:
         writing = Writing(lease.session_id, batch, self._check_size)
         work = partial(_write, lease=lease, writing=writing)
         try:
-            return await self._running().submit(work, changes=lease.session_id)
+            return await self._running().submit(work, changes=(lease.session_id,))
         except StoreUnavailable:
             lease.lost = True
             raise
@@ -104,7 +117,9 @@ class SqliteStore(SqlStore):
 
         return await self._running().submit(vacuum, chore=True)
 
-    async def _transact(self, make: Callable[[], Tx[T]], *, repeatable: bool, changes: str | None) -> T:
+    async def _transact(
+        self, make: Callable[[], Tx[T]], *, repeatable: bool, changes: Sequence[str] = ()
+    ) -> T:
         del repeatable  # an answer cannot get lost between us and the file
         return await self._running().submit(lambda connection: _run(connection, make()), changes=changes)
 
@@ -230,8 +245,7 @@ class _Readers:
     """Connections that read beside the writer, each on a thread of its own."""
 
     def __init__(self, path: str) -> None:
-        # Absolute, for those who connect later, wherever we are then.
-        self._path = path if path == MEMORY else str(Path(path).absolute())
+        self._path = path
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
         self._pool = ThreadPoolExecutor(_READERS, "holdfast-reader")
@@ -260,10 +274,12 @@ class _Readers:
 class _Poller:
     """Notices what other processes commit while somebody here reads, and rings for those who are behind."""
 
-    def __init__(self, path: str, hub: Hub) -> None:
-        # Absolute, for those who connect later, wherever we are then.
-        self._path = path if path == MEMORY else str(Path(path).absolute())
+    def __init__(
+        self, path: str, hub: Hub, look_around: Callable[[Sequence[str]], Tx[dict[str, int]]]
+    ) -> None:
+        self._path = path
         self._hub = hub
+        self._look_around = look_around
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="holdfast-poller", daemon=True)
         self._thread.start()
@@ -275,19 +291,18 @@ class _Poller:
 
     def _work(self) -> None:
         connection: sqlite3.Connection | None = None
-        seen = -1
+        seen: tuple[int, list[str]] | None = None
         while not self._stop.is_set():
             self._hub.has_readers.wait()
             try:
                 connection = connection or connect(self._path)
                 version = connection.execute("PRAGMA data_version").fetchone()[0]
-                if version != seen:
-                    statement = sql("watched_heads", session_ids=json.dumps(self._hub.watched()))
-                    rows = _execute(connection, statement)
-                    self._hub.at({row["session_id"]: row["seq"] for row in rows})
-                    seen = version
+                topics = self._hub.topics()
+                if (version, topics) != seen:
+                    self._hub.at(_run(connection, self._look_around(topics)))
+                    seen = version, topics
             except Exception:  # noqa: BLE001 - a hint is late; the next look, a moment from now, makes up for it
-                seen = -1
+                seen = None
             self._stop.wait(_POLL_SECONDS)
         if connection is not None:
             connection.close()

@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -75,7 +75,9 @@ class _Job:
 
     __slots__ = ("changes", "chore", "done", "error", "future", "loop", "result", "work")
 
-    def __init__(self, work: Callable[[sqlite3.Connection], Any], chore: bool, changes: str | None) -> None:
+    def __init__(
+        self, work: Callable[[sqlite3.Connection], Any], chore: bool, changes: Sequence[str]
+    ) -> None:
         self.work = work
         self.chore = chore
         self.changes = changes
@@ -129,7 +131,7 @@ class Writer:
         self._woken = False
         self._busy = threading.Lock()
         self._company = False  # whether the last group had more than one job
-        self._latest: str | None = None  # the session that was changed last
+        self._latest: Sequence[str] = ()  # what was changed last
         self._lone_seconds = _Average()
         self._sync_seconds = _Average()
         self._connection = connect(path)
@@ -142,7 +144,7 @@ class Writer:
         self._thread.start()
 
     async def submit(
-        self, work: Callable[[sqlite3.Connection], T], *, chore: bool = False, changes: str | None = None
+        self, work: Callable[[sqlite3.Connection], T], *, chore: bool = False, changes: Sequence[str] = ()
     ) -> T:
         """Do the work and return after the commit. If the caller is cancelled meanwhile, it is done all the same."""
         job = _Job(work, chore, changes)
@@ -289,7 +291,7 @@ class Writer:
         if not self._company:
             self._lone_seconds.add(ended - started)
         self._latest = jobs[-1].changes
-        self._hub.changed([job.changes for job in jobs if job.changes is not None and job.error is None])
+        self._hub.changed([topic for job in jobs if job.error is None for topic in job.changes])
 
     def _apart(self, job: _Job) -> None:
         self._connection.execute("SAVEPOINT job")

@@ -30,6 +30,7 @@ from holdfast.errors import (
 )
 from holdfast.ids import check_id, check_text
 from holdfast.store.base import Store
+from holdfast.store.hub import READY, inbox
 from holdfast.store.sql.library import Statement
 from holdfast.types import Json, Lease
 
@@ -120,10 +121,12 @@ class SqlCore(Store):
         self._unfinished = Unfinished()
 
     @abstractmethod
-    async def _transact(self, make: Callable[[], Tx[T]], *, repeatable: bool, changes: str | None) -> T:
+    async def _transact(
+        self, make: Callable[[], Tx[T]], *, repeatable: bool, changes: Sequence[str] = ()
+    ) -> T:
         """Run a transaction that writes and return after the commit. May send it again if `repeatable`.
 
-        The readers of the session that it `changes` are told, here and in other processes.
+        Those who wait for the topics that it `changes` are told, here and in other processes.
         """
 
     @abstractmethod
@@ -207,17 +210,27 @@ def repeatable(
     return _writing(method, repeatable=True)
 
 
+def waking(
+    method: Callable[Concatenate[S, P], Tx[T]],
+) -> "Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]":
+    """Make a repeatable method of a transaction after which a session may be ready, or have something to take."""
+    return _writing(method, repeatable=True, wakes=True)
+
+
 def _writing(
-    method: Callable[Concatenate[S, P], Tx[T]], *, repeatable: bool
+    method: Callable[Concatenate[S, P], Tx[T]], *, repeatable: bool, wakes: bool = False
 ) -> "Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]":
     @functools.wraps(method)
     async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         subject = args[0] if args else None
         lease = subject if isinstance(subject, Lease) else None
         session_id = lease.session_id if lease else subject if isinstance(subject, str) else None
+        changes = () if session_id is None else (session_id,)
+        if wakes:
+            changes = (READY,) if session_id is None else (session_id, inbox(session_id), READY)
         try:
             return await self._transact(  # pyright: ignore[reportPrivateUsage]
-                lambda: method(self, *args, **kwargs), repeatable=repeatable, changes=session_id
+                lambda: method(self, *args, **kwargs), repeatable=repeatable, changes=changes
             )
         except StoreUnavailable:
             if lease is not None and not repeatable:

@@ -1,12 +1,21 @@
 """The journal: events in dense order, how they are read and watched, and the drafts beside them."""
 
-from collections.abc import AsyncGenerator, Sequence
+import json
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Final
 
 from holdfast.errors import BadInput
-from holdfast.store.hub import Hub
+from holdfast.store.hub import READY, Hub, Signal, drafts, inbox
 from holdfast.store.sql.core import SqlCore, Tx, lease_lost, moment, page_limit, reading, sql, writing
+from holdfast.store.sql.library import Statement
 from holdfast.types import Draft, Event, Lease
 
+_WATCHED: Final[dict[str, Callable[[str], Statement]]] = {
+    "": lambda ids: sql("watched_heads", session_ids=ids),
+    ">": lambda ids: sql("watched_inboxes", session_ids=ids),
+    "~": lambda ids: sql("watched_drafts", session_ids=ids),
+}
 _PAGE = 500
 _LARGEST_SEQ = 2**63 - 1
 
@@ -50,6 +59,37 @@ class Journal(SqlCore):
                 if len(page) < _PAGE:
                     await signal.bell.wait()
 
+    async def watch_drafts(self, session_id: str) -> AsyncGenerator[list[Draft], None]:
+        with self._hub.listen(drafts(session_id), -1) as signal:
+            seen: list[Draft] = []
+            while True:
+                signal.bell.clear()
+                signal.after, found = await self._drafts(session_id)
+                if found != seen:
+                    yield found
+                    seen = found
+                else:
+                    await signal.bell.wait()
+
+    def ready_bell(self) -> AbstractContextManager[Signal]:
+        return self._hub.listen(READY, 0)
+
+    def inbox_bell(self, session_id: str) -> AbstractContextManager[Signal]:
+        return self._hub.listen(inbox(session_id), 0)
+
+    def _look_around(self, topics: Sequence[str]) -> Tx[dict[str, int]]:
+        """Return for each of these topics the number of the latest thing in it."""
+        numbers: dict[str, int] = {}
+        for mark, read in _WATCHED.items():
+            wanted = [topic for topic in topics if topic != READY and _mark(topic) == mark]
+            if wanted:
+                rows = yield read(json.dumps([topic.removeprefix(mark) for topic in wanted]))
+                numbers |= dict.fromkeys(wanted, -1)  # gone, or nothing there
+                numbers |= {mark + row["session_id"]: row["number"] for row in rows}
+        if READY in topics:
+            numbers[READY] = (yield sql("latest_ready"))[0]["number"]
+        return numbers
+
     @writing
     def put_drafts(self, lease: Lease, drafts: Sequence[Draft]) -> Tx[None]:
         for draft in drafts:
@@ -67,9 +107,18 @@ class Journal(SqlCore):
             if not rows:
                 raise lease_lost(lease, "another holder took it, or it was released")
 
+    async def drafts(self, session_id: str) -> list[Draft]:
+        _, found = await self._drafts(session_id)
+        return found
+
     @reading
-    def drafts(self, session_id: str) -> Tx[list[Draft]]:
+    def _drafts(self, session_id: str) -> Tx[tuple[int, list[Draft]]]:
         rows = yield from self._of_session(session_id, sql("drafts", session_id=session_id))
-        return [
+        found = [
             Draft(run_id=row["run_id"], part=row["part"], kind=row["kind"], text=row["body"]) for row in rows
         ]
+        return max((row["at"] for row in rows), default=-1), found
+
+
+def _mark(topic: str) -> str:
+    return topic[0] if topic[0] in ">~" else ""

@@ -37,4 +37,4 @@ ON CONFLICT (session_id, run_id, part) DO UPDATE SET kind = excluded.kind, body 
 RETURNING part;
 
 -- name: drafts
-SELECT run_id, part, kind, body FROM drafts WHERE session_id = :session_id ORDER BY run_id, part;
+SELECT run_id, part, kind, body, at FROM drafts WHERE session_id = :session_id ORDER BY run_id, part;

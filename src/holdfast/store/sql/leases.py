@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from holdfast.errors import BadInput, HolderLost, SessionBusy
 from holdfast.ids import check_name, new_id
-from holdfast.store.sql.core import SqlCore, Tx, moment, page_limit, reading, repeatable, sql
+from holdfast.store.sql.core import SqlCore, Tx, moment, page_limit, reading, repeatable, sql, waking
 from holdfast.types import Holder, Lease
 
 _LONGEST_TTL = 24 * 60 * 60
@@ -17,16 +17,30 @@ class Leases(SqlCore):
     """The transactions of leases.sql. Whoever changes a head locks it first, and never two at once but in order."""
 
     async def join(self, name: str, *, ttl: float = 10.0) -> Holder:
-        return await self._join(new_id(), name, ttl)
+        holder_id = new_id()
+        lit = await self._light(holder_id)
+        try:
+            return await self._join(holder_id, name, ttl, lit)
+        except BaseException:
+            await self._put_out(holder_id)
+            raise
+
+    async def _light(self, holder_id: str) -> bool:
+        """Take a lock that is let go of when this process ends; say whether that is possible."""
+        del holder_id
+        return False
+
+    async def _put_out(self, holder_id: str) -> None:
+        """Let go of that lock; harmless if there is none."""
 
     @repeatable
-    def _join(self, id: str, name: str, ttl: float) -> Tx[Holder]:
+    def _join(self, id: str, name: str, ttl: float, beacon: bool) -> Tx[Holder]:
         check_name(name, "holder name")
         if not (math.isfinite(ttl) and 0 < ttl <= _LONGEST_TTL):
             raise BadInput(
                 problem=f"a holder lives for a positive number of seconds, a day at the most, not {ttl}"
             )
-        rows = yield sql("join", id=id, name=name, ttl_us=round(ttl * 1_000_000))
+        rows = yield sql("join", id=id, name=name, ttl_us=round(ttl * 1_000_000), beacon=int(beacon))
         return Holder(id=id, name=name, deadline=moment(rows[0]["deadline"]), ttl=ttl)
 
     @repeatable
@@ -39,8 +53,9 @@ class Leases(SqlCore):
     async def leave(self, holder: Holder) -> None:
         while await self._leave(holder):
             pass
+        await self._put_out(holder.id)
 
-    @repeatable
+    @waking
     def _leave(self, holder: Holder, *, limit: int = 100) -> Tx[int]:
         held = yield sql("held_heads", holder=holder.id, limit=limit)
         for row in held:
@@ -131,15 +146,31 @@ class Leases(SqlCore):
         await self._release(lease)
         lease.lost = True
 
-    @repeatable
+    @waking
     def _release(self, lease: Lease) -> Tx[None]:
         head = yield from self._lock_head(lease.session_id)
         if head.epoch == lease.epoch:
             yield from self._free(lease.session_id, lease.holder, orphaned_by=None)
 
-    @repeatable
-    def reclaim(self, *, limit: int = 100) -> Tx[list[str]]:
-        lost = yield sql("lost_heads", limit=page_limit(limit))
+    async def reclaim(self, *, limit: int = 100) -> list[str]:
+        gone = await self._gone()
+        if not gone and not await self._any_lost():
+            return []  # the usual case, without a lock
+        return await self._reclaim(gone, page_limit(limit))
+
+    async def _gone(self) -> list[str]:
+        """Return the holders whose processes are seen to have ended, before their deadline. For engines that can tell."""
+        return []
+
+    @reading
+    def _any_lost(self) -> Tx[bool]:
+        return bool((yield sql("lost_heads", limit=1)) or (yield sql("expired_holders")))
+
+    @waking
+    def _reclaim(self, gone: list[str], limit: int) -> Tx[list[str]]:
+        if gone:
+            yield sql("expire_holders", ids=json.dumps(gone))
+        lost = yield sql("lost_heads", limit=limit)
         freed: list[str] = []
         for row in sorted(lost, key=lambda row: row["session_id"]):  # all lock in the same order
             if (yield from self._free(row["session_id"], row["holder"], orphaned_by=row["holder"])):

@@ -1,6 +1,6 @@
 -- name: join
-INSERT INTO holders (id, name, ttl_us, deadline, joined_at)
-VALUES (:id, :name, :ttl_us, now_us() + :ttl_us, now_us())
+INSERT INTO holders (id, name, ttl_us, deadline, joined_at, beacon)
+VALUES (:id, :name, :ttl_us, now_us() + :ttl_us, now_us(), :beacon)
 ON CONFLICT (id) DO UPDATE SET deadline = excluded.deadline
 RETURNING deadline;
 
@@ -20,6 +20,9 @@ DELETE FROM holders WHERE id = :id;
 SELECT h.session_id, h.holder FROM heads h LEFT JOIN holders d ON d.id = h.holder
 WHERE h.holder > '' AND (d.id IS NULL OR d.deadline <= now_us())
 LIMIT :limit;
+
+-- name: expired_holders
+SELECT id FROM holders WHERE deadline <= now_us() LIMIT 1;
 
 -- name: remove_expired
 DELETE FROM holders
@@ -81,9 +84,52 @@ UPDATE sessions SET status = 'idle', active_at = now_us() WHERE id = :session_id
 -- name: held_heads
 SELECT session_id FROM heads WHERE holder = :holder ORDER BY session_id LIMIT :limit;
 
+-- name: latest_ready
+SELECT coalesce(max(ready_at), 0) AS number FROM heads WHERE ready_at IS NOT NULL;
+
 -- name: watched_heads
 -- Which of these sessions have moved: one statement, however many are watched.
-SELECT session_id, seq FROM heads
+SELECT session_id, seq AS number FROM heads
 --[sqlite] WHERE session_id IN (SELECT value FROM json_each(:session_ids))
 --[postgres] WHERE session_id IN (SELECT value FROM json_array_elements_text(CAST(:session_ids AS json)))
+;
+
+-- name: watched_inboxes
+SELECT session_id, max(position) AS number FROM submissions
+WHERE ended_at IS NULL
+--[sqlite] AND session_id IN (SELECT value FROM json_each(:session_ids))
+--[postgres] AND session_id IN (SELECT value FROM json_array_elements_text(CAST(:session_ids AS json)))
+GROUP BY session_id;
+
+-- name: watched_drafts
+SELECT session_id, max(at) AS number FROM drafts
+--[sqlite] WHERE session_id IN (SELECT value FROM json_each(:session_ids))
+--[postgres] WHERE session_id IN (SELECT value FROM json_array_elements_text(CAST(:session_ids AS json)))
+GROUP BY session_id;
+
+-- name: unlit_beacons
+-- Of these holders, those whose connection is gone. Right after the server has started everybody's is.
+--[sqlite] SELECT NULL AS id WHERE FALSE;
+--[postgres] SELECT h.id FROM holders h
+--[postgres] WHERE h.deadline > now_us() AND h.beacon = 1
+--[postgres]   AND clock_timestamp() > pg_postmaster_start_time() + make_interval(secs => h.ttl_us / 1e6)
+--[postgres]   AND NOT EXISTS (
+--[postgres]     SELECT 1 FROM pg_locks l WHERE l.locktype = 'advisory' AND l.classid = 1751741542 AND l.objsubid = 2
+--[postgres]       AND l.objid::bigint = hashtext(h.id)::bigint & 4294967295 AND l.granted
+--[postgres]       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()));
+
+-- name: light_beacon
+-- Held by the connection for as long as it lives.
+--[sqlite] SELECT 1 AS lit;
+--[postgres] SELECT pg_try_advisory_lock(1751741542, hashtext(:id)) AS lit;
+
+-- name: dim_beacon
+--[sqlite] SELECT 1 AS dimmed;
+--[postgres] SELECT pg_advisory_unlock(1751741542, hashtext(:id)) AS dimmed;
+
+-- name: expire_holders
+-- Their processes are gone: waiting for the deadline would be a waste.
+UPDATE holders SET deadline = 0
+--[sqlite] WHERE id IN (SELECT value FROM json_each(:ids))
+--[postgres] WHERE id IN (SELECT value FROM json_array_elements_text(CAST(:ids AS json)))
 ;

@@ -2,7 +2,7 @@
 
 import json
 
-from holdfast.errors import Conflict, KeyReused, QueueFull, SessionCleaned
+from holdfast.errors import Conflict, KeyReused, QueueFull, SessionCleaned, TurnInProgress
 from holdfast.ids import check_choice, check_id, check_name, new_id
 from holdfast.store.sql.core import (
     Row,
@@ -14,9 +14,9 @@ from holdfast.store.sql.core import (
     moment,
     page_limit,
     reading,
-    repeatable,
     sql,
     to_cursor,
+    waking,
     writing,
 )
 from holdfast.store.sql.library import Statement
@@ -59,7 +59,7 @@ class Submissions(SqlCore):
             idempotency_key=idempotency_key,
         )
 
-    @repeatable
+    @waking
     def _submit(
         self,
         session_id: str,
@@ -95,6 +95,8 @@ class Submissions(SqlCore):
         pending = (yield sql("count_pending", session_id=session_id))[0]["pending"]
         if pending >= self._max_pending and lane == "main":
             raise QueueFull(session_id=session_id, pending=pending, limit=self._max_pending)
+        if pending and when_busy == "reject":
+            raise TurnInProgress(session_id=session_id, pending=pending)
         ready = head.holder is None and (lane == "control" or head.status != "waiting")
         numbered = yield sql("number_submission", session_id=session_id, ready=int(ready))
         rows = yield sql(
@@ -114,22 +116,32 @@ class Submissions(SqlCore):
         return submission
 
     async def take(
-        self, lease: Lease, *, lane: Lane | None = None, max_attempts: int = 5
+        self, lease: Lease, *, lane: Lane | None = None, id: str | None = None, max_attempts: int = 5
     ) -> Submission | None:
         if lane is not None:
             check_choice(lane, LANES, "lane")
         # A caller that is cancelled meanwhile has not taken it.
         return await self._unfinished.run_or_undo(
-            self._take_next(lease, lane, max_attempts), lambda taken: self._put_back(lease, taken)
+            self._take_next(lease, lane, id, max_attempts), lambda taken: self._put_back(lease, taken)
         )
 
+    @reading
+    def urgent(self, session_id: str, *, limit: int = 20) -> Tx[list[Submission]]:
+        rows = yield sql("urgent_submissions", session_id=session_id, limit=page_limit(limit))
+        return [_submission(row) for row in rows]
+
     @writing
-    def _take_next(self, lease: Lease, lane: Lane | None, max_attempts: int) -> Tx[Submission | None]:
+    def _take_next(
+        self, lease: Lease, lane: Lane | None, id: str | None, max_attempts: int
+    ) -> Tx[Submission | None]:
         head = yield from self._lock_head(lease.session_id)
         if lease.lost or (head.epoch, head.holder) != (lease.epoch, lease.holder):
             raise lease_lost(lease, "another holder took it, or it was released")
         while True:
-            rows = yield sql("next_submission", session_id=lease.session_id, lane=lane)
+            if id is None:
+                rows = yield sql("next_submission", session_id=lease.session_id, lane=lane)
+            else:
+                rows = yield sql("queued_submission", session_id=lease.session_id, id=id)
             if not rows:
                 return None
             found = _submission(rows[0])
@@ -144,6 +156,8 @@ class Submissions(SqlCore):
             if found.reason is not None:
                 reason += f"; the last one said: {found.reason}"
             yield sql("bury_submission", reason=reason, **key)
+            if found.run_id is not None:
+                yield sql("bury_run", session_id=lease.session_id, id=found.run_id, reason=reason)
             yield _event(found, "submission_failed", seq, state="dead", reason=reason)
 
     async def _put_back(self, lease: Lease, taken: Submission | None) -> None:

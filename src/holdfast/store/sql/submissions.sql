@@ -38,6 +38,17 @@ WHERE session_id = :session_id AND ended_at IS NULL AND state = 'queued'
 ORDER BY lane, position   -- 'control' sorts before 'main'
 LIMIT 1;
 
+-- name: urgent_submissions
+-- What does not wait for its turn: the control lane, and messages that want to reach the turn that is running.
+SELECT * FROM submissions
+WHERE session_id = :session_id AND ended_at IS NULL AND state = 'queued'
+  AND (lane = 'control' OR when_busy IN ('steer', 'interrupt'))
+ORDER BY lane, position
+LIMIT :limit;
+
+-- name: queued_submission
+SELECT * FROM submissions WHERE id = :id AND session_id = :session_id AND ended_at IS NULL AND state = 'queued';
+
 -- name: claim_submission
 UPDATE submissions SET state = 'claimed', attempts = attempts + 1, started_at = now_us()
 WHERE session_id = :session_id AND position = :position AND ended_at IS NULL AND state = 'queued'
@@ -50,6 +61,10 @@ WHERE session_id = :session_id AND position = :position AND ended_at IS NULL AND
 -- name: bury_submission
 UPDATE submissions SET state = 'dead', reason = :reason, ended_at = now_us()
 WHERE session_id = :session_id AND position = :position AND ended_at IS NULL;
+
+-- name: bury_run
+UPDATE runs SET status = 'failed', error = :reason, ended_at = now_us()
+WHERE session_id = :session_id AND id = :id AND ended_at IS NULL;
 
 -- name: submissions
 SELECT * FROM submissions

@@ -62,7 +62,8 @@ CREATE TABLE holders (
   name          text NOT NULL,
   ttl_us        bigint NOT NULL,
   deadline      bigint NOT NULL,
-  joined_at     bigint NOT NULL
+  joined_at     bigint NOT NULL,
+  beacon        integer NOT NULL      -- 1: holds a lock that tells when its process is gone
 )
 --[sqlite] WITHOUT ROWID
 ;

@@ -1,0 +1,75 @@
+"""Locks that tell when a process is gone: the server lets go of them with the connection that holds them."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+from holdfast.store.postgres_writer import AGAIN, GONE, PAUSE_SECONDS, execute, hang_up
+from holdfast.store.sql.core import sql
+
+if TYPE_CHECKING:
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+_log = logging.getLogger(__name__)
+
+
+class ConnectionBeacons:
+    """A connection that holds a lock for every holder of this process: the server lets go of them with the process."""
+
+    def __init__(self, connect: Callable[[], Coroutine[Any, Any, "Connection"]]) -> None:
+        self._connect = connect
+        self._lit: set[str] = set()
+        self._connection: Connection | None = None
+        self._busy = asyncio.Lock()
+        self._relighting: asyncio.Task[None] | None = None
+
+    async def light(self, holder_id: str) -> None:
+        """Hold a lock in the holder's name."""
+        self._lit.add(holder_id)
+        try:
+            await self._light_all([holder_id])
+        except BaseException:
+            self._lit.discard(holder_id)
+            raise
+
+    async def put_out(self, holder_id: str) -> None:
+        """Let go of it."""
+        self._lit.discard(holder_id)
+        async with self._busy:
+            if self._connection is not None and not self._connection.is_closed():
+                await execute(self._connection, sql("dim_beacon", id=holder_id))
+
+    async def close(self) -> None:
+        """Let go of all."""
+        self._lit.clear()
+        if self._relighting is not None:
+            self._relighting.cancel()
+            await asyncio.gather(self._relighting, return_exceptions=True)
+        if self._connection is not None:
+            await hang_up(self._connection)
+            self._connection = None
+
+    async def _light_all(self, new: Sequence[str]) -> None:
+        async with self._busy:
+            if self._connection is None or self._connection.is_closed():
+                self._connection = await self._connect()
+                self._connection.add_termination_listener(self._went)
+                new = list(self._lit)
+            for holder_id in new:
+                await execute(self._connection, sql("light_beacon", id=holder_id))
+
+    def _went(self, connection: object) -> None:
+        if connection is self._connection and self._lit:
+            self._relighting = asyncio.create_task(self._relight())
+
+    async def _relight(self) -> None:
+        while self._lit:
+            try:
+                await self._light_all([])
+                break
+            except (*AGAIN, *GONE, asyncpg.PostgresError) as error:
+                _log.info("the holders of this process are told by their deadline only: %s", error)
+                await asyncio.sleep(PAUSE_SECONDS)
