@@ -11,7 +11,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -29,9 +29,10 @@ from holdfast.ids import new_id
 from holdfast.record import ledger
 from holdfast.record.history import History, load
 from holdfast.record.ledger import Policy
+from holdfast.record.turn import Turn
 from holdfast.record.validity import answers, pending_calls
 from holdfast.store import Store
-from holdfast.types import Batch, Checkpoint, CheckpointKind, Effect, Lease, NewEvent, Run
+from holdfast.types import Batch, Checkpoint, CheckpointKind, Effect, Lease, NewEvent, Run, SubmissionChange
 
 _run: ContextVar[str | None] = ContextVar("holdfast_run", default=None)
 """The run that is going on here: the parent of any run that a tool of it starts."""
@@ -73,6 +74,7 @@ class Holdfast(AbstractCapability[Any]):
         metadata: Mapping[str, Any] | None = None,
         policies: Mapping[str, Policy] | None = None,
         lease_ttl: float = 10.0,
+        turn: Turn | None = None,
     ) -> None:
         self.id = "holdfast"
         self.store = store
@@ -83,6 +85,7 @@ class Holdfast(AbstractCapability[Any]):
         self.parent_run_id = parent_run_id
         self.metadata = dict(metadata or {})
         self.policies: dict[str, Policy] = dict(policies or {})
+        self.turn = turn
 
     def get_ordering(self) -> CapabilityOrdering:
         """Stand outside of all others: what they change is what is recorded."""
@@ -104,6 +107,8 @@ class _Recorder(AbstractCapability[Any]):
     def __init__(self, settings: Holdfast, parent: str | None) -> None:
         self.id = settings.id
         self._settings = settings
+        self._turn = settings.turn
+        self._steered: list[str] = []
         self._store = settings.store
         self._parent = parent
         self._history = History()
@@ -126,13 +131,14 @@ class _Recorder(AbstractCapability[Any]):
             raise RuntimeError(message)
         self._run_id, session_id = ctx.run_id, ctx.conversation_id
         agent = self._settings.agent or getattr(ctx.agent, "name", None) or "agent"
-        await self._store.create_session(
-            agent=agent, owner=self._settings.owner, id=session_id, exist_ok=True
-        )
+        if self._turn is None:
+            await self._store.create_session(
+                agent=agent, owner=self._settings.owner, id=session_id, exist_ok=True
+            )
         with suppress(NotFound):
             run = await self._store.run(self._run_id)
             raise Conflict(problem=f"run {run.id} is on record already; an explicit run id is used once")
-        async with held(self._store, session_id, ttl=self._settings.lease_ttl) as lease:
+        async with self._leased(session_id) as lease:
             self._lease = lease
             await self._begin(ctx, agent)
             token, recorder = _run.set(self._run_id), _recorder.set(self)
@@ -148,11 +154,28 @@ class _Recorder(AbstractCapability[Any]):
             await self._end(result)
             return result
 
+    def _leased(self, session_id: str) -> AbstractAsyncContextManager[Lease]:
+        if self._turn is not None:
+            return nullcontext(self._turn.lease)
+        return held(self._store, session_id, ttl=self._settings.lease_ttl)
+
+    async def before_model_request(
+        self, ctx: RunContext[Any], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        if self._turn is not None:
+            for message in await self._turn.steered():
+                ctx.enqueue(*message.content)
+                self._steered.append(message.submission_id)
+        return request_context
+
     async def wrap_model_request(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, handler: Any
     ) -> ModelResponse:
         # Every tool call is answered here: this is a point to go on from.
         await self._write(ctx, ctx.messages, "settled", self._event(ctx, "model_request_started"))
+        if self._turn is not None and self._turn.draining:
+            self._turn.cancel("handover")
+            await asyncio.sleep(0)
         try:
             response: ModelResponse = await handler(request_context)
         except BaseException as error:
@@ -299,7 +322,21 @@ class _Recorder(AbstractCapability[Any]):
             metadata=json.dumps(self._settings.metadata),
         )
         started = self._event(ctx, "run_started", agent=agent, parent=self._parent)
-        await self._store.write(self._held(), Batch(events=[started], runs=[run], status="running"))
+        batch = Batch(events=[started], runs=[run], status="running")
+        if (turn := self._turn) is not None:
+            turn.run_id = self._run_id
+            batch.submissions = [
+                SubmissionChange(id=turn.submission_id, state="claimed", run_id=self._run_id)
+            ]
+            if turn.replaces is not None:
+                batch.runs = [turn.replaces, run]
+            if turn.recovered and turn.replaces is not None:
+                recovered = json.dumps({"run_id": turn.replaces.id})
+                batch.events = [
+                    NewEvent(kind="recovered", run_id=self._run_id, payload=recovered),
+                    started,
+                ]
+        await self._store.write(self._held(), batch)
 
     async def _write(
         self,
@@ -336,6 +373,13 @@ class _Recorder(AbstractCapability[Any]):
         batch = self._taken([*moved, *effects])
         batch.events = [*batch.events, *told]
         batch.segments, batch.messages = growth.segments, growth.messages
+        if self._turn is not None:
+            if any(isinstance(message, ModelResponse) for message in growth.added):
+                batch.drafts_done = [self._run_id]
+            batch.submissions = [
+                SubmissionChange(id=steered, state="done", run_id=self._run_id) for steered in self._steered
+            ]
+            self._steered.clear()
         if growth.added or growth.segments:
             at = Checkpoint(
                 id=new_id(),
@@ -367,17 +411,35 @@ class _Recorder(AbstractCapability[Any]):
         batch.runs = [run]
         ending = NewEvent(kind="run_completed", run_id=self._run_id)
         if waits:
+            asked = [_asked(call) for call in pending_calls(messages)]
             ending = NewEvent(
-                kind="approval_requested", run_id=self._run_id, payload=json.dumps({"calls": waits})
+                kind="approval_requested", run_id=self._run_id, payload=json.dumps({"calls": asked})
             )
         batch.events = [*batch.events, ending]
         batch.status = "idle"
+        if (turn := self._turn) is not None:
+            if waits:
+                batch.status, batch.waiting_for = "waiting", "approval"
+            change = SubmissionChange(
+                id=turn.submission_id,
+                state="waiting" if waits else "done",
+                reason="approval" if waits else None,
+                run_id=self._run_id,
+            )
+            batch.submissions = [*batch.submissions, change]
         await self._store.write(self._held(), batch)
+        if turn is not None:
+            turn.ended, turn.waits = True, bool(waits)
 
     async def _fail(self, error: BaseException) -> None:
         """Say how the run ended. What it got to is on record already."""
-        lease = self._held()
-        if lease.lost:
+        lease, turn = self._held(), self._turn
+        stop = None if turn is None else turn.stop
+        if lease.lost or stop == "lost":
+            return
+        if stop == "handover":  # whoever goes on says how it ends
+            with suppress(HoldfastError):
+                await self._store.write(lease, self._taken())
             return
         cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit)
         kind = "interrupted" if cancelled else "failed"
@@ -385,8 +447,17 @@ class _Recorder(AbstractCapability[Any]):
         run = Run(id=self._run_id, status=kind, error=_said(error), metadata=self._metadata())
         batch = self._taken()
         batch.events, batch.runs, batch.status = [*batch.events, event], [run], "idle"
+        batch.drafts_done = [self._run_id]
+        if turn is not None:
+            reason = "interrupted" if cancelled else _said(error)
+            change = SubmissionChange(
+                id=turn.submission_id, state="failed", reason=reason, run_id=self._run_id
+            )
+            batch.submissions = [change]
         with suppress(HoldfastError):  # the error that ended the run is the one to raise
             await self._store.write(lease, batch)
+            if turn is not None:
+                turn.ended = True
 
     def _metadata(self) -> str:
         return json.dumps(self._settings.metadata)
@@ -435,6 +506,17 @@ async def read_history(store: Store, session_id: str, checkpoint: Checkpoint) ->
             break
         bodies += [message.body for message in page]
     return bodies
+
+
+def _asked(call: ToolCallPart) -> dict[str, Any]:
+    """Return what a person is asked: the call, with the digest that the answer is bound to."""
+    arguments = call.args_as_dict()
+    return {
+        "call_id": call.tool_call_id,
+        "tool": call.tool_name,
+        "arguments": arguments,
+        "digest": ledger.digest(arguments),
+    }
 
 
 def _ask() -> Any:

@@ -18,6 +18,8 @@ from holdfast.record.validity import pending_calls
 from holdfast.store import Store
 from holdfast.types import Batch, Checkpoint, Effect, Message, NewEvent, Run, Segment
 
+_LONGEST_CHAIN = 50
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
@@ -72,7 +74,7 @@ async def resume(agent: Agent[Any, Any], store: Store, run_id: str, **options: A
     if not latest or latest[0].run_id != run_id:
         raise Conflict(problem=f"run {run_id} has no checkpoint, or another run has gone on since")
     messages = await load_history(store, latest[0])
-    _know_tools(agent, messages)
+    know_tools(agent, messages)
     return await agent.run(
         message_history=messages,
         conversation_id=run.session_id,
@@ -108,12 +110,44 @@ async def continue_session(
     )
 
 
-async def fork(store: Store, checkpoint: Checkpoint, *, owner: str | None = None) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a session goes on: its messages, and the runs that got it there if they are to be gone on with."""
+
+    messages: list[ModelMessage]
+    checkpoint: Checkpoint | None = None
+    chain: Sequence[Run] = ()
+    """The run that was cut off or waits, then the one it had gone on for, and so on."""
+    begun: bool = False
+    """Whether the messages are those of the turn that is gone on with. If not, it begins anew."""
+
+
+async def find_place(store: Store, session_id: str, run_id: str | None) -> Place:
+    """Find where to go on with a run; without one, or if it left nothing, with a new turn of the session."""
+    latest = (await store.checkpoints(session_id=session_id, limit=1)).items
+    checkpoint = latest[0] if latest else None
+    messages: list[ModelMessage] = [] if checkpoint is None else await load_history(store, checkpoint)
+    chain: list[Run] = []
+    while run_id is not None and len(chain) < _LONGEST_CHAIN:
+        run = await store.run(run_id)
+        chain.append(run)
+        run_id = json.loads(run.metadata).get("resumes")
+    if checkpoint is None or checkpoint.run_id not in {run.id for run in chain}:
+        closing = await _closing(store, session_id, messages)
+        return Place(messages=[*messages, *closing], checkpoint=checkpoint, chain=chain, begun=False)
+    return Place(messages=messages, checkpoint=checkpoint, chain=chain, begun=bool(chain))
+
+
+async def fork(
+    store: Store, checkpoint: Checkpoint, *, owner: str | None = None, session_id: str | None = None
+) -> str:
     """Copy the history of a checkpoint into a new session and return its id. The two are independent from then on."""
     source = await store.session(checkpoint.session_id)
     bodies = await read_history(store, source.id, checkpoint)
     known = await _pending_effects(store, source.id, load(bodies))
-    forked = await store.create_session(agent=source.agent, owner=owner or source.owner, title=source.title)
+    forked = await store.create_session(
+        agent=source.agent, owner=owner or source.owner, title=source.title, id=session_id
+    )
     async with held(store, forked.id) as lease:
         await store.write(
             lease,
@@ -203,7 +237,7 @@ def _content(effect: Effect) -> Any:
     return getattr(value, "return_value", value)
 
 
-def _know_tools(agent: Agent[Any, Any], messages: Sequence[ModelMessage]) -> None:
+def know_tools(agent: Agent[Any, Any], messages: Sequence[ModelMessage]) -> None:
     """Refuse to go on with calls of tools that the agent's own toolset no longer has."""
     toolset = getattr(agent, "_function_toolset", None)
     known: Any = getattr(toolset, "tools", None)

@@ -57,6 +57,10 @@ class Store(ABC):
     async def close(self) -> None:
         """Finish what was accepted, then disconnect. Closing twice is harmless."""
 
+    @abstractmethod
+    def twin(self) -> "Store | None":
+        """Return another store on the same database, not opened yet, for another thread; None if there can be none."""
+
     async def __aenter__(self) -> Self:
         return await self.open()
 

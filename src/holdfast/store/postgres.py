@@ -77,6 +77,9 @@ class PostgresStore(SqlStore):
         self._beacons = ConnectionBeacons(self._connect)
         self._suspects: dict[str, float] = {}
 
+    def twin(self) -> "PostgresStore":
+        return PostgresStore(self._address, upgrade=False, settings=self._settings)
+
     async def open(self) -> Self:
         try:
             self._pool = await asyncpg.create_pool(

@@ -62,6 +62,11 @@ class SqliteStore(SqlStore):
         self._poller: _Poller | None = None
         self._beacons = None if path == MEMORY else FileBeacons(Path(f"{self._path}-holders"))
 
+    def twin(self) -> "SqliteStore | None":
+        if self._path == MEMORY:
+            return None
+        return SqliteStore(self.url, self._path, upgrade=False, settings=self._settings)
+
     async def open(self) -> Self:
         target = self._path if self._upgrade_on_open else _existing(self._path)
         opening = asyncio.ensure_future(asyncio.to_thread(Writer, target, self._hub, self._translate))

@@ -116,6 +116,7 @@ class SqlCore(Store):
 
     def __init__(self, url: str, settings: Settings) -> None:
         self.url = url
+        self._settings = settings
         self._max_payload_bytes = settings.max_payload_bytes
         self._max_pending = settings.max_pending
         self._unfinished = Unfinished()

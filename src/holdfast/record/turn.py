@@ -1,0 +1,55 @@
+"""What a run carries out for a worker: the lease it writes under, and the submission it answers."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from holdfast.types import Lease, Run
+
+if TYPE_CHECKING:
+    import asyncio
+
+Stop: TypeAlias = Literal["interrupt", "handover", "lost"]
+"""Why a run is stopped from outside: a person wants it, another worker goes on with it, or the lease is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steered:
+    """A message that enters the turn while it runs, and the submission that it came with."""
+
+    submission_id: str
+    content: Sequence[Any]
+
+
+async def _nothing() -> Sequence[Steered]:
+    return ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """One run for one submission. The recorder writes the run's end and the submission's end together."""
+
+    lease: Lease
+    submission_id: str
+    replaces: Run | None = None
+    """The run that this one goes on for; it is ended when this one begins."""
+    recovered: bool = False
+    """Whether that run was cut off, so that going on is worth an event."""
+    steered: Callable[[], Awaitable[Sequence[Steered]]] = _nothing
+    """Asked before each model request."""
+    draining: bool = False
+    """Hand over at the next settled point."""
+    stop: Stop | None = None
+    waits: bool = False
+    """Whether it ended with calls that a person decides on."""
+    ended: bool = False
+    """Whether the end of the run and of the submission is on record."""
+    run_id: str | None = None
+    task: "asyncio.Task[Any] | None" = field(default=None, repr=False)
+
+    def cancel(self, stop: Stop) -> None:
+        """Stop the run. The first reason counts, except that a lost lease is stronger than all."""
+        if self.stop is None or stop == "lost":
+            self.stop = stop
+        if self.task is not None:
+            self.task.cancel()

@@ -1,0 +1,98 @@
+"""The agents that a worker serves, and what their sessions are given."""
+
+import importlib
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import isawaitable
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage
+from pydantic_ai.models import Model
+from pydantic_ai.models.function import FunctionModel
+
+from holdfast.errors import BadInput
+from holdfast.record.ledger import Policy
+from holdfast.types import Session
+
+Compactor: TypeAlias = Callable[[Sequence[ModelMessage]], Awaitable[Sequence[ModelMessage]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSetup:
+    """An agent and how its sessions are run.
+
+    `deps` makes the dependencies of a session. A session whose metadata names one of `models` is run on that model.
+    `run_timeout` ends a run that takes longer; for single tools Pydantic AI has `tool_timeout`. `compact` shortens a
+    history; without it the model is asked for a summary.
+    """
+
+    agent: Agent[Any, Any]
+    name: str = ""
+    deps: Callable[[Session], Any] | None = None
+    models: Mapping[str, Model | str] = field(default_factory=dict[str, Model | str])
+    policies: Mapping[str, Policy] = field(default_factory=dict[str, Policy])
+    run_timeout: float | None = None
+    streaming: bool = True
+    compact: Compactor | None = None
+
+    async def make_deps(self, session: Session) -> Any:
+        """Return the dependencies of a session."""
+        made = None if self.deps is None else self.deps(session)
+        return await made if isawaitable(made) else made
+
+    def can_stream(self, model: Model | str | None) -> bool:
+        """Say whether the model's answer can be streamed; the test double without a stream function cannot."""
+        used = model or self.agent.model
+        return self.streaming and not (isinstance(used, FunctionModel) and used.stream_function is None)
+
+
+Agents: TypeAlias = "Agent[Any, Any] | AgentSetup | Iterable[Agent[Any, Any] | AgentSetup]"
+
+
+def by_name(agents: Agents) -> dict[str, AgentSetup]:
+    """Return the agents by the name that sessions know them by."""
+    given = [agents] if isinstance(agents, Agent | AgentSetup) else list(agents)
+    found: dict[str, AgentSetup] = {}
+    for item in given:
+        setup = item if isinstance(item, AgentSetup) else AgentSetup(agent=item)
+        name = setup.name or setup.agent.name or "agent"
+        if name in found:
+            raise BadInput(problem=f"two agents have the name {name!r}; give each its own")
+        found[name] = setup
+    if not found:
+        raise BadInput(problem="there is no agent to serve")
+    return found
+
+
+def load_object(app: str) -> Any:
+    """Import what `module:attribute` names; the working folder comes first."""
+    name, _, attribute = app.partition(":")
+    if not name or not attribute or name.startswith("."):
+        raise BadInput(problem=f"{app!r} does not name an agent; write module:attribute")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            raise BadInput(problem=f"there is no module {error.name}, here or installed") from error
+        said = " ".join(str(error).split()).rstrip(".")
+        raise BadInput(problem=f"importing {name} failed: {type(error).__name__}: {said}") from error
+    try:
+        return attrgetter(attribute)(module)
+    except AttributeError as error:
+        raise BadInput(problem=f"module {name} has no {attribute}") from error
+
+
+def load_agents(app: str) -> dict[str, AgentSetup]:
+    """Import the agents that `module:attribute` names: an agent, an `AgentSetup`, or several of them."""
+    found = load_object(app)
+    if not isinstance(found, Agent | AgentSetup | list | tuple):
+        kind = type(found).__name__
+        raise BadInput(problem=f"{app} is of type {kind}, not a pydantic_ai.Agent or a list of them")
+    return by_name(found)  # pyright: ignore[reportUnknownArgumentType]

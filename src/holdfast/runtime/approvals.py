@@ -1,0 +1,123 @@
+"""What a person is asked and answers: every answer is bound to the digest of the exact arguments it was given for."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic_ai import DeferredToolResults, ToolApproved, ToolDenied
+from pydantic_ai.messages import ModelMessage, ToolCallPart
+
+from holdfast.errors import BadInput, Conflict
+from holdfast.record import ledger
+from holdfast.record.validity import pending_calls
+from holdfast.runtime.agents import AgentSetup
+from holdfast.store import Store
+from holdfast.types import Json, Run
+
+ANSWERED = "approval_answered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Answer:
+    """What a person decided about one call."""
+
+    call_id: str
+    digest: str
+    approved: bool
+    feedback: str | None = None
+    arguments: dict[str, Any] | None = None
+
+    def as_json(self) -> Json:
+        """Return it as the payload of its event."""
+        given = {"feedback": self.feedback, "arguments": self.arguments}
+        facts = {name: value for name, value in given.items() if value is not None}
+        return json.dumps(
+            {"call_id": self.call_id, "digest": self.digest, "approved": self.approved, **facts}
+        )
+
+
+_ANSWER = TypeAdapter(Answer)
+
+
+def parse_answers(payload: Mapping[str, Any]) -> list[Answer]:
+    """Return the answers in a submission: one, or a list of `answers`."""
+    items: Any = payload.get("answers", [payload])
+    if not isinstance(items, list) or not items:
+        raise BadInput(problem="`answers` must be a list with at least one answer")
+    return [_parse(item) for item in items]  # pyright: ignore[reportUnknownVariableType]
+
+
+def _parse(item: object) -> Answer:
+    try:
+        return _ANSWER.validate_python(item, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the answer"
+        raise BadInput(problem=f"{where}: {first['msg']}. It needs `call_id`, `digest`, `approved`") from None
+
+
+async def given_answers(store: Store, session_id: str, chain: Iterable[Run]) -> dict[str, Answer]:
+    """Return what was answered to a run, and to those it goes on for, by call."""
+    found: dict[str, Answer] = {}
+    for run in chain:
+        after = run.first_seq - 1
+        while page := await store.events(session_id, after=after, run_id=run.id):
+            after = page[-1].seq
+            for event in page:
+                if event.kind == ANSWERED:
+                    answer = _parse(json.loads(event.payload))
+                    found.setdefault(answer.call_id, answer)
+    return found
+
+
+def new_answers(
+    answers: Sequence[Answer],
+    *,
+    asked: Sequence[ToolCallPart],
+    given: Mapping[str, Answer],
+    setup: AgentSetup,
+) -> list[Answer]:
+    """Return the answers that say something new. One to another question, or a second and different one, is refused."""
+    calls = {call.tool_call_id: call for call in asked}
+    new: list[Answer] = []
+    for answer in answers:
+        call = calls.get(answer.call_id)
+        if call is None:
+            raise Conflict(problem=f"nobody asks about call {answer.call_id} now")
+        if ledger.digest(call.args_as_dict()) != answer.digest:
+            raise Conflict(problem=f"call {answer.call_id} has other arguments than those this answers")
+        before = given.get(answer.call_id)
+        if before is not None and before != answer:
+            raise Conflict(problem=f"call {answer.call_id} was answered before, and differently")
+        if answer.arguments is not None and not _is_editable(setup, call.tool_name):
+            raise Conflict(
+                problem=f"the arguments of {call.tool_name} cannot be edited: its tool does not say so"
+            )
+        if before is None:
+            new.append(answer)
+    return new
+
+
+def results(messages: Sequence[ModelMessage], given: Mapping[str, Answer]) -> DeferredToolResults | None:
+    """Return the answers as what the run goes on with; nothing if none are for the calls that are open."""
+    approvals: dict[str, Any] = {}
+    for call in pending_calls(messages):
+        answer = given.get(call.tool_call_id)
+        if answer is None:
+            continue
+        if answer.approved:
+            approvals[call.tool_call_id] = ToolApproved(override_args=answer.arguments)
+        else:
+            approvals[call.tool_call_id] = ToolDenied(answer.feedback or "The person denied this call.")
+    return DeferredToolResults(approvals=approvals) if approvals else None
+
+
+def _is_editable(setup: AgentSetup, tool: str) -> bool:
+    toolsets: Any = setup.agent.toolsets
+    for toolset in toolsets:
+        tools: dict[str, Any] = getattr(toolset, "tools", {})
+        if tool in tools:
+            return bool((tools[tool].metadata or {}).get("editable"))
+    return False

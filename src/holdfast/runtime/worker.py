@@ -1,0 +1,202 @@
+"""A worker: claims sessions that have something to do, runs each in a task of its own, and lets them go.
+
+It holds all its sessions under one deadline. When it cannot renew that in time it stops its runs by itself, before
+others may take them; when it is told to stop it hands over at the next settled point.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+from holdfast.errors import HolderLost, HoldfastError, LeaseLost, NotFound, StoreClosed
+from holdfast.runtime.agents import Agents, by_name
+from holdfast.runtime.keeper import Keeper
+from holdfast.runtime.session import SessionRunner
+from holdfast.store import Store
+from holdfast.types import Holder, Lease
+
+_LOOK_SECONDS = 1.0
+_RESCUE_SECONDS = 0.25
+_PAUSE_SECONDS = 0.5
+_log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Serves agents' sessions from a store until it is stopped.
+
+    `concurrency` is how many sessions run at once. After `stop` a run has `grace` seconds to reach a point where
+    another worker can go on with nothing repeated; then it is cut off.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        agents: Agents,
+        *,
+        name: str | None = None,
+        concurrency: int = 100,
+        ttl: float = 10.0,
+        renew: float = 3.0,
+        grace: float = 20.0,
+        max_attempts: int = 5,
+    ) -> None:
+        self._store = store
+        self._agents = by_name(agents)
+        self.name = name or f"{socket.gethostname()}:{os.getpid()}"
+        self._concurrency = concurrency
+        self._ttl = ttl
+        self._renew = renew
+        self._grace = grace
+        self._max_attempts = max_attempts
+        self._stopping = asyncio.Event()
+        self._lost = asyncio.Event()
+        self._running: dict[SessionRunner, asyncio.Task[None]] = {}
+        self.counters: Counter[str] = Counter()
+
+    def stop(self) -> None:
+        """Take nothing new, and hand over what runs. `run` returns when that is done."""
+        self._stopping.set()
+
+    async def run(self) -> bool:
+        """Serve until stopped; say whether every run could be handed over at a settled point."""
+        clean = True
+        while not self._stopping.is_set():
+            try:
+                clean = await self._tenure()
+            except StoreClosed:
+                raise
+            except HoldfastError as error:
+                _log.warning("the store is not available, trying again: %s", error)
+                await self._pause()
+        return clean
+
+    async def _tenure(self) -> bool:
+        """Serve as one holder, until stopped or lost."""
+        holder = await self._store.join(self.name, ttl=self._ttl)
+        self._lost.clear()
+        keeper = Keeper(self._store, holder, every=self._renew, lost=self._lost.set)
+        rescuer = asyncio.create_task(self._rescue())
+        _log.info("worker %s serves %s", self.name, ", ".join(sorted(self._agents)))
+        try:
+            await self._claim_until_stopped(holder)
+            return await self._drain()
+        finally:
+            rescuer.cancel()
+            for task in self._running.values():
+                task.cancel()
+            await asyncio.gather(rescuer, *self._running.values(), return_exceptions=True)
+            await keeper.stop()
+            with suppress(HoldfastError):
+                await self._store.leave(holder)
+            _log.info("worker %s has left", self.name)
+
+    async def _claim_until_stopped(self, holder: Holder) -> None:
+        with self._store.ready_bell() as bell:
+            while not (self._stopping.is_set() or self._lost.is_set()):
+                lease = None
+                if len(self._running) < self._concurrency:
+                    try:
+                        lease = await self._store.claim(holder, agents=sorted(self._agents))
+                    except HolderLost:
+                        self._lost.set()
+                        return
+                    except StoreClosed:
+                        raise
+                    except HoldfastError as error:
+                        _log.warning("cannot claim: %s", error)
+                        await self._pause()
+                        continue
+                if lease is None:
+                    await self._first(bell.wait(_LOOK_SECONDS))
+                else:
+                    self._start(lease)
+
+    def _start(self, lease: Lease) -> None:
+        runner = SessionRunner(self._store, lease, self._agents, max_attempts=self._max_attempts)
+        task = asyncio.create_task(self._serve(runner, lease), name=f"session {lease.session_id}")
+        self._running[runner] = task
+        self.counters["claimed"] += 1
+        if lease.taken_from is not None:
+            self.counters["taken_over"] += 1
+            _log.info("took over session %s", lease.session_id)
+
+    async def _serve(self, runner: SessionRunner, lease: Lease) -> None:
+        try:
+            await runner.serve()
+        except (LeaseLost, NotFound) as error:
+            _log.warning("%s", error)
+            self.counters["lost"] += 1
+        except HoldfastError as error:
+            _log.warning("session %s is left to others: %s", lease.session_id, error)
+            self.counters["failed"] += 1
+        except Exception:  # noqa: BLE001 - a boundary: the other sessions go on
+            _log.exception("session %s failed", lease.session_id)
+            self.counters["failed"] += 1
+        finally:
+            await self._release(lease)
+            self._running.pop(runner, None)
+
+    async def _release(self, lease: Lease) -> None:
+        """Let go of a session, however often that takes: nobody else can while our deadline is renewed."""
+        while not self._lost.is_set():
+            try:
+                await self._store.release(lease)
+            except (NotFound, StoreClosed):
+                return
+            except HoldfastError as error:
+                _log.warning("session %s cannot be released yet: %s", lease.session_id, error)
+                await asyncio.sleep(_PAUSE_SECONDS)
+            else:
+                return
+
+    async def _drain(self) -> bool:
+        """Let every run come to a settled point; those that do not are cut off."""
+        if self._lost.is_set():
+            for runner in list(self._running):
+                runner.stop("lost")
+            await self._wait_for_all(self._ttl * 0.1)
+            return True
+        for runner in list(self._running):
+            runner.hand_over("shutdown")
+        await self._wait_for_all(self._grace)
+        late = list(self._running)
+        for runner in late:
+            runner.stop("handover")
+        await self._wait_for_all(5.0)
+        return not late
+
+    async def _wait_for_all(self, seconds: float) -> None:
+        if self._running:
+            await asyncio.wait(list(self._running.values()), timeout=seconds)
+
+    async def _rescue(self) -> None:
+        """Free the sessions of holders that are gone."""
+        while True:
+            try:
+                freed = await self._store.reclaim()
+                if freed:
+                    _log.info("freed %d sessions of holders that are gone", len(freed))
+            except HoldfastError as error:
+                _log.debug("cannot look for holders that are gone: %s", error)
+            await asyncio.sleep(_RESCUE_SECONDS)
+
+    async def _pause(self) -> None:
+        await self._first(asyncio.sleep(_PAUSE_SECONDS))
+
+    async def _first(self, waiting: Any) -> None:
+        """Wait for this, or until stopped or lost."""
+        tasks = [
+            asyncio.ensure_future(waiting),
+            asyncio.ensure_future(self._stopping.wait()),
+            asyncio.ensure_future(self._lost.wait()),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,69 @@
+"""What the runtime's tests have in common: a worker in this process, and waiting for what it does."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from holdfast import Store
+from holdfast.runtime import Worker
+from holdfast.types import Event, Submission
+
+
+@asynccontextmanager
+async def working(store: Store, agents: Any, **options: Any) -> AsyncGenerator[Worker, None]:
+    """Run a worker for as long as the block lasts."""
+    worker = Worker(store, agents, **options)
+    task = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        await asyncio.wait_for(task, 30)
+
+
+async def until(
+    store: Store, session_id: str, wanted: Callable[[Event], bool], *, after: int = 0
+) -> list[Event]:
+    """Return the events up to the first one that is wanted."""
+    found: list[Event] = []
+    async with asyncio.timeout(20):
+        async for event in store.watch(session_id, after=after):
+            found.append(event)
+            if wanted(event):
+                break
+    return found
+
+
+def is_kind(kind: str) -> Callable[[Event], bool]:
+    return lambda event: event.kind == kind
+
+
+async def send(store: Store, session_id: str, text: str, **options: Any) -> Submission:
+    return await store.submit(session_id, "message", json.dumps({"text": text}), **options)
+
+
+async def ended(store: Store, submission: Submission) -> Submission:
+    """Wait until a submission has ended, and return it."""
+    facts = {"submission_done", "submission_failed"}
+
+    def is_its_end(event: Event) -> bool:
+        return event.kind in facts and json.loads(event.payload)["submission_id"] == submission.id
+
+    await until(store, submission.session_id, is_its_end, after=submission.position)
+    return await reread(store, submission)
+
+
+async def reread(store: Store, submission: Submission) -> Submission:
+    page = await store.submissions(submission.session_id, limit=1000)
+    return next(item for item in page.items if item.id == submission.id)
+
+
+async def kinds(store: Store, session_id: str) -> list[str]:
+    return [event.kind for event in await store.events(session_id, limit=1000)]
+
+
+async def texts(store: Store, session_id: str) -> str:
+    """Return all messages of a session as one text."""
+    return "\n".join(event.message or "" for event in await store.events(session_id, limit=1000))

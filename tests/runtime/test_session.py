@@ -1,0 +1,389 @@
+"""A session on a worker: what is asked of it, in order, and what overtakes."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent, RunContext
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+from holdfast import Store
+from holdfast.errors import TurnInProgress
+from holdfast.ids import new_id
+from holdfast.record.recovery import find_place
+from holdfast.record.validity import is_provider_valid
+from holdfast.runtime import AgentSetup, current_session
+from holdfast.types import Session
+from tests.record.agents import call, scripted
+from tests.runtime.agents import ended, is_kind, kinds, reread, send, texts, until, working
+
+
+def said(messages: list[ModelMessage]) -> list[str]:
+    return [
+        str(part.content)
+        for message in messages
+        if isinstance(message, ModelRequest)
+        for part in message.parts
+        if isinstance(part, UserPromptPart)
+    ]
+
+
+def echo() -> FunctionModel:
+    """Answer with everything the user said so far."""
+
+    def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        return ModelResponse(parts=[TextPart(" | ".join(said(messages)))])
+
+    async def stream(messages: list[ModelMessage], info: AgentInfo):
+        yield " | ".join(said(messages))
+
+    return FunctionModel(respond, stream_function=stream)
+
+
+@pytest.fixture
+async def session(store: Store) -> str:
+    return (await store.create_session(agent="agent", owner="you")).id
+
+
+async def test_messages_are_answered_in_order(store: Store, session: str):
+    async with working(store, Agent(echo())):
+        sent = [await send(store, session, text) for text in ("one", "two", "three")]
+        for submission in sent:
+            assert (await ended(store, submission)).state == "done"
+    assert "one | two | three" in await texts(store, session)
+    found = await store.session(session)
+    assert (found.status, found.holder, found.pending) == ("idle", None, 0)
+
+
+async def test_what_was_sent_before_the_worker_came_is_done(store: Store, session: str):
+    submission = await send(store, session, "early")
+    async with working(store, Agent(echo())):
+        assert (await ended(store, submission)).state == "done"
+
+
+async def test_a_bad_payload_fails_and_the_next_message_works(store: Store, session: str):
+    bad = await store.submit(session, "message", "[]")
+    unknown = await store.submit(session, "dance")
+    good = await send(store, session, "hello")
+    async with working(store, Agent(echo())):
+        assert (await ended(store, good)).state == "done"
+    assert [(await reread(store, s)).state for s in (bad, unknown)] == ["failed", "failed"]
+    assert "dance" in str((await reread(store, unknown)).reason)
+
+
+async def test_a_model_that_raises_fails_visibly_and_the_session_stays_usable(store: Store, session: str):
+    broken = [True]
+
+    def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        if broken[0]:
+            raise RuntimeError("no model today")
+        return ModelResponse(parts=[TextPart("fine")])
+
+    async with working(store, Agent(FunctionModel(respond))):
+        first = await ended(store, await send(store, session, "hi"))
+        assert (first.state, first.reason) == ("failed", "RuntimeError: no model today")
+        broken[0] = False
+        assert (await ended(store, await send(store, session, "again"))).state == "done"
+    (failed, fine) = (await store.runs(session_id=session)).items
+    assert (failed.status, fine.status) == ("failed", "completed")
+
+
+async def test_an_interrupt_reaches_a_tool_and_the_next_message_goes_on(store: Store, session: str):
+    inside, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> str:
+        inside.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return "never"
+
+    agent = Agent(scripted([call("wait")]), tools=[wait])
+    async with working(store, agent):
+        message = await send(store, session, "wait for it")
+        await inside.wait()
+        stop = await store.submit(session, "interrupt", lane="control")
+        await asyncio.wait_for(cancelled.wait(), 5)
+        assert (await ended(store, stop)).state == "done"
+        interrupted = await ended(store, message)
+        assert (interrupted.state, interrupted.reason) == ("failed", "interrupted")
+        assert "run_interrupted" in await kinds(store, session)
+        assert (await ended(store, await send(store, session, "and now?"))).state == "done"
+    place = await find_place(store, session, None)
+    assert is_provider_valid(place.messages)
+    assert "whether it took effect is not known" in str(place.messages)
+
+
+async def test_a_message_that_interrupts(store: Store, session: str):
+    inside = asyncio.Event()
+
+    async def wait() -> str:
+        inside.set()
+        await asyncio.sleep(60)
+        return "never"
+
+    async with working(store, Agent(scripted([call("wait")]), tools=[wait])):
+        first = await send(store, session, "wait")
+        await inside.wait()
+        second = await send(store, session, "no, stop", when_busy="interrupt")
+        assert (await ended(store, second)).state == "done"
+    assert (await reread(store, first)).reason == "interrupted"
+
+
+async def test_a_message_that_steers_enters_the_running_turn(store: Store, session: str):
+    inside, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> str:
+        inside.set()
+        await go_on.wait()
+        return "waited"
+
+    def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        if isinstance(messages[-1], ModelRequest) and len(messages) == 1:
+            return ModelResponse(parts=[call("wait")])
+        return ModelResponse(parts=[TextPart("heard: " + " | ".join(said(messages)))])
+
+    async with working(store, Agent(FunctionModel(respond), tools=[wait])):
+        first = await send(store, session, "begin")
+        await inside.wait()
+        second = await send(store, session, "also this", when_busy="steer")
+        await asyncio.sleep(0.2)  # the worker notices it while the tool runs
+        go_on.set()
+        assert (await ended(store, first)).state == "done"
+        steered = await ended(store, second)
+    assert (steered.state, steered.run_id) == ("done", (await reread(store, first)).run_id)
+    assert "heard: begin | also this" in await texts(store, session)
+    assert len((await store.runs(session_id=session)).items) == 1
+    assert is_provider_valid((await find_place(store, session, None)).messages)
+
+
+async def test_a_message_that_is_rejected_when_busy(store: Store, session: str):
+    await send(store, session, "one", when_busy="reject")
+    with pytest.raises(TurnInProgress):
+        await send(store, session, "two", when_busy="reject")
+    async with working(store, Agent(echo())):
+        await until(store, session, is_kind("submission_done"))
+        assert (await ended(store, await send(store, session, "three", when_busy="reject"))).state == "done"
+
+
+def paying(*, editable: bool = False) -> tuple[Agent[None, Any], list[int]]:
+    paid: list[int] = []
+    agent: Agent[None, Any] = Agent(scripted([call("pay", "c1", amount=5)]))
+
+    @agent.tool_plain(requires_approval=True, metadata={"editable": editable})
+    def pay(amount: int) -> str:
+        paid.append(amount)
+        return f"paid {amount}"
+
+    return agent, paid
+
+
+async def ask(store: Store, session: str) -> dict[str, Any]:
+    """Have the agent ask, and return the one call it asks about."""
+    await send(store, session, "pay")
+    asked = (await until(store, session, is_kind("approval_requested")))[-1]
+    (found,) = json.loads(asked.payload)["calls"]
+    return found
+
+
+async def answer(store: Store, session: str, **facts: Any) -> Any:
+    return await store.submit(session, "approval", json.dumps(facts), lane="control")
+
+
+async def test_an_approval_is_durable_and_holds_no_worker(store: Store, session: str):
+    agent, paid = paying()
+    async with working(store, agent):
+        asked = await ask(store, session)
+    assert (asked["tool"], asked["arguments"]) == ("pay", {"amount": 5})
+    waiting = await store.session(session)
+    assert (waiting.status, waiting.waiting_for, waiting.holder) == ("waiting", "approval", None)
+    assert paid == []
+    later = await send(store, session, "are you there?")  # waits behind the question
+    async with working(store, agent):  # another worker, much later
+        given = await answer(store, session, call_id="c1", digest=asked["digest"], approved=True)
+        assert (await ended(store, given)).state == "done"
+        assert (await ended(store, later)).state == "done"
+    assert paid == [5]
+    assert "paid 5" in await texts(store, session)
+    assert [run.status for run in (await store.runs(session_id=session)).items] == ["completed"] * 3
+    assert (await store.effects(session, unresolved=True)).items == []
+
+
+async def test_a_denial_tells_the_model_why(store: Store, session: str):
+    agent, paid = paying()
+    async with working(store, agent):
+        asked = await ask(store, session)
+        await answer(
+            store, session, call_id="c1", digest=asked["digest"], approved=False, feedback="too expensive"
+        )
+        await until(store, session, is_kind("submission_done"), after=0)
+        await until(store, session, is_kind("run_completed"))
+    assert paid == []
+    assert "too expensive" in await texts(store, session)
+
+
+async def test_an_answer_to_something_else_is_refused(store: Store, session: str):
+    agent, paid = paying()
+    async with working(store, agent):
+        asked = await ask(store, session)
+        wrong = await answer(store, session, call_id="c1", digest="0" * 64, approved=True)
+        assert "other arguments" in str((await ended(store, wrong)).reason)
+        stranger = await answer(store, session, call_id="c9", digest=asked["digest"], approved=True)
+        assert "nobody asks" in str((await ended(store, stranger)).reason)
+        edited = await answer(
+            store, session, call_id="c1", digest=asked["digest"], approved=True, arguments={"amount": 1}
+        )
+        assert "cannot be edited" in str((await ended(store, edited)).reason)
+        assert (await store.session(session)).status == "waiting"
+        await answer(store, session, call_id="c1", digest=asked["digest"], approved=True)
+        await until(store, session, is_kind("run_completed"))
+        again = await answer(store, session, call_id="c1", digest=asked["digest"], approved=True)
+        assert (await ended(store, again)).state == "failed"
+    assert paid == [5]
+
+
+async def test_edited_arguments_where_the_tool_allows_it(store: Store, session: str):
+    agent, paid = paying(editable=True)
+    async with working(store, agent):
+        asked = await ask(store, session)
+        await answer(
+            store, session, call_id="c1", digest=asked["digest"], approved=True, arguments={"amount": 1}
+        )
+        await until(store, session, is_kind("run_completed"))
+    assert paid == [1]
+
+
+async def test_several_calls_wait_until_all_are_answered(store: Store, session: str):
+    paid: list[int] = []
+    agent: Agent[None, Any] = Agent(scripted([call("pay", "c1", amount=1), call("pay", "c2", amount=2)]))
+
+    @agent.tool_plain(requires_approval=True)
+    def pay(amount: int) -> str:
+        paid.append(amount)
+        return "paid"
+
+    async with working(store, agent):
+        await send(store, session, "pay")
+        asked = (await until(store, session, is_kind("approval_requested")))[-1]
+        first, second = json.loads(asked.payload)["calls"]
+        one = await answer(store, session, call_id="c1", digest=first["digest"], approved=True)
+        assert (await ended(store, one)).state == "done"
+        assert (await store.session(session)).status == "waiting"
+        await answer(store, session, call_id="c2", digest=second["digest"], approved=False)
+        await until(store, session, is_kind("run_completed"))
+    assert paid == [1]
+
+
+async def test_an_interrupt_ends_a_turn_that_waits(store: Store, session: str):
+    agent, paid = paying()
+    async with working(store, agent):
+        await ask(store, session)
+        await ended(store, await store.submit(session, "interrupt", lane="control"))
+        assert (await ended(store, await send(store, session, "never mind"))).state == "done"
+    assert paid == []
+    assert is_provider_valid((await find_place(store, session, None)).messages)
+
+
+async def test_undo_rewind_compact_and_fork(store: Store, session: str):
+    async def shorten(messages: Any) -> list[ModelMessage]:
+        return [ModelRequest(parts=[UserPromptPart(f"{len(messages)} messages")])]
+
+    setup = AgentSetup(agent=Agent(echo()), name="agent", compact=shorten)
+    async with working(store, setup):
+        await ended(store, await send(store, session, "one"))
+        (checkpoint,) = (await store.checkpoints(session_id=session, limit=1)).items
+        await ended(store, await send(store, session, "two"))
+        await ended(store, await store.submit(session, "undo"))
+        await ended(store, await send(store, session, "three"))
+        assert "one | three" in await texts(store, session)
+        back = await store.submit(session, "rewind", json.dumps({"checkpoint_id": checkpoint.id}))
+        assert (await ended(store, back)).state == "done"
+        await ended(store, await send(store, session, "four"))
+        assert "one | four" in await texts(store, session)
+        copy = new_id()
+        forking = await store.submit(session, "fork", json.dumps({"session_id": copy}))
+        assert (await ended(store, forking)).state == "done"
+        await ended(store, await send(store, copy, "five"))
+        assert "one | four | five" in await texts(store, copy)
+        assert (await ended(store, await store.submit(session, "compact"))).state == "done"
+        await ended(store, await send(store, session, "six"))
+        assert "4 messages | six" in await texts(store, session)
+        nothing = await store.create_session(agent="agent", owner="you")
+        assert (await ended(store, await store.submit(nothing.id, "undo"))).state == "failed"
+
+
+async def test_deps_model_and_state_per_session(store: Store):
+    async def count(ctx: RunContext[str]) -> str:
+        here = current_session()
+        assert here is not None
+        state = await here.state()
+        value = (json.loads(state.body) or 0) + 1
+        await here.set_state(value, expected=state.version)
+        return f"{ctx.deps} counted {value}"
+
+    async def deps(session: Session) -> str:
+        return f"deps of {session.title}"
+
+    agent: Agent[str, Any] = Agent(scripted([call("count")]), tools=[count], deps_type=str, name="counter")
+    setup = AgentSetup(
+        agent=agent,
+        deps=deps,
+        models={"small": FunctionModel(lambda m, i: ModelResponse(parts=[TextPart("small")]))},
+    )
+    async with working(store, setup):
+        plain = await store.create_session(agent="counter", owner="you", title="plain")
+        await ended(store, await send(store, plain.id, "count"))
+        assert "deps of plain counted 1" in await texts(store, plain.id)
+        assert (await store.state(plain.id)).body == "1"
+        small = await store.create_session(agent="counter", owner="you", metadata='{"model": "small"}')
+        assert (await ended(store, await send(store, small.id, "hi"))).state == "done"
+        assert "small" in await texts(store, small.id)
+        other = await store.create_session(agent="counter", owner="you", metadata='{"model": "huge"}')
+        assert "huge" in str((await ended(store, await send(store, other.id, "hi"))).reason)
+
+
+async def test_a_run_that_takes_too_long_fails(store: Store, session: str):
+    async def wait() -> str:
+        await asyncio.sleep(60)
+        return "never"
+
+    setup = AgentSetup(agent=Agent(scripted([call("wait")]), tools=[wait]), run_timeout=0.3)
+    async with working(store, setup):
+        failed = await ended(store, await send(store, session, "wait"))
+    assert failed.state == "failed"
+    assert failed.reason
+
+
+async def test_drafts_are_seen_and_gone_when_the_message_is_there(store: Store, session: str):
+    shown, go_on = asyncio.Event(), asyncio.Event()
+
+    async def stream(messages: list[ModelMessage], info: AgentInfo):
+        yield "Once upon"
+        yield " a time"
+        await go_on.wait()
+        yield " it ended."
+
+    async def watch() -> list[str]:
+        seen: list[str] = []
+        async for drafts in store.watch_drafts(session):
+            seen += [draft.text for draft in drafts]
+            if seen and seen[-1] == "Once upon a time":
+                shown.set()
+            if seen and not drafts:
+                return seen
+        return seen
+
+    watching = asyncio.create_task(watch())
+    async with working(store, Agent(FunctionModel(stream_function=stream))):
+        submission = await send(store, session, "tell me")
+        await asyncio.wait_for(shown.wait(), 10)
+        go_on.set()
+        await ended(store, submission)
+        assert await store.drafts(session) == []
+        seen = await asyncio.wait_for(watching, 10)
+    assert "Once upon a time" in seen
+    assert "Once upon a time it ended." in await texts(store, session)
