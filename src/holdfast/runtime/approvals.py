@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -46,12 +46,12 @@ def parse_answers(payload: Mapping[str, Any]) -> list[Answer]:
     items: Any = payload.get("answers", [payload])
     if not isinstance(items, list) or not items:
         raise BadInput(problem="`answers` must be a list with at least one answer")
-    return [_parse(item) for item in items]  # pyright: ignore[reportUnknownVariableType]
+    return [_parse(item) for item in cast("list[object]", items)]
 
 
 def _parse(item: object) -> Answer:
     try:
-        return _ANSWER.validate_python(item, strict=True)
+        return _ANSWER.validate_json(json.dumps(item), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the answer"
@@ -119,5 +119,6 @@ def _is_editable(setup: AgentSetup, tool: str) -> bool:
     for toolset in toolsets:
         tools: dict[str, Any] = getattr(toolset, "tools", {})
         if tool in tools:
-            return bool((tools[tool].metadata or {}).get("editable"))
+            metadata: dict[str, Any] = tools[tool].metadata or {}
+            return bool(metadata.get("editable"))
     return False
