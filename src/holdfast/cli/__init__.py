@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli import db, runs
+from holdfast.cli import db, runs, sessions, talk, worker
 from holdfast.errors import HoldfastError
 
 app = typer.Typer(
@@ -19,6 +19,9 @@ app = typer.Typer(
 )
 app.add_typer(db.app, name="db")
 app.add_typer(runs.app, name="runs")
+app.add_typer(sessions.app, name="sessions")
+for command in (worker.worker, worker.workers, talk.send, talk.tail, talk.interrupt, talk.approve):
+    app.command()(command)
 
 
 def _say_version(wanted: bool) -> None:

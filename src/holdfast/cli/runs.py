@@ -1,32 +1,37 @@
 """`holdfast runs`: what is on record of a run, and going on from it. Only `resume` and `fork` change anything."""
 
 import asyncio
-import importlib
 import json
-import os
-import re
 import sys
-from collections.abc import Awaitable, Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
-from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from pydantic_core import to_jsonable_python
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
 from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.terminal import (
+    all_pages,
+    coloured,
+    duration,
+    new_console,
+    new_table,
+    one_line,
+    plain,
+    print_json,
+    safe,
+    said,
+    time_text,
+)
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.store import Store
-from holdfast.types import Checkpoint, Effect, Event, Page, Run
+from holdfast.types import Checkpoint, Effect, Event, Run
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pydantic_ai import Agent
 
     from holdfast.record import RunReport
@@ -37,16 +42,6 @@ RunId = Annotated[str, typer.Argument(help="The run's id.")]
 
 _DEEPEST = 50
 _EVENTS = 500
-_UNLIMITED = 1_000_000
-_COLOURS = {
-    "completed": "green",
-    "failed": "red",
-    "interrupted": "yellow",
-    "started": "yellow",
-    "waiting": "yellow",
-}
-_LEAST = {"agent": 8, "tool": 8, "status": 11, "state": 9}  # columns, on a narrow terminal
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 @app.command("list")
@@ -59,24 +54,24 @@ def list_(
 
     async def work() -> list[Run]:
         async with chosen_store(store) as opened:
-            return await _all(lambda cursor: opened.runs(session_id=session_id, cursor=cursor))
+            return await all_pages(lambda cursor: opened.runs(session_id=session_id, cursor=cursor))
 
     found = asyncio.run(work())
     if as_json:
-        _print_json({"runs": [asdict(run) for run in found]})
+        print_json({"runs": [asdict(run) for run in found]})
         return
-    table = _table("id", "agent", "status", "started", "duration", "parent", "error")
+    table = new_table("id", "agent", "status", "started", "duration", "parent", "error")
     for run in found:
         table.add_row(
-            _line(run.id),
-            _line(run.agent),
-            _coloured(run.status),
-            _time(run.started_at),
-            _duration(run.started_at, run.ended_at),
-            _line(run.parent_id),
-            _line(run.error),
+            one_line(run.id),
+            one_line(run.agent),
+            coloured(run.status),
+            time_text(run.started_at),
+            duration(run.started_at, run.ended_at),
+            one_line(run.parent_id),
+            one_line(run.error),
         )
-    _console().print(table)
+    new_console().print(table)
 
 
 @app.command()
@@ -96,7 +91,7 @@ def show(run_id: RunId, store: StoreUrl = None, as_json: AsJson = False) -> None
         "failed": len(report.failed),
     }
     if as_json:
-        _print_json(
+        print_json(
             {
                 "run": asdict(run),
                 "latest": None if report.latest is None else asdict(report.latest),
@@ -107,20 +102,20 @@ def show(run_id: RunId, store: StoreUrl = None, as_json: AsJson = False) -> None
         )
         return
     lines = [
-        ("run", _line(run.id)),
-        ("session", _line(run.session_id)),
-        ("agent", _line(run.agent)),
-        ("status", _coloured(run.status)),
-        ("error", _line(run.error)),
-        ("parent", _line(run.parent_id)),
-        ("started", _time(run.started_at)),
-        ("duration", _duration(run.started_at, run.ended_at)),
+        ("run", one_line(run.id)),
+        ("session", one_line(run.session_id)),
+        ("agent", one_line(run.agent)),
+        ("status", coloured(run.status)),
+        ("error", one_line(run.error)),
+        ("parent", one_line(run.parent_id)),
+        ("started", time_text(run.started_at)),
+        ("duration", duration(run.started_at, run.ended_at)),
         ("latest", _place(report.latest)),
         ("settled", _place(report.settled)),
         ("effects", Text(", ".join(f"{count} {state}" for state, count in counts.items()))),
         *(("unresolved", _call(effect)) for effect in report.unresolved),
     ]
-    console = _console()
+    console = new_console()
     for name, value in lines:
         console.print(Text(f"{name:<12}").append_text(value), soft_wrap=True)
 
@@ -135,9 +130,9 @@ def tree(run_id: RunId, store: StoreUrl = None, as_json: AsJson = False) -> None
 
     root = asyncio.run(work())
     if as_json:
-        _print_json(_nested(root))
+        print_json(_nested(root))
     else:
-        _console().print(_branch(root, Tree(_label(root.run))))
+        new_console().print(_branch(root, Tree(_label(root.run))))
 
 
 @app.command()
@@ -157,13 +152,13 @@ def events(run_id: RunId, store: StoreUrl = None, as_json: AsJson = False) -> No
 
     found = asyncio.run(work())
     if as_json:
-        _print_json({"events": [asdict(event) for event in found]})
+        print_json({"events": [asdict(event) for event in found]})
         return
-    console = _console()
+    console = new_console()
     for event in found:
         step = "" if event.step is None else event.step
-        start = f"{event.seq:>6}  {_time(event.at)}  {_line(event.kind)!s:<24} {step:>3}  "
-        line = Text(start).append_text(_line(event.message or event.payload))
+        start = f"{event.seq:>6}  {time_text(event.at)}  {one_line(event.kind)!s:<24} {step:>3}  "
+        line = Text(start).append_text(one_line(event.message or event.payload))
         console.print(line, no_wrap=True, overflow="ellipsis")
 
 
@@ -181,28 +176,28 @@ def effects(
     async def work() -> list[Effect]:
         async with chosen_store(store) as opened:
             session_id = (await opened.run(run_id)).session_id
-            return await _all(
+            return await all_pages(
                 lambda cursor: opened.effects(session_id, run_id=run_id, unresolved=unresolved, cursor=cursor)
             )
 
     found = asyncio.run(work())
     if as_json:
-        _print_json({"effects": [asdict(effect) for effect in found]})
+        print_json({"effects": [asdict(effect) for effect in found]})
         return
-    table = _table("call", "tool", "state", "step", "attempts", "started", "duration", "summary", "error")
+    table = new_table("call", "tool", "state", "step", "attempts", "started", "duration", "summary", "error")
     for effect in found:
         table.add_row(
-            _line(effect.call_id),
-            _line(effect.tool),
-            _coloured(effect.state),
+            one_line(effect.call_id),
+            one_line(effect.tool),
+            coloured(effect.state),
             "" if effect.step is None else str(effect.step),
             str(effect.attempts),
-            _time(effect.started_at),
-            _duration(effect.started_at, effect.ended_at),
-            _line(effect.summary),
-            _line(effect.error),
+            time_text(effect.started_at),
+            duration(effect.started_at, effect.ended_at),
+            one_line(effect.summary),
+            one_line(effect.error),
         )
-    _console().print(table)
+    new_console().print(table)
 
 
 @app.command()
@@ -223,22 +218,22 @@ def resume(
             except HoldfastError:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever the agent's own code raises has ended the run
-                return f"The run failed: {_said(error)}. See `holdfast runs list {session_id}`."
+                return f"The run failed: {said(error)}. See `holdfast runs list {session_id}`."
             return result.run_id, result.output
 
     with redirect_stdout(sys.stderr):  # what the agent's own code prints is not the output
         ended = asyncio.run(work(_load_agent(app)))
     if isinstance(ended, str):
         if as_json:
-            _print_json({"error": {"code": "run_failed", "message": ended}})
+            print_json({"error": {"code": "run_failed", "message": ended}})
         typer.echo(f"error: {ended}", err=True)
         raise typer.Exit(1)
     new_run, output = ended
     if as_json:
-        _print_json({"run_id": new_run, "output": output})
+        print_json({"run_id": new_run, "output": output})
     else:
-        text = output if isinstance(output, str) else json.dumps(_plain(output), indent=2)
-        typer.echo(_safe(text))
+        text = output if isinstance(output, str) else json.dumps(plain(output), indent=2)
+        typer.echo(safe(text))
 
 
 @app.command()
@@ -256,19 +251,9 @@ def fork(
 
     session_id = asyncio.run(work())
     if as_json:
-        _print_json({"session_id": session_id})
+        print_json({"session_id": session_id})
     else:
         typer.echo(session_id)
-
-
-async def _all(read: Callable[[str | None], Awaitable[Page[T]]]) -> list[T]:
-    """Return the items of all pages."""
-    page = await read(None)
-    items = list(page.items)
-    while page.next_cursor is not None:
-        page = await read(page.next_cursor)
-        items += page.items
-    return items
 
 
 @dataclass(slots=True)
@@ -282,7 +267,7 @@ async def _grow(store: Store, run: Run, seen: set[tuple[str, str]], depth: int) 
     """Return a run with all that it delegated to, each run once, whatever the parents say."""
     node = _Node(run)
     seen.add((run.session_id, run.id))
-    delegates = await _all(lambda cursor: store.runs(parent_id=run.id, cursor=cursor))
+    delegates = await all_pages(lambda cursor: store.runs(parent_id=run.id, cursor=cursor))
     for delegate in delegates:
         if depth == 0 or (delegate.session_id, delegate.id) in seen:
             node.cut = True
@@ -305,89 +290,26 @@ def _branch(node: _Node, tree: Tree) -> Tree:
 
 
 def _label(run: Run) -> Text:
-    parts = [_line(run.id), _line(run.agent), _coloured(run.status), _duration(run.started_at, run.ended_at)]
-    return Text(" ").join([part for part in [*parts, _line(run.error)] if part])
+    parts = [
+        one_line(run.id),
+        one_line(run.agent),
+        coloured(run.status),
+        duration(run.started_at, run.ended_at),
+    ]
+    return Text(" ").join([part for part in [*parts, one_line(run.error)] if part])
 
 
 def _load_agent(app: str) -> "Agent[Any, Any]":
-    """Import the agent that `module:attribute` names; the working folder comes first."""
-    name, _, attribute = app.partition(":")
-    if not name or not attribute or name.startswith("."):
-        raise BadInput(problem=f"{app!r} does not name an agent; write module:attribute")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(name)
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            raise BadInput(problem=f"there is no module {error.name}, here or installed") from error
-        raise BadInput(problem=f"importing {name} failed: {_said(error)}") from error
-    try:
-        agent = attrgetter(attribute)(module)
-    except AttributeError as error:
-        raise BadInput(problem=f"module {name} has no {attribute}") from error
+    """Import the agent that `module:attribute` names."""
     from pydantic_ai import Agent
 
+    from holdfast.runtime.agents import load_object
+
+    agent = load_object(app)
     if not isinstance(agent, Agent):
         kind = type(agent).__name__
         raise BadInput(problem=f"{app} is of type {kind}, not a pydantic_ai.Agent")
     return agent  # pyright: ignore[reportUnknownVariableType]
-
-
-def _console() -> Console:
-    """Return a console as wide as the terminal; where there is none, nothing is cut off."""
-    limited = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if limited else _UNLIMITED, highlight=False, markup=False, emoji=False)
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, no_wrap=True, min_width=36)
-    for name in others:
-        least = _LEAST.get(name, len(name))
-        table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=least)
-    return table
-
-
-def _print_json(value: object) -> None:
-    typer.echo(json.dumps(_plain(value)))
-
-
-def _plain(value: object) -> Any:
-    return to_jsonable_python(value, bytes_mode="base64", fallback=repr)
-
-
-def _safe(text: str) -> str:
-    """Return text that cannot steer a terminal."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
-
-
-def _line(text: str | None) -> Text:
-    return Text(_safe(" ".join((text or "").split())))
-
-
-def _said(error: Exception) -> str:
-    text = _safe(" ".join(str(error).split())).rstrip(".")
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _coloured(status: str) -> Text:
-    return Text(status, style=_COLOURS.get(status, ""))
-
-
-def _time(at: datetime | None) -> Text:
-    return Text("" if at is None else f"{at:%Y-%m-%d %H:%M:%S}Z")
-
-
-def _duration(start: datetime | None, end: datetime | None) -> Text:
-    """Return how long something took, as text; nothing if it has no recorded end."""
-    if start is None or end is None:
-        return Text()
-    seconds = (end - start).total_seconds()
-    if seconds < 60:  # noqa: PLR2004
-        return Text(f"{seconds:.2f}s")
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return Text(f"{hours}h{minutes:02}m{rest:02}s" if hours else f"{minutes}m{rest:02}s")
 
 
 def _place(checkpoint: Checkpoint | None) -> Text:
@@ -400,7 +322,7 @@ def _call(effect: Effect) -> Text:
     said: Sequence[str | None] = (
         f"{effect.tool} {effect.call_id}",
         None if effect.step is None else f"step {effect.step}",
-        f"started {_time(effect.started_at)}",
+        f"started {time_text(effect.started_at)}",
         effect.summary,
     )
-    return _line(", ".join(part for part in said if part))
+    return one_line(", ".join(part for part in said if part))

@@ -24,7 +24,7 @@ from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import ToolDefinition
 
-from holdfast.errors import Conflict, HoldfastError, NotFound
+from holdfast.errors import Conflict, HoldfastError, NotFound, StoreError
 from holdfast.ids import new_id
 from holdfast.record import ledger
 from holdfast.record.history import History, load
@@ -435,8 +435,8 @@ class _Recorder(AbstractCapability[Any]):
         """Say how the run ended. What it got to is on record already."""
         lease, turn = self._held(), self._turn
         stop = None if turn is None else turn.stop
-        if lease.lost or stop == "lost":
-            return
+        if lease.lost or stop == "lost" or (turn is not None and isinstance(error, StoreError)):
+            return  # what became of it is for whoever goes on to say
         if stop == "handover":  # whoever goes on says how it ends
             with suppress(HoldfastError):
                 await self._store.write(lease, self._taken())

@@ -58,6 +58,23 @@ def _parse(item: object) -> Answer:
         raise BadInput(problem=f"{where}: {first['msg']}. It needs `call_id`, `digest`, `approved`") from None
 
 
+async def asked(store: Store, session_id: str) -> list[dict[str, Any]]:
+    """Return what a session asks a person now: the calls that have no answer yet."""
+    waiting = (await store.submissions(session_id, state="waiting", limit=1)).items
+    if not waiting or waiting[0].run_id is None:
+        return []
+    run = await store.run(waiting[0].run_id)
+    given = await given_answers(store, session_id, [run])
+    questions: list[dict[str, Any]] = []
+    after = run.first_seq - 1
+    while page := await store.events(session_id, after=after, run_id=run.id):
+        after = page[-1].seq
+        for event in page:
+            if event.kind == "approval_requested":
+                questions = json.loads(event.payload)["calls"]
+    return [question for question in questions if question["call_id"] not in given]
+
+
 async def given_answers(store: Store, session_id: str, chain: Iterable[Run]) -> dict[str, Answer]:
     """Return what was answered to a run, and to those it goes on for, by call."""
     found: dict[str, Answer] = {}

@@ -24,7 +24,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from holdfast.errors import BadInput, Conflict, HoldfastError, LeaseLost, NotFound, SessionExists
+from holdfast.errors import BadInput, Conflict, HoldfastError, LeaseLost, NotFound, SessionExists, StoreError
 from holdfast.ids import new_id
 from holdfast.record.capability import Holdfast
 from holdfast.record.history import History
@@ -129,8 +129,8 @@ class SessionRunner:
             if submission.kind == "message":
                 return await self._message(submission)
             return await self._other(submission)
-        except (LeaseLost, asyncio.CancelledError):
-            raise
+        except (LeaseLost, StoreError):
+            raise  # not its fault: whoever takes the session next goes on
         except HoldfastError as error:
             if self._lease.lost:
                 raise
@@ -202,6 +202,8 @@ class SessionRunner:
             self._lease.lost = True
         elif turn.stop == "handover":
             await self._hand_over(turn, submission)
+        elif isinstance(error, StoreError):
+            raise error
         else:
             said = "interrupted" if error is None else f"{type(error).__name__}: {error}"
             _log.warning("session %s: the run failed before it began: %s", self._session_id, said)

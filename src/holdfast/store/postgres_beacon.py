@@ -66,10 +66,13 @@ class ConnectionBeacons:
             self._relighting = asyncio.create_task(self._relight())
 
     async def _relight(self) -> None:
+        told = False
         while self._lit:
             try:
                 await self._light_all([])
                 break
             except (*AGAIN, *GONE, asyncpg.PostgresError) as error:
-                _log.info("the holders of this process are told by their deadline only: %s", error)
+                if not told:
+                    _log.info("the holders of this process are known by their deadline only: %s", error)
+                told = True
                 await asyncio.sleep(PAUSE_SECONDS)

@@ -1,0 +1,106 @@
+"""`holdfast sessions`: which sessions there are and how they stand."""
+
+import asyncio
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.terminal import coloured, new_console, new_table, one_line, print_json, time_text
+from holdfast.ids import check_choice
+from holdfast.types import STATUSES, Page, Session, Submission
+
+app = typer.Typer(help="Look at sessions.", no_args_is_help=True)
+SessionId = Annotated[str, typer.Argument(help="The session's id.")]
+
+
+@app.command("list")
+def list_(
+    store: StoreUrl = None,
+    status: Annotated[str | None, typer.Option(help="Only those that are idle, running, waiting, …")] = None,
+    agent: Annotated[str | None, typer.Option(help="Only those of this agent.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Only those of this owner.")] = None,
+    search: Annotated[str | None, typer.Option(help="Only those with this in their title.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 50,
+    cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List sessions, last active first."""
+    if status is not None:
+        check_choice(status, STATUSES, "session's status")
+
+    async def work() -> Page[Session]:
+        async with chosen_store(store) as opened:
+            return await opened.sessions(
+                status=status,  # pyright: ignore[reportArgumentType]
+                agent=agent,
+                owner=owner,
+                search=search,
+                limit=limit,
+                cursor=cursor,
+            )
+
+    page = asyncio.run(work())
+    if as_json:
+        print_json({"sessions": [asdict(item) for item in page.items], "next_cursor": page.next_cursor})
+        return
+    table = new_table("id", "agent", "status", "owner", "active", "pending", "holder", "title")
+    for item in page.items:
+        table.add_row(
+            one_line(item.id),
+            one_line(item.agent),
+            coloured(item.status),
+            one_line(item.owner),
+            time_text(item.active_at),
+            str(item.pending),
+            one_line(item.holder),
+            one_line(item.title),
+        )
+    console = new_console()
+    console.print(table)
+    if page.next_cursor is not None:
+        console.print(f"There are more: --cursor {page.next_cursor}", soft_wrap=True)
+
+
+@app.command()
+def show(session_id: SessionId, store: StoreUrl = None, as_json: AsJson = False) -> None:
+    """Show how a session stands: who holds it until when, what waits and for what."""
+
+    async def work() -> tuple[Session, list[Submission], list[dict[str, object]]]:
+        from holdfast.runtime.approvals import asked
+
+        async with chosen_store(store) as opened:
+            session = await opened.session(session_id)
+            waiting = [
+                item
+                for state in ("claimed", "waiting", "queued")
+                for item in (await opened.submissions(session_id, state=state, limit=100)).items
+            ]
+            return session, waiting, await asked(opened, session_id)
+
+    session, waiting, questions = asyncio.run(work())
+    if as_json:
+        print_json(
+            {"session": asdict(session), "submissions": [asdict(s) for s in waiting], "asked": questions}
+        )
+        return
+    console = new_console()
+    held = f"{session.holder} until {time_text(session.held_until)}" if session.holder else "nobody"
+    lines = [
+        ("session", one_line(session.id)),
+        ("title", one_line(session.title)),
+        ("agent", one_line(session.agent)),
+        ("owner", one_line(session.owner)),
+        ("status", coloured(session.status)),
+        ("waiting for", one_line(session.waiting_for)),
+        ("held by", one_line(held)),
+        ("events", Text(str(session.seq))),
+        ("created", time_text(session.created_at)),
+        ("active", time_text(session.active_at)),
+        *((item.state, one_line(f"{item.id} {item.kind}, attempts {item.attempts}")) for item in waiting),
+        *(("asked", one_line(f"{q['call_id']}: {q['tool']} {q['arguments']}")) for q in questions),
+    ]
+    for name, value in lines:
+        console.print(Text(f"{name:<12}").append_text(value), soft_wrap=True)

@@ -1,0 +1,175 @@
+"""`holdfast send | tail | interrupt | approve`: talking to a session from a terminal."""
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.sessions import SessionId
+from holdfast.cli.terminal import new_console, one_line, print_json, time_text
+from holdfast.errors import BadInput, Conflict
+from holdfast.ids import check_choice
+from holdfast.store import Store
+from holdfast.types import WHEN_BUSY, Event, Submission
+
+_ENDS = ("submission_done", "submission_failed")
+
+
+def send(
+    session_id: SessionId,
+    text: Annotated[str, typer.Argument(help="What to say; - reads it from standard input.")],
+    store: StoreUrl = None,
+    agent: Annotated[str | None, typer.Option(help="Make the session, for this agent, if it is new.")] = None,
+    owner: Annotated[str, typer.Option(help="Who owns a new session.")] = "local",
+    when_busy: Annotated[str, typer.Option(help="queue, steer, interrupt or reject.")] = "queue",
+    key: Annotated[str | None, typer.Option(help="The same key sends the same message once.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and print the answer.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send a message to a session. With --wait: exit code 1 if it failed, 5 if it waits for a person."""
+    check_choice(when_busy, WHEN_BUSY, "way to be busy")
+    said = sys.stdin.read() if text == "-" else text
+
+    async def work() -> tuple[Submission, str | None]:
+        async with chosen_store(store) as opened:
+            if agent is not None:
+                await opened.create_session(agent=agent, owner=owner, id=session_id, exist_ok=True)
+            sent = await opened.submit(
+                session_id,
+                "message",
+                json.dumps({"text": said}),
+                when_busy=when_busy,  # pyright: ignore[reportArgumentType]
+                idempotency_key=key,
+            )
+            return await _answer(opened, sent) if wait else (sent, None)
+
+    submission, answer = asyncio.run(work())
+    if as_json:
+        print_json({"submission": asdict(submission), "answer": answer})
+    elif not wait:
+        typer.echo(submission.id)
+    elif answer is not None:
+        typer.echo(answer)
+    if wait and submission.state != "done":
+        waiting = submission.state == "waiting"
+        typer.echo(f"{submission.state}: {submission.reason}", err=True)
+        raise typer.Exit(5 if waiting else 1)
+
+
+async def _answer(store: Store, sent: Submission) -> tuple[Submission, str | None]:
+    """Wait until a submission has ended or waits for a person; return it and what the model said last."""
+    said: str | None = None
+    async for event in store.watch(sent.session_id, after=sent.position):
+        said = _text(event) or said
+        payload = json.loads(event.payload)
+        if event.kind in _ENDS and payload.get("submission_id") == sent.id:
+            break
+        if event.kind == "approval_requested":
+            break
+    page = await store.submissions(sent.session_id, state=None, limit=10_000)
+    return next(item for item in page.items if item.id == sent.id), said
+
+
+def _text(event: Event) -> str | None:
+    """Return what a response of the model says; None for all else."""
+    message: dict[str, Any] = {} if event.message is None else json.loads(event.message)
+    if message.get("kind") != "response":
+        return None
+    return "".join(part["content"] for part in message["parts"] if part.get("part_kind") == "text") or None
+
+
+def tail(
+    session_id: SessionId,
+    store: StoreUrl = None,
+    after: Annotated[int, typer.Option(min=0, help="Begin after the event with this number.")] = 0,
+    follow: Annotated[bool, typer.Option(help="Go on with what comes, until Ctrl-C.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Print the events of a session, and those that come; with --json one object per line."""
+    console = new_console()
+
+    def show(event: Event) -> None:
+        if as_json:
+            print_json(asdict(event))
+            return
+        step = "" if event.step is None else event.step
+        start = f"{event.seq:>6}  {time_text(event.at)}  {event.kind:<24} {step:>3}  "
+        content = _text(event) or event.message or event.payload
+        console.print(Text(start).append_text(one_line(content)), no_wrap=True, overflow="ellipsis")
+
+    async def work() -> None:
+        async with chosen_store(store) as opened:
+            if follow:
+                async for event in opened.watch(session_id, after=after):
+                    show(event)
+                    sys.stdout.flush()
+            number = after
+            while page := await opened.events(session_id, after=number):
+                number = page[-1].seq
+                for event in page:
+                    show(event)
+
+    try:
+        asyncio.run(work())
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def interrupt(session_id: SessionId, store: StoreUrl = None, as_json: AsJson = False) -> None:
+    """Stop what a session is doing. The next message goes on from there."""
+
+    async def work() -> Submission:
+        async with chosen_store(store) as opened:
+            return await opened.submit(session_id, "interrupt", lane="control")
+
+    _print_sent(asyncio.run(work()), as_json)
+
+
+def approve(
+    session_id: SessionId,
+    call_id: Annotated[
+        str | None, typer.Argument(help="Which call; needed if several are asked for.")
+    ] = None,
+    store: StoreUrl = None,
+    deny: Annotated[bool, typer.Option("--deny", help="Say no instead.")] = False,
+    feedback: Annotated[str | None, typer.Option(help="Tell the model why not.")] = None,
+    arguments: Annotated[str | None, typer.Option(help="Run it with these instead, as JSON.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer what a session asks. The answer is bound to the exact arguments that are shown by `sessions show`."""
+    from holdfast.runtime.approvals import asked
+
+    try:
+        edited = None if arguments is None else json.loads(arguments)
+    except ValueError as error:
+        raise BadInput(problem=f"--arguments is not JSON: {error}") from error
+
+    async def work() -> Submission:
+        async with chosen_store(store) as opened:
+            questions = await asked(opened, session_id)
+            chosen = [q for q in questions if call_id is None or q["call_id"] == call_id]
+            if len(chosen) != 1:
+                open_calls = ", ".join(str(q["call_id"]) for q in questions) or "none"
+                raise Conflict(problem=f"name one call; asked for are: {open_calls}")
+            given = {"feedback": feedback, "arguments": edited}
+            answer = {
+                "call_id": chosen[0]["call_id"],
+                "digest": chosen[0]["digest"],
+                "approved": not deny,
+                **{name: value for name, value in given.items() if value is not None},
+            }
+            return await opened.submit(session_id, "approval", json.dumps(answer), lane="control")
+
+    _print_sent(asyncio.run(work()), as_json)
+
+
+def _print_sent(submission: Submission, as_json: bool) -> None:
+    if as_json:
+        print_json({"submission": asdict(submission)})
+    else:
+        typer.echo(submission.id)

@@ -1,0 +1,89 @@
+"""`holdfast worker` runs sessions; `holdfast workers` shows who does."""
+
+import asyncio
+import logging
+import signal
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.terminal import new_console, new_table, one_line, print_json, time_text
+from holdfast.config import load_settings
+from holdfast.types import Holder
+
+CUT_OFF = 3
+"""The exit code of a worker that had to cut runs off when its grace period was over."""
+FORCED = 4
+"""The exit code of a worker that was told twice to stop."""
+
+
+def worker(
+    app: Annotated[str, typer.Argument(help="The agent, or a list of them, as module:attribute.")],
+    store: StoreUrl = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="How many sessions run at once.")] = 100,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds a run has to hand over after SIGTERM.")] = 20.0,
+    name: Annotated[str | None, typer.Option(help="What others see; else host and process id.")] = None,
+) -> None:
+    """Run sessions until SIGTERM or Ctrl-C; then hand over what runs. A second signal cuts it off.
+
+    Exit code 0: all was handed over at a settled point. 3: some runs had to be cut off. 4: stopped by a second signal.
+    """
+    from holdfast.runtime import Worker, load_agents
+
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    agents = load_agents(app)
+    settings = load_settings() if store is None else load_settings(store=store)
+
+    async def work() -> int:
+        async with chosen_store(store, upgrade=True) as opened:
+            serving = Worker(
+                opened,
+                [*agents.values()],
+                name=name,
+                concurrency=concurrency,
+                grace=grace,
+                ttl=settings.lease_ttl_seconds,
+                renew=settings.lease_renew_seconds,
+            )
+            running = asyncio.ensure_future(serving.run())
+            told: list[int] = []
+
+            def stop() -> None:
+                told.append(1)
+                serving.stop()
+                if len(told) > 1:
+                    running.cancel()
+
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, stop)
+            try:
+                return 0 if await running else CUT_OFF
+            except asyncio.CancelledError:
+                return FORCED
+
+    raise typer.Exit(asyncio.run(work()))
+
+
+def workers(store: StoreUrl = None, as_json: AsJson = False) -> None:
+    """List who holds sessions: workers and bare runs, how many each holds, and until when."""
+
+    async def work() -> list[Holder]:
+        async with chosen_store(store) as opened:
+            return await opened.holders()
+
+    found = asyncio.run(work())
+    if as_json:
+        print_json({"workers": [asdict(holder) for holder in found]})
+        return
+    table = new_table("id", "name", "sessions", "until")
+    for holder in found:
+        table.add_row(
+            one_line(holder.id), one_line(holder.name), str(holder.sessions), time_text(holder.deadline)
+        )
+    new_console().print(table)

@@ -1,0 +1,64 @@
+"""The agent that worker processes serve in the drills. Its model is scripted by what the user says.
+
+`work N MARK` calls the tool `act` N times, one after the other; `act` appends a line to the file that MARK names, then
+takes the seconds in HOLD. `stall MARK` does so and blocks the whole event loop. Everything else is answered at once.
+"""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from pydantic_ai import Agent
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+
+def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+    del info
+    last = max(n for n, message in enumerate(messages) if _prompt(message) is not None)
+    words = str(_prompt(messages[last])).split()
+    done = sum(isinstance(part, ToolReturnPart) for message in messages[last:] for part in message.parts)
+    match words:
+        case ["work", count, mark] if done < int(count):
+            return ModelResponse(
+                parts=[ToolCallPart("act", {"mark": mark, "number": done}, f"call-{last}-{done}")]
+            )
+        case ["stall", mark] if done == 0:
+            return ModelResponse(parts=[ToolCallPart("stall", {"mark": mark}, f"call-{last}")])
+        case _:
+            return ModelResponse(parts=[TextPart(f"done after {done}")])
+
+
+def _prompt(message: ModelMessage) -> Any:
+    if not isinstance(message, ModelRequest):
+        return None
+    return next((part.content for part in message.parts if isinstance(part, UserPromptPart)), None)
+
+
+agent: Agent[None, str] = Agent(FunctionModel(respond), name="agent")
+
+
+@agent.tool_plain
+async def act(mark: str, number: int) -> str:
+    with Path(mark).open("a") as log:
+        log.write(f"{number} {os.getpid()}\n")
+    await asyncio.sleep(float(os.environ.get("HOLD", "0")))
+    return f"did {number}"
+
+
+@agent.tool_plain
+async def stall(mark: str) -> str:
+    with Path(mark).open("a") as log:
+        log.write(f"stalled {os.getpid()}\n")
+    time.sleep(float(os.environ.get("HOLD", "0")))
+    return "stalled"
