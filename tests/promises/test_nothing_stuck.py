@@ -12,7 +12,7 @@ import pytest
 from holdfast import Store, open_store
 from tests.conftest import Engine
 from tests.promises.workers import lines, worker
-from tests.runtime.agents import ended, kinds, reread, send
+from tests.runtime.agents import ended, kinds, reread, send, texts
 from tests.servers import postgres
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -107,7 +107,9 @@ async def test_many_sessions_while_workers_die(engine: Engine, store: Store, tmp
     assert states == {"done": 200}
     for session in sessions:
         done = Counter(line.split()[0] for line in (tmp_path / session).read_text().splitlines())
-        assert done == {"0": 1, "1": 1, "2": 1}, session
+        assert max(done.values()) == 1, session
+        if len(done) < 3:  # killed between the call's record and the call: it is not known, and so not repeated
+            assert "whether it took effect is not known" in await texts(store, session)
 
 
 async def test_the_database_goes_away_for_a_while(tmp_path: Path):
