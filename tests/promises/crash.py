@@ -84,18 +84,27 @@ def _prompts(message: ModelMessage) -> str:
 async def first(url: str, log: Path, policy: Policy, point: str | None) -> None:
     points = Points(point)
     async with open_store(url) as store:
-        write = store.write
+        write, written = store.write, asyncio.Event()
 
         async def watched(lease: Lease, batch: Batch) -> int:
             points.here("before-write")
             seq = await write(lease, batch)
             points.here("after-write")
+            written.set()
             return seq
 
         store.write = watched
-        result = await make_agent(store, log, points, policy).run(
-            "go", conversation_id="talk", run_id="run-1"
-        )
+        agent = make_agent(store, log, points, policy)
+
+        @agent.instructions
+        async def slow() -> str:  # pyright: ignore[reportUnusedFunction]
+            await written.wait()  # the run is on record, and has asked no model yet
+            if not log.with_name("began").exists():
+                points.here("began")
+                log.with_name("began").touch()
+            return ""
+
+        result = await agent.run("go", conversation_id="talk", run_id="run-1")
         (log.parent / "points.json").write_text(
             json.dumps({"points": points.passed, "output": result.output})
         )
@@ -130,12 +139,13 @@ async def _go_on(agent: Agent[None, str], store: Store, mode: str) -> str:
             return (await agent.run("next", conversation_id="talk")).output
     try:
         return (await resume(agent, store, "run-1")).output
-    except (NotFound, Conflict) as reason:
-        if "completed" in str(reason):
-            (latest,) = (await store.checkpoints(session_id="talk", limit=1)).items
-            return str((await load_history(store, latest))[-1].parts[0].content)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
-        # Nothing of it is on record but that it began: no model was asked, no tool has run.
+    except NotFound:  # it was killed before its first write: no model was asked, no tool has run
         return (await agent.run("go", conversation_id="talk")).output
+    except Conflict as reason:
+        if "completed" not in str(reason):
+            raise
+        (latest,) = (await store.checkpoints(session_id="talk", limit=1)).items
+        return str((await load_history(store, latest))[-1].parts[0].content)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
 
 
 def in_a_process(work: Callable[[], Any], answer: Path | None = None) -> int:

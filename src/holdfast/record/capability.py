@@ -2,7 +2,8 @@
 
 It writes twice per step: when a model request begins (what came before is settled), and before the first tool runs
 (the response is the frontier). A tool's end is written at once while others run; the last one's is part of the write
-that follows, which is at most a moment away. It never runs a tool twice by itself.
+that follows, which is at most a moment away. So is the beginning of a run: its prompt is in the first request, and is
+set aside with the beginning if no request comes in that moment. It never runs a tool twice by itself.
 """
 
 import asyncio
@@ -13,13 +14,20 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic_ai import RunContext
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
 from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ToolFailedError, ToolRetryError
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    ToolCallPart,
+    UserContent,
+    UserPromptPart,
+)
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import ToolDefinition
@@ -40,6 +48,9 @@ _recorder: ContextVar["_Recorder | None"] = ContextVar("holdfast_recorder", defa
 _TTL = 10.0
 _A_MOMENT = 0.005
 """How long the end of a tool call may wait for the write that comes next."""
+
+_SETUP = 0.05
+"""How long the beginning of a run may wait for its first request, which is written with it."""
 
 
 async def annotate_effect(
@@ -98,6 +109,15 @@ class Holdfast(AbstractCapability[Any]):
         return _Recorder(self, self.parent_run_id or _run.get())
 
 
+@dataclass(slots=True)
+class _Beginning:
+    """How a run began: the event that says so, and what it was given."""
+
+    event: NewEvent
+    messages: list[ModelMessage]
+    prompt: str | Sequence[UserContent] | None
+
+
 class _Recorder(AbstractCapability[Any]):
     """Records one run."""
 
@@ -114,7 +134,10 @@ class _Recorder(AbstractCapability[Any]):
         self._ended: list[Effect] = []  # likewise
         self._guard: asyncio.TimerHandle | None = None  # makes it come soon
         self._late: asyncio.Task[None] | None = None
+        self._broken: HoldfastError | None = None  # why that failed; the next write says so
+        self._unsaid: _Beginning | None = None  # how the run began, until a write has said so
         self._lease: Lease | None = None
+        self._row = Run(id="")
         self._run_id = ""
 
     def get_ordering(self) -> CapabilityOrdering:
@@ -250,8 +273,12 @@ class _Recorder(AbstractCapability[Any]):
         self._ended.append(ended)
         if any(other.state == "started" for other in self._effects.values()):
             await self._store.write(self._held(), self._taken())
-        elif self._guard is None:
-            self._guard = asyncio.get_running_loop().call_later(_A_MOMENT, self._write_late)
+        else:
+            self._write_within(_A_MOMENT)
+
+    def _write_within(self, seconds: float) -> None:
+        if self._guard is None:
+            self._guard = asyncio.get_running_loop().call_later(seconds, self._write_late)
 
     def _write_late(self) -> None:
         """Write what has waited for a moment: whatever comes next is slow to come."""
@@ -259,8 +286,25 @@ class _Recorder(AbstractCapability[Any]):
         self._late = asyncio.create_task(self._write_taken())
 
     async def _write_taken(self) -> None:
-        with suppress(HoldfastError):  # the next write will say so
-            await self._store.write(self._held(), self._taken())
+        try:
+            if self._events or self._ended:
+                await self._store.write(self._held(), self._begun())
+        except HoldfastError as error:
+            self._broken = error
+
+    def _begun(self) -> Batch:
+        """Return a batch of all that waits; if the run has only begun, with its prompt, set aside for `resume`."""
+        if self._unsaid is None:
+            return self._taken()
+        event, messages, prompt = self._unsaid.event, self._unsaid.messages, self._unsaid.prompt
+        kind: CheckpointKind = "interrupted" if pending_calls(messages) else "settled"
+        batch = self._grown(messages, kind, 0)
+        batch.checkpoints = [self._checkpoint(kind, 0)]
+        if prompt is not None:
+            segment, aside = self._history.set_aside(ModelRequest(parts=[UserPromptPart(prompt)]))
+            batch.segments, batch.messages = [*batch.segments, segment], [*batch.messages, aside]
+            event.message = aside.segment, aside.position
+        return batch
 
     def _taken(self, effects: Sequence[Effect] = ()) -> Batch:
         """Return a batch of all that waits for a write, and of these effects; of each in its last state."""
@@ -270,6 +314,8 @@ class _Recorder(AbstractCapability[Any]):
         last = {(effect.run_id, effect.call_id): effect for effect in (*self._ended, *effects)}
         batch = Batch(events=self._events, effects=list(last.values()))
         self._events, self._ended = [], []
+        if self._unsaid is not None:
+            batch.runs, batch.status, self._unsaid = [self._row], "running", None
         return batch
 
     async def _begin(self, ctx: RunContext[Any], agent: str) -> None:
@@ -292,14 +338,12 @@ class _Recorder(AbstractCapability[Any]):
                 entry = ledger.entry(call.tool_call_id, before[call.tool_call_id])
                 page = await self._store.effects(session_id, run_id=run_id, call_id=entry)
                 self._effects.update({(e.run_id, e.call_id): e for e in page.items})
-        run = Run(
-            id=self._run_id,
-            agent=agent,
-            parent_id=self._parent,
-            metadata=json.dumps(self._settings.metadata),
-        )
+        metadata = json.dumps(self._settings.metadata)
+        self._row = Run(id=self._run_id, agent=agent, parent_id=self._parent, metadata=metadata)
         started = self._event(ctx, "run_started", agent=agent, parent=self._parent)
-        await self._store.write(self._held(), Batch(events=[started], runs=[run], status="running"))
+        self._events.append(started)
+        self._unsaid = _Beginning(started, list(ctx.messages), ctx.prompt)
+        self._write_within(_SETUP)
 
     async def _write(
         self,
@@ -337,16 +381,14 @@ class _Recorder(AbstractCapability[Any]):
         batch.events = [*batch.events, *told]
         batch.segments, batch.messages = growth.segments, growth.messages
         if growth.added or growth.segments:
-            at = Checkpoint(
-                id=new_id(),
-                segment=self._history.segment,
-                length=len(self._history),
-                kind=kind,
-                run_id=self._run_id,
-                step=step,
-            )
-            batch.checkpoints = [at]
+            batch.checkpoints = [self._checkpoint(kind, step)]
         return batch
+
+    def _checkpoint(self, kind: CheckpointKind, step: int | None) -> Checkpoint:
+        segment, length = self._history.segment, len(self._history)
+        return Checkpoint(
+            id=new_id(), segment=segment, length=length, kind=kind, run_id=self._run_id, step=step
+        )
 
     def _moved(self, request: ModelRequest, message: tuple[int, int]) -> list[Effect]:
         """Return the effects whose results are in this message now."""
@@ -363,8 +405,7 @@ class _Recorder(AbstractCapability[Any]):
         kind: CheckpointKind = "interrupted" if pending_calls(messages) else "settled"
         batch = self._grown(messages, kind, None, thorough=True)
         waits = [call.tool_call_id for call in pending_calls(messages)]
-        run = Run(id=self._run_id, status="waiting" if waits else "completed", metadata=self._metadata())
-        batch.runs = [run]
+        batch.runs = [replace(self._row, status="waiting" if waits else "completed")]
         ending = NewEvent(kind="run_completed", run_id=self._run_id)
         if waits:
             ending = NewEvent(
@@ -376,20 +417,17 @@ class _Recorder(AbstractCapability[Any]):
 
     async def _fail(self, error: BaseException) -> None:
         """Say how the run ended. What it got to is on record already."""
-        lease = self._held()
-        if lease.lost:
+        lease = self._lease
+        if lease is None or lease.lost:
             return
         cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit)
         kind = "interrupted" if cancelled else "failed"
         event = NewEvent(kind=f"run_{kind}", run_id=self._run_id, payload=json.dumps({"error": _said(error)}))
-        run = Run(id=self._run_id, status=kind, error=_said(error), metadata=self._metadata())
-        batch = self._taken()
+        run = replace(self._row, status=kind, error=_said(error))
+        batch = self._begun()
         batch.events, batch.runs, batch.status = [*batch.events, event], [run], "idle"
         with suppress(HoldfastError):  # the error that ended the run is the one to raise
             await self._store.write(lease, batch)
-
-    def _metadata(self) -> str:
-        return json.dumps(self._settings.metadata)
 
     def _event(self, ctx: RunContext[Any], kind: str, **facts: object) -> NewEvent:
         return NewEvent(kind=kind, run_id=self._run_id, step=ctx.run_step, payload=json.dumps(facts))
@@ -398,6 +436,8 @@ class _Recorder(AbstractCapability[Any]):
         if self._lease is None:
             message = "the run has no lease yet"
             raise RuntimeError(message)
+        if self._broken is not None:
+            raise self._broken
         return self._lease
 
 

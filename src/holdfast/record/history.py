@@ -124,6 +124,13 @@ class History:
         rows = [Message(segment=self.segment, position=start + n, body=body) for n, body in enumerate(bodies)]
         return Growth(segments, rows, added)
 
+    def set_aside(self, message: ModelMessage) -> tuple[Segment, Message]:
+        """Return how to keep a message beside the history, in a segment of its own that nothing goes on from."""
+        self._segments += 1
+        start = len(self._recorded)
+        segment = Segment(number=self._segments, parent=self.segment if start else None, start=start)
+        return segment, Message(segment=segment.number, position=start, body=dump(message))
+
     def _same(self, messages: Sequence[ModelMessage], *, thorough: bool) -> int:
         """Return how many of the first messages are as recorded.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic_ai import Agent
-from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart, UserContent
+from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart, UserContent, UserPromptPart
 from pydantic_ai.run import AgentRunResult
 
 from holdfast.errors import Conflict, NotFound
@@ -63,7 +63,8 @@ async def resume(agent: Agent[Any, Any], store: Store, run_id: str, **options: A
     """Go on with a run that was interrupted or failed, from its frontier, as a new run of the same session.
 
     Calls with a recorded result are answered from the ledger, those never started are run, and the others follow the
-    policy of their tool. Raises `Conflict` if the run has completed, or is not the last of its session.
+    policy of their tool. A run that has made no request yet is given its prompt again. Raises `Conflict` if the run has
+    completed, or is not the last of its session.
     """
     run = await store.run(run_id)
     if run.status == "completed":
@@ -73,12 +74,24 @@ async def resume(agent: Agent[Any, Any], store: Store, run_id: str, **options: A
         raise Conflict(problem=f"run {run_id} has no checkpoint, or another run has gone on since")
     messages = await load_history(store, latest[0])
     _know_tools(agent, messages)
+    prompt = await _prompt_aside(store, run) if latest[0].seq == run.first_seq else None
     return await agent.run(
+        prompt,
         message_history=messages,
         conversation_id=run.session_id,
         capabilities=_recording(agent, store, {"resumes": run_id}),
         **options,
     )
+
+
+async def _prompt_aside(store: Store, run: Run) -> str | Sequence[UserContent] | None:
+    """Return the prompt of a run that began and made no request of it; None if it had none."""
+    events = await store.events(run.session_id, run_id=run.id)
+    started = next((event for event in events if event.kind == "run_started"), None)
+    if started is None or started.message is None:
+        return None
+    (part,) = load([started.message])[0].parts
+    return part.content if isinstance(part, UserPromptPart) else None
 
 
 async def continue_session(
