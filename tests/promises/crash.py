@@ -19,7 +19,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from holdfast import Holdfast, continue_session, idempotency_key, is_provider_valid, load_history, resume
 from holdfast.errors import Conflict, NotFound, SessionBusy
-from holdfast.record import Policy
+from holdfast.record import Policy, capability
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, Lease
 
@@ -59,7 +59,7 @@ def make_agent(store: Store, log: Path, points: Points, policy: Policy) -> Agent
         answers = [p for m in messages for p in m.parts if isinstance(p, ToolReturnPart)]
         return ModelResponse(parts=[TextPart(f"done with {len(answers)} answers")])
 
-    capability = Holdfast(store, policies=dict.fromkeys(("left", "right"), policy), lease_ttl=0.3)
+    recorder = Holdfast(store, policies=dict.fromkeys(("left", "right"), policy), lease_ttl=0.3)
 
     async def act(ctx: RunContext[None], x: int) -> str:
         points.here(f"in-{x}")
@@ -72,7 +72,7 @@ def make_agent(store: Store, log: Path, points: Points, policy: Policy) -> Agent
     return Agent(
         FunctionModel(model),
         deps_type=type(None),
-        capabilities=[capability],
+        capabilities=[recorder],
         tools=[Tool(act, name="left"), Tool(act, name="right")],
     )
 
@@ -83,6 +83,7 @@ def _prompts(message: ModelMessage) -> str:
 
 async def first(url: str, log: Path, policy: Policy, point: str | None) -> None:
     points = Points(point)
+    capability._A_MOMENT = 60  # the same writes at whatever pace this machine has today
     async with open_store(url) as store:
         write, written = store.write, asyncio.Event()
 

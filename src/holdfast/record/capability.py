@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic_ai import RunContext
+from pydantic_ai import CallToolsNode, RunContext
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
 from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ToolFailedError, ToolRetryError
 from pydantic_ai.messages import (
@@ -128,6 +128,9 @@ class _Recorder(AbstractCapability[Any]):
         self._parent = parent
         self._history = History()
         self._effects: dict[tuple[str, str], Effect] = {}  # of the calls that no message answers yet
+        self._inherits = (
+            False  # whether there are some that an earlier run began, and no tool was looked up yet
+        )
         self._places: dict[str, tuple[str, str]] = {}  # where the latest call with an id is in the ledger
         self._calls: Counter[tuple[str, str]] = Counter()  # how often a run has made a call with an id
         self._events: list[NewEvent] = []  # told with the next write
@@ -170,6 +173,16 @@ class _Recorder(AbstractCapability[Any]):
                     _recorder.reset(recorder)
             await self._end(result)
             return result
+
+    async def before_node_run(self, ctx: RunContext[Any], *, node: Any) -> Any:
+        # Pydantic AI tells the model that there is no such tool, also of a call that was begun: it would be forgotten.
+        if self._inherits and isinstance(node, CallToolsNode):
+            self._inherits = False
+            known = ctx.tool_manager and ctx.tool_manager.tools
+            missing = sorted({effect.tool for effect in self._effects.values()} - set(known or ()))
+            if known is not None and missing:
+                raise Conflict(problem=gone(missing))
+        return node  # pyright: ignore[reportUnknownVariableType]
 
     async def wrap_model_request(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, handler: Any
@@ -338,6 +351,7 @@ class _Recorder(AbstractCapability[Any]):
                 entry = ledger.entry(call.tool_call_id, before[call.tool_call_id])
                 page = await self._store.effects(session_id, run_id=run_id, call_id=entry)
                 self._effects.update({(e.run_id, e.call_id): e for e in page.items})
+            self._inherits = bool(self._effects)
         metadata = json.dumps(self._settings.metadata)
         self._row = Run(id=self._run_id, agent=agent, parent_id=self._parent, metadata=metadata)
         started = self._event(ctx, "run_started", agent=agent, parent=self._parent)
@@ -475,6 +489,11 @@ async def read_history(store: Store, session_id: str, checkpoint: Checkpoint) ->
             break
         bodies += [message.body for message in page]
     return bodies
+
+
+def gone(tools: Sequence[str]) -> str:
+    """Say that an agent cannot go on with calls of these tools."""
+    return f"the agent has no tool {', '.join(tools)} any more, which a pending call needs"
 
 
 def _ask() -> Any:

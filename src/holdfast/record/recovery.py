@@ -12,7 +12,7 @@ from pydantic_ai.run import AgentRunResult
 from holdfast.errors import Conflict, NotFound
 from holdfast.ids import new_id
 from holdfast.record import ledger
-from holdfast.record.capability import Holdfast, held, read_history
+from holdfast.record.capability import Holdfast, gone, held, read_history
 from holdfast.record.history import load
 from holdfast.record.validity import pending_calls
 from holdfast.store import Store
@@ -222,12 +222,10 @@ def _know_tools(agent: Agent[Any, Any], messages: Sequence[ModelMessage]) -> Non
     known: Any = getattr(toolset, "tools", None)
     others = len(getattr(agent, "toolsets", ())) > 1
     if known is None or others:
-        return  # toolsets that come and go are asked when the call is made
+        return  # toolsets that come and go are asked when the run begins
     missing = sorted({call.tool_name for call in pending_calls(messages)} - set(known))
     if missing:
-        raise Conflict(
-            problem=f"the agent has no tool {', '.join(missing)} any more, which a pending call needs"
-        )
+        raise Conflict(problem=gone(missing))
 
 
 def _recording(agent: Agent[Any, Any], store: Store, metadata: dict[str, Any]) -> list[Holdfast]:
