@@ -79,7 +79,7 @@ WRAPPED: dict[str, tuple[str, Callable[[Server], Any]]] = {
     "prefixed": ("far_{}", lambda server: server.prefixed("far")),
     "renamed": ("{}", lambda server: server.renamed({"search": "search"})),
     "all": ("far_{}", lambda server: CombinedToolset([server.prefixed("far").filtered(lambda ctx, t: True)])),
-    "dynamic": ("{}", lambda server: _made_for(server)),
+    "dynamic": ("{}", _made_for),
 }
 
 

@@ -30,7 +30,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.run import AgentRunResult
-from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.tools import DeferredToolRequests, ToolDefinition
 
 from holdfast.errors import Conflict, HoldfastError, NotFound
 from holdfast.ids import new_id
@@ -139,6 +139,7 @@ class _Recorder(AbstractCapability[Any]):
         self._late: asyncio.Task[None] | None = None
         self._broken: HoldfastError | None = None  # why that failed; the next write says so
         self._unsaid: _Beginning | None = None  # how the run began, until a write has said so
+        self._waited: list[Run] = []  # the run before, if it waited for an answer
         self._lease: Lease | None = None
         self._row = Run(id="")
         self._run_id = ""
@@ -207,18 +208,14 @@ class _Recorder(AbstractCapability[Any]):
         args: dict[str, Any],
         handler: Any,
     ) -> Any:
-        run_id = ledger.origin(ctx.messages, self._run_id)
-        before = self._calls[run_id, call.tool_call_id]
-        self._calls[run_id, call.tool_call_id] += 1
-        place = run_id, ledger.entry(call.tool_call_id, before)
-        self._places[call.tool_call_id] = place
+        place = self._place(ctx, call.tool_call_id)
         known = self._effects.get(place)
         if known is not None and (answer := self._answer(ctx, known, tool_def)) is not None:
             replayed = self._event(ctx, "tool_call_completed", tool=call.tool_name, call_id=call.tool_call_id)
             self._events.append(replayed)
             return answer()
         effect = Effect(
-            run_id=run_id,
+            run_id=place[0],
             call_id=place[1],
             tool=call.tool_name,
             step=ctx.run_step,
@@ -238,7 +235,10 @@ class _Recorder(AbstractCapability[Any]):
         except (ToolRetryError, ToolFailedError) as told:
             await self._settle(ctx, effect, "tool_call_completed", result=ledger.raised(told))
             raise
-        except (ApprovalRequired, CallDeferred):
+        except (ApprovalRequired, CallDeferred) as later:
+            # It ends when it is answered, in whatever run.
+            kind = "approval" if isinstance(later, ApprovalRequired) else "external"
+            await self._note(replace(effect, result=ledger.deferred(kind, later.metadata)))
             raise
         except asyncio.CancelledError:
             raise  # whether it took effect is not known
@@ -262,29 +262,50 @@ class _Recorder(AbstractCapability[Any]):
             self._effects[place] = noted
             await self._store.write(self._held(), Batch(effects=[noted]))
 
+    def _place(self, ctx: RunContext[Any], call_id: str) -> tuple[str, str]:
+        """Return where a call is in the ledger: a place of its own, or the one where it waits for an answer."""
+        place = self._places.get(call_id)
+        effect = self._effects.get(place) if place else None
+        if place is not None and effect is not None and ledger.waits_for(effect) is not None:
+            return place
+        run_id = ledger.origin(ctx.messages, self._run_id)
+        before = self._calls[run_id, call_id]
+        self._calls[run_id, call_id] += 1
+        self._places[call_id] = run_id, ledger.entry(call_id, before)
+        return self._places[call_id]
+
     def _answer(self, ctx: RunContext[Any], effect: Effect, tool_def: ToolDefinition) -> Any:
         """Return what gives the answer to a call that was begun before; None if it may be run again."""
         if ledger.is_known(effect):
             return lambda: ledger.replay(effect)
-        if ctx.tool_call_approved:
-            return None  # a person says so
+        if (waits := ledger.waits_for(effect)) is not None:
+            # A person says so; not by an approval that this call has used up already.
+            approved = ctx.tool_call_approved and waits != "external"
+            return None if approved else lambda: ledger.replay(effect)
         policy = self._settings.policies.get(tool_def.name) or (tool_def.metadata or {}).get(
             "recovery", "report"
         )
         if policy == "retry":
             return None
         if policy == "ask":
-            return _ask
+            asked = replace(effect, result=ledger.deferred("again"))
+            self._effects[effect.run_id, effect.call_id] = asked
+            self._ended.append(asked)
+            return lambda: ledger.replay(asked)
         return lambda: ledger.unknown(effect)
 
     async def _settle(self, ctx: RunContext[Any], effect: Effect, kind: str, **outcome: str) -> None:
-        place = effect.run_id, effect.call_id
-        ended = _ended(self._effects.get(place, effect), **outcome)  # with what was noted meanwhile
-        self._effects[place] = ended
         error = {"error": outcome["error"]} if "error" in outcome else {}
         self._events.append(self._event(ctx, kind, tool=effect.tool, call_id=effect.call_id, **error))
-        self._ended.append(ended)
-        if any(other.state == "started" for other in self._effects.values()):
+        await self._note(_ended(effect, **outcome))
+
+    async def _note(self, effect: Effect) -> None:
+        """Have it written how a call stands now: with what was noted meanwhile, and soon."""
+        noted = self._effects.get((effect.run_id, effect.call_id), effect)
+        effect = replace(effect, summary=noted.summary, idempotency_key=noted.idempotency_key)
+        self._effects[effect.run_id, effect.call_id] = effect
+        self._ended.append(effect)
+        if any(other.state == "started" and other.result is None for other in self._effects.values()):
             await self._store.write(self._held(), self._taken())
         else:
             self._write_within(_A_MOMENT)
@@ -328,7 +349,7 @@ class _Recorder(AbstractCapability[Any]):
         batch = Batch(events=self._events, effects=list(last.values()))
         self._events, self._ended = [], []
         if self._unsaid is not None:
-            batch.runs, batch.status, self._unsaid = [self._row], "running", None
+            batch.runs, batch.status, self._unsaid = [self._row, *self._waited], "running", None
         return batch
 
     async def _begin(self, ctx: RunContext[Any], agent: str) -> None:
@@ -336,6 +357,7 @@ class _Recorder(AbstractCapability[Any]):
         session_id = self._held().session_id
         segments = await self._store.segments(session_id)
         latest = (await self._store.checkpoints(session_id=session_id, limit=1)).items
+        recorded: list[ModelMessage] = []
         if latest:
             at = latest[0]
             recorded = load(await read_history(self._store, session_id, at))
@@ -343,15 +365,22 @@ class _Recorder(AbstractCapability[Any]):
                 session_id, segment=at.segment, length=at.length + 1, after=at.length - 1, limit=1
             )
             self._history = History(at.segment, len(segments), recorded, open_ended=not beyond)
-        if pending := pending_calls(ctx.messages):
-            run_id = ledger.origin(ctx.messages, self._run_id)
-            before = ledger.calls_before(ctx.messages, run_id)
+            if at.run_id is not None and (last := await self._store.run(at.run_id)).status == "waiting":
+                self._waited = [replace(last, status="completed")]  # this run goes on for it
+        # Calls that were left open: this run carries them out, or was given their answers.
+        carried_out = pending_calls(ctx.messages)
+        messages = ctx.messages if carried_out else recorded
+        if pending := carried_out or pending_calls(recorded):
+            run_id = ledger.origin(messages, self._run_id)
+            before = ledger.calls_before(messages, run_id)
             self._calls.update({(run_id, call_id): count for call_id, count in before.items()})
             for call in pending:
                 entry = ledger.entry(call.tool_call_id, before[call.tool_call_id])
                 page = await self._store.effects(session_id, run_id=run_id, call_id=entry)
-                self._effects.update({(e.run_id, e.call_id): e for e in page.items})
-            self._inherits = bool(self._effects)
+                for effect in page.items:
+                    place = self._places[call.tool_call_id] = effect.run_id, effect.call_id
+                    self._effects[place] = effect
+            self._inherits = bool(carried_out and self._effects)
         metadata = json.dumps(self._settings.metadata)
         self._row = Run(id=self._run_id, agent=agent, parent_id=self._parent, metadata=metadata)
         started = self._event(ctx, "run_started", agent=agent, parent=self._parent)
@@ -391,10 +420,11 @@ class _Recorder(AbstractCapability[Any]):
             )
             if isinstance(message, ModelRequest):
                 moved += self._moved(message, (row.segment, row.position))
+        begins = self._unsaid is not None
         batch = self._taken([*moved, *effects])
         batch.events = [*batch.events, *told]
         batch.segments, batch.messages = growth.segments, growth.messages
-        if growth.added or growth.segments:
+        if growth.added or growth.segments or begins:
             batch.checkpoints = [self._checkpoint(kind, step)]
         return batch
 
@@ -407,27 +437,63 @@ class _Recorder(AbstractCapability[Any]):
     def _moved(self, request: ModelRequest, message: tuple[int, int]) -> list[Effect]:
         """Return the effects whose results are in this message now."""
         moved: list[Effect] = []
-        for call_id in answers(request):
-            place = self._places.get(call_id)
+        for part in answers(request):
+            place = self._places.get(part.tool_call_id)
             effect = self._effects.pop(place, None) if place else None
-            if effect is not None and effect.state == "completed":
+            if effect is None:
+                continue
+            if effect.state == "completed":
                 moved.append(replace(effect, result=None, message=message))
+            elif (ended := ledger.answered(effect, part, message)) is not None:
+                moved.append(ended)
+                facts = {"tool": ended.tool, "call_id": part.tool_call_id, "answered": True}
+                kind = f"tool_call_{ended.state}"
+                self._events.append(NewEvent(kind=kind, run_id=self._run_id, payload=json.dumps(facts)))
         return moved
 
     async def _end(self, result: AgentRunResult[Any]) -> None:
         messages = result.all_messages()
-        kind: CheckpointKind = "interrupted" if pending_calls(messages) else "settled"
-        batch = self._grown(messages, kind, None, thorough=True)
-        waits = [call.tool_call_id for call in pending_calls(messages)]
-        batch.runs = [replace(self._row, status="waiting" if waits else "completed")]
+        waits = pending_calls(messages)
+        kind: CheckpointKind = "interrupted" if waits else "settled"
+        batch = self._grown(
+            messages, kind, None, effects=self._deferred(messages, result.output), thorough=True
+        )
+        batch.runs = [*batch.runs[1:], replace(self._row, status="waiting" if waits else "completed")]
+        batch.status = "waiting" if waits else "idle"
         ending = NewEvent(kind="run_completed", run_id=self._run_id)
         if waits:
+            batch.waiting_for = ", ".join(f"{call.tool_name} ({call.tool_call_id})" for call in waits)
+            ids = [call.tool_call_id for call in waits]
             ending = NewEvent(
-                kind="approval_requested", run_id=self._run_id, payload=json.dumps({"calls": waits})
+                kind="approval_requested", run_id=self._run_id, payload=json.dumps({"calls": ids})
             )
         batch.events = [*batch.events, ending]
-        batch.status = "idle"
         await self._store.write(self._held(), batch)
+
+    def _deferred(self, messages: Sequence[ModelMessage], output: object) -> list[Effect]:
+        """Return ledger entries for the calls that were deferred without a tool having run."""
+        if not isinstance(output, DeferredToolRequests):
+            return []
+        run_id = ledger.origin(messages, self._run_id)
+        external = {call.tool_call_id for call in output.calls}
+        entries: list[Effect] = []
+        for call in (*output.calls, *output.approvals):
+            place = run_id, ledger.entry(call.tool_call_id, self._calls[run_id, call.tool_call_id])
+            if self._effects.get(self._places.get(call.tool_call_id, place)) is None:
+                kind = "external" if call.tool_call_id in external else "approval"
+                metadata = output.metadata.get(call.tool_call_id)
+                entries.append(
+                    Effect(
+                        run_id=place[0],
+                        call_id=place[1],
+                        tool=call.tool_name,
+                        arguments_digest=ledger.digest(call.args_as_dict()),
+                        idempotency_key=ledger.key(*place),
+                        result=ledger.deferred(kind, metadata),
+                        attempts=0,
+                    )
+                )
+        return entries
 
     async def _fail(self, error: BaseException) -> None:
         """Say how the run ended. What it got to is on record already."""
@@ -494,10 +560,6 @@ async def read_history(store: Store, session_id: str, checkpoint: Checkpoint) ->
 def gone(tools: Sequence[str]) -> str:
     """Say that an agent cannot go on with calls of these tools."""
     return f"the agent has no tool {', '.join(tools)} any more, which a pending call needs"
-
-
-def _ask() -> Any:
-    raise ApprovalRequired
 
 
 def _ended(effect: Effect, *, result: str | None = None, error: str | None = None) -> Effect:

@@ -60,20 +60,27 @@ async def load_history(store: Store, checkpoint: Checkpoint) -> list[ModelMessag
 
 
 async def resume(agent: Agent[Any, Any], store: Store, run_id: str, **options: Any) -> AgentRunResult[Any]:
-    """Go on with a run that was interrupted or failed, from its frontier, as a new run of the same session.
+    """Go on with a run that was interrupted, failed or waits, from its frontier, as a new run of the same session.
 
     Calls with a recorded result are answered from the ledger, those never started are run, and the others follow the
     policy of their tool. A run that has made no request yet is given its prompt again. Raises `Conflict` if the run has
-    completed, or is not the last of its session.
+    completed, is not the last of its session, or waits for answers that `deferred_tool_results` does not give.
     """
     run = await store.run(run_id)
     if run.status == "completed":
         raise Conflict(problem=f"run {run_id} has completed; there is nothing to resume")
     latest = (await store.checkpoints(session_id=run.session_id, limit=1)).items
     if not latest or latest[0].run_id != run_id:
-        raise Conflict(problem=f"run {run_id} has no checkpoint, or another run has gone on since")
+        since = f": resume {latest[0].run_id} if it is to go on" if latest and latest[0].run_id else ""
+        raise Conflict(problem=f"run {run_id} has no checkpoint, or another run has gone on since{since}")
     messages = await load_history(store, latest[0])
     _know_tools(agent, messages)
+    waits = pending_calls(messages)
+    if waits and isinstance(messages[-1], ModelRequest) and not options.get("deferred_tool_results"):
+        calls = ", ".join(call.tool_call_id for call in waits)
+        raise Conflict(
+            problem=f"run {run_id} waits for answers to {calls}; pass them as deferred_tool_results"
+        )
     prompt = await _prompt_aside(store, run) if latest[0].seq == run.first_seq else None
     return await agent.run(
         prompt,
@@ -183,14 +190,15 @@ async def _closing(store: Store, session_id: str, messages: Sequence[ModelMessag
     known = await _pending_effects(store, session_id, messages)
     parts: list[ToolReturnPart] = []
     for call in pending_calls(messages):
-        effect = known[call.tool_call_id]
+        effect, outcome = known[call.tool_call_id], "success"
         if effect is None:
             content: Any = "This call was not carried out: the run was interrupted before it."
         elif ledger.is_known(effect):
             content = _content(effect)
         else:
             content = ledger.unknown(effect)
-        parts.append(ToolReturnPart(call.tool_name, content, call.tool_call_id))
+            outcome = "denied" if ledger.waits_for(effect) == "approval" else "interrupted"
+        parts.append(ToolReturnPart(call.tool_name, content, call.tool_call_id, outcome=outcome))
     return [ModelRequest(parts=parts)] if parts else []
 
 
