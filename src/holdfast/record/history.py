@@ -18,7 +18,8 @@ from holdfast.types import Json, Message, Segment
 
 _NEAR = 8
 """So many of the last messages are compared by identity at each step, and the last one part by part: a step may still
-complete that in place. At the end all are compared by content."""
+complete that in place. Those before them are compared as a list, which stops at what is not the same object and not
+equal: 10 microseconds for 2,000 messages. At the end all are compared by content."""
 
 # Each kind on its own: half the price of finding out which one it is.
 _REQUEST: TypeAdapter[ModelMessage] = TypeAdapter(ModelRequest)
@@ -73,6 +74,13 @@ def _look(message: ModelMessage) -> list[object]:
     for part in message.parts:
         seen += vars(part).values()
     return seen
+
+
+def _alike(recorded: list[ModelMessage], messages: Sequence[ModelMessage]) -> bool:
+    try:
+        return recorded == messages
+    except Exception:  # noqa: BLE001 - what a tool returned may refuse to be compared; then it is not known to be equal
+        return False
 
 
 @dataclass(slots=True)
@@ -134,12 +142,16 @@ class History:
     def _same(self, messages: Sequence[ModelMessage], *, thorough: bool) -> int:
         """Return how many of the first messages are as recorded.
 
-        A step looks at the end only, so that step 10,000 costs what step 1 cost: a history that is rewritten moves or
-        replaces what is there. Whatever a run did further up is found when it ends.
+        A step looks at the objects only, and at the content of the last one: a history that is rewritten moves or
+        replaces messages. What was changed inside of one further up is found when the run ends.
         """
         known = min(len(self._recorded), len(messages))
         near = 0 if thorough else max(0, known - _NEAR)
-        if known < len(self._recorded) or not all(map(is_, self._recorded[near:], messages[near:known])):
+        if (
+            known < len(self._recorded)
+            or not all(map(is_, self._recorded[near:], messages[near:known]))
+            or not _alike(self._recorded, messages[:known])
+        ):
             known = self._equal(messages)
             self._recorded[:known] = messages[:known]
         if not known:
