@@ -354,6 +354,27 @@ async def test_the_same_call_id_in_two_steps(store: Store):
     assert len({e.idempotency_key for e in effects}) == 2
 
 
+async def test_an_id_that_a_refused_call_had_is_not_taken_for_a_call_that_never_began(store: Store):
+    """The first call with the id had wrong arguments, so no tool ran; the second was begun when the run was cut off."""
+    started, ran = asyncio.Event(), list[int]()
+
+    async def pay(x: int) -> str:
+        ran.append(x)
+        started.set()
+        await asyncio.sleep(60 if len(ran) == 1 else 0)
+        return "paid"
+
+    agent = recorded(store, [call("pay", x="much")], [call("pay", x=1)], tools=[pay], retries=3)
+    running = asyncio.create_task(agent.run("hi", conversation_id="talk"))
+    await started.wait()
+    running.cancel()
+    await asyncio.wait([running])
+    (run,) = (await store.runs(session_id="talk")).items
+    result = await resume(agent, store, run.id)
+    assert "whether it took effect is not known" in str(result.all_messages())
+    assert ran == [1]
+
+
 async def test_compaction_opens_a_new_segment(store: Store):
     def keep_last(messages: list[ModelMessage]) -> list[ModelMessage]:
         return messages[-1:]

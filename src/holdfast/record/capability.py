@@ -197,6 +197,7 @@ class _Recorder(AbstractCapability[Any]):
             raise
         facts = {"model": response.model_name, "usage": _usage(response), "cost": _cost(response)}
         self._events.append(self._event(ctx, "model_request_completed", **facts))
+        self._calls.update((self._run_id, call.tool_call_id) for call in pending_calls([response]))
         return response
 
     async def wrap_tool_execute(
@@ -211,8 +212,9 @@ class _Recorder(AbstractCapability[Any]):
         place = self._place(ctx, call.tool_call_id)
         known = self._effects.get(place)
         if known is not None and (answer := self._answer(ctx, known, tool_def)) is not None:
-            replayed = self._event(ctx, "tool_call_completed", tool=call.tool_name, call_id=call.tool_call_id)
-            self._events.append(replayed)
+            if ledger.waits_for(self._effects[place]) is None:
+                facts = {"tool": call.tool_name, "call_id": call.tool_call_id}
+                self._events.append(self._event(ctx, "tool_call_completed", **facts))
             return answer()
         effect = Effect(
             run_id=place[0],
@@ -269,10 +271,12 @@ class _Recorder(AbstractCapability[Any]):
         if place is not None and effect is not None and ledger.waits_for(effect) is not None:
             return place
         run_id = ledger.origin(ctx.messages, self._run_id)
-        before = self._calls[run_id, call_id]
-        self._calls[run_id, call_id] += 1
-        self._places[call_id] = run_id, ledger.entry(call_id, before)
+        self._places[call_id] = self._entry(run_id, call_id)
         return self._places[call_id]
+
+    def _entry(self, run_id: str, call_id: str) -> tuple[str, str]:
+        # By the calls that were made, not by those whose tools ran: only these can be counted in a history.
+        return run_id, ledger.entry(call_id, max(0, self._calls[run_id, call_id] - 1))
 
     def _answer(self, ctx: RunContext[Any], effect: Effect, tool_def: ToolDefinition) -> Any:
         """Return what gives the answer to a call that was begun before; None if it may be run again."""
@@ -365,8 +369,9 @@ class _Recorder(AbstractCapability[Any]):
                 session_id, segment=at.segment, length=at.length + 1, after=at.length - 1, limit=1
             )
             self._history = History(at.segment, len(segments), recorded, open_ended=not beyond)
-            if at.run_id is not None and (last := await self._store.run(at.run_id)).status == "waiting":
-                self._waited = [replace(last, status="completed")]  # this run goes on for it
+            if at.run_id is not None and pending_calls(recorded):
+                last = await self._store.run(at.run_id)
+                self._waited = [replace(last, status="completed")] if last.status == "waiting" else []
         # Calls that were left open: this run carries them out, or was given their answers.
         carried_out = pending_calls(ctx.messages)
         messages = ctx.messages if carried_out else recorded
@@ -375,6 +380,7 @@ class _Recorder(AbstractCapability[Any]):
             before = ledger.calls_before(messages, run_id)
             self._calls.update({(run_id, call_id): count for call_id, count in before.items()})
             for call in pending:
+                self._calls[run_id, call.tool_call_id] += 1
                 entry = ledger.entry(call.tool_call_id, before[call.tool_call_id])
                 page = await self._store.effects(session_id, run_id=run_id, call_id=entry)
                 for effect in page.items:
@@ -478,7 +484,7 @@ class _Recorder(AbstractCapability[Any]):
         external = {call.tool_call_id for call in output.calls}
         entries: list[Effect] = []
         for call in (*output.calls, *output.approvals):
-            place = run_id, ledger.entry(call.tool_call_id, self._calls[run_id, call.tool_call_id])
+            place = self._entry(run_id, call.tool_call_id)
             if self._effects.get(self._places.get(call.tool_call_id, place)) is None:
                 kind = "external" if call.tool_call_id in external else "approval"
                 metadata = output.metadata.get(call.tool_call_id)
@@ -505,7 +511,7 @@ class _Recorder(AbstractCapability[Any]):
         event = NewEvent(kind=f"run_{kind}", run_id=self._run_id, payload=json.dumps({"error": _said(error)}))
         run = replace(self._row, status=kind, error=_said(error))
         batch = self._begun()
-        batch.events, batch.runs, batch.status = [*batch.events, event], [run], "idle"
+        batch.events, batch.runs, batch.status = [*batch.events, event], [*batch.runs[1:], run], "idle"
         with suppress(HoldfastError):  # the error that ended the run is the one to raise
             await self._store.write(lease, batch)
 
