@@ -187,7 +187,8 @@ class Checkpoint:
 class Effect:
     """The ledger entry of one tool call. Once completed or failed its outcome never changes.
 
-    `message` says that the result has moved into that message; readers find the message's body in `body`.
+    `message` says that the result has moved into that message; readers find the message's body in `body`. The `result`
+    of one that is still `started` says what it waits for; `attempts` is 0 if its tool has not run.
     """
 
     run_id: str

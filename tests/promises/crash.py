@@ -19,7 +19,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from holdfast import Holdfast, continue_session, idempotency_key, is_provider_valid, load_history, resume
 from holdfast.errors import Conflict, NotFound, SessionBusy
-from holdfast.record import Policy
+from holdfast.record import Policy, capability
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, Lease
 
@@ -59,7 +59,7 @@ def make_agent(store: Store, log: Path, points: Points, policy: Policy) -> Agent
         answers = [p for m in messages for p in m.parts if isinstance(p, ToolReturnPart)]
         return ModelResponse(parts=[TextPart(f"done with {len(answers)} answers")])
 
-    capability = Holdfast(store, policies=dict.fromkeys(("left", "right"), policy), lease_ttl=0.3)
+    recorder = Holdfast(store, policies=dict.fromkeys(("left", "right"), policy), lease_ttl=0.3)
 
     async def act(ctx: RunContext[None], x: int) -> str:
         points.here(f"in-{x}")
@@ -72,7 +72,7 @@ def make_agent(store: Store, log: Path, points: Points, policy: Policy) -> Agent
     return Agent(
         FunctionModel(model),
         deps_type=type(None),
-        capabilities=[capability],
+        capabilities=[recorder],
         tools=[Tool(act, name="left"), Tool(act, name="right")],
     )
 
@@ -83,19 +83,29 @@ def _prompts(message: ModelMessage) -> str:
 
 async def first(url: str, log: Path, policy: Policy, point: str | None) -> None:
     points = Points(point)
+    capability._A_MOMENT = 60  # the same writes at whatever pace this machine has today
     async with open_store(url) as store:
-        write = store.write
+        write, written = store.write, asyncio.Event()
 
         async def watched(lease: Lease, batch: Batch) -> int:
             points.here("before-write")
             seq = await write(lease, batch)
             points.here("after-write")
+            written.set()
             return seq
 
         store.write = watched
-        result = await make_agent(store, log, points, policy).run(
-            "go", conversation_id="talk", run_id="run-1"
-        )
+        agent = make_agent(store, log, points, policy)
+
+        @agent.instructions
+        async def slow() -> str:  # pyright: ignore[reportUnusedFunction]
+            await written.wait()  # the run is on record, and has asked no model yet
+            if not log.with_name("began").exists():
+                points.here("began")
+                log.with_name("began").touch()
+            return ""
+
+        result = await agent.run("go", conversation_id="talk", run_id="run-1")
         (log.parent / "points.json").write_text(
             json.dumps({"points": points.passed, "output": result.output})
         )
@@ -130,12 +140,13 @@ async def _go_on(agent: Agent[None, str], store: Store, mode: str) -> str:
             return (await agent.run("next", conversation_id="talk")).output
     try:
         return (await resume(agent, store, "run-1")).output
-    except (NotFound, Conflict) as reason:
-        if "completed" in str(reason):
-            (latest,) = (await store.checkpoints(session_id="talk", limit=1)).items
-            return str((await load_history(store, latest))[-1].parts[0].content)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
-        # Nothing of it is on record but that it began: no model was asked, no tool has run.
+    except NotFound:  # it was killed before its first write: no model was asked, no tool has run
         return (await agent.run("go", conversation_id="talk")).output
+    except Conflict as reason:
+        if "completed" not in str(reason):
+            raise
+        (latest,) = (await store.checkpoints(session_id="talk", limit=1)).items
+        return str((await load_history(store, latest))[-1].parts[0].content)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
 
 
 def in_a_process(work: Callable[[], Any], answer: Path | None = None) -> int:

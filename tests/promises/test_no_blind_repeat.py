@@ -14,6 +14,7 @@ async def test_killed_at_every_boundary_and_resumed(crash: Crash):
     """Whatever was killed whenever: each completed call ran once, and the answer is that of an undisturbed run."""
     points = await every_point(crash)
     assert len(points) >= 25
+    assert "began#0" in points  # on record, and no model was asked yet
     for facts in await crash.run("report", "resume", points):
         _check(facts)
         assert len(set(facts["log"])) == len(facts["log"]), facts

@@ -108,7 +108,9 @@ async def test_many_sessions_while_workers_die(engine: Engine, store: Store, tmp
     for session in sessions:
         done = Counter(line.split()[0] for line in (tmp_path / session).read_text().splitlines())
         assert max(done.values()) == 1, session
-        if len(done) < 3:  # killed between the call's record and the call: it is not known, and so not repeated
+        if (
+            len(done) < 3
+        ):  # killed between the call's record and the call: it is not known, and so not repeated
             assert "whether it took effect is not known" in await texts(store, session)
 
 

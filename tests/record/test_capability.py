@@ -180,11 +180,16 @@ async def test_a_tool_that_raises_base_exception(store: Store):
         raise Halt
 
     agent = recorded(store, [call("halt")], tools=[halt])
-    with pytest.raises(BaseException):  # noqa: B017, PT011
+    with pytest.raises(BaseException) as raised:  # noqa: PT011 - not every way to run hands it on as it is
         await agent.run("hi", conversation_id="talk")
+    assert "Halt" in repr(raised.value)
     (run,) = (await store.runs(session_id="talk")).items
-    assert run.status in {"failed", "interrupted"}
+    assert run.status == "failed"
+    (effect,) = (await inspect_run(store, run.id)).failed
+    assert effect.error == "Halt"
     assert (await store.session("talk")).status == "idle"
+    resumed = await resume(agent, store, run.id)
+    assert "The call failed before an interruption: Halt" in str(resumed.all_messages())
     result = await continue_session(recorded(store), store, "talk", "go on")
     assert is_provider_valid(result.all_messages())
 
@@ -299,6 +304,30 @@ async def test_a_result_that_cannot_be_serialized(store: Store):
     assert (await continue_session(agent, store, "talk", "go on")).output == "done"
 
 
+async def test_after_a_crash_a_result_that_could_not_be_recorded_is_unknown(store: Store):
+    gate = asyncio.Event()
+
+    async def strange() -> Any:
+        return {"value": object()}
+
+    async def hang() -> str:
+        gate.set()
+        await asyncio.sleep(60)
+        return "never"
+
+    agent = recorded(store, [call("strange", "a"), call("hang", "b")], tools=[strange, hang])
+    running = asyncio.create_task(agent.run("hi", conversation_id="talk"))
+    await gate.wait()
+    while "tool_call_completed" not in await kinds(store, "talk"):
+        await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.wait([running])
+    (run,) = (await store.runs(session_id="talk")).items
+    result = await resume(agent, store, run.id)
+    assert "its result could not be recorded" in str(result.all_messages())
+    assert await history(store, "talk") == result.all_messages()
+
+
 async def test_a_large_result(store: Store):
     def large() -> str:
         return "x" * 50_000_000
@@ -325,6 +354,27 @@ async def test_the_same_call_id_in_two_steps(store: Store):
     assert len({e.idempotency_key for e in effects}) == 2
 
 
+async def test_an_id_that_a_refused_call_had_is_not_taken_for_a_call_that_never_began(store: Store):
+    """The first call with the id had wrong arguments, so no tool ran; the second was begun when the run was cut off."""
+    started, ran = asyncio.Event(), list[int]()
+
+    async def pay(x: int) -> str:
+        ran.append(x)
+        started.set()
+        await asyncio.sleep(60 if len(ran) == 1 else 0)
+        return "paid"
+
+    agent = recorded(store, [call("pay", x="much")], [call("pay", x=1)], tools=[pay], retries=3)
+    running = asyncio.create_task(agent.run("hi", conversation_id="talk"))
+    await started.wait()
+    running.cancel()
+    await asyncio.wait([running])
+    (run,) = (await store.runs(session_id="talk")).items
+    result = await resume(agent, store, run.id)
+    assert "whether it took effect is not known" in str(result.all_messages())
+    assert ran == [1]
+
+
 async def test_compaction_opens_a_new_segment(store: Store):
     def keep_last(messages: list[ModelMessage]) -> list[ModelMessage]:
         return messages[-1:]
@@ -349,6 +399,45 @@ async def test_a_history_that_was_edited_in_place(store: Store):
     result = await agent.run("more", message_history=edited, conversation_id="talk")
     assert await history(store, "talk") == result.all_messages()
     assert len(await store.segments("talk")) == 2
+
+
+async def test_first_messages_edited_in_place_during_a_run(store: Store):
+    """Found when the run ends, however far up it was."""
+
+    def edit(ctx: RunContext[None]) -> str:
+        prompt = ctx.messages[0].parts[0]
+        assert isinstance(prompt, UserPromptPart)
+        prompt.content = "something else"
+        return "edited"
+
+    turns = [[call("edit", f"call-{n}")] for n in range(8)]
+    result = await recorded(store, *turns, tools=[edit]).run("hello", conversation_id="talk")
+    assert "something else" in str(result.all_messages()[0])
+    assert await history(store, "talk") == result.all_messages()
+
+
+async def test_a_processor_that_replaces_early_messages_is_on_record_at_the_next_step(store: Store):
+    """Also where their number stays the same and the last ones are left alone."""
+
+    def shorten(messages: list[ModelMessage]) -> list[ModelMessage]:
+        if len(messages) < 20:
+            return messages
+        return [ModelRequest(parts=[UserPromptPart("in short")]), *messages[1:]]
+
+    seen: list[str] = []
+
+    async def look() -> str:
+        seen.append(str((await history(store, "talk"))[0]))
+        return "ok"
+
+    turns = [[call("look", f"call-{n}")] for n in range(14)]
+    agent: Agent[None, Any] = Agent(
+        scripted(*turns), tools=[look], capabilities=[Holdfast(store), ProcessHistory(shorten)]
+    )
+    result = await agent.run("a long story", conversation_id="talk")
+    assert "a long story" in seen[0]
+    assert "in short" in seen[-1]
+    assert await history(store, "talk") == result.all_messages()
 
 
 async def test_a_run_id_is_used_once(store: Store):

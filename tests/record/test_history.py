@@ -1,5 +1,6 @@
 """Equality with Pydantic AI: what was recorded loads equal to what the run had, and its bytes stay the same."""
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +14,7 @@ from pydantic_ai.messages import (
     ModelResponsePart,
     TextPart,
     ThinkingPart,
+    ToolReturnPart,
     UserPromptPart,
 )
 
@@ -116,3 +118,32 @@ def test_a_change_in_place_is_seen_at_the_end_at_once_and_elsewhere_when_thoroug
     assert [row.position for row in history.grow(messages).messages] == [5]
     messages[1].parts[0].content = "early"  # pyright: ignore[reportAttributeAccessIssue]
     assert [row.position for row in history.grow(messages, thorough=True).messages] == [1, 2, 3, 4, 5]
+
+
+def test_a_message_replaced_far_up_is_seen_at_once():
+    """As compaction does that summarizes the beginning and leaves the rest, and the number of messages, alone."""
+    messages: list[ModelMessage] = [ModelRequest(parts=[UserPromptPart(str(n))]) for n in range(40)]
+    history = History()
+    history.grow(messages)
+    rewritten = [ModelRequest(parts=[UserPromptPart("summary")]), *messages[1:]]
+    assert [(s.number, s.start) for s in history.grow(rewritten).segments] == [(2, 0)]
+    assert history.grow(rewritten).messages == []
+    moved = [*rewritten[:10], rewritten[11], rewritten[10], *rewritten[12:]]
+    assert [row.position for row in history.grow(moved).messages] == list(range(10, 40))
+
+
+def test_values_that_refuse_to_be_compared():
+    class Stubborn:
+        def __eq__(self, other: object) -> bool:
+            raise TypeError("not me")
+
+        __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def made() -> list[ModelMessage]:
+        far: list[ModelMessage] = [ModelRequest(parts=[ToolReturnPart("t", Stubborn(), "a")])]
+        return [*far, *(ModelRequest(parts=[UserPromptPart(str(n))]) for n in range(20))]
+
+    history, messages = History(), made()
+    history.grow(messages)
+    messages[0] = replace(messages[0], parts=[ToolReturnPart("t", Stubborn(), "b")])
+    assert [(s.number, s.start) for s in history.grow(messages).segments] == [(2, 0)]

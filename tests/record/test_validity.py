@@ -24,10 +24,11 @@ def test_every_call_is_answered_exactly_once():
     assert is_provider_valid([])
     assert is_provider_valid([PROMPT, ModelResponse(parts=[TextPart("hello")])])
     assert is_provider_valid([PROMPT, CALLS, answer("a", "b")])
+    assert is_provider_valid([PROMPT, CALLS, answer("a"), answer("b")])  # sent as one
     invalid: list[list[ModelMessage]] = [
         [PROMPT, CALLS],
         [PROMPT, CALLS, answer("a")],
-        [PROMPT, CALLS, answer("a"), answer("b")],
+        [PROMPT, CALLS, answer("a"), PROMPT, answer("b")],
         [PROMPT, CALLS, answer("a", "b", "b")],
         [PROMPT, answer("a")],
         [PROMPT, CALLS, answer("a", "b"), answer("a")],

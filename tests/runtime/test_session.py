@@ -200,7 +200,7 @@ async def test_an_approval_is_durable_and_holds_no_worker(store: Store, session:
         asked = await ask(store, session)
     assert (asked["tool"], asked["arguments"]) == ("pay", {"amount": 5})
     waiting = await store.session(session)
-    assert (waiting.status, waiting.waiting_for, waiting.holder) == ("waiting", "approval", None)
+    assert (waiting.status, waiting.waiting_for, waiting.holder) == ("waiting", "pay (c1)", None)
     assert paid == []
     later = await send(store, session, "are you there?")  # waits behind the question
     async with working(store, agent):  # another worker, much later

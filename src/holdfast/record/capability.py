@@ -2,7 +2,8 @@
 
 It writes twice per step: when a model request begins (what came before is settled), and before the first tool runs
 (the response is the frontier). A tool's end is written at once while others run; the last one's is part of the write
-that follows, which is at most a moment away. It never runs a tool twice by itself.
+that follows, which is at most a moment away. So is the beginning of a run: its prompt is in the first request, and is
+set aside with the beginning if no request comes in that moment. It never runs a tool twice by itself.
 """
 
 import asyncio
@@ -13,16 +14,23 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic_ai import RunContext
+from pydantic_ai import CallToolsNode, RunContext
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
 from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ToolFailedError, ToolRetryError
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    ToolCallPart,
+    UserContent,
+    UserPromptPart,
+)
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.run import AgentRunResult
-from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.tools import DeferredToolRequests, ToolDefinition
 
 from holdfast.errors import Conflict, HoldfastError, NotFound, StoreError
 from holdfast.ids import new_id
@@ -41,6 +49,9 @@ _recorder: ContextVar["_Recorder | None"] = ContextVar("holdfast_recorder", defa
 _TTL = 10.0
 _A_MOMENT = 0.005
 """How long the end of a tool call may wait for the write that comes next."""
+
+_SETUP = 0.05
+"""How long the beginning of a run may wait for its first request, which is written with it."""
 
 
 async def annotate_effect(
@@ -101,6 +112,15 @@ class Holdfast(AbstractCapability[Any]):
         return _Recorder(self, self.parent_run_id or _run.get())
 
 
+@dataclass(slots=True)
+class _Beginning:
+    """How a run began: the event that says so, and what it was given."""
+
+    event: NewEvent
+    messages: list[ModelMessage]
+    prompt: str | Sequence[UserContent] | None
+
+
 class _Recorder(AbstractCapability[Any]):
     """Records one run."""
 
@@ -113,13 +133,20 @@ class _Recorder(AbstractCapability[Any]):
         self._parent = parent
         self._history = History()
         self._effects: dict[tuple[str, str], Effect] = {}  # of the calls that no message answers yet
+        self._inherits = (
+            False  # whether there are some that an earlier run began, and no tool was looked up yet
+        )
         self._places: dict[str, tuple[str, str]] = {}  # where the latest call with an id is in the ledger
         self._calls: Counter[tuple[str, str]] = Counter()  # how often a run has made a call with an id
         self._events: list[NewEvent] = []  # told with the next write
         self._ended: list[Effect] = []  # likewise
         self._guard: asyncio.TimerHandle | None = None  # makes it come soon
         self._late: asyncio.Task[None] | None = None
+        self._broken: HoldfastError | None = None  # why that failed; the next write says so
+        self._unsaid: _Beginning | None = None  # how the run began, until a write has said so
+        self._waited: list[Run] = []  # the run before, if it waited for an answer
         self._lease: Lease | None = None
+        self._row = Run(id="")
         self._run_id = ""
 
     def get_ordering(self) -> CapabilityOrdering:
@@ -168,6 +195,16 @@ class _Recorder(AbstractCapability[Any]):
                 self._steered.append(message.submission_id)
         return request_context
 
+    async def before_node_run(self, ctx: RunContext[Any], *, node: Any) -> Any:
+        # Pydantic AI tells the model that there is no such tool, also of a call that was begun: it would be forgotten.
+        if self._inherits and isinstance(node, CallToolsNode):
+            self._inherits = False
+            known = ctx.tool_manager and ctx.tool_manager.tools
+            missing = sorted({effect.tool for effect in self._effects.values()} - set(known or ()))
+            if known is not None and missing:
+                raise Conflict(problem=gone(missing))
+        return node  # pyright: ignore[reportUnknownVariableType]
+
     async def wrap_model_request(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, handler: Any
     ) -> ModelResponse:
@@ -183,6 +220,7 @@ class _Recorder(AbstractCapability[Any]):
             raise
         facts = {"model": response.model_name, "usage": _usage(response), "cost": _cost(response)}
         self._events.append(self._event(ctx, "model_request_completed", **facts))
+        self._calls.update((self._run_id, call.tool_call_id) for call in pending_calls([response]))
         return response
 
     async def wrap_tool_execute(
@@ -194,18 +232,15 @@ class _Recorder(AbstractCapability[Any]):
         args: dict[str, Any],
         handler: Any,
     ) -> Any:
-        run_id = ledger.origin(ctx.messages, self._run_id)
-        before = self._calls[run_id, call.tool_call_id]
-        self._calls[run_id, call.tool_call_id] += 1
-        place = run_id, ledger.entry(call.tool_call_id, before)
-        self._places[call.tool_call_id] = place
+        place = self._place(ctx, call.tool_call_id)
         known = self._effects.get(place)
         if known is not None and (answer := self._answer(ctx, known, tool_def)) is not None:
-            replayed = self._event(ctx, "tool_call_completed", tool=call.tool_name, call_id=call.tool_call_id)
-            self._events.append(replayed)
+            if ledger.waits_for(self._effects[place]) is None:
+                facts = {"tool": call.tool_name, "call_id": call.tool_call_id}
+                self._events.append(self._event(ctx, "tool_call_completed", **facts))
             return answer()
         effect = Effect(
-            run_id=run_id,
+            run_id=place[0],
             call_id=place[1],
             tool=call.tool_name,
             step=ctx.run_step,
@@ -225,7 +260,10 @@ class _Recorder(AbstractCapability[Any]):
         except (ToolRetryError, ToolFailedError) as told:
             await self._settle(ctx, effect, "tool_call_completed", result=ledger.raised(told))
             raise
-        except (ApprovalRequired, CallDeferred):
+        except (ApprovalRequired, CallDeferred) as later:
+            # It ends when it is answered, in whatever run.
+            kind = "approval" if isinstance(later, ApprovalRequired) else "external"
+            await self._note(replace(effect, result=ledger.deferred(kind, later.metadata)))
             raise
         except asyncio.CancelledError:
             raise  # whether it took effect is not known
@@ -249,32 +287,59 @@ class _Recorder(AbstractCapability[Any]):
             self._effects[place] = noted
             await self._store.write(self._held(), Batch(effects=[noted]))
 
+    def _place(self, ctx: RunContext[Any], call_id: str) -> tuple[str, str]:
+        """Return where a call is in the ledger: a place of its own, or the one where it waits for an answer."""
+        place = self._places.get(call_id)
+        effect = self._effects.get(place) if place else None
+        if place is not None and effect is not None and ledger.waits_for(effect) is not None:
+            return place
+        run_id = ledger.origin(ctx.messages, self._run_id)
+        self._places[call_id] = self._entry(run_id, call_id)
+        return self._places[call_id]
+
+    def _entry(self, run_id: str, call_id: str) -> tuple[str, str]:
+        # By the calls that were made, not by those whose tools ran: only these can be counted in a history.
+        return run_id, ledger.entry(call_id, max(0, self._calls[run_id, call_id] - 1))
+
     def _answer(self, ctx: RunContext[Any], effect: Effect, tool_def: ToolDefinition) -> Any:
         """Return what gives the answer to a call that was begun before; None if it may be run again."""
         if ledger.is_known(effect):
             return lambda: ledger.replay(effect)
-        if ctx.tool_call_approved:
-            return None  # a person says so
+        if (waits := ledger.waits_for(effect)) is not None:
+            # A person says so; not by an approval that this call has used up already.
+            approved = ctx.tool_call_approved and waits != "external"
+            return None if approved else lambda: ledger.replay(effect)
         policy = self._settings.policies.get(tool_def.name) or (tool_def.metadata or {}).get(
             "recovery", "report"
         )
         if policy == "retry":
             return None
         if policy == "ask":
-            return _ask
+            asked = replace(effect, result=ledger.deferred("again"))
+            self._effects[effect.run_id, effect.call_id] = asked
+            self._ended.append(asked)
+            return lambda: ledger.replay(asked)
         return lambda: ledger.unknown(effect)
 
     async def _settle(self, ctx: RunContext[Any], effect: Effect, kind: str, **outcome: str) -> None:
-        place = effect.run_id, effect.call_id
-        ended = _ended(self._effects.get(place, effect), **outcome)  # with what was noted meanwhile
-        self._effects[place] = ended
         error = {"error": outcome["error"]} if "error" in outcome else {}
         self._events.append(self._event(ctx, kind, tool=effect.tool, call_id=effect.call_id, **error))
-        self._ended.append(ended)
-        if any(other.state == "started" for other in self._effects.values()):
+        await self._note(_ended(effect, **outcome))
+
+    async def _note(self, effect: Effect) -> None:
+        """Have it written how a call stands now: with what was noted meanwhile, and soon."""
+        noted = self._effects.get((effect.run_id, effect.call_id), effect)
+        effect = replace(effect, summary=noted.summary, idempotency_key=noted.idempotency_key)
+        self._effects[effect.run_id, effect.call_id] = effect
+        self._ended.append(effect)
+        if any(other.state == "started" and other.result is None for other in self._effects.values()):
             await self._store.write(self._held(), self._taken())
-        elif self._guard is None:
-            self._guard = asyncio.get_running_loop().call_later(_A_MOMENT, self._write_late)
+        else:
+            self._write_within(_A_MOMENT)
+
+    def _write_within(self, seconds: float) -> None:
+        if self._guard is None:
+            self._guard = asyncio.get_running_loop().call_later(seconds, self._write_late)
 
     def _write_late(self) -> None:
         """Write what has waited for a moment: whatever comes next is slow to come."""
@@ -282,8 +347,25 @@ class _Recorder(AbstractCapability[Any]):
         self._late = asyncio.create_task(self._write_taken())
 
     async def _write_taken(self) -> None:
-        with suppress(HoldfastError):  # the next write will say so
-            await self._store.write(self._held(), self._taken())
+        try:
+            if self._events or self._ended:
+                await self._store.write(self._held(), self._begun())
+        except HoldfastError as error:
+            self._broken = error
+
+    def _begun(self) -> Batch:
+        """Return a batch of all that waits; if the run has only begun, with its prompt, set aside for `resume`."""
+        if self._unsaid is None:
+            return self._taken()
+        event, messages, prompt = self._unsaid.event, self._unsaid.messages, self._unsaid.prompt
+        kind: CheckpointKind = "interrupted" if pending_calls(messages) else "settled"
+        batch = self._grown(messages, kind, 0)
+        batch.checkpoints = [self._checkpoint(kind, 0)]
+        if prompt is not None:
+            segment, aside = self._history.set_aside(ModelRequest(parts=[UserPromptPart(prompt)]))
+            batch.segments, batch.messages = [*batch.segments, segment], [*batch.messages, aside]
+            event.message = aside.segment, aside.position
+        return batch
 
     def _taken(self, effects: Sequence[Effect] = ()) -> Batch:
         """Return a batch of all that waits for a write, and of these effects; of each in its last state."""
@@ -293,13 +375,29 @@ class _Recorder(AbstractCapability[Any]):
         last = {(effect.run_id, effect.call_id): effect for effect in (*self._ended, *effects)}
         batch = Batch(events=self._events, effects=list(last.values()))
         self._events, self._ended = [], []
+        if self._unsaid is not None:
+            batch.runs, batch.status, self._unsaid = [self._row, *self._waited], "running", None
+            if self._turn is not None:
+                self._begin_turn(batch, self._turn)
         return batch
+
+    def _begin_turn(self, batch: Batch, turn: Turn) -> None:
+        """Say with the run's beginning which submission it carries out, and which run it goes on for."""
+        turn.run_id = self._run_id
+        batch.submissions = [SubmissionChange(id=turn.submission_id, state="claimed", run_id=self._run_id)]
+        if turn.replaces is not None:
+            batch.runs = [self._row, turn.replaces]
+            if turn.recovered:
+                payload = json.dumps({"run_id": turn.replaces.id})
+                recovered = NewEvent(kind="recovered", run_id=self._run_id, payload=payload)
+                batch.events = [recovered, *batch.events]
 
     async def _begin(self, ctx: RunContext[Any], agent: str) -> None:
         """Find the place in the recorded history where this run goes on, and say that it has begun."""
         session_id = self._held().session_id
         segments = await self._store.segments(session_id)
         latest = (await self._store.checkpoints(session_id=session_id, limit=1)).items
+        recorded: list[ModelMessage] = []
         if latest:
             at = latest[0]
             recorded = load(await read_history(self._store, session_id, at))
@@ -307,36 +405,30 @@ class _Recorder(AbstractCapability[Any]):
                 session_id, segment=at.segment, length=at.length + 1, after=at.length - 1, limit=1
             )
             self._history = History(at.segment, len(segments), recorded, open_ended=not beyond)
-        if pending := pending_calls(ctx.messages):
-            run_id = ledger.origin(ctx.messages, self._run_id)
-            before = ledger.calls_before(ctx.messages, run_id)
+            if at.run_id is not None and pending_calls(recorded):
+                last = await self._store.run(at.run_id)
+                self._waited = [replace(last, status="completed")] if last.status == "waiting" else []
+        # Calls that were left open: this run carries them out, or was given their answers.
+        carried_out = pending_calls(ctx.messages)
+        messages = ctx.messages if carried_out else recorded
+        if pending := carried_out or pending_calls(recorded):
+            run_id = ledger.origin(messages, self._run_id)
+            before = ledger.calls_before(messages, run_id)
             self._calls.update({(run_id, call_id): count for call_id, count in before.items()})
             for call in pending:
+                self._calls[run_id, call.tool_call_id] += 1
                 entry = ledger.entry(call.tool_call_id, before[call.tool_call_id])
                 page = await self._store.effects(session_id, run_id=run_id, call_id=entry)
-                self._effects.update({(e.run_id, e.call_id): e for e in page.items})
-        run = Run(
-            id=self._run_id,
-            agent=agent,
-            parent_id=self._parent,
-            metadata=json.dumps(self._settings.metadata),
-        )
+                for effect in page.items:
+                    place = self._places[call.tool_call_id] = effect.run_id, effect.call_id
+                    self._effects[place] = effect
+            self._inherits = bool(carried_out and self._effects)
+        metadata = json.dumps(self._settings.metadata)
+        self._row = Run(id=self._run_id, agent=agent, parent_id=self._parent, metadata=metadata)
         started = self._event(ctx, "run_started", agent=agent, parent=self._parent)
-        batch = Batch(events=[started], runs=[run], status="running")
-        if (turn := self._turn) is not None:
-            turn.run_id = self._run_id
-            batch.submissions = [
-                SubmissionChange(id=turn.submission_id, state="claimed", run_id=self._run_id)
-            ]
-            if turn.replaces is not None:
-                batch.runs = [turn.replaces, run]
-            if turn.recovered and turn.replaces is not None:
-                recovered = json.dumps({"run_id": turn.replaces.id})
-                batch.events = [
-                    NewEvent(kind="recovered", run_id=self._run_id, payload=recovered),
-                    started,
-                ]
-        await self._store.write(self._held(), batch)
+        self._events.append(started)
+        self._unsaid = _Beginning(started, list(ctx.messages), ctx.prompt)
+        self._write_within(_SETUP)
 
     async def _write(
         self,
@@ -370,85 +462,121 @@ class _Recorder(AbstractCapability[Any]):
             )
             if isinstance(message, ModelRequest):
                 moved += self._moved(message, (row.segment, row.position))
+        begins = self._unsaid is not None
         batch = self._taken([*moved, *effects])
         batch.events = [*batch.events, *told]
         batch.segments, batch.messages = growth.segments, growth.messages
         if self._turn is not None:
             if any(isinstance(message, ModelResponse) for message in growth.added):
                 batch.drafts_done = [self._run_id]
-            batch.submissions = [
-                SubmissionChange(id=steered, state="done", run_id=self._run_id) for steered in self._steered
+            steered = [
+                SubmissionChange(id=submission_id, state="done", run_id=self._run_id)
+                for submission_id in self._steered
             ]
+            batch.submissions = [*batch.submissions, *steered]
             self._steered.clear()
-        if growth.added or growth.segments:
-            at = Checkpoint(
-                id=new_id(),
-                segment=self._history.segment,
-                length=len(self._history),
-                kind=kind,
-                run_id=self._run_id,
-                step=step,
-            )
-            batch.checkpoints = [at]
+        if growth.added or growth.segments or begins:
+            batch.checkpoints = [self._checkpoint(kind, step)]
         return batch
+
+    def _checkpoint(self, kind: CheckpointKind, step: int | None) -> Checkpoint:
+        segment, length = self._history.segment, len(self._history)
+        return Checkpoint(
+            id=new_id(), segment=segment, length=length, kind=kind, run_id=self._run_id, step=step
+        )
 
     def _moved(self, request: ModelRequest, message: tuple[int, int]) -> list[Effect]:
         """Return the effects whose results are in this message now."""
         moved: list[Effect] = []
-        for call_id in answers(request):
-            place = self._places.get(call_id)
+        for part in answers(request):
+            place = self._places.get(part.tool_call_id)
             effect = self._effects.pop(place, None) if place else None
-            if effect is not None and effect.state == "completed":
+            if effect is None:
+                continue
+            if effect.state == "completed":
                 moved.append(replace(effect, result=None, message=message))
+            elif (ended := ledger.answered(effect, part, message)) is not None:
+                moved.append(ended)
+                facts = {"tool": ended.tool, "call_id": part.tool_call_id, "answered": True}
+                kind = f"tool_call_{ended.state}"
+                self._events.append(NewEvent(kind=kind, run_id=self._run_id, payload=json.dumps(facts)))
         return moved
 
     async def _end(self, result: AgentRunResult[Any]) -> None:
         messages = result.all_messages()
-        kind: CheckpointKind = "interrupted" if pending_calls(messages) else "settled"
-        batch = self._grown(messages, kind, None, thorough=True)
-        waits = [call.tool_call_id for call in pending_calls(messages)]
-        run = Run(id=self._run_id, status="waiting" if waits else "completed", metadata=self._metadata())
-        batch.runs = [run]
+        waits = pending_calls(messages)
+        kind: CheckpointKind = "interrupted" if waits else "settled"
+        batch = self._grown(
+            messages, kind, None, effects=self._deferred(messages, result.output), thorough=True
+        )
+        batch.runs = [*batch.runs[1:], replace(self._row, status="waiting" if waits else "completed")]
+        batch.status = "waiting" if waits else "idle"
         ending = NewEvent(kind="run_completed", run_id=self._run_id)
         if waits:
-            asked = [_asked(call) for call in pending_calls(messages)]
+            batch.waiting_for = ", ".join(f"{call.tool_name} ({call.tool_call_id})" for call in waits)
+            asked = [_asked(call) for call in waits]
             ending = NewEvent(
                 kind="approval_requested", run_id=self._run_id, payload=json.dumps({"calls": asked})
             )
         batch.events = [*batch.events, ending]
-        batch.status = "idle"
         if (turn := self._turn) is not None:
-            if waits:
-                batch.status, batch.waiting_for = "waiting", "approval"
             change = SubmissionChange(
                 id=turn.submission_id,
                 state="waiting" if waits else "done",
-                reason="approval" if waits else None,
+                reason=batch.waiting_for,
                 run_id=self._run_id,
             )
-            batch.submissions = [*batch.submissions, change]
+            others = [c for c in batch.submissions if c.id != change.id]
+            batch.submissions = [*others, change]
         await self._store.write(self._held(), batch)
         if turn is not None:
             turn.ended, turn.waits = True, bool(waits)
 
+    def _deferred(self, messages: Sequence[ModelMessage], output: object) -> list[Effect]:
+        """Return ledger entries for the calls that were deferred without a tool having run."""
+        if not isinstance(output, DeferredToolRequests):
+            return []
+        run_id = ledger.origin(messages, self._run_id)
+        external = {call.tool_call_id for call in output.calls}
+        entries: list[Effect] = []
+        for call in (*output.calls, *output.approvals):
+            place = self._entry(run_id, call.tool_call_id)
+            if self._effects.get(self._places.get(call.tool_call_id, place)) is None:
+                kind = "external" if call.tool_call_id in external else "approval"
+                metadata = output.metadata.get(call.tool_call_id)
+                entries.append(
+                    Effect(
+                        run_id=place[0],
+                        call_id=place[1],
+                        tool=call.tool_name,
+                        arguments_digest=ledger.digest(call.args_as_dict()),
+                        idempotency_key=ledger.key(*place),
+                        result=ledger.deferred(kind, metadata),
+                        attempts=0,
+                    )
+                )
+        return entries
+
     async def _fail(self, error: BaseException) -> None:
         """Say how the run ended. What it got to is on record already."""
-        lease, turn = self._held(), self._turn
+        lease, turn = self._lease, self._turn
         stop = None if turn is None else turn.stop
-        if lease.lost or stop == "lost" or (turn is not None and isinstance(error, StoreError)):
+        if lease is None or lease.lost or stop == "lost":
+            return
+        if turn is not None and isinstance(error, StoreError):
             return  # what became of it is for whoever goes on to say
-        if stop == "handover":  # whoever goes on says how it ends
+        if stop == "handover":  # likewise, from here
             with suppress(HoldfastError):
-                await self._store.write(lease, self._taken())
+                await self._store.write(lease, self._begun())
             return
         cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit)
         kind = "interrupted" if cancelled else "failed"
         event = NewEvent(kind=f"run_{kind}", run_id=self._run_id, payload=json.dumps({"error": _said(error)}))
-        run = Run(id=self._run_id, status=kind, error=_said(error), metadata=self._metadata())
-        batch = self._taken()
-        batch.events, batch.runs, batch.status = [*batch.events, event], [run], "idle"
-        batch.drafts_done = [self._run_id]
+        run = replace(self._row, status=kind, error=_said(error))
+        batch = self._begun()
+        batch.events, batch.runs, batch.status = [*batch.events, event], [*batch.runs[1:], run], "idle"
         if turn is not None:
+            batch.drafts_done = [self._run_id]
             reason = "interrupted" if cancelled else _said(error)
             change = SubmissionChange(
                 id=turn.submission_id, state="failed", reason=reason, run_id=self._run_id
@@ -459,9 +587,6 @@ class _Recorder(AbstractCapability[Any]):
             if turn is not None:
                 turn.ended = True
 
-    def _metadata(self) -> str:
-        return json.dumps(self._settings.metadata)
-
     def _event(self, ctx: RunContext[Any], kind: str, **facts: object) -> NewEvent:
         return NewEvent(kind=kind, run_id=self._run_id, step=ctx.run_step, payload=json.dumps(facts))
 
@@ -469,6 +594,8 @@ class _Recorder(AbstractCapability[Any]):
         if self._lease is None:
             message = "the run has no lease yet"
             raise RuntimeError(message)
+        if self._broken is not None:
+            raise self._broken
         return self._lease
 
 
@@ -519,8 +646,9 @@ def _asked(call: ToolCallPart) -> dict[str, Any]:
     }
 
 
-def _ask() -> Any:
-    raise ApprovalRequired
+def gone(tools: Sequence[str]) -> str:
+    """Say that an agent cannot go on with calls of these tools."""
+    return f"the agent has no tool {', '.join(tools)} any more, which a pending call needs"
 
 
 def _ended(effect: Effect, *, result: str | None = None, error: str | None = None) -> Effect:

@@ -5,11 +5,12 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from pydantic import TypeAdapter
 from pydantic_ai import RunContext
-from pydantic_ai.exceptions import ToolFailedError, ToolRetryError
+from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ToolFailedError, ToolRetryError
 from pydantic_ai.messages import (
     ModelMessage,
     ModelRequest,
@@ -28,6 +29,8 @@ Policy: TypeAlias = Literal["retry", "report", "ask"]
 `retry`: it is safe to run it again. `report`: the model is told that the outcome is unknown, and decides. `ask`: a
 person decides, through an approval.
 """
+
+Deferral: TypeAlias = Literal["approval", "external", "again"]
 
 current_call: ContextVar[tuple[str, str] | None] = ContextVar("holdfast_call", default=None)
 """The run and the ledger entry of the tool call that is going on here."""
@@ -99,10 +102,36 @@ def raised(error: ToolRetryError | ToolFailedError) -> Json:
     return f'{{"kind":"{kind}","message":{dump(ModelRequest(parts=[part]))}}}'
 
 
+def deferred(kind: Deferral, metadata: dict[str, Any] | None = None) -> Json:
+    """Return, as text, what a call that has begun waits for."""
+    return json.dumps({"kind": kind, "metadata": metadata}, default=repr)
+
+
+def waits_for(effect: Effect) -> Deferral | None:
+    """Say what a call waits for: an approval, a result from outside, or a word on running it again. None: nothing."""
+    if effect.state != "started" or effect.result is None:
+        return None
+    return json.loads(effect.result)["kind"]
+
+
+def answered(effect: Effect, part: Any, message: tuple[int, int]) -> Effect | None:
+    """Return how a call that waited has ended, by the message that answers it; None if nobody knows yet."""
+    kind, outcome = waits_for(effect), getattr(part, "outcome", "success")
+    if kind is None or outcome == "interrupted" or (kind == "again" and outcome == "denied"):
+        return None  # an earlier attempt was begun, and what came of it nobody has said
+    if outcome == "denied":
+        return replace(effect, state="failed", result=None, error=f"denied: {part.content}", message=message)
+    return replace(effect, state="completed", result=None, message=message)
+
+
 def replay(effect: Effect) -> Any:
-    """Give a recorded result again: return it, or raise what the tool told the model."""
+    """Give a recorded result again: return it, or raise what the tool told the model, or what it waits for."""
     record: dict[str, Any] = json.loads(effect.result or "{}")
     kind = record.get("kind")
+    if kind in {"approval", "again"}:
+        raise ApprovalRequired(record["metadata"])
+    if kind == "external":
+        raise CallDeferred(record["metadata"])
     if kind == "tool_return":
         return _TOOL_RETURN.validate_python(record["value"])
     (message,) = load([json.dumps(record["message"])])
@@ -127,6 +156,10 @@ def unknown(effect: Effect) -> str:
     """Return what the model is told about a call whose outcome is not known."""
     if effect.state == "failed":
         return f"The call failed before an interruption: {effect.error}. Decide whether to try again."
+    if waits_for(effect) == "approval":
+        return "This call was not carried out: it waited for an approval when the conversation went on."
+    if waits_for(effect) == "external":
+        return "This call was handed on, and its result had not come when the conversation went on."
     if effect.state == "completed":
         return "The call was carried out before an interruption; its result could not be recorded."
     return (

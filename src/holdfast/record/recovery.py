@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic_ai import Agent
-from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart, UserContent
+from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart, UserContent, UserPromptPart
 from pydantic_ai.run import AgentRunResult
 
 from holdfast.errors import Conflict, NotFound
 from holdfast.ids import new_id
 from holdfast.record import ledger
-from holdfast.record.capability import Holdfast, held, read_history
+from holdfast.record.capability import Holdfast, gone, held, read_history
 from holdfast.record.history import load
 from holdfast.record.validity import pending_calls
 from holdfast.store import Store
@@ -62,25 +62,45 @@ async def load_history(store: Store, checkpoint: Checkpoint) -> list[ModelMessag
 
 
 async def resume(agent: Agent[Any, Any], store: Store, run_id: str, **options: Any) -> AgentRunResult[Any]:
-    """Go on with a run that was interrupted or failed, from its frontier, as a new run of the same session.
+    """Go on with a run that was interrupted, failed or waits, from its frontier, as a new run of the same session.
 
     Calls with a recorded result are answered from the ledger, those never started are run, and the others follow the
-    policy of their tool. Raises `Conflict` if the run has completed, or is not the last of its session.
+    policy of their tool. A run that has made no request yet is given its prompt again. Raises `Conflict` if the run has
+    completed, is not the last of its session, or waits for answers that `deferred_tool_results` does not give.
     """
     run = await store.run(run_id)
     if run.status == "completed":
         raise Conflict(problem=f"run {run_id} has completed; there is nothing to resume")
     latest = (await store.checkpoints(session_id=run.session_id, limit=1)).items
     if not latest or latest[0].run_id != run_id:
-        raise Conflict(problem=f"run {run_id} has no checkpoint, or another run has gone on since")
+        since = f": resume {latest[0].run_id} if it is to go on" if latest and latest[0].run_id else ""
+        raise Conflict(problem=f"run {run_id} has no checkpoint, or another run has gone on since{since}")
     messages = await load_history(store, latest[0])
     know_tools(agent, messages)
+    waits = pending_calls(messages)
+    if waits and isinstance(messages[-1], ModelRequest) and not options.get("deferred_tool_results"):
+        calls = ", ".join(call.tool_call_id for call in waits)
+        raise Conflict(
+            problem=f"run {run_id} waits for answers to {calls}; pass them as deferred_tool_results"
+        )
+    prompt = await _prompt_aside(store, run) if latest[0].seq == run.first_seq else None
     return await agent.run(
+        prompt,
         message_history=messages,
         conversation_id=run.session_id,
         capabilities=_recording(agent, store, {"resumes": run_id}),
         **options,
     )
+
+
+async def _prompt_aside(store: Store, run: Run) -> str | Sequence[UserContent] | None:
+    """Return the prompt of a run that began and made no request of it; None if it had none."""
+    events = await store.events(run.session_id, run_id=run.id)
+    started = next((event for event in events if event.kind == "run_started"), None)
+    if started is None or started.message is None:
+        return None
+    (part,) = load([started.message])[0].parts
+    return part.content if isinstance(part, UserPromptPart) else None
 
 
 async def continue_session(
@@ -135,7 +155,10 @@ async def find_place(store: Store, session_id: str, run_id: str | None) -> Place
     if checkpoint is None or checkpoint.run_id not in {run.id for run in chain}:
         closing = await _closing(store, session_id, messages)
         return Place(messages=[*messages, *closing], checkpoint=checkpoint, chain=chain, begun=False)
-    return Place(messages=messages, checkpoint=checkpoint, chain=chain, begun=bool(chain))
+    begun = bool(chain)
+    if begun and checkpoint.seq == chain[0].first_seq:
+        begun = await _prompt_aside(store, chain[0]) is None  # else it had only begun, and is begun anew
+    return Place(messages=messages, checkpoint=checkpoint, chain=chain, begun=begun)
 
 
 async def fork(
@@ -204,14 +227,15 @@ async def _closing(store: Store, session_id: str, messages: Sequence[ModelMessag
     known = await _pending_effects(store, session_id, messages)
     parts: list[ToolReturnPart] = []
     for call in pending_calls(messages):
-        effect = known[call.tool_call_id]
+        effect, outcome = known[call.tool_call_id], "success"
         if effect is None:
             content: Any = "This call was not carried out: the run was interrupted before it."
         elif ledger.is_known(effect):
             content = _content(effect)
         else:
             content = ledger.unknown(effect)
-        parts.append(ToolReturnPart(call.tool_name, content, call.tool_call_id))
+            outcome = "denied" if ledger.waits_for(effect) == "approval" else "interrupted"
+        parts.append(ToolReturnPart(call.tool_name, content, call.tool_call_id, outcome=outcome))
     return [ModelRequest(parts=parts)] if parts else []
 
 
@@ -243,12 +267,10 @@ def know_tools(agent: Agent[Any, Any], messages: Sequence[ModelMessage]) -> None
     known: Any = getattr(toolset, "tools", None)
     others = len(getattr(agent, "toolsets", ())) > 1
     if known is None or others:
-        return  # toolsets that come and go are asked when the call is made
+        return  # toolsets that come and go are asked when the run begins
     missing = sorted({call.tool_name for call in pending_calls(messages)} - set(known))
     if missing:
-        raise Conflict(
-            problem=f"the agent has no tool {', '.join(missing)} any more, which a pending call needs"
-        )
+        raise Conflict(problem=gone(missing))
 
 
 def _recording(agent: Agent[Any, Any], store: Store, metadata: dict[str, Any]) -> list[Holdfast]:
