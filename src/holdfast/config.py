@@ -2,9 +2,9 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -35,6 +35,27 @@ class Settings(BaseSettings):
     )
     max_pending: Annotated[int, Field(gt=0)] = Field(
         1000, description="How many submissions of one session may wait at once."
+    )
+
+    host: str = Field("127.0.0.1", description="The address that `holdfast serve` listens on.")
+    port: Annotated[int, Field(ge=0, lt=65536)] = Field(8350, description="Its port; 0 takes a free one.")
+    auth: Literal["token", "none"] = Field(
+        "token", description="`none` opens all doors; refused beyond loopback."
+    )
+    token: SecretStr | None = Field(
+        None, description="An administrator's token; without one a new one is made at each start."
+    )
+    jwt_keys: str | None = Field(
+        None,
+        description="Where an identity provider's keys are: a JWKS URL or file. Its tokens are accepted too.",
+    )
+    jwt_issuer: str | None = Field(None, description="Who must have issued them.")
+    jwt_audience: str | None = Field(None, description="For whom they must be. Required with `jwt_keys`.")
+    max_body_bytes: Annotated[int, Field(gt=0)] = Field(
+        10 * 1024 * 1024, description="The largest body of a request."
+    )
+    stream_comment_seconds: Annotated[float, Field(gt=0)] = Field(
+        15.0, description="How often a silent event stream says that it lives."
     )
 
     @classmethod
@@ -68,6 +89,8 @@ def load_settings(**given: object) -> Settings:
         raise BadSettings(problem=f"{FILE} is not valid TOML: {error}.") from error
     if settings.lease_renew_seconds * 2 > settings.lease_ttl_seconds:
         raise BadSettings(problem="lease_ttl_seconds must be at least twice lease_renew_seconds.")
+    if settings.jwt_keys is not None and settings.jwt_audience is None:
+        raise BadSettings(problem="jwt_keys needs jwt_audience: tokens for others must not open this door.")
     return settings
 
 

@@ -57,6 +57,18 @@ class PayloadTooLarge(BadInput):
     code = "payload_too_large"
 
 
+class Unauthenticated(HoldfastError):
+    """{problem} Send `Authorization: Bearer <token>`; `holdfast token create` makes one."""
+
+    code = "unauthenticated"
+
+
+class Forbidden(HoldfastError):
+    """This needs {needs}, which {who} does not have."""
+
+    code = "forbidden"
+
+
 class NotFound(HoldfastError):
     """There is no {what} {id}."""
 

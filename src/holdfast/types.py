@@ -17,7 +17,9 @@ SubmissionState: TypeAlias = Literal["queued", "claimed", "waiting", "done", "fa
 RunStatus: TypeAlias = Literal["running", "completed", "failed", "interrupted", "waiting"]
 EffectState: TypeAlias = Literal["started", "completed", "failed"]
 CheckpointKind: TypeAlias = Literal["settled", "interrupted"]
+Role: TypeAlias = Literal["user", "admin"]
 
+ROLES: tuple[str, ...] = get_args(Role)
 STATUSES: tuple[str, ...] = get_args(Status)
 LANES: tuple[str, ...] = get_args(Lane)
 WHEN_BUSY: tuple[str, ...] = get_args(WhenBusy)
@@ -272,6 +274,19 @@ class State:
 
     version: int
     body: Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """What a secret is worth: whose it is and what it may. The secret itself is not kept."""
+
+    id: str
+    owner: str
+    role: Role
+    scopes: Sequence[str]
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

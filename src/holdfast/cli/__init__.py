@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli import db, runs, sessions, talk, worker
+from holdfast.cli import db, runs, serve, sessions, talk, worker
 from holdfast.errors import HoldfastError
 
 app = typer.Typer(
@@ -20,7 +20,16 @@ app = typer.Typer(
 app.add_typer(db.app, name="db")
 app.add_typer(runs.app, name="runs")
 app.add_typer(sessions.app, name="sessions")
-for command in (worker.worker, worker.workers, talk.send, talk.tail, talk.interrupt, talk.approve):
+app.add_typer(serve.tokens, name="token")
+for command in (
+    serve.serve,
+    worker.worker,
+    worker.workers,
+    talk.send,
+    talk.tail,
+    talk.interrupt,
+    talk.approve,
+):
     app.command()(command)
 
 

@@ -30,6 +30,7 @@ from holdfast.types import (
     Lease,
     Message,
     Page,
+    Role,
     Run,
     SchemaStatus,
     Segment,
@@ -38,6 +39,7 @@ from holdfast.types import (
     Status,
     Submission,
     SubmissionState,
+    Token,
     Violation,
     WhenBusy,
 )
@@ -149,6 +151,30 @@ class Store(ABC):
         self, *, session_id: str | None = None, cursor: str | None = None, limit: int = 50
     ) -> Page[AuditEntry]:
         """List the audit, newest first."""
+
+    @abstractmethod
+    async def add_token(
+        self,
+        digest: str,
+        *,
+        owner: str,
+        role: Role = "user",
+        scopes: Sequence[str] = (),
+        lifetime: float | None = None,
+    ) -> Token:
+        """Accept whoever brings the secret with this SHA-256, for `lifetime` seconds or until it is revoked."""
+
+    @abstractmethod
+    async def token(self, digest: str) -> Token | None:
+        """Return what a secret is worth now; None if it is unknown, expired or revoked."""
+
+    @abstractmethod
+    async def tokens(self) -> list[Token]:
+        """Return all tokens, also those that are worth nothing any more."""
+
+    @abstractmethod
+    async def revoke_token(self, token_id: str) -> Token:
+        """Make a token worth nothing, for ever. Idempotent. Raises `NotFound`."""
 
     # Holders and leases
 

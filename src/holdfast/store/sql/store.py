@@ -8,7 +8,8 @@ from holdfast.store.sql.retention import Retention
 from holdfast.store.sql.schema import Schema
 from holdfast.store.sql.sessions import Sessions
 from holdfast.store.sql.submissions import Submissions
+from holdfast.store.sql.tokens import Tokens
 
 
-class SqlStore(Sessions, Leases, Submissions, Journal, History, Retention, Check, Schema):
+class SqlStore(Sessions, Leases, Submissions, Journal, History, Retention, Tokens, Check, Schema):
     """A store whose transactions are written in SQL. An engine adds connections, `write` and notifications."""

@@ -222,6 +222,18 @@ CREATE TABLE audit (
 ;
 CREATE INDEX audit_session ON audit (session_id, id);
 
+CREATE TABLE tokens (
+  id            idtext PRIMARY KEY,
+  digest        text NOT NULL,        -- SHA-256 of the token; the token itself is nowhere
+  owner         text NOT NULL,
+  role          text NOT NULL,
+  scopes        text NOT NULL,        -- separated by spaces
+  created_at    bigint NOT NULL,
+  expires_at    bigint,
+  revoked_at    bigint
+);
+CREATE UNIQUE INDEX tokens_digest ON tokens (digest);
+
 CREATE TABLE blobs (
   sha256        idtext PRIMARY KEY,
   size          bigint NOT NULL,

@@ -1,0 +1,213 @@
+"""`holdfast serve` is everything in one command; `holdfast token` says who may come in."""
+
+import asyncio
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+from contextlib import nullcontext
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.terminal import new_console, new_table, one_line, print_json, time_text
+from holdfast.config import Settings, load_settings
+from holdfast.errors import BadInput, BadSettings
+from holdfast.ids import check_choice
+from holdfast.types import ROLES, Token
+
+tokens = typer.Typer(help="Say who may come in.", no_args_is_help=True)
+_log = logging.getLogger("holdfast.serve")
+
+
+def serve(
+    app: Annotated[str | None, typer.Argument(help="The agents to serve, as module:attribute.")] = None,
+    store: StoreUrl = None,
+    host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = None,
+    role: Annotated[str, typer.Option(help="all: a front and workers; front: no agents run here.")] = "all",
+    workers: Annotated[int, typer.Option(min=1, help="How many worker processes.")] = 1,
+    no_auth: Annotated[bool, typer.Option("--no-auth", help="Open all doors; on loopback only.")] = False,
+) -> None:
+    """Serve sessions over HTTP and run them in worker processes, until SIGTERM or Ctrl-C."""
+    check_choice(role, ("all", "front"), "role")
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    given: dict[str, Any] = {"store": store, "host": host, "port": port}
+    settings = load_settings(**{name: value for name, value in given.items() if value is not None})
+    if no_auth:
+        settings = settings.model_copy(update={"auth": "none"})
+    if settings.auth == "none" and not _is_loopback(settings.host):
+        raise BadSettings(
+            problem=f"Without authentication it listens on loopback only, not on {settings.host}."
+        )
+    if role == "all" and app is None:
+        raise BadInput(problem="name the agents to serve as module:attribute, or use --role front")
+    raise typer.Exit(asyncio.run(_serve(app, settings, workers=workers if role == "all" else 0)))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def _serve(app: str | None, settings: Settings, *, workers: int) -> int:
+    import uvicorn
+
+    from holdfast.runtime.agents import load_agents
+    from holdfast.server import create_app
+    from holdfast.server.auth import new_token
+
+    names = () if app is None else tuple(load_agents(app))
+    async with chosen_store(settings.store, upgrade=True) as opened:
+        application = create_app(settings, opened, names)
+        made = settings.auth == "token" and settings.token is None and settings.jwt_keys is None
+        if made:
+            application.state.doorkeeper.admin_token = new_token()
+        server = uvicorn.Server(
+            uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=5, lifespan="on")
+        )
+        server.capture_signals = (
+            nullcontext  # they are ours: streams must end before the server waits for them
+        )
+        listening = socket.create_server((settings.host, settings.port), backlog=2048)
+        crew = Crew(app or "", settings.store, workers)
+        stopping = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            application.state.channels.close()
+            server.should_exit = True
+            stopping.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+        _say_where(listening, application.state.doorkeeper.admin_token if made else None)
+        keeping = asyncio.create_task(crew.keep(stopping))
+        await server.serve(sockets=[listening])
+        stopping.set()
+        await keeping
+    return 0
+
+
+def _say_where(listening: socket.socket, token: str | None) -> None:
+    host, port = listening.getsockname()[:2]
+    address = f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+    typer.echo(f"Holdfast serves at {address}{'' if token is None else f'?token={token}'}")
+    sys.stdout.flush()
+
+
+class Crew:
+    """The worker processes: as many as were asked for; who dies is replaced, after a pause that grows."""
+
+    def __init__(self, app: str, store: str, size: int) -> None:
+        self._command = [sys.executable, "-m", "holdfast", "worker", app, "--store", store]
+        self._size = size
+
+    async def keep(self, stopping: asyncio.Event) -> None:
+        """Keep them running until told to stop, then let them hand over."""
+        await asyncio.gather(*(self._keep_one(stopping) for _ in range(self._size)))
+
+    async def _keep_one(self, stopping: asyncio.Event) -> None:
+        pause = 0.2
+        while not stopping.is_set():
+            started = asyncio.get_running_loop().time()
+            process = await asyncio.create_subprocess_exec(*self._command, env=os.environ)
+            ended = asyncio.create_task(process.wait())
+            told = asyncio.create_task(stopping.wait())
+            await asyncio.wait([ended, told], return_when=asyncio.FIRST_COMPLETED)
+            told.cancel()
+            if not ended.done():
+                process.send_signal(signal.SIGTERM)
+                await ended
+                return
+            if stopping.is_set():
+                return
+            lived = asyncio.get_running_loop().time() - started
+            pause = 0.2 if lived > 10 else min(pause * 2, 10)  # noqa: PLR2004
+            _log.warning("a worker ended with code %s; another starts in %.1f s", process.returncode, pause)
+            await asyncio.sleep(pause)
+
+
+@tokens.command("create")
+def create(
+    owner: Annotated[str, typer.Option(help="Whose sessions it opens.")],
+    role: Annotated[str, typer.Option(help="user, or admin for all sessions.")] = "user",
+    scope: Annotated[list[str] | None, typer.Option(help="What else it may, such as shell.")] = None,
+    expires: Annotated[float | None, typer.Option(min=0, help="After so many days.")] = None,
+    store: StoreUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a token and print it, once: only its digest is kept."""
+    check_choice(role, ROLES, "role")
+    from holdfast.server.auth import digest, new_token
+
+    secret = new_token()
+
+    async def work() -> Token:
+        async with chosen_store(store, upgrade=True) as opened:
+            return await opened.add_token(
+                digest(secret),
+                owner=owner,
+                role=role,  # pyright: ignore[reportArgumentType]
+                scopes=scope or (),
+                lifetime=None if expires is None else expires * 86_400,
+            )
+
+    made = asyncio.run(work())
+    if as_json:
+        print_json({"token": secret, **asdict(made)})
+    else:
+        typer.echo(secret)
+
+
+@tokens.command("list")
+def list_(store: StoreUrl = None, as_json: AsJson = False) -> None:
+    """List all tokens, without their secrets."""
+
+    async def work() -> list[Token]:
+        async with chosen_store(store) as opened:
+            return await opened.tokens()
+
+    found = asyncio.run(work())
+    if as_json:
+        print_json({"tokens": [asdict(token) for token in found]})
+        return
+    table = new_table("id", "owner", "role", "scopes", "created", "expires", "revoked")
+    for token in found:
+        table.add_row(
+            one_line(token.id),
+            one_line(token.owner),
+            token.role,
+            one_line(" ".join(token.scopes)),
+            time_text(token.created_at),
+            time_text(token.expires_at),
+            time_text(token.revoked_at),
+        )
+    new_console().print(table)
+
+
+@tokens.command("revoke")
+def revoke(
+    token_id: Annotated[str, typer.Argument(help="The token's id; `list` names them.")],
+    store: StoreUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a token worth nothing; within five seconds on every front."""
+
+    async def work() -> Token:
+        async with chosen_store(store) as opened:
+            return await opened.revoke_token(token_id)
+
+    revoked = asyncio.run(work())
+    if as_json:
+        print_json(asdict(revoked))
+    else:
+        typer.echo(f"{revoked.id} of {revoked.owner} is worth nothing any more")

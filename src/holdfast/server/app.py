@@ -1,0 +1,203 @@
+"""The application: routes, errors of one shape, limits and headers. All it needs is given to it."""
+
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from holdfast.config import Settings
+from holdfast.errors import (
+    BadInput,
+    Conflict,
+    Forbidden,
+    HoldfastError,
+    NotFound,
+    PayloadTooLarge,
+    QueueFull,
+    SessionBusy,
+    StoreError,
+    TurnInProgress,
+    Unauthenticated,
+)
+from holdfast.ids import new_id
+from holdfast.server import operation, runs, sessions
+from holdfast.server.auth import Doorkeeper
+from holdfast.server.channel import Channels
+from holdfast.store import Store
+
+_log = logging.getLogger(__name__)
+
+_STATUS: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
+    (Unauthenticated, 401),
+    (Forbidden, 403),
+    (NotFound, 404),
+    (PayloadTooLarge, 413),
+    (BadInput, 422),
+    (QueueFull, 429),
+    (Conflict, 409),
+    (TurnInProgress, 409),
+    (SessionBusy, 409),
+    (StoreError, 503),
+)
+_HEADERS: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (
+        b"content-security-policy",
+        b"default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'",
+    ),
+)
+
+
+def create_app(settings: Settings, store: Store, agents: Iterable[str] = ()) -> FastAPI:
+    """Make the application on an open store. `agents` names those that sessions can be created for; empty: any."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        yield
+        app.state.channels.close()
+
+    app = FastAPI(
+        title="Holdfast",
+        description="Durable sessions for AI agents.",
+        version="1",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        separate_input_output_schemas=False,
+    )
+    app.state.settings = settings
+    app.state.store = store
+    app.state.agents = frozenset(agents)
+    app.state.doorkeeper = Doorkeeper(settings, store)
+    app.state.channels = Channels(store)
+    app.state.metrics = operation.Metrics()
+    for router in (sessions.router, runs.router, operation.router):
+        app.include_router(router)
+    app.add_exception_handler(HoldfastError, _say_ours)
+    app.add_exception_handler(RequestValidationError, _say_invalid)
+    app.add_exception_handler(HTTPException, _say_http)
+    app.add_exception_handler(Exception, _say_unexpected)
+    app.add_middleware(Gate, limit=settings.max_body_bytes, metrics=app.state.metrics)
+    app.openapi = lambda: _document(app)
+    app.add_api_route("/openapi.json", _openapi, include_in_schema=False)
+    return app
+
+
+async def _openapi(request: Request) -> JSONResponse:
+    return JSONResponse(request.app.openapi())
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        document = FastAPI.openapi(app)
+        document.setdefault("components", {})["securitySchemes"] = {
+            "bearer": {
+                "type": "http",
+                "scheme": "bearer",
+                "description": "`holdfast token create` makes one.",
+            }
+        }
+        for path in document["paths"].values():
+            for operation_ in path.values():
+                responses = operation_["responses"]
+                if "HTTPValidationError" in json.dumps(responses.get("422", {})):
+                    responses["422"] = responses["401"] | {"description": "What was sent cannot be used."}
+        for leftover in ("HTTPValidationError", "ValidationError"):
+            document["components"]["schemas"].pop(leftover, None)
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+def _error(status: int, code: str, message: str, **more: object) -> JSONResponse:
+    headers = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "1"}}
+    body = {"error": {"code": code, "message": message, **more}}
+    return JSONResponse(body, status, headers.get(status))
+
+
+async def _say_ours(request: Request, error: Any) -> JSONResponse:
+    del request
+    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    if isinstance(error, StoreError):
+        _log.error("%s", error)
+        return _error(503, error.code, "The store does not answer. Try again in a moment.")
+    return _error(status, error.code, str(error))
+
+
+async def _say_invalid(request: Request, error: Any) -> JSONResponse:
+    del request
+    problems = [
+        {"where": ".".join(map(str, found["loc"])), "problem": str(found["msg"])} for found in error.errors()
+    ]
+    first = problems[0]
+    message = f"{first['where']}: {first['problem']}".encode("utf-8", "replace").decode()
+    return _error(422, "bad_input", message, problems=problems[:20])
+
+
+async def _say_http(request: Request, error: Any) -> JSONResponse:
+    del request
+    codes = {404: "not_found", 405: "method_not_allowed", 413: "payload_too_large", 400: "bad_input"}
+    status = 422 if error.status_code == 400 else error.status_code  # noqa: PLR2004
+    answer = _error(status, codes.get(error.status_code, "http_error"), str(error.detail))
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+async def _say_unexpected(request: Request, error: Exception) -> JSONResponse:
+    number = new_id()
+    _log.error("request %s %s failed, %s", request.method, request.url.path, number, exc_info=error)
+    return _error(500, "internal", f"This should not have happened. It is in the log as {number}.")
+
+
+class Gate:
+    """What all requests pass: the size of their body is bounded, they are counted, and answers get safe headers."""
+
+    def __init__(self, app: ASGIApp, *, limit: int, metrics: operation.Metrics) -> None:
+        self._app = app
+        self._limit = limit
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        status = 0
+        got = 0
+
+        async def receive_bounded() -> Message:
+            nonlocal got
+            message = await receive()
+            got += len(message.get("body", b""))
+            if got > self._limit:
+                raise PayloadTooLarge(what="body", size=f"more than {self._limit}", limit=self._limit)
+            return message
+
+        async def send_safely(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], *_HEADERS]
+            await send(message)
+
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > self._limit:
+            error = PayloadTooLarge(what="body", size=int(declared), limit=self._limit)
+            await _error(413, error.code, str(error))(scope, receive, send_safely)
+        else:
+            await self._app(scope, receive_bounded, send_safely)
+        path = getattr(scope.get("route"), "path", "unknown")
+        self._metrics.requests.labels(scope["method"], path, status).inc()
+        self._metrics.seconds.labels(scope["method"], path).observe(time.perf_counter() - started)

@@ -1,0 +1,87 @@
+"""What every route has: a rule that is asked before anything of the request is read, and the errors it may answer."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+
+from holdfast.server.auth import Doorkeeper, Principal, Rule
+from holdfast.server.channel import Channels
+from holdfast.server.wire import ErrorBody
+from holdfast.store import Store
+from holdfast.types import Session
+
+RULES: dict[tuple[str, str], Rule] = {}
+"""The rule of every route, by method and path."""
+
+_ERRORS: dict[Rule, tuple[int, ...]] = {
+    "public": (422,),
+    "user": (401, 403, 409, 413, 422, 429, 503),
+    "admin": (401, 403, 409, 413, 422, 503),
+    "read": (401, 403, 404, 422, 503),
+    "write": (401, 403, 404, 409, 413, 422, 429, 503),
+    "delete": (401, 403, 404, 409, 413, 422, 503),
+}
+_MEANING = {
+    401: "Nobody is known to be asking.",
+    403: "It is known who asks, and they may not.",
+    404: "There is no such thing, or none that you may see.",
+    409: "It contradicts how things stand.",
+    413: "The body is too large.",
+    422: "What was sent cannot be used.",
+    429: "Too much is waiting already.",
+    503: "The store does not answer.",
+}
+
+
+class GuardedRoute(APIRoute):
+    """A route that cannot be without a rule."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Ask the doorkeeper first."""
+        handler = super().get_route_handler()
+        (rule,) = {RULES[method, self.path] for method in self.methods or ()}
+
+        async def guarded(request: Request) -> Response:
+            doorkeeper: Doorkeeper = request.app.state.doorkeeper
+            await doorkeeper.authorize(request, cast("Rule", rule), request.path_params)
+            return await handler(request)
+
+        return guarded
+
+
+def new_router(tag: str) -> APIRouter:
+    """Return a router whose routes are all guarded."""
+    return APIRouter(route_class=GuardedRoute, tags=[tag])
+
+
+def route(router: APIRouter, method: str, path: str, rule: Rule, **options: Any) -> Callable[[Any], Any]:
+    """Add a route with its rule."""
+    RULES[method, path] = rule
+    errors = {status: {"model": ErrorBody, "description": _MEANING[status]} for status in _ERRORS[rule]}
+    options["responses"] = {**errors, **options.get("responses", {})}
+    extra: dict[str, Any] = {"x-rule": rule}
+    if rule != "public":
+        extra["security"] = [{"bearer": []}]
+    return router.api_route(path, methods=[method], openapi_extra=extra, **options)
+
+
+def store_of(request: Request) -> Store:
+    """Return the store that the application was made with."""
+    return request.app.state.store
+
+
+def channels_of(request: Request) -> Channels:
+    """Return the live feeds."""
+    return request.app.state.channels
+
+
+def principal_of(request: Request) -> Principal:
+    """Return who is asking."""
+    return request.state.principal
+
+
+def session_of(request: Request) -> Session:
+    """Return the session that the request is about, which the one who asks may see."""
+    return request.state.session

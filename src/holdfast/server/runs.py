@@ -1,0 +1,95 @@
+"""The routes of runs: their events, checkpoints and effects, and settling an effect by hand."""
+
+from typing import Annotated
+
+from fastapi import Path, Query, Request, Response
+
+from holdfast.errors import BadInput
+from holdfast.record.recovery import settle_effect
+from holdfast.server.routes import new_router, route, session_of, store_of
+from holdfast.server.sessions import CursorText, Limit
+from holdfast.server.wire import CheckpointOut, EffectOut, EventOut, Id, Items, Outcome, RunOut, event_json
+from holdfast.types import CheckpointKind
+
+router = new_router("runs")
+RunId = Annotated[Id, Path(description="The run's id.")]
+
+
+@route(router, "GET", "/api/runs/{run_id}", "read")
+async def read_run(request: Request, run_id: RunId) -> RunOut:
+    """Show one run."""
+    return RunOut.of(await store_of(request).run(run_id))
+
+
+@route(router, "GET", "/api/runs/{run_id}/runs", "read")
+async def delegates(
+    request: Request, run_id: RunId, cursor: CursorText = None, limit: Limit = 50
+) -> Items[RunOut]:
+    """List the runs that this one delegated to; those that belong to the same owner."""
+    store, session = store_of(request), session_of(request)
+    page = await store.runs(parent_id=run_id, cursor=cursor, limit=limit)
+    seen = [
+        run
+        for run in page.items
+        if run.session_id == session.id or (await store.session(run.session_id)).owner == session.owner
+    ]
+    return Items(items=[RunOut.of(item) for item in seen], next_cursor=page.next_cursor)
+
+
+@route(
+    router,
+    "GET",
+    "/api/runs/{run_id}/events",
+    "read",
+    responses={200: {"model": Items[EventOut], "description": "A page of events."}},
+)
+async def run_events(
+    request: Request,
+    run_id: RunId,
+    after: Annotated[int, Query(ge=0, lt=2**63)] = 0,
+    limit: Limit = 500,
+) -> Response:
+    """Read the events of one run."""
+    page = await store_of(request).events(session_of(request).id, after=after, run_id=run_id, limit=limit)
+    more = f'"{page[-1].seq}"' if len(page) == limit else "null"
+    items = ",".join(map(event_json, page))
+    return Response(f'{{"items":[{items}],"next_cursor":{more}}}', media_type="application/json")
+
+
+@route(router, "GET", "/api/runs/{run_id}/checkpoints", "read")
+async def checkpoints(
+    request: Request,
+    run_id: RunId,
+    kind: CheckpointKind | None = None,
+    cursor: CursorText = None,
+    limit: Limit = 50,
+) -> Items[CheckpointOut]:
+    """List the checkpoints of a run, newest first."""
+    page = await store_of(request).checkpoints(run_id=run_id, kind=kind, cursor=cursor, limit=limit)
+    return Items(items=[CheckpointOut.of(item) for item in page.items], next_cursor=page.next_cursor)
+
+
+@route(router, "GET", "/api/runs/{run_id}/effects", "read")
+async def effects(
+    request: Request,
+    run_id: RunId,
+    unresolved: bool = False,
+    cursor: CursorText = None,
+    limit: Limit = 200,
+) -> Items[EffectOut]:
+    """List the tool calls of a run and what came of them."""
+    page = await store_of(request).effects(
+        session_of(request).id, run_id=run_id, unresolved=unresolved, cursor=cursor, limit=limit
+    )
+    return Items(items=[EffectOut.of(item) for item in page.items], next_cursor=page.next_cursor)
+
+
+@route(router, "POST", "/api/runs/{run_id}/effects/{call_id}", "write")
+async def settle(
+    request: Request, run_id: RunId, call_id: Annotated[str, Path(max_length=500)], body: Outcome
+) -> EffectOut:
+    """Say what came of a call whose outcome is unknown: a person knows."""
+    if body.error is not None and body.result is not None:
+        raise BadInput(problem="an outcome has a result or an error, not both")
+    settled = await settle_effect(store_of(request), run_id, call_id, result=body.result, error=body.error)
+    return EffectOut.of(settled)

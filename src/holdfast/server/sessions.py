@@ -1,0 +1,311 @@
+"""The routes of sessions: what they are, what is asked of them, what they say."""
+
+import json
+from typing import Annotated, Any
+
+from fastapi import Header, Path, Query, Request, Response
+
+from holdfast.errors import BadInput, Forbidden
+from holdfast.runtime.approvals import asked
+from holdfast.server.routes import channels_of, new_router, principal_of, route, session_of, store_of
+from holdfast.server.stream import EventStream
+from holdfast.server.wire import (
+    Answer,
+    Asked,
+    CursorOut,
+    EventOut,
+    ForkOf,
+    Id,
+    Items,
+    MessageOut,
+    NewCursor,
+    NewSession,
+    NewState,
+    NewSubmission,
+    Place,
+    RunOut,
+    SessionChange,
+    SessionDetail,
+    SessionOut,
+    StateBody,
+    SubmissionOut,
+    event_json,
+)
+from holdfast.types import Lane, Status, Submission, SubmissionState
+
+router = new_router("sessions")
+SessionId = Annotated[Id, Path(description="The session's id.")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="How many at most.")]
+CursorText = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")]
+
+
+@route(router, "POST", "/api/sessions", "user", status_code=201)
+async def create_session(request: Request, body: NewSession) -> SessionOut:
+    """Create a session. It is idle until something is asked of it."""
+    principal = principal_of(request)
+    if body.owner not in {None, principal.owner} and not principal.is_admin:
+        raise Forbidden(needs="the role admin to create sessions for others", who=principal.owner)
+    agents = request.app.state.agents
+    if agents and body.agent not in agents:
+        raise BadInput(problem=f"there is no agent {body.agent!r}; there are: {', '.join(sorted(agents))}")
+    session = await store_of(request).create_session(
+        agent=body.agent,
+        owner=body.owner or principal.owner,
+        id=body.id,
+        title=body.title,
+        metadata=json.dumps(body.metadata),
+    )
+    return SessionOut.of(session)
+
+
+@route(router, "GET", "/api/sessions", "user")
+async def list_sessions(
+    request: Request,
+    status: Status | None = None,
+    agent: Annotated[str | None, Query(max_length=200)] = None,
+    owner: Annotated[str | None, Query(max_length=200, description="For administrators.")] = None,
+    search: Annotated[str | None, Query(max_length=200, description="A part of the title.")] = None,
+    cursor: CursorText = None,
+    limit: Limit = 50,
+) -> Items[SessionOut]:
+    """List sessions, last active first."""
+    principal = principal_of(request)
+    page = await store_of(request).sessions(
+        owner=owner if principal.is_admin else principal.owner,
+        agent=agent,
+        status=status,
+        search=search,
+        cursor=cursor,
+        limit=limit,
+    )
+    return Items(items=[SessionOut.of(item) for item in page.items], next_cursor=page.next_cursor)
+
+
+@route(router, "GET", "/api/sessions/{session_id}", "read")
+async def read_session(request: Request, session_id: SessionId) -> SessionDetail:
+    """Show a session: who holds it until when, what waits, and what it asks a person."""
+    session = session_of(request)
+    questions = await asked(store_of(request), session_id) if session.status == "waiting" else []
+    return SessionDetail(
+        **SessionOut.of(session).model_dump(),
+        asked=[Asked.model_validate(question) for question in questions],
+    )
+
+
+@route(router, "PATCH", "/api/sessions/{session_id}", "write")
+async def change_session(request: Request, session_id: SessionId, body: SessionChange) -> SessionOut:
+    """Rename a session, put it on hold for retention, or replace its metadata."""
+    changed = await store_of(request).update_session(
+        session_id,
+        title=body.title,
+        hold=body.hold,
+        metadata=None if body.metadata is None else json.dumps(body.metadata),
+    )
+    return SessionOut.of(changed)
+
+
+# What is asked of a session
+
+
+async def _submit(
+    request: Request,
+    session_id: str,
+    kind: str,
+    payload: dict[str, Any],
+    *,
+    lane: Lane = "main",
+    **options: Any,
+) -> SubmissionOut:
+    sent: Submission = await store_of(request).submit(
+        session_id, kind, json.dumps(payload), lane=lane, **options
+    )
+    return SubmissionOut.of(sent)
+
+
+@route(router, "POST", "/api/sessions/{session_id}/submissions", "write", status_code=202)
+async def submit(request: Request, session_id: SessionId, body: NewSubmission) -> SubmissionOut:
+    """Ask something of a session. Once this is answered it is durable: it will end, or visibly wait."""
+    given = body.model_dump(exclude_none=True, include={"text", "content", "checkpoint_id", "session_id"})
+    allowed = {
+        "message": {"text", "content"},
+        "rewind": {"checkpoint_id"},
+        "fork": {"checkpoint_id", "session_id"},
+    }.get(body.kind, set[str]())
+    if wrong := sorted(set(given) - allowed):
+        raise BadInput(problem=f"{body.kind} has no {', '.join(wrong)}")
+    if body.kind == "message" and len(given) != 1:
+        raise BadInput(problem="a message has either `text` or `content`")
+    if body.kind == "rewind" and not given:
+        raise BadInput(problem="rewind needs a `checkpoint_id`")
+    return await _submit(
+        request, session_id, body.kind, given, when_busy=body.when_busy, idempotency_key=body.idempotency_key
+    )
+
+
+@route(router, "GET", "/api/sessions/{session_id}/submissions", "read")
+async def list_submissions(
+    request: Request,
+    session_id: SessionId,
+    state: SubmissionState | None = None,
+    cursor: CursorText = None,
+    limit: Limit = 50,
+) -> Items[SubmissionOut]:
+    """List what was asked of a session, in order, with what came of it."""
+    page = await store_of(request).submissions(session_id, state=state, cursor=cursor, limit=limit)
+    return Items(items=[SubmissionOut.of(item) for item in page.items], next_cursor=page.next_cursor)
+
+
+@route(router, "POST", "/api/sessions/{session_id}/interrupt", "write", status_code=202)
+async def interrupt(request: Request, session_id: SessionId) -> SubmissionOut:
+    """Stop what the session is doing. The next message goes on from there."""
+    return await _submit(request, session_id, "interrupt", {}, lane="control")
+
+
+@route(router, "POST", "/api/sessions/{session_id}/approvals", "write", status_code=202)
+async def answer(request: Request, session_id: SessionId, body: Answer) -> SubmissionOut:
+    """Answer what the session asks; bound to the digest of the exact arguments."""
+    return await _submit(request, session_id, "approval", body.model_dump(exclude_none=True), lane="control")
+
+
+@route(router, "POST", "/api/sessions/{session_id}/undo", "write", status_code=202)
+async def undo(request: Request, session_id: SessionId) -> SubmissionOut:
+    """Go back to before the last message."""
+    return await _submit(request, session_id, "undo", {})
+
+
+@route(router, "POST", "/api/sessions/{session_id}/rewind", "write", status_code=202)
+async def rewind(request: Request, session_id: SessionId, body: Place) -> SubmissionOut:
+    """Go on from an earlier checkpoint. What came after it stays on record."""
+    if body.checkpoint_id is None:
+        raise BadInput(problem="rewind needs a `checkpoint_id`")
+    return await _submit(request, session_id, "rewind", {"checkpoint_id": body.checkpoint_id})
+
+
+@route(router, "POST", "/api/sessions/{session_id}/compact", "write", status_code=202)
+async def compact(request: Request, session_id: SessionId) -> SubmissionOut:
+    """Replace the history by a shorter one."""
+    return await _submit(request, session_id, "compact", {})
+
+
+@route(router, "POST", "/api/sessions/{session_id}/fork", "write", status_code=202)
+async def fork(request: Request, session_id: SessionId, body: ForkOf) -> SubmissionOut:
+    """Copy the history into a new session; a `forked` event tells its id."""
+    return await _submit(request, session_id, "fork", body.model_dump(exclude_none=True))
+
+
+@route(router, "POST", "/api/sessions/{session_id}/background", "write", status_code=202)
+async def background(request: Request, session_id: SessionId) -> SubmissionOut:
+    """Hand the session over to the workers in the background, whoever has it now."""
+    return await _submit(request, session_id, "background", {}, lane="control")
+
+
+# What a session says
+
+
+@route(
+    router,
+    "GET",
+    "/api/sessions/{session_id}/events",
+    "read",
+    responses={
+        200: {
+            "model": Items[EventOut],
+            "description": "A page of events; with `Accept: text/event-stream` all of them, and those that come.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        }
+    },
+)
+async def events(
+    request: Request,
+    session_id: SessionId,
+    after: Annotated[int, Query(ge=0, lt=2**63, description="The number of the last event you have.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000, description="How many at most; not for the stream.")] = 500,
+    last_event_id: Annotated[str | None, Header(description="Wins over `after`.")] = None,
+) -> Response:
+    """Read the journal: as pages, or as a stream that replays what you miss and goes on with what comes."""
+    store, session = store_of(request), session_of(request)
+    if last_event_id:
+        if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 19):  # noqa: PLR2004
+            raise BadInput(problem=f"Last-Event-ID is the number of an event, not {last_event_id[:50]!r}")
+        after = int(last_event_id)
+    if after > session.seq:
+        session = await store.session(session_id)  # it may have moved on since
+    if after > session.seq:
+        raise BadInput(problem=f"the session has events 1 to {session.seq}; none can come after {after}")
+    if "text/event-stream" in request.headers.get("accept", ""):
+        state, channels = request.app.state, channels_of(request)
+        return EventStream(
+            lambda: channels.join(session_id, session.seq),
+            after,
+            comment_seconds=state.settings.stream_comment_seconds,
+            dropped=state.metrics.dropped,
+        )
+    page = await store.events(session_id, after=after, limit=limit)
+    more = f'"{page[-1].seq}"' if len(page) == limit else "null"
+    items = ",".join(map(event_json, page))
+    return Response(f'{{"items":[{items}],"next_cursor":{more}}}', media_type="application/json")
+
+
+@route(
+    router,
+    "GET",
+    "/api/sessions/{session_id}/messages",
+    "read",
+    responses={200: {"model": Items[MessageOut], "description": "A page of the history."}},
+)
+async def messages(
+    request: Request,
+    session_id: SessionId,
+    after: Annotated[int, Query(ge=-1, lt=2**31, description="The position of the last one you have.")] = -1,
+    limit: Limit = 200,
+) -> Response:
+    """Read the history that the next message goes on from."""
+    store = store_of(request)
+    latest = (await store.checkpoints(session_id=session_id, limit=1)).items
+    items: list[str] = []
+    more = "null"
+    if latest:
+        place = latest[0]
+        page = await store.history(
+            session_id, segment=place.segment, length=place.length, after=after, limit=limit
+        )
+        items = [f'{{"position":{m.position},"message":{m.body}}}' for m in page]
+        if len(page) == limit and page[-1].position + 1 < place.length:
+            more = f'"{page[-1].position}"'
+    return Response(f'{{"items":[{",".join(items)}],"next_cursor":{more}}}', media_type="application/json")
+
+
+@route(router, "GET", "/api/sessions/{session_id}/runs", "read")
+async def runs(
+    request: Request, session_id: SessionId, cursor: CursorText = None, limit: Limit = 50
+) -> Items[RunOut]:
+    """List the runs of a session in the order in which they began."""
+    page = await store_of(request).runs(session_id=session_id, cursor=cursor, limit=limit)
+    return Items(items=[RunOut.of(item) for item in page.items], next_cursor=page.next_cursor)
+
+
+@route(router, "GET", "/api/sessions/{session_id}/state", "read")
+async def read_state(request: Request, session_id: SessionId) -> StateBody:
+    """Read the agent state."""
+    return StateBody.of(await store_of(request).state(session_id))
+
+
+@route(router, "PUT", "/api/sessions/{session_id}/state", "write")
+async def set_state(request: Request, session_id: SessionId, body: NewState) -> StateBody:
+    """Replace the agent state if it is at the version that is expected."""
+    state = await store_of(request).set_state(session_id, json.dumps(body.body), expected=body.expected)
+    return StateBody.of(state)
+
+
+@route(router, "GET", "/api/sessions/{session_id}/cursors", "read")
+async def cursors(request: Request, session_id: SessionId) -> Items[CursorOut]:
+    """List how far each consumer has read."""
+    return Items(items=[CursorOut.of(item) for item in await store_of(request).cursors(session_id)])
+
+
+@route(router, "PUT", "/api/sessions/{session_id}/cursors/{consumer}", "write")
+async def set_cursor(
+    request: Request, session_id: SessionId, consumer: Annotated[Id, Path()], body: NewCursor
+) -> CursorOut:
+    """Move a consumer's cursor forward; a lower number changes nothing."""
+    return CursorOut.of(await store_of(request).set_cursor(session_id, consumer, body.seq))

@@ -1,0 +1,74 @@
+"""Tokens: the digests of secrets, and what whoever brings one may do."""
+
+import math
+from collections.abc import Sequence
+
+from holdfast.errors import BadInput, NotFound
+from holdfast.ids import check_choice, check_name, new_id
+from holdfast.store.sql.core import Row, SqlCore, Tx, maybe_moment, moment, reading, repeatable, sql
+from holdfast.types import ROLES, Role, Token
+
+
+class Tokens(SqlCore):
+    """The transactions of tokens.sql."""
+
+    async def add_token(
+        self,
+        digest: str,
+        *,
+        owner: str,
+        role: Role = "user",
+        scopes: Sequence[str] = (),
+        lifetime: float | None = None,
+    ) -> Token:
+        return await self._add_token(new_id(), digest, owner, role, scopes, lifetime)
+
+    @repeatable
+    def _add_token(
+        self, id: str, digest: str, owner: str, role: Role, scopes: Sequence[str], lifetime: float | None
+    ) -> Tx[Token]:
+        check_name(owner, "owner")
+        check_choice(role, ROLES, "role")
+        for scope in scopes:
+            check_name(scope, "scope")
+        if lifetime is not None and not (math.isfinite(lifetime) and lifetime > 0):
+            raise BadInput(problem=f"a token lives for a positive number of seconds, not {lifetime}")
+        rows = yield sql(
+            "add_token",
+            id=id,
+            digest=digest,
+            owner=owner,
+            role=role,
+            scopes=" ".join(scopes),
+            lifetime_us=None if lifetime is None else round(lifetime * 1_000_000),
+        )
+        return _token(rows[0])
+
+    @reading
+    def token(self, digest: str) -> Tx[Token | None]:
+        rows = yield sql("worthy_token", digest=digest)
+        return _token(rows[0]) if rows else None
+
+    @reading
+    def tokens(self) -> Tx[list[Token]]:
+        rows = yield sql("tokens")
+        return [_token(row) for row in rows]
+
+    @repeatable
+    def revoke_token(self, token_id: str) -> Tx[Token]:
+        rows = yield sql("revoke_token", id=token_id)
+        if not rows:
+            raise NotFound(what="token", id=token_id)
+        return _token(rows[0])
+
+
+def _token(row: Row) -> Token:
+    return Token(
+        id=row["id"],
+        owner=row["owner"],
+        role=row["role"],
+        scopes=row["scopes"].split(),
+        created_at=moment(row["created_at"]),
+        expires_at=maybe_moment(row["expires_at"]),
+        revoked_at=maybe_moment(row["revoked_at"]),
+    )
