@@ -74,7 +74,8 @@ async def _serve(app: str | None, settings: Settings, *, workers: int) -> int:
         server = uvicorn.Server(
             uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=5, lifespan="on")
         )
-        server.capture_signals = (
+        # Signals are ours: streams must end before the server waits for them.
+        setattr(server, "capture_signals", nullcontext)  # noqa: B010 - typed as a method
             nullcontext  # they are ours: streams must end before the server waits for them
         )
         listening = socket.create_server((settings.host, settings.port), backlog=2048)

@@ -1,0 +1,194 @@
+"""A small client for the HTTP interface, `AsyncClient`, and the same without `await`, `Client`.
+
+Its stream resumes by itself: whatever breaks, the next event it yields is the one after the last.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncGenerator, Generator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import httpx2
+
+from holdfast.errors import HoldfastError
+
+_PAUSE_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 5.0
+
+
+class ServerError(HoldfastError):
+    """The server answered {status}, {code}: {message}."""
+
+    code = "server_error"
+
+
+class AsyncClient:
+    """Talks to one server. Use it with `async with`."""
+
+    def __init__(self, url: str, token: str | None = None, *, timeout: float = 30.0) -> None:
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._http = httpx2.AsyncClient(base_url=url, headers=headers, timeout=timeout)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    async def request(self, method: str, path: str, **options: Any) -> Any:
+        """Send any request and return what it answers. Raises `ServerError`."""
+        return _answer(await self._http.request(method, path, **options))
+
+    async def create_session(self, agent: str, **given: Any) -> dict[str, Any]:
+        """Create a session."""
+        return await self.request("POST", "/api/sessions", json={"agent": agent, **given})
+
+    async def session(self, session_id: str) -> dict[str, Any]:
+        """Return a session, who holds it, and what it asks."""
+        return await self.request("GET", f"/api/sessions/{session_id}")
+
+    async def sessions(self, **filters: Any) -> dict[str, Any]:
+        """List sessions, last active first; pass `cursor=next_cursor` for the next page."""
+        return await self.request("GET", "/api/sessions", params=filters)
+
+    async def submit(self, session_id: str, text: str | None = None, **given: Any) -> dict[str, Any]:
+        """Ask something of a session; by default that is a message."""
+        body = given if text is None else {"text": text, **given}
+        return await self.request("POST", f"/api/sessions/{session_id}/submissions", json=body)
+
+    async def interrupt(self, session_id: str) -> dict[str, Any]:
+        """Stop what a session is doing."""
+        return await self.request("POST", f"/api/sessions/{session_id}/interrupt")
+
+    async def approve(
+        self, session_id: str, call: Mapping[str, Any], *, approved: bool = True, **more: Any
+    ) -> dict[str, Any]:
+        """Answer one of the calls that a session asks about."""
+        answer = {"call_id": call["call_id"], "digest": call["digest"], "approved": approved, **more}
+        return await self.request("POST", f"/api/sessions/{session_id}/approvals", json=answer)
+
+    async def stream(
+        self, session_id: str, *, after: int = 0, drafts: bool = False
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield every event after a number, past and future, each once; with `drafts`, what is being said as well.
+
+        A draft has `kind` "draft" and no `seq`.
+        """
+        pause = _PAUSE_SECONDS
+        while True:
+            headers = {"accept": "text/event-stream", "last-event-id": str(after)}
+            try:
+                async with self._http.stream(
+                    "GET",
+                    f"/api/sessions/{session_id}/events",
+                    headers=headers,
+                    timeout=httpx2.Timeout(10, read=60),
+                ) as response:
+                    if response.status_code != 200:  # noqa: PLR2004
+                        await response.aread()
+                        _answer(response)
+                    pause = _PAUSE_SECONDS
+                    async for kind, data in _blocks(response):
+                        if kind == "draft":
+                            if drafts:
+                                yield {"kind": kind, "payload": data}
+                        elif kind == "end":
+                            if data.get("reason") == "erased":
+                                return
+                            break
+                        else:
+                            after = data["seq"]
+                            yield data
+            except (httpx2.TransportError, ServerError) as error:
+                if isinstance(error, ServerError) and error.facts["status"] != 503:  # noqa: PLR2004
+                    raise
+            await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+
+
+async def _blocks(response: httpx2.Response) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
+    kind, lines = "message", list[str]()
+    async for line in response.aiter_lines():
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "event":
+            kind = value
+        elif name == "data":
+            lines.append(value)
+        elif not line and lines:
+            yield kind, json.loads("\n".join(lines))
+            kind, lines = "message", []
+
+
+def _answer(response: httpx2.Response) -> Any:
+    if response.is_success:
+        return response.json() if response.content else None
+    try:
+        error = response.json()["error"]
+    except (ValueError, KeyError, TypeError):
+        error = {"code": "unknown", "message": response.text[:200]}
+    raise ServerError(status=response.status_code, code=error["code"], message=error["message"].rstrip("."))
+
+
+class Client:
+    """`AsyncClient` for code that does not await: the same methods, and `stream` is a plain generator."""
+
+    def __init__(self, url: str, token: str | None = None, *, timeout: float = 30.0) -> None:
+        self._runner = asyncio.Runner()
+        self._client = AsyncClient(url, token, timeout=timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._runner.run(self._client.__aexit__(kind, error, trace))
+        self._runner.close()
+
+    def request(self, method: str, path: str, **options: Any) -> Any:
+        """Send any request and return what it answers. Raises `ServerError`."""
+        return self._runner.run(self._client.request(method, path, **options))
+
+    def create_session(self, agent: str, **given: Any) -> dict[str, Any]:
+        """Create a session."""
+        return self._runner.run(self._client.create_session(agent, **given))
+
+    def session(self, session_id: str) -> dict[str, Any]:
+        """Return a session, who holds it, and what it asks."""
+        return self._runner.run(self._client.session(session_id))
+
+    def sessions(self, **filters: Any) -> dict[str, Any]:
+        """List sessions, last active first."""
+        return self._runner.run(self._client.sessions(**filters))
+
+    def submit(self, session_id: str, text: str | None = None, **given: Any) -> dict[str, Any]:
+        """Ask something of a session; by default that is a message."""
+        return self._runner.run(self._client.submit(session_id, text, **given))
+
+    def interrupt(self, session_id: str) -> dict[str, Any]:
+        """Stop what a session is doing."""
+        return self._runner.run(self._client.interrupt(session_id))
+
+    def approve(
+        self, session_id: str, call: Mapping[str, Any], *, approved: bool = True, **more: Any
+    ) -> dict[str, Any]:
+        """Answer one of the calls that a session asks about."""
+        return self._runner.run(self._client.approve(session_id, call, approved=approved, **more))
+
+    def stream(
+        self, session_id: str, *, after: int = 0, drafts: bool = False
+    ) -> Generator[dict[str, Any], None, None]:
+        """Yield every event after a number, past and future, each once."""
+        events = self._client.stream(session_id, after=after, drafts=drafts)
+        try:
+            while True:
+                yield self._runner.run(anext(events))  # pyright: ignore[reportArgumentType]
+        except StopAsyncIteration:
+            return
+        finally:
+            self._runner.run(events.aclose())

@@ -1,0 +1,110 @@
+"""The server as real processes: any front serves any session, whoever runs it."""
+
+import asyncio
+import signal
+from typing import Any
+
+import pytest
+
+from holdfast import Store
+from holdfast.client import AsyncClient, ServerError
+from tests.conftest import Engine
+from tests.promises.workers import lines, worker
+from tests.server.fronts import front
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+APP = "tests.promises.app:agent"
+
+
+async def until(client: AsyncClient, session_id: str, kind: str, *, after: int = 0) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    async with asyncio.timeout(30):
+        async for event in client.stream(session_id, after=after):
+            found.append(event)
+            if event["kind"] == kind:
+                break
+    return found
+
+
+async def test_one_command_serves_and_runs(engine: Engine, store: Store):
+    async with front(engine.url, APP) as server, server.client() as client:
+        session = await client.create_session("agent", title="First")
+        sent = await client.submit(session["id"], "hello", idempotency_key="once")
+        again = await client.submit(session["id"], "hello", idempotency_key="once")
+        assert again["submission_id"] == sent["submission_id"]
+        events = await until(client, session["id"], "submission_done")
+        assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+        assert events[-3]["message"]["parts"][0]["content"] == "done after 0"
+        pages = await client.request("GET", f"/api/sessions/{session['id']}/events")
+        assert pages["items"] == events
+        history = await client.request("GET", f"/api/sessions/{session['id']}/messages")
+        assert [item["message"]["kind"] for item in history["items"]] == ["request", "response"]
+        server.process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(server.process.wait(), 20) == 0
+
+
+async def test_two_fronts_and_a_worker(engine: Engine, store: Store, tmp_path: Any):
+    """Submit on one, stream from the other; kill the one in mid-stream and go on with the next number on the other."""
+    token = "an administrator's token"
+    one = front(engine.url, "--role", "front", token=token)
+    two = front(engine.url, "--role", "front", token=token)
+    async with one as first, two as second, worker(engine.url, hold=0.3), first.client() as here:
+        async with second.client() as there:
+            session = (await here.create_session("agent"))["id"]
+            await here.submit(session, f"work 6 {tmp_path / 'log'}")
+            seen: list[int] = []
+            async with asyncio.timeout(30):
+                async for event in here.stream(session):
+                    seen.append(event["seq"])
+                    if event["kind"] == "tool_call_started":
+                        break
+            held = await there.session(session)
+            assert held["status"] == "running"
+            assert held["holder"]
+            first.process.kill()
+            async with asyncio.timeout(30):
+                async for event in there.stream(session, after=seen[-1]):
+                    seen.append(event["seq"])
+                    if event["kind"] == "submission_done":
+                        break
+            assert seen == list(range(1, len(seen) + 1))
+            # A session that another process holds can be interrupted and written to.
+            mark = tmp_path / "mark"
+            slow = await there.submit(session, f"work 50 {mark}")
+            await lines(mark, 1)
+            await there.interrupt(session)
+            events = await until(there, session, "run_interrupted", after=slow["position"])
+            assert events[-1]["kind"] == "run_interrupted"
+            await there.submit(session, "still there?")
+            await until(there, session, "submission_done", after=events[-1]["seq"])
+
+
+async def test_a_stream_ends_with_a_hint_when_the_server_stops(engine: Engine, store: Store):
+    session = (await store.create_session(agent="agent", owner="local")).id
+    async with front(engine.url, "--role", "front") as server, server.client() as client:
+        await store.submit(session, "message", '{"text": "hi"}')
+        http: Any = client._http  # pyright: ignore[reportPrivateUsage]
+        async with http.stream(
+            "GET", f"/api/sessions/{session}/events", headers={"accept": "text/event-stream"}
+        ) as response:
+            text = ""
+            async for chunk in response.aiter_text():
+                text += chunk
+                if "submission_queued" in text and server.process.returncode is None:
+                    server.process.send_signal(signal.SIGTERM)
+        assert "event: end" in text
+        assert '"closing"' in text
+        assert await asyncio.wait_for(server.process.wait(), 20) == 0
+
+
+async def test_doors_stay_closed(engine: Engine, store: Store):
+    session = (await store.create_session(agent="agent", owner="somebody")).id
+    async with front(engine.url, "--role", "front") as server:
+        async with AsyncClient(server.url) as nobody:
+            with pytest.raises(ServerError) as refused:
+                await nobody.session(session)
+            assert refused.value.facts["status"] == 401
+        async with server.client("hf_wrong") as stranger:
+            with pytest.raises(ServerError) as refused:
+                await stranger.sessions()
+            assert refused.value.facts["status"] == 401
