@@ -26,8 +26,10 @@ from pydantic_ai.tools import ToolDefinition
 
 from holdfast.errors import Conflict, HoldfastError, NotFound
 from holdfast.ids import new_id
+from holdfast.media import MediaStore
 from holdfast.record import ledger
 from holdfast.record.history import History, load
+from holdfast.record.large import Large
 from holdfast.record.ledger import Policy
 from holdfast.record.validity import answers, pending_calls
 from holdfast.store import Store
@@ -58,7 +60,8 @@ class Holdfast(AbstractCapability[Any]):
     """Record every run of the agent in a store. The session is the run's `conversation_id`.
 
     `policies` says by tool name what becomes of a call whose outcome is unknown after a crash; a tool may say it
-    itself with `metadata={"recovery": "retry"}`. `run_id` names the run; a second one with that name is refused. The
+    itself with `metadata={"recovery": "retry"}`. Content of at least `media_threshold` bytes goes to the `media` store;
+    both are those of the store's settings unless they are given. `run_id` names the run; a second one with that name is refused. The
     capability given for a run stands in for the agent's own.
     """
 
@@ -73,8 +76,12 @@ class Holdfast(AbstractCapability[Any]):
         metadata: Mapping[str, Any] | None = None,
         policies: Mapping[str, Policy] | None = None,
         lease_ttl: float = 10.0,
+        media: MediaStore | None = None,
+        media_threshold: int | None = None,
     ) -> None:
         self.id = "holdfast"
+        self.media = media
+        self.media_threshold = media_threshold
         self.store = store
         self.lease_ttl = lease_ttl
         self.agent = agent
@@ -105,6 +112,9 @@ class _Recorder(AbstractCapability[Any]):
         self.id = settings.id
         self._settings = settings
         self._store = settings.store
+        self._large = Large(settings.store, settings.media, settings.media_threshold)
+        self._order = asyncio.Lock()  # while something large is put, what comes after it waits
+        self._broken: HoldfastError | None = None  # what was noted as history and could not be written
         self._parent = parent
         self._history = History()
         self._effects: dict[tuple[str, str], Effect] = {}  # of the calls that no message answers yet
@@ -224,7 +234,7 @@ class _Recorder(AbstractCapability[Any]):
                 effect, summary=summary or effect.summary, idempotency_key=key or effect.idempotency_key
             )
             self._effects[place] = noted
-            await self._store.write(self._held(), Batch(effects=[noted]))
+            await self._send(Batch(effects=[noted]))
 
     def _answer(self, ctx: RunContext[Any], effect: Effect, tool_def: ToolDefinition) -> Any:
         """Return what gives the answer to a call that was begun before; None if it may be run again."""
@@ -249,7 +259,7 @@ class _Recorder(AbstractCapability[Any]):
         self._events.append(self._event(ctx, kind, tool=effect.tool, call_id=effect.call_id, **error))
         self._ended.append(ended)
         if any(other.state == "started" for other in self._effects.values()):
-            await self._store.write(self._held(), self._taken())
+            await self._send(self._taken())
         elif self._guard is None:
             self._guard = asyncio.get_running_loop().call_later(_A_MOMENT, self._write_late)
 
@@ -260,7 +270,7 @@ class _Recorder(AbstractCapability[Any]):
 
     async def _write_taken(self) -> None:
         with suppress(HoldfastError):  # the next write will say so
-            await self._store.write(self._held(), self._taken())
+            await self._send(self._taken())
 
     def _taken(self, effects: Sequence[Effect] = ()) -> Batch:
         """Return a batch of all that waits for a write, and of these effects; of each in its last state."""
@@ -279,7 +289,7 @@ class _Recorder(AbstractCapability[Any]):
         latest = (await self._store.checkpoints(session_id=session_id, limit=1)).items
         if latest:
             at = latest[0]
-            recorded = load(await read_history(self._store, session_id, at))
+            recorded = load(await self._large.back(await read_history(self._store, session_id, at)))
             beyond = await self._store.history(
                 session_id, segment=at.segment, length=at.length + 1, after=at.length - 1, limit=1
             )
@@ -291,7 +301,8 @@ class _Recorder(AbstractCapability[Any]):
             for call in pending:
                 entry = ledger.entry(call.tool_call_id, before[call.tool_call_id])
                 page = await self._store.effects(session_id, run_id=run_id, call_id=entry)
-                self._effects.update({(e.run_id, e.call_id): e for e in page.items})
+                known = await self._large.effects_back(page.items)
+                self._effects.update({(e.run_id, e.call_id): e for e in known})
         run = Run(
             id=self._run_id,
             agent=agent,
@@ -299,7 +310,44 @@ class _Recorder(AbstractCapability[Any]):
             metadata=json.dumps(self._settings.metadata),
         )
         started = self._event(ctx, "run_started", agent=agent, parent=self._parent)
-        await self._store.write(self._held(), Batch(events=[started], runs=[run], status="running"))
+        await self._send(Batch(events=[started], runs=[run], status="running"))
+
+    async def _send(self, batch: Batch) -> None:
+        """Write a batch, with what is large in it put into the media store before. Batches stay in order.
+
+        The history counts as recorded from when a batch was made. If then its content cannot be put, nothing may be
+        written behind it: the run fails, and the next one goes on from what is there.
+        """
+        if self._broken is not None:
+            raise self._broken
+        if not self._large.concerns(batch) and not self._order.locked():
+            await self._store.write(self._held(), batch)
+            return
+        async with self._order:
+            if self._broken is not None:
+                raise self._broken
+            try:
+                await self._large.move_out(batch)
+            except BaseException as error:
+                self._give_back(batch, error)
+                raise
+            await self._store.write(self._held(), batch)
+            self._large.written(batch)
+
+    def _give_back(self, batch: Batch, error: BaseException) -> None:
+        """Keep what can still be told of a batch whose content could not be put."""
+        self._events = [*(event for event in batch.events if event.message is None), *self._events]
+        ended = (
+            effect
+            if effect.message is None
+            else ledger.without_result(replace(effect, message=None, result=""))
+            for effect in batch.effects
+            if effect.state != "started"
+        )
+        self._ended = [*ended, *self._ended]
+        if batch.messages or batch.segments:
+            cut_off = Conflict(problem="the run was cut off while its history was put into the media store")
+            self._broken = error if isinstance(error, HoldfastError) else cut_off
 
     async def _write(
         self,
@@ -312,7 +360,7 @@ class _Recorder(AbstractCapability[Any]):
     ) -> None:
         batch = self._grown(messages, kind, ctx.run_step, effects=effects)
         batch.events = [*batch.events, event]
-        await self._store.write(self._held(), batch)
+        await self._send(batch)
 
     def _grown(
         self,
@@ -372,7 +420,7 @@ class _Recorder(AbstractCapability[Any]):
             )
         batch.events = [*batch.events, ending]
         batch.status = "idle"
-        await self._store.write(self._held(), batch)
+        await self._send(batch)
 
     async def _fail(self, error: BaseException) -> None:
         """Say how the run ended. What it got to is on record already."""
@@ -386,6 +434,10 @@ class _Recorder(AbstractCapability[Any]):
         batch = self._taken()
         batch.events, batch.runs, batch.status = [*batch.events, event], [run], "idle"
         with suppress(HoldfastError):  # the error that ended the run is the one to raise
+            try:
+                await self._large.move_out(batch)
+            except HoldfastError:  # that a call was carried out matters more than what it gave back
+                batch.effects = [ledger.without_result(effect) for effect in batch.effects]
             await self._store.write(lease, batch)
 
     def _metadata(self) -> str:

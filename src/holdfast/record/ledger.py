@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from pydantic import TypeAdapter
@@ -112,6 +113,11 @@ def replay(effect: Effect) -> Any:
     if kind == "failed":
         raise ToolFailedError(part)  # pyright: ignore[reportArgumentType]
     return part.content  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+
+
+def without_result(effect: Effect) -> Effect:
+    """Return the effect as one whose result could not be recorded."""
+    return effect if effect.result is None else replace(effect, result='{"kind":"unserializable"}')
 
 
 def is_known(effect: Effect) -> bool:

@@ -359,7 +359,13 @@ class Store(ABC):
 
     @abstractmethod
     async def condemn_blobs(
-        self, location: str, *, grace: float, cursor: str | None = None, limit: int = 100, dry_run: bool = False
+        self,
+        location: str,
+        *,
+        grace: float,
+        cursor: str | None = None,
+        limit: int = 100,
+        dry_run: bool = False,
     ) -> Page[Blob]:
         """Look at the next `limit` blobs and mark those for deletion that nobody needs; return all that are marked.
 
@@ -370,6 +376,10 @@ class Store(ABC):
     @abstractmethod
     async def condemn_blob(self, location: str, sha256: str) -> Blob:
         """Mark one blob for deletion. `Conflict` if a session refers to it. Raises `MediaNotFound`."""
+
+    @abstractmethod
+    async def abandon_blob(self, blob_id: str) -> bool:
+        """Give up storing it and say whether its bytes may be deleted; false if they are stored after all."""
 
     @abstractmethod
     async def forget_blob(self, blob_id: str) -> None:

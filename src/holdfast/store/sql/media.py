@@ -89,7 +89,13 @@ class Media(SqlCore):
 
     @registering
     def condemn_blobs(
-        self, location: str, *, grace: float, cursor: str | None = None, limit: int = 100, dry_run: bool = False
+        self,
+        location: str,
+        *,
+        grace: float,
+        cursor: str | None = None,
+        limit: int = 100,
+        dry_run: bool = False,
     ) -> Tx[Page[Blob]]:
         if not grace >= 0:
             raise BadInput(problem=f"a grace period has 0 or more seconds, not {grace}")
@@ -118,6 +124,11 @@ class Media(SqlCore):
         """Mark these, unless somebody has put or referred to them since they were looked up."""
         yield sql("lock_blobs", ids=json.dumps(ids))
         return (yield sql("condemn_blobs", ids=json.dumps(ids), grace_us=grace_us))
+
+    @registering
+    def abandon_blob(self, blob_id: str) -> Tx[bool]:
+        yield sql("abandon_blob", id=blob_id)
+        return not (yield sql("is_stored", id=blob_id))
 
     @registering
     def forget_blob(self, blob_id: str) -> Tx[None]:

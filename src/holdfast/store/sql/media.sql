@@ -67,6 +67,12 @@ UPDATE blobs SET state = 'deleting'
     SELECT 1 FROM blob_references r WHERE r.sha256 = blobs.sha256))))
 RETURNING *;
 
+-- name: abandon_blob
+UPDATE blobs SET state = 'deleting' WHERE id = :id AND state = 'storing';
+
+-- name: is_stored
+SELECT id FROM blobs WHERE id = :id AND state = 'stored';
+
 -- name: forget_blob
 DELETE FROM blobs WHERE id = :id AND state <> 'stored';
 

@@ -125,7 +125,9 @@ class Writing:
         if batch.drafts_done:
             self.rows["drop_drafts"] = [(session_id, run_id) for run_id in batch.drafts_done]
         if batch.blobs:
-            self.rows["refer_blobs"] = [(session_id, check_id(sha256)) for sha256 in dict.fromkeys(batch.blobs)]
+            self.rows["refer_blobs"] = [
+                (session_id, check_id(sha256)) for sha256 in dict.fromkeys(batch.blobs)
+            ]
         if batch.status is not None:
             status = check_choice(batch.status, STATUSES, "session's status")
             self.rows["set_status"] = [(session_id, status, batch.waiting_for)]
