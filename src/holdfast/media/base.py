@@ -26,7 +26,9 @@ from holdfast.types import Blob, Page
 CHUNK: Final = 1024 * 1024
 """Bytes are moved in pieces of this size."""
 _BEAT_SECONDS = 30.0
-"""How often a long upload says that it goes on. Far less than any sensible grace period."""
+"""How often whoever stores something says that it goes on."""
+DEAD_SECONDS: Final = 120.0
+"""Who has not said so for this long is taken for dead, and what it left is collected."""
 _SMALL = 64 * 1024
 _LONGEST_KEY = 800
 _LONGEST_NAME = 200
@@ -256,13 +258,15 @@ class MediaStore(ABC):
         self, blob: Blob, work: Callable[[], Awaitable[None]], *, replaces: str | None = None
     ) -> str:
         """Store the bytes of a registered blob and say so in the register; if that fails, leave nothing behind."""
+        beating = self.beat(blob)
         try:
-            async with self._going_on(blob):
-                await work()
+            await work()
             kept = await self._keep(blob, replaces)
         except BaseException:
             await self._give_up(blob)
             raise
+        finally:
+            beating.cancel()
         if kept.id != blob.id:
             await self.discard(blob)
         return kept.uri
@@ -283,19 +287,16 @@ class MediaStore(ABC):
         except Conflict:  # somebody else stored the same at this very moment; or it was collected
             return await self.store.keep_blob(blob, replaces=replaces)
 
-    @asynccontextmanager
-    async def _going_on(self, blob: Blob) -> AsyncGenerator[None, None]:
-        async def beat() -> None:
+    def beat(self, blob: Blob) -> "asyncio.Task[None]":
+        """Give signs of life of a blob that is being stored, until this is cancelled."""
+
+        async def go_on() -> None:
             while True:
                 await asyncio.sleep(_BEAT_SECONDS)
                 with suppress(HoldfastError):  # the end will say so, if it matters
                     await self.store.touch_blob(blob.id)
 
-        beating = asyncio.create_task(beat())
-        try:
-            yield
-        finally:
-            beating.cancel()
+        return asyncio.create_task(go_on())
 
     def _new(self, context: MediaContext) -> Blob:
         if not _MEDIA_TYPE.fullmatch(context.media_type):
@@ -371,7 +372,7 @@ class MediaWriter:
         except BaseException:
             await media.discard(self._blob)
             raise
-        self._touched = asyncio.get_running_loop().time()
+        self._beating = media.beat(self._blob)
         return self
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -393,6 +394,7 @@ class MediaWriter:
             else:
                 await self._media.discard(self._blob)
         finally:
+            self._beating.cancel()
             await self._stage.close()
 
     async def _flush(self) -> None:
@@ -402,10 +404,6 @@ class MediaWriter:
             self._size += len(chunk)
             await add_to(self._digest, chunk)
             await self._stage.write(chunk)
-            now = asyncio.get_running_loop().time()
-            if now > self._touched + _BEAT_SECONDS:
-                self._touched = now
-                await self._media.store.touch_blob(self._blob.id)
 
     async def _finish(self) -> None:
         media = self._media
@@ -413,14 +411,14 @@ class MediaWriter:
         try:
             await self._flush()
             blob = media._named(self._blob, self._digest.hexdigest(), self._size, self._context)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
-            found = await media.store.put_blob(blob)
+            found = await media.store.name_blob(blob)
             if found.id != blob.id:
                 if await media._present(found):  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
                     await media.discard(self._blob)
                     self.uri = found.uri
                     return
                 replaces = found.id
-                await media.store.put_blob(blob, anew=True)
+                await media.store.name_blob(blob, anew=True)
         except BaseException:
             await media.discard(self._blob)
             raise

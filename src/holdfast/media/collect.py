@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from holdfast.errors import HoldfastError
-from holdfast.media.base import MediaStore
+from holdfast.media.base import DEAD_SECONDS, MediaStore
 
 _PAGES = 1000
 """So many free pages are given back to the file system at a time."""
@@ -28,20 +28,23 @@ async def collect(
     media: MediaStore,
     *,
     grace: float | None = None,
+    dead_after: float = DEAD_SECONDS,
     dry_run: bool = False,
     limit: int = 100,
     progress: Callable[[Collection], None] | None = None,
 ) -> Collection:
     """Delete what no session has referred to, and nobody has put, for `grace` seconds; by default as the settings say.
 
-    Goes through the register `limit` blobs at a time. With `dry_run` it only counts.
+    What is being stored right now gives signs of life; without one for `dead_after` seconds, or `grace` if that is
+    longer, it is a leftover and goes too. Goes through the register `limit` blobs at a time. With `dry_run` it only
+    counts.
     """
     grace = media.store.settings.media_grace_seconds if grace is None else grace
     done = Collection(dry_run=dry_run)
     cursor: str | None = None
     while True:
         page = await media.store.condemn_blobs(
-            media.location, grace=grace, cursor=cursor, limit=limit, dry_run=dry_run
+            media.location, grace=grace, dead_after=dead_after, cursor=cursor, limit=limit, dry_run=dry_run
         )
         for blob in page.items:
             try:

@@ -327,8 +327,14 @@ class Store(ABC):
     async def put_blob(self, blob: Blob, *, anew: bool = False, body: bytes | None = None) -> Blob:
         """Register bytes that are about to be stored; with their `body`, which is small, they are stored at once.
 
-        If the location has the same content already, that blob is touched and returned instead, unless `anew`. Called
-        again with what was not known before, such as the digest, it changes the entry. `Conflict` if that was collected.
+        If the location has the same content already, that blob is touched and returned instead, unless `anew`.
+        """
+
+    @abstractmethod
+    async def name_blob(self, blob: Blob, *, anew: bool = False) -> Blob:
+        """Add to an entry what was not known when its bytes began to come in: digest, key and size.
+
+        As with `put_blob`, another blob with the same content is returned instead. `Conflict` if the entry was collected.
         """
 
     @abstractmethod
@@ -363,14 +369,16 @@ class Store(ABC):
         location: str,
         *,
         grace: float,
+        dead_after: float = 120.0,
         cursor: str | None = None,
         limit: int = 100,
         dry_run: bool = False,
     ) -> Page[Blob]:
         """Look at the next `limit` blobs and mark those for deletion that nobody needs; return all that are marked.
 
-        Nobody needs what no session refers to and nobody has put for `grace` seconds, and what was not stored to its
-        end in that time. The next page goes on where this one ended, also if nothing was found on it.
+        Nobody needs what no session refers to and nobody has put for `grace` seconds, and what is being stored without
+        a sign of life for that time, or `dead_after` if that is longer. The next page goes on where this one ended,
+        also if nothing was found on it.
         """
 
     @abstractmethod

@@ -52,6 +52,16 @@ class Media(SqlCore):
         return _blob(rows[0])
 
     @registering
+    def name_blob(self, blob: Blob, *, anew: bool = False) -> Tx[Blob]:
+        if not anew:
+            for row in (yield sql("touch_stored", location=blob.location, sha256=blob.sha256)):
+                return _blob(row)
+        rows = yield sql("name_blob", id=blob.id, sha256=blob.sha256, key=blob.key, size=blob.size)
+        if not rows:
+            raise _collected(blob.id)
+        return _blob(rows[0])
+
+    @registering
     def keep_blob(self, blob: Blob, *, replaces: str | None = None) -> Tx[Blob]:
         if replaces is not None:
             yield sql("replace_blob", id=replaces)
@@ -93,6 +103,7 @@ class Media(SqlCore):
         location: str,
         *,
         grace: float,
+        dead_after: float = 120.0,
         cursor: str | None = None,
         limit: int = 100,
         dry_run: bool = False,
@@ -100,14 +111,15 @@ class Media(SqlCore):
         if not grace >= 0:
             raise BadInput(problem=f"a grace period has 0 or more seconds, not {grace}")
         (after,) = from_cursor(cursor, str)
-        grace_us = int(grace * _MICROSECONDS)
-        rows = yield sql(
-            "unneeded_blobs", location=location, after=after, grace_us=grace_us, limit=page_limit(limit)
-        )
+        ages = {
+            "grace_us": int(grace * _MICROSECONDS),
+            "dead_us": int(max(grace, dead_after) * _MICROSECONDS),
+        }
+        rows = yield sql("unneeded_blobs", location=location, after=after, limit=page_limit(limit), **ages)
         more = to_cursor(rows[0]["looked"]) if rows and rows[0]["seen"] == limit else None
         found = [row for row in rows if row["unneeded"]]
         if found and not dry_run:
-            found = yield from self._condemn([row["id"] for row in found], grace_us)
+            found = yield from self._condemn([row["id"] for row in found], ages)
         return Page(items=[_blob(row) for row in found], next_cursor=more)
 
     @registering
@@ -115,15 +127,15 @@ class Media(SqlCore):
         rows = yield sql("blob", location=location, sha256=check_id(sha256, "SHA-256"))
         if not rows:
             raise MediaNotFound(uri=f"media+sha256://{sha256}", location=location)
-        condemned = yield from self._condemn([rows[0]["id"]], 0)
+        condemned = yield from self._condemn([rows[0]["id"]], {"grace_us": 0, "dead_us": 0})
         if not condemned:
             raise Conflict(problem=f"a session refers to media+sha256://{sha256}; clean the session first")
         return _blob(condemned[0])
 
-    def _condemn(self, ids: list[str], grace_us: int) -> Tx[Sequence[Row]]:
+    def _condemn(self, ids: list[str], ages: dict[str, int]) -> Tx[Sequence[Row]]:
         """Mark these, unless somebody has put or referred to them since they were looked up."""
         yield sql("lock_blobs", ids=json.dumps(ids))
-        return (yield sql("condemn_blobs", ids=json.dumps(ids), grace_us=grace_us))
+        return (yield sql("condemn_blobs", ids=json.dumps(ids), **ages))
 
     @registering
     def abandon_blob(self, blob_id: str) -> Tx[bool]:

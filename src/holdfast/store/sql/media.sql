@@ -8,8 +8,11 @@ UPDATE blobs SET at = now_us() WHERE location = :location AND sha256 = :sha256 A
 -- name: add_blob
 INSERT INTO blobs (id, location, sha256, state, key, size, media_type, file_name, metadata, at)
 VALUES (:id, :location, :sha256, :state, :key, :size, :media_type, :file_name, :metadata, now_us())
-ON CONFLICT (id) DO UPDATE SET sha256 = excluded.sha256, key = excluded.key, size = excluded.size, at = excluded.at
-  WHERE blobs.state = 'storing'
+ON CONFLICT (id) DO UPDATE SET at = excluded.at WHERE blobs.state = 'storing'
+RETURNING *;
+
+-- name: name_blob
+UPDATE blobs SET sha256 = :sha256, key = :key, size = :size, at = now_us() WHERE id = :id AND state = 'storing'
 RETURNING *;
 
 -- name: touch_storing
@@ -45,8 +48,13 @@ WITH page AS (
   LIMIT :limit
 )
 SELECT page.*, (SELECT max(id) FROM page) AS looked, (SELECT count(*) FROM page) AS seen,
-  CASE WHEN state = 'deleting' OR (at <= now_us() - CAST(:grace_us AS bigint) AND (state = 'storing' OR NOT EXISTS (
-    SELECT 1 FROM blob_references r WHERE r.sha256 = page.sha256))) THEN 1 ELSE 0 END AS unneeded
+  CASE
+    WHEN state = 'deleting' THEN 1
+    WHEN state = 'storing' AND at <= now_us() - CAST(:dead_us AS bigint) THEN 1
+    WHEN state = 'stored' AND at <= now_us() - CAST(:grace_us AS bigint)
+      AND NOT EXISTS (SELECT 1 FROM blob_references r WHERE r.sha256 = page.sha256) THEN 1
+    ELSE 0
+  END AS unneeded
 FROM page
 ORDER BY id;
 
@@ -63,8 +71,9 @@ ORDER BY id
 UPDATE blobs SET state = 'deleting'
 --[sqlite] WHERE id IN (SELECT value FROM json_each(:ids))
 --[postgres] WHERE id IN (SELECT value FROM json_array_elements_text(CAST(:ids AS json)))
-  AND (state = 'deleting' OR (at <= now_us() - CAST(:grace_us AS bigint) AND (state = 'storing' OR NOT EXISTS (
-    SELECT 1 FROM blob_references r WHERE r.sha256 = blobs.sha256))))
+  AND (state = 'deleting' OR (state = 'storing' AND at <= now_us() - CAST(:dead_us AS bigint))
+    OR (state = 'stored' AND at <= now_us() - CAST(:grace_us AS bigint)
+      AND NOT EXISTS (SELECT 1 FROM blob_references r WHERE r.sha256 = blobs.sha256)))
 RETURNING *;
 
 -- name: abandon_blob
