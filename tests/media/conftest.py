@@ -39,7 +39,7 @@ class Medium:
         if self.url.startswith("s3"):
             return sum(meta["size"] for page in obstore.list(self.objects()) for meta in page)
         (row,) = await self._sql("SELECT coalesce(sum(length(body)), 0) FROM blob_chunks")
-        return int(row[0])
+        return int(str(row[0]))
 
     async def damage(self, blob: Blob, data: bytes) -> None:
         """Put other bytes in place of what is stored."""

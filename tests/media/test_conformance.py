@@ -4,8 +4,8 @@ import asyncio
 import hashlib
 import os
 import re
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,9 +13,12 @@ from holdfast.errors import BadUri, Conflict, MediaDamaged, MediaNotFound
 from holdfast.media import MediaContext, MediaStore, to_uri
 from holdfast.media.base import CHUNK
 from holdfast.store import Store
-from holdfast.types import Batch
+from holdfast.types import Batch, Blob
 from tests.builders import held_session
 from tests.media.conftest import Medium
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 NOWHERE = to_uri("0" * 64)
 SIZES = [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK + 7]
@@ -172,7 +175,7 @@ async def test_damage_is_an_error_that_names_it_and_never_wrong_bytes(
         with pytest.raises(MediaDamaged, match=re.escape(uri)):
             await media.get(uri)
         handed_out = b""
-        with pytest.raises(MediaDamaged):
+        with pytest.raises(MediaDamaged):  # noqa: PT012
             async with media.open(uri) as chunks:
                 async for chunk in chunks:
                     handed_out += chunk
@@ -236,7 +239,11 @@ async def test_public_urls(medium: Medium, media: MediaStore):
     media._public_url = "https://cdn.example/m/"
     url = await media.public_url(uri)
     assert url == f"https://cdn.example/m/{blob.key or blob.sha256}"
-    media._public_url = lambda found: f"https://a.example/{found.sha256}"
+
+    def at_once(found: Blob) -> str:
+        return f"https://a.example/{found.sha256}"
+
+    media._public_url = at_once
     assert await media.public_url(uri) == f"https://a.example/{blob.sha256}"
 
     async def later(found: object) -> str | None:

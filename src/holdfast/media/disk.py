@@ -92,7 +92,8 @@ class DiskMedia(MediaStore):
                 path = self._path(blob.key)
                 paths = [path, _sidecar(path), *paths]
             for path in paths:
-                path.unlink(missing_ok=True)
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    path.unlink()
             if blob.key:
                 self._tidy(paths[0].parent)
 
