@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import obstore
@@ -37,7 +38,8 @@ class Medium:
             files = [file for file in (self.folder / "media").rglob("*") if file.is_file()]
             return sum(file.stat().st_size for file in files if file.suffix != ".json")
         if self.url.startswith("s3"):
-            return sum(meta["size"] for page in obstore.list(self.objects()) for meta in page)
+            objects: Any = self.objects()
+            return sum(meta["size"] for page in objects.list() for meta in page)
         (row,) = await self._sql("SELECT coalesce(sum(length(body)), 0) FROM blob_chunks")
         return int(str(row[0]))
 
