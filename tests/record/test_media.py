@@ -107,7 +107,7 @@ async def test_images_that_are_sent_again_and_again_are_stored_once(tmp_path: Pa
     images = [BinaryImage(os.urandom(CHUNK), media_type="image/png") for _ in range(16)]
 
     def look(n: int) -> list[Any]:
-        return [f"step {n}", *images[4 * n % 16 :][:4]]
+        return [f"step {n}", images[n % 16]]
 
     file = tmp_path / "store.db"
     async with open_store(f"sqlite:///{file}") as store:
@@ -211,11 +211,7 @@ async def test_a_recorded_large_result_is_given_again(store: Store):
     assert {s for _, s in await store.references(session_id=copy)} == {
         s for _, s in await store.references(session_id="talk")
     }
-
-    async def dies() -> str:
-        raise AssertionError("it has a recorded result")
-
-    again = recorded(store, calls, tools=[big, structured, dies])
+    again = recorded(store, calls, tools=[big, structured, dies])  # which is settled by then
     await settle_effect(store, run.id, "c3", result=BIG + "3")
     result = await resume(again, store, run.id)
     assert sorted(ran) == ["big", "structured"]
@@ -225,7 +221,8 @@ async def test_a_recorded_large_result_is_given_again(store: Store):
     await clean(store, "talk")
     await collect(open_media(store=store), grace=0)
     result = await continue_session(recorded(store), store, copy, "next")
-    answered = [part.content for message in result.all_messages() for part in message.parts]
+    parts = [part for message in result.all_messages() for part in message.parts]
+    answered = [getattr(part, "content", None) for part in parts]
     assert BIG in answered
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sys
-from collections.abc import Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +18,7 @@ from holdfast.errors import HoldfastError
 from holdfast.types import Blob
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Generator
 
     from holdfast.media import MediaStore
 
