@@ -44,9 +44,9 @@ from holdfast.types import Blob
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
-_PART = 8 * CHUNK
+_PART = 6 * CHUNK
 """What is larger goes up in parts of this size, a few at a time."""
-_PARTS_AT_ONCE = 3
+_PARTS_AT_ONCE = 2
 _HEADER_BYTES = 1024
 _RETRY: "RetryConfig" = {"max_retries": 4, "retry_timeout": timedelta(seconds=30)}
 # A silent server is given up soon; a large object may take as long as it moves.
