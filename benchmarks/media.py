@@ -1,4 +1,4 @@
-"""Media: put and get through each store against the raw medium, and memory while 1 GB streams. `python -m benchmarks.media`
+"""Media: put and get through each store against the raw medium, and memory while 1 GB streams.
 
 The raw medium does the same amount of durable writing: a synced file, a committed `BYTEA`, an object put by obstore.
 What the stores add is the digest, the register and, on reading, the check. A file that is read from the page cache comes

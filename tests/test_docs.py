@@ -106,7 +106,7 @@ def test_the_example_of_media_runs(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert done.stdout == "media+sha256://0a6fb b'\\x89PNG...'\n90\n2\n"
+    assert done.stdout == "media+sha256://20bb5 b'\\x89PNG...'\n90\n2\n"
 
 
 def test_the_example_of_recording_runs(tmp_path: Path):

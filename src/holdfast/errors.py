@@ -232,7 +232,7 @@ class MediaFull(MediaError):
 
 
 class UnknownMedia(MediaError):
-    """No media store speaks {url!r}. Use database, disk:///path, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix."""
+    """No media store speaks {url!r}. Use database, disk:///path, s3://bucket/prefix, gs://bucket/prefix or az://account/container/prefix."""
 
     code = "unknown_media"
 
