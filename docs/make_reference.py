@@ -8,6 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "holdfast"
 PAGES = ROOT / "docs" / "reference"
+_MEDIA = {"put", "get", "open", "exists", "metadata", "public_url", "delete", "list"}
 
 
 def store() -> str:
@@ -34,6 +35,36 @@ def store() -> str:
         line = method.lineno
         method.args.args = method.args.args[1:]
         parts.append(_function(method))
+    return "\n".join(parts)
+
+
+def media() -> str:
+    """Return the page of the media store: how it is opened and collected, and the public methods of the interface."""
+    folder = SOURCE / "media"
+    classes = {
+        n.name: n for n in ast.parse((folder / "base.py").read_text()).body if isinstance(n, ast.ClassDef)
+    }
+    opening = ast.parse((folder / "__init__.py").read_text()).body
+    collecting = ast.parse((folder / "collect.py").read_text()).body
+    parts = [
+        "# Media\n",
+        "`from holdfast.media import …`. All raise [errors](errors.md) of the family `HoldfastError`. A `Blob` is one of the",
+        "[types](types.md). How to use it: [how-to](../how-to/media.md).\n",
+        *(_function(node) for node in opening if isinstance(node, ast.FunctionDef)),
+        *(_function(node) for node in collecting if isinstance(node, ast.AsyncFunctionDef)),
+        "## MediaContext\n",
+        f"{ast.get_docstring(classes['MediaContext'])}\n",
+        "```python",
+        *(ast.unparse(field) for field in classes["MediaContext"].body if isinstance(field, ast.AnnAssign)),
+        "```\n",
+        "## MediaStore\n",
+    ]
+    for method in classes["MediaStore"].body:
+        if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) or method.name not in _MEDIA:
+            continue
+        if ast.get_docstring(method):  # not the overloads
+            method.args.args = method.args.args[1:]
+            parts.append(_function(method))
     return "\n".join(parts)
 
 
@@ -76,7 +107,12 @@ def _function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     return f"### {node.name}\n\n```python\n{signature}\n```\n\n{ast.get_docstring(node)}\n"
 
 
-MADE: dict[str, Callable[[], str]] = {"store.md": store, "types.md": types, "errors.md": errors}
+MADE: dict[str, Callable[[], str]] = {
+    "store.md": store,
+    "media.md": media,
+    "types.md": types,
+    "errors.md": errors,
+}
 
 if __name__ == "__main__":
     for name, make in MADE.items():

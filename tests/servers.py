@@ -6,10 +6,13 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -118,6 +121,111 @@ def postgres() -> Generator[Postgres, None, None]:
             server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+class SeaweedFs:
+    """An S3 server on loopback with one bucket, `media`. It can be killed and started again on the same data."""
+
+    key = "test-key"
+    secret = "test-secret"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[Any] | None = None
+        self._ports = {name: _free_pair() for name in ("master", "volume", "filer", "s3", "admin")}
+        self.url = f"http://127.0.0.1:{self._ports['s3']}"
+
+    def environment(self) -> dict[str, str]:
+        """What a client finds in its environment."""
+        return {
+            "AWS_ACCESS_KEY_ID": self.key,
+            "AWS_SECRET_ACCESS_KEY": self.secret,
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_REGION": "us-east-1",
+        }
+
+    def start(self) -> None:
+        with (self._folder / "log").open("ab") as log:
+            process = self._process = subprocess.Popen(
+                [
+                    *(Path(sys.executable).with_name("weed"), "mini", f"-dir={self._folder}"),
+                    *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false"),
+                    *(f"-{name}.port={port}" for name, port in self._ports.items()),
+                    *("-s3.port.iceberg=0", "-s3.port.lance=0", "-webdav=false", "-admin.ui=false"),
+                ],
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+                env={**os.environ, **self.environment()},
+            )
+        deadline = time.monotonic() + 60
+        while not self._has_bucket():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("SeaweedFS did not start:\n" + (self._folder / "log").read_text()[-4000:])
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End it; after writes it may not end by itself."""
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(timeout=30)
+
+    def _has_bucket(self) -> bool:
+        """Make the bucket, which works as soon as all its parts have found each other."""
+        import obstore
+        from obstore.store import S3Store
+
+        try:
+            root = S3Store(
+                "media",
+                endpoint=self.url,
+                access_key_id=self.key,
+                secret_access_key=self.secret,
+                region="us-east-1",
+                client_options={"allow_http": True, "timeout": "2s"},
+                retry_config={"max_retries": 0},
+            )
+            made = obstore.sign(root, "PUT", "", timedelta(seconds=60))
+            with urllib.request.urlopen(urllib.request.Request(made, method="PUT"), timeout=2):
+                pass
+            obstore.put(root, "ready", b"yes")
+            obstore.delete(root, "ready")
+        except (OSError, obstore.exceptions.BaseError):
+            return False
+        return True
+
+
+@contextmanager
+def seaweedfs() -> Generator[SeaweedFs, None, None]:
+    """Run an S3 server for the duration of the block."""
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-s3-"))
+    try:
+        server = SeaweedFs(folder)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _free_pair() -> int:
+    """Return a free port whose number plus 10,000 is free as well: SeaweedFS opens both."""
+    while True:
+        port = _free_port()
+        if port > 55_000:
+            continue
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port + 10_000))
+            except OSError:
+                continue
+        return port
 
 
 def _postgres_binaries(folder: Path) -> Path:

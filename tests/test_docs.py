@@ -39,7 +39,7 @@ def test_every_setting_is_documented():
         assert f"| `{default}` |" in row
 
 
-@pytest.mark.parametrize("page", ["store.md", "types.md", "errors.md"])
+@pytest.mark.parametrize("page", ["store.md", "media.md", "types.md", "errors.md"])
 def test_the_reference_is_up_to_date(page: str):
     made = subprocess.run(
         [sys.executable, "-c", f"import make_reference; print(make_reference.MADE['{page}'](), end='')"],
@@ -99,6 +99,14 @@ def test_the_worker_runs_and_goes_on_after_a_kill(tmp_path: Path):
             return [json.loads(event.payload)["text"] for event in events if event.kind == "answer"]
 
     assert asyncio.run(read())[-1] == "BYE"
+
+
+def test_the_example_of_media_runs(tmp_path: Path):
+    example, *_ = re.findall(r"```python\n(.*?)```", (DOCS / "how-to" / "media.md").read_text(), re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "media+sha256://20bb5 b'\\x89PNG...'\n90\n2\n"
 
 
 def test_the_example_of_recording_runs(tmp_path: Path):

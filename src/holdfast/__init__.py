@@ -8,6 +8,7 @@ from holdfast.store import Store, open_store
 
 if TYPE_CHECKING:
     from holdfast.record import (
+        ExternalMedia,
         Holdfast,
         annotate_effect,
         continue_session,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "ExternalMedia",
     "Holdfast",
     "HoldfastError",
     "Store",

@@ -37,6 +37,16 @@ class Settings(BaseSettings):
         1000, description="How many submissions of one session may wait at once."
     )
 
+    media: str = Field(
+        "database",
+        description="Where large content lives: database, disk:///path or s3://bucket/prefix.",
+    )
+    media_threshold_bytes: Annotated[int, Field(ge=1024)] = Field(
+        64 * 1024, description="Content of at least this size goes to the media store."
+    )
+    media_grace_seconds: Annotated[float, Field(ge=0)] = Field(
+        3600.0, description="How long media that no session refers to is kept before it is collected."
+    )
     host: str = Field("127.0.0.1", description="The address that `holdfast serve` listens on.")
     port: Annotated[int, Field(ge=0, lt=65536)] = Field(8350, description="Its port; 0 takes a free one.")
     auth: Literal["token", "none"] = Field(

@@ -201,6 +201,60 @@ class StoreTooOld(StoreError):
     code = "store_too_old"
 
 
+class BadUri(BadInput):
+    """{uri!r} names no media: write media+sha256:// and the 64 lower-case hexadecimal digits of its SHA-256."""
+
+    code = "bad_uri"
+
+
+class BadKey(BadInput):
+    """The key {key!r} cannot be used in {location}: {problem}. Change the `key_strategy`."""
+
+    code = "bad_key"
+
+
+class MediaNotFound(NotFound):
+    """There is no {uri} in {location}. Check that HOLDFAST_MEDIA names the media store it was put into."""
+
+    code = "media_not_found"
+
+
+class MediaError(HoldfastError):
+    """The media store {location} failed: {problem}."""
+
+    code = "media_error"
+
+
+class MediaDamaged(MediaError):
+    """The bytes of {uri} in {location} are damaged: {problem}. Restore them from a backup, or delete it and put it again."""
+
+    code = "media_damaged"
+
+
+class MediaUnavailable(MediaError):
+    """The media store {location} is not available: {problem}. Nothing half-written can be seen; try again."""
+
+    code = "media_unavailable"
+
+
+class MediaDenied(MediaError):
+    """The media store {location} refuses us: {problem}. Check the credentials, whether they have expired, and what they allow."""
+
+    code = "media_denied"
+
+
+class MediaFull(MediaError):
+    """There is no space left in the media store {location}: {problem}. Nothing of this was kept. Free space, then try again."""
+
+    code = "media_full"
+
+
+class UnknownMedia(MediaError):
+    """No media store speaks {url!r}. Use database, disk:///path, s3://bucket/prefix, gs://bucket/prefix or az://account/container/prefix."""
+
+    code = "unknown_media"
+
+
 class MissingExtra(HoldfastError):
     """This needs the extra `{extra}`. Run: pip install 'holdfast[{extra}]'"""
 

@@ -18,6 +18,7 @@ RunStatus: TypeAlias = Literal["running", "completed", "failed", "interrupted", 
 EffectState: TypeAlias = Literal["started", "completed", "failed"]
 CheckpointKind: TypeAlias = Literal["settled", "interrupted"]
 Role: TypeAlias = Literal["user", "admin"]
+BlobState: TypeAlias = Literal["storing", "stored", "deleting"]
 
 ROLES: tuple[str, ...] = get_args(Role)
 STATUSES: tuple[str, ...] = get_args(Status)
@@ -215,7 +216,8 @@ class Effect:
 class Batch:
     """Everything one step changed, each noun in its new state. It is written whole or not at all.
 
-    `drafts_done` names the runs whose drafts are complete messages now.
+    `drafts_done` names the runs whose drafts are complete messages now. `blobs` are the SHA-256s of the media that its
+    messages, effects and events refer to: the session keeps them alive from now on.
     """
 
     events: Sequence[NewEvent] = ()
@@ -226,8 +228,35 @@ class Batch:
     effects: Sequence[Effect] = ()
     submissions: Sequence[SubmissionChange] = ()
     drafts_done: Sequence[str] = ()
+    blobs: Sequence[str] = ()
     status: Status | None = None
     waiting_for: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blob:
+    """Bytes addressed by their SHA-256, as one media store has them.
+
+    `id` names one act of storing them, `location` the media store, `key` where they are in it. `at` is when the same
+    content was put last; `references` counts the sessions that refer to it.
+    """
+
+    id: str
+    location: str
+    sha256: str = ""
+    key: str = ""
+    size: int = 0
+    media_type: str = "application/octet-stream"
+    file_name: str | None = None
+    metadata: Json = "{}"
+    state: BlobState = "storing"
+    at: datetime | None = None
+    references: int = 0
+
+    @property
+    def uri(self) -> str:
+        """Return what names its content, wherever it is stored."""
+        return f"media+sha256://{self.sha256}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 
 from holdfast.store import open_store
-from holdfast.types import Batch, Checkpoint, Effect, Message, NewEvent, Run, Segment
+from holdfast.types import Batch, Blob, Checkpoint, Effect, Message, NewEvent, Run, Segment
 from tests.builders import held_session, new_session
 from tests.conftest import Engine
 
@@ -45,6 +45,7 @@ DAMAGE = {
     "cursors have session": "UPDATE cursors SET session_id = 'ghost'",
     "states have session": "UPDATE states SET session_id = 'ghost'",
     "blob references have session": "INSERT INTO blob_references VALUES ('ghost', 'abc')",
+    "reference has blob": "UPDATE blobs SET state = 'deleting'",
 }
 
 
@@ -64,9 +65,11 @@ async def damage(engine: Engine, folder: Path, statement: str) -> None:
 async def test_damage_is_found(engine: Engine, tmp_path: Path, invariant: str):
     async with open_store(engine.url) as store:
         lease, _ = await held_session(store)
+        await store.put_blob(Blob(id="b", location="database", sha256="abc"), body=b"")
         await store.write(
             lease,
             Batch(
+                blobs=["abc"],
                 events=[NewEvent(kind="tick")] * 3,
                 segments=[Segment(number=1)],
                 messages=[Message(segment=1, position=n, body="{}") for n in range(2)],

@@ -40,7 +40,8 @@ def recorded(
     store: Store, *turns: Turn, tools: Sequence[Callable[..., Any]] = (), **options: Any
 ) -> Agent[None, Any]:
     """Return an agent on such a model whose runs are recorded."""
-    settings = {name: options.pop(name) for name in ("policies", "run_id", "lease_ttl") if name in options}
+    known = ("policies", "run_id", "lease_ttl", "media", "media_threshold")
+    settings = {name: options.pop(name) for name in known if name in options}
     return Agent(scripted(*turns), tools=list(tools), capabilities=[Holdfast(store, **settings)], **options)
 
 

@@ -18,12 +18,14 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from holdfast import is_provider_valid, open_store
+from holdfast import is_provider_valid, load_history, open_store
+from holdfast.media.walker import digests
 from holdfast.record.capability import read_history
 from holdfast.record.history import History, dump, load
+from holdfast.record.large import Large
 from tests.record.agents import call, recorded
 
-text = st.text(max_size=40)
+text = st.text(max_size=40) | st.text(min_size=128, max_size=200) | st.just("media+sha256://x#text")
 values = st.recursive(
     st.none()
     | st.booleans()
@@ -34,7 +36,9 @@ values = st.recursive(
     max_leaves=8,
 )
 binary = st.builds(
-    BinaryContent, st.binary(max_size=64), media_type=st.sampled_from(["image/png", "audio/wav"])
+    BinaryContent,
+    st.binary(max_size=64) | st.binary(min_size=128, max_size=300),
+    media_type=st.sampled_from(["image/png", "audio/wav"]),
 )
 prompts = st.lists(text | binary.map(BinaryContent.narrow_type), min_size=1, max_size=3)
 spoken = st.builds(TextPart, text.filter(str.strip)) | st.builds(ThinkingPart, text)
@@ -61,15 +65,19 @@ def picky(value: Any) -> Any:
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(script=turns(), prompt=prompts)
-async def test_a_recorded_history_loads_equal(script: list[list[ModelResponsePart]], prompt: list[Any]):
+@given(script=turns(), prompt=prompts, threshold=st.sampled_from([128, 65536]))
+async def test_a_recorded_history_loads_equal(
+    script: list[list[ModelResponsePart]], prompt: list[Any], threshold: int
+):
     async with open_store("sqlite://:memory:") as store:
-        agent = recorded(store, *script, tools=[echo, picky], retries=50)
+        agent = recorded(store, *script, tools=[echo, picky], retries=50, media_threshold=threshold)
         result = await agent.run(prompt, conversation_id="talk")
         (latest,) = (await store.checkpoints(session_id="talk", limit=1)).items
-        bodies = await read_history(store, "talk", latest)
+        short = await read_history(store, "talk", latest)
+        bodies = await Large(store).back(short)
+        assert set(digests(short)) == {sha256 for _, sha256 in await store.references(session_id="talk")}
         loaded = load(bodies)
-        assert loaded == result.all_messages()
+        assert loaded == result.all_messages() == await load_history(store, latest)
         assert [dump(message) for message in loaded] == bodies
         assert is_provider_valid(loaded)
         assert latest.kind == "settled"

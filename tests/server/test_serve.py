@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -48,35 +49,39 @@ async def test_two_fronts_and_a_worker(engine: Engine, store: Store, tmp_path: A
     token = "an administrator's token"
     one = front(engine.url, "--role", "front", token=token)
     two = front(engine.url, "--role", "front", token=token)
-    async with one as first, two as second, worker(engine.url, hold=0.3), first.client() as here:
-        async with second.client() as there:
-            session = (await here.create_session("agent"))["id"]
-            await here.submit(session, f"work 6 {tmp_path / 'log'}")
-            seen: list[int] = []
-            async with asyncio.timeout(30):
-                async for event in here.stream(session):
-                    seen.append(event["seq"])
-                    if event["kind"] == "tool_call_started":
-                        break
-            held = await there.session(session)
-            assert held["status"] == "running"
-            assert held["holder"]
-            first.process.kill()
-            async with asyncio.timeout(30):
-                async for event in there.stream(session, after=seen[-1]):
-                    seen.append(event["seq"])
-                    if event["kind"] == "submission_done":
-                        break
-            assert seen == list(range(1, len(seen) + 1))
-            # A session that another process holds can be interrupted and written to.
-            mark = tmp_path / "mark"
-            slow = await there.submit(session, f"work 50 {mark}")
-            await lines(mark, 1)
-            await there.interrupt(session)
-            events = await until(there, session, "run_interrupted", after=slow["position"])
-            assert events[-1]["kind"] == "run_interrupted"
-            await there.submit(session, "still there?")
-            await until(there, session, "submission_done", after=events[-1]["seq"])
+    async with AsyncExitStack() as stack:
+        first, second = await stack.enter_async_context(one), await stack.enter_async_context(two)
+        await stack.enter_async_context(worker(engine.url, hold=0.3))
+        here, there = first.client(), second.client()
+        stack.push_async_exit(here)
+        stack.push_async_exit(there)
+        session = (await here.create_session("agent"))["id"]
+        await here.submit(session, f"work 6 {tmp_path / 'log'}")
+        seen: list[int] = []
+        async with asyncio.timeout(30):
+            async for event in here.stream(session):
+                seen.append(event["seq"])
+                if event["kind"] == "tool_call_started":
+                    break
+        held = await there.session(session)
+        assert held["status"] == "running"
+        assert held["holder"]
+        first.process.kill()
+        async with asyncio.timeout(30):
+            async for event in there.stream(session, after=seen[-1]):
+                seen.append(event["seq"])
+                if event["kind"] == "submission_done":
+                    break
+        assert seen == list(range(1, len(seen) + 1))
+        # A session that another process holds can be interrupted and written to.
+        mark = tmp_path / "mark"
+        slow = await there.submit(session, f"work 50 {mark}")
+        await lines(mark, 1)
+        await there.interrupt(session)
+        events = await until(there, session, "run_interrupted", after=slow["position"])
+        assert events[-1]["kind"] == "run_interrupted"
+        await there.submit(session, "still there?")
+        await until(there, session, "submission_done", after=events[-1]["seq"])
 
 
 async def test_a_stream_ends_with_a_hint_when_the_server_stops(engine: Engine, store: Store):

@@ -81,7 +81,7 @@ def show(run_id: RunId, store: StoreUrl = None, as_json: AsJson = False) -> None
 
     async def work() -> "RunReport":
         async with chosen_store(store) as opened:
-            return await inspect_run(opened, run_id)
+            return await inspect_run(opened, run_id, whole=False)
 
     report = asyncio.run(work())
     run = report.run

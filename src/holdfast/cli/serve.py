@@ -76,8 +76,6 @@ async def _serve(app: str | None, settings: Settings, *, workers: int) -> int:
         )
         # Signals are ours: streams must end before the server waits for them.
         setattr(server, "capture_signals", nullcontext)  # noqa: B010 - typed as a method
-            nullcontext  # they are ours: streams must end before the server waits for them
-        )
         listening = socket.create_server((settings.host, settings.port), backlog=2048)
         crew = Crew(app or "", settings.store, workers)
         stopping = asyncio.Event()

@@ -1,6 +1,7 @@
 """Recording a run and recovering it exactly (Pydantic AI)."""
 
 from holdfast.record.capability import Holdfast, annotate_effect
+from holdfast.record.external import ExternalMedia
 from holdfast.record.ledger import Policy, idempotency_key
 from holdfast.record.recovery import (
     RunReport,
@@ -15,6 +16,7 @@ from holdfast.record.recovery import (
 from holdfast.record.validity import is_provider_valid
 
 __all__ = [
+    "ExternalMedia",
     "Holdfast",
     "Policy",
     "RunReport",

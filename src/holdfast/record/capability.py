@@ -34,8 +34,10 @@ from pydantic_ai.tools import DeferredToolRequests, ToolDefinition
 
 from holdfast.errors import Conflict, HoldfastError, NotFound, StoreError
 from holdfast.ids import new_id
+from holdfast.media import MediaStore
 from holdfast.record import ledger
 from holdfast.record.history import History, load
+from holdfast.record.large import Large
 from holdfast.record.ledger import Policy
 from holdfast.record.turn import Turn
 from holdfast.record.validity import answers, pending_calls
@@ -70,7 +72,8 @@ class Holdfast(AbstractCapability[Any]):
     """Record every run of the agent in a store. The session is the run's `conversation_id`.
 
     `policies` says by tool name what becomes of a call whose outcome is unknown after a crash; a tool may say it
-    itself with `metadata={"recovery": "retry"}`. `run_id` names the run; a second one with that name is refused. The
+    itself with `metadata={"recovery": "retry"}`. Content of at least `media_threshold` bytes goes to the `media` store;
+    both are those of the store's settings unless they are given. `run_id` names the run; a second one with that name is refused. The
     capability given for a run stands in for the agent's own.
     """
 
@@ -86,8 +89,12 @@ class Holdfast(AbstractCapability[Any]):
         policies: Mapping[str, Policy] | None = None,
         lease_ttl: float = 10.0,
         turn: Turn | None = None,
+        media: MediaStore | None = None,
+        media_threshold: int | None = None,
     ) -> None:
         self.id = "holdfast"
+        self.media = media
+        self.media_threshold = media_threshold
         self.store = store
         self.lease_ttl = lease_ttl
         self.agent = agent
@@ -130,6 +137,8 @@ class _Recorder(AbstractCapability[Any]):
         self._turn = settings.turn
         self._steered: list[str] = []
         self._store = settings.store
+        self._large = Large(settings.store, settings.media, settings.media_threshold)
+        self._order = asyncio.Lock()  # while something large is put, what comes after it waits
         self._parent = parent
         self._history = History()
         self._effects: dict[tuple[str, str], Effect] = {}  # of the calls that no message answers yet
@@ -142,7 +151,9 @@ class _Recorder(AbstractCapability[Any]):
         self._ended: list[Effect] = []  # likewise
         self._guard: asyncio.TimerHandle | None = None  # makes it come soon
         self._late: asyncio.Task[None] | None = None
-        self._broken: HoldfastError | None = None  # why that failed; the next write says so
+        self._broken: HoldfastError | None = (
+            None  # why a write failed that nobody waited for; the next one says so
+        )
         self._unsaid: _Beginning | None = None  # how the run began, until a write has said so
         self._waited: list[Run] = []  # the run before, if it waited for an answer
         self._lease: Lease | None = None
@@ -285,7 +296,7 @@ class _Recorder(AbstractCapability[Any]):
                 effect, summary=summary or effect.summary, idempotency_key=key or effect.idempotency_key
             )
             self._effects[place] = noted
-            await self._store.write(self._held(), Batch(effects=[noted]))
+            await self._send(Batch(effects=[noted]))
 
     def _place(self, ctx: RunContext[Any], call_id: str) -> tuple[str, str]:
         """Return where a call is in the ledger: a place of its own, or the one where it waits for an answer."""
@@ -333,7 +344,7 @@ class _Recorder(AbstractCapability[Any]):
         self._effects[effect.run_id, effect.call_id] = effect
         self._ended.append(effect)
         if any(other.state == "started" and other.result is None for other in self._effects.values()):
-            await self._store.write(self._held(), self._taken())
+            await self._send(self._taken())
         else:
             self._write_within(_A_MOMENT)
 
@@ -349,7 +360,7 @@ class _Recorder(AbstractCapability[Any]):
     async def _write_taken(self) -> None:
         try:
             if self._events or self._ended:
-                await self._store.write(self._held(), self._begun())
+                await self._send(self._begun())
         except HoldfastError as error:
             self._broken = error
 
@@ -400,7 +411,7 @@ class _Recorder(AbstractCapability[Any]):
         recorded: list[ModelMessage] = []
         if latest:
             at = latest[0]
-            recorded = load(await read_history(self._store, session_id, at))
+            recorded = load(await self._large.back(await read_history(self._store, session_id, at)))
             beyond = await self._store.history(
                 session_id, segment=at.segment, length=at.length + 1, after=at.length - 1, limit=1
             )
@@ -419,7 +430,7 @@ class _Recorder(AbstractCapability[Any]):
                 self._calls[run_id, call.tool_call_id] += 1
                 entry = ledger.entry(call.tool_call_id, before[call.tool_call_id])
                 page = await self._store.effects(session_id, run_id=run_id, call_id=entry)
-                for effect in page.items:
+                for effect in await self._large.effects_back(page.items):
                     place = self._places[call.tool_call_id] = effect.run_id, effect.call_id
                     self._effects[place] = effect
             self._inherits = bool(carried_out and self._effects)
@@ -429,6 +440,43 @@ class _Recorder(AbstractCapability[Any]):
         self._events.append(started)
         self._unsaid = _Beginning(started, list(ctx.messages), ctx.prompt)
         self._write_within(_SETUP)
+
+    async def _send(self, batch: Batch) -> None:
+        """Write a batch, with what is large in it put into the media store before. Batches stay in order.
+
+        The history counts as recorded from when a batch was made. If then its content cannot be put, nothing may be
+        written behind it: the run fails, and the next one goes on from what is there.
+        """
+        if self._broken is not None:
+            raise self._broken
+        if not self._large.concerns(batch) and not self._order.locked():
+            await self._store.write(self._held(), batch)
+            return
+        async with self._order:
+            if self._broken is not None:
+                raise self._broken
+            try:
+                await self._large.move_out(batch)
+            except BaseException as error:
+                self._give_back(batch, error)
+                raise
+            await self._store.write(self._held(), batch)
+            self._large.written(batch)
+
+    def _give_back(self, batch: Batch, error: BaseException) -> None:
+        """Keep what can still be told of a batch whose content could not be put."""
+        self._events = [*(event for event in batch.events if event.message is None), *self._events]
+        ended = (
+            effect
+            if effect.message is None
+            else ledger.without_result(replace(effect, message=None, result=""))
+            for effect in batch.effects
+            if effect.state != "started"
+        )
+        self._ended = [*ended, *self._ended]
+        if batch.messages or batch.segments:
+            cut_off = Conflict(problem="the run was cut off while its history was put into the media store")
+            self._broken = error if isinstance(error, HoldfastError) else cut_off
 
     async def _write(
         self,
@@ -441,7 +489,7 @@ class _Recorder(AbstractCapability[Any]):
     ) -> None:
         batch = self._grown(messages, kind, ctx.run_step, effects=effects)
         batch.events = [*batch.events, event]
-        await self._store.write(self._held(), batch)
+        await self._send(batch)
 
     def _grown(
         self,
@@ -528,7 +576,7 @@ class _Recorder(AbstractCapability[Any]):
             )
             others = [c for c in batch.submissions if c.id != change.id]
             batch.submissions = [*others, change]
-        await self._store.write(self._held(), batch)
+        await self._send(batch)
         if turn is not None:
             turn.ended, turn.waits = True, bool(waits)
 
@@ -567,7 +615,7 @@ class _Recorder(AbstractCapability[Any]):
             return  # what became of it is for whoever goes on to say
         if stop == "handover":  # likewise, from here
             with suppress(HoldfastError):
-                await self._store.write(lease, self._begun())
+                await self._send(self._begun())
             return
         cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit)
         kind = "interrupted" if cancelled else "failed"
@@ -583,6 +631,10 @@ class _Recorder(AbstractCapability[Any]):
             )
             batch.submissions = [change]
         with suppress(HoldfastError):  # the error that ended the run is the one to raise
+            try:
+                await self._large.move_out(batch)
+            except HoldfastError:  # that a call was carried out matters more than what it gave back
+                batch.effects = [ledger.without_result(effect) for effect in batch.effects]
             await self._store.write(lease, batch)
             if turn is not None:
                 turn.ended = True

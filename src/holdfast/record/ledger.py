@@ -143,6 +143,11 @@ def replay(effect: Effect) -> Any:
     return part.content  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
 
 
+def without_result(effect: Effect) -> Effect:
+    """Return the effect as one whose result could not be recorded."""
+    return effect if effect.result is None else replace(effect, result='{"kind":"unserializable"}')
+
+
 def is_known(effect: Effect) -> bool:
     """Say whether the outcome of a call is on record and can be given again."""
     return (

@@ -11,9 +11,11 @@ from pydantic_ai.run import AgentRunResult
 
 from holdfast.errors import Conflict, NotFound
 from holdfast.ids import new_id
+from holdfast.media import MediaStore, walker
 from holdfast.record import ledger
 from holdfast.record.capability import Holdfast, gone, held, read_history
 from holdfast.record.history import load
+from holdfast.record.large import Large
 from holdfast.record.validity import pending_calls
 from holdfast.store import Store
 from holdfast.types import Batch, Checkpoint, Effect, Message, NewEvent, Run, Segment
@@ -33,8 +35,10 @@ class RunReport:
     failed: Sequence[Effect]
 
 
-async def inspect_run(store: Store, run_id: str) -> RunReport:
-    """Report on a run. Raises `NotFound`."""
+async def inspect_run(
+    store: Store, run_id: str, *, media: MediaStore | None = None, whole: bool = True
+) -> RunReport:
+    """Report on a run. Raises `NotFound`. Unless `whole`, large results stay references to the media store."""
     run = await store.run(run_id)
     effects: list[Effect] = []
     cursor = None
@@ -44,6 +48,8 @@ async def inspect_run(store: Store, run_id: str) -> RunReport:
         cursor = page.next_cursor
         if cursor is None:
             break
+    if whole:
+        effects = await Large(store, media).effects_back(effects)
     latest = (await store.checkpoints(run_id=run_id, limit=1)).items
     settled = (await store.checkpoints(run_id=run_id, kind="settled", limit=1)).items
     return RunReport(
@@ -56,9 +62,12 @@ async def inspect_run(store: Store, run_id: str) -> RunReport:
     )
 
 
-async def load_history(store: Store, checkpoint: Checkpoint) -> list[ModelMessage]:
-    """Return the messages of a checkpoint."""
-    return load(await read_history(store, checkpoint.session_id, checkpoint))
+async def load_history(
+    store: Store, checkpoint: Checkpoint, *, media: MediaStore | None = None
+) -> list[ModelMessage]:
+    """Return the messages of a checkpoint. Large content comes from `media`, else from that of the settings."""
+    bodies = await read_history(store, checkpoint.session_id, checkpoint)
+    return load(await Large(store, media).back(bodies))
 
 
 async def resume(agent: Agent[Any, Any], store: Store, run_id: str, **options: Any) -> AgentRunResult[Any]:
@@ -75,7 +84,7 @@ async def resume(agent: Agent[Any, Any], store: Store, run_id: str, **options: A
     if not latest or latest[0].run_id != run_id:
         since = f": resume {latest[0].run_id} if it is to go on" if latest and latest[0].run_id else ""
         raise Conflict(problem=f"run {run_id} has no checkpoint, or another run has gone on since{since}")
-    messages = await load_history(store, latest[0])
+    messages = await load_history(store, latest[0], media=_media(agent))
     know_tools(agent, messages)
     waits = pending_calls(messages)
     if waits and isinstance(messages[-1], ModelRequest) and not options.get("deferred_tool_results"):
@@ -119,8 +128,11 @@ async def continue_session(
     if checkpoint is None:
         latest = (await store.checkpoints(session_id=session_id, limit=1)).items
         checkpoint = latest[0] if latest else None
-    messages: list[ModelMessage] = [] if checkpoint is None else await load_history(store, checkpoint)
-    closing = await _closing(store, session_id, messages)
+    media = _media(agent)
+    messages: list[ModelMessage] = []
+    if checkpoint is not None:
+        messages = await load_history(store, checkpoint, media=media)
+    closing = await _closing(store, session_id, messages, Large(store, media))
     return await agent.run(
         prompt,
         message_history=[*messages, *closing],
@@ -142,18 +154,22 @@ class Place:
     """Whether the messages are those of the turn that is gone on with. If not, it begins anew."""
 
 
-async def find_place(store: Store, session_id: str, run_id: str | None) -> Place:
+async def find_place(
+    store: Store, session_id: str, run_id: str | None, *, media: MediaStore | None = None
+) -> Place:
     """Find where to go on with a run; without one, or if it left nothing, with a new turn of the session."""
     latest = (await store.checkpoints(session_id=session_id, limit=1)).items
     checkpoint = latest[0] if latest else None
-    messages: list[ModelMessage] = [] if checkpoint is None else await load_history(store, checkpoint)
+    messages: list[ModelMessage] = (
+        [] if checkpoint is None else await load_history(store, checkpoint, media=media)
+    )
     chain: list[Run] = []
     while run_id is not None and len(chain) < _LONGEST_CHAIN:
         run = await store.run(run_id)
         chain.append(run)
         run_id = json.loads(run.metadata).get("resumes")
     if checkpoint is None or checkpoint.run_id not in {run.id for run in chain}:
-        closing = await _closing(store, session_id, messages)
+        closing = await _closing(store, session_id, messages, Large(store, media))
         return Place(messages=[*messages, *closing], checkpoint=checkpoint, chain=chain, begun=False)
     begun = bool(chain)
     if begun and checkpoint.seq == chain[0].first_seq:
@@ -162,12 +178,21 @@ async def find_place(store: Store, session_id: str, run_id: str | None) -> Place
 
 
 async def fork(
-    store: Store, checkpoint: Checkpoint, *, owner: str | None = None, session_id: str | None = None
+    store: Store,
+    checkpoint: Checkpoint,
+    *,
+    owner: str | None = None,
+    session_id: str | None = None,
+    media: MediaStore | None = None,
 ) -> str:
-    """Copy the history of a checkpoint into a new session and return its id. The two are independent from then on."""
+    """Copy the history of a checkpoint into a new session and return its id. The two are independent from then on.
+
+    Media is not copied: both sessions refer to it, and it is there as long as one of them is.
+    """
     source = await store.session(checkpoint.session_id)
     bodies = await read_history(store, source.id, checkpoint)
-    known = await _pending_effects(store, source.id, load(bodies))
+    known = await _pending_effects(store, source.id, load(await Large(store, media).back(bodies)))
+    effects = [effect for effect in known.values() if effect is not None]
     forked = await store.create_session(
         agent=source.agent, owner=owner or source.owner, title=source.title, id=session_id
     )
@@ -179,7 +204,8 @@ async def fork(
                 messages=[Message(segment=1, position=n, body=body) for n, body in enumerate(bodies)],
                 events=[NewEvent(kind="message", message=(1, n)) for n in range(len(bodies))],
                 checkpoints=[Checkpoint(id=new_id(), segment=1, length=len(bodies), kind=checkpoint.kind)],
-                effects=[effect for effect in known.values() if effect is not None],
+                effects=effects,
+                blobs=walker.digests([*bodies, *(effect.result for effect in effects)]),
             ),
         )
     return forked.id
@@ -198,7 +224,13 @@ async def rewind(store: Store, session_id: str, checkpoint: Checkpoint) -> Check
 
 
 async def settle_effect(
-    store: Store, run_id: str, call_id: str, *, result: Any = None, error: str | None = None
+    store: Store,
+    run_id: str,
+    call_id: str,
+    *,
+    result: Any = None,
+    error: str | None = None,
+    media: MediaStore | None = None,
 ) -> Effect:
     """Record by hand what came of a call whose outcome was unknown: its result, or that it failed.
 
@@ -218,11 +250,15 @@ async def settle_effect(
         kind = "tool_call_completed" if error is None else "tool_call_failed"
         payload = json.dumps({"tool": settled.tool, "call_id": call_id, "by_hand": True})
         event = NewEvent(kind=kind, run_id=run_id, payload=payload)
-        await store.write(lease, Batch(effects=[settled], events=[event]))
+        batch = Batch(effects=[settled], events=[event])
+        await Large(store, media).move_out(batch)
+        await store.write(lease, batch)
     return (await store.effects(run.session_id, run_id=run_id, call_id=call_id)).items[0]
 
 
-async def _closing(store: Store, session_id: str, messages: Sequence[ModelMessage]) -> list[ModelMessage]:
+async def _closing(
+    store: Store, session_id: str, messages: Sequence[ModelMessage], large: Large
+) -> list[ModelMessage]:
     """Return the request that answers the calls left open at the end of a history."""
     known = await _pending_effects(store, session_id, messages)
     parts: list[ToolReturnPart] = []
@@ -231,7 +267,7 @@ async def _closing(store: Store, session_id: str, messages: Sequence[ModelMessag
         if effect is None:
             content: Any = "This call was not carried out: the run was interrupted before it."
         elif ledger.is_known(effect):
-            content = _content(effect)
+            content = _content(*await large.effects_back([effect]))
         else:
             content = ledger.unknown(effect)
             outcome = "denied" if ledger.waits_for(effect) == "approval" else "interrupted"
@@ -273,11 +309,21 @@ def know_tools(agent: Agent[Any, Any], messages: Sequence[ModelMessage]) -> None
         raise Conflict(problem=gone(missing))
 
 
-def _recording(agent: Agent[Any, Any], store: Store, metadata: dict[str, Any]) -> list[Holdfast]:
-    """Return the capability for this run: as the agent's own, but in this store."""
+def _own(agent: Agent[Any, Any]) -> Holdfast | None:
+    """Return the agent's own recorder, if it has one."""
     found: list[Any] = []
     agent.root_capability.apply(found.append)
-    own = next((capability for capability in found if isinstance(capability, Holdfast)), None)
+    return next((capability for capability in found if isinstance(capability, Holdfast)), None)
+
+
+def _media(agent: Agent[Any, Any]) -> MediaStore | None:
+    own = _own(agent)
+    return None if own is None else own.media
+
+
+def _recording(agent: Agent[Any, Any], store: Store, metadata: dict[str, Any]) -> list[Holdfast]:
+    """Return the capability for this run: as the agent's own, but in this store."""
+    own = _own(agent)
     if own is None:
         return [Holdfast(store, metadata=metadata)]
     return [
@@ -288,5 +334,7 @@ def _recording(agent: Agent[Any, Any], store: Store, metadata: dict[str, Any]) -
             metadata=own.metadata | metadata,
             policies=own.policies,
             lease_ttl=own.lease_ttl,
+            media=own.media,
+            media_threshold=own.media_threshold,
         )
     ]

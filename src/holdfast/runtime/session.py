@@ -28,6 +28,7 @@ from holdfast.errors import BadInput, Conflict, HoldfastError, LeaseLost, NotFou
 from holdfast.ids import new_id
 from holdfast.record.capability import Holdfast
 from holdfast.record.history import History
+from holdfast.record.large import Large
 from holdfast.record.recovery import find_place, fork, know_tools
 from holdfast.record.turn import Steered, Stop, Turn
 from holdfast.record.validity import pending_calls
@@ -415,7 +416,9 @@ class SessionRunner:
 
     async def _end(self, submission: Submission, state: Any, reason: str | None = None, **more: Any) -> None:
         change = SubmissionChange(id=submission.id, state=state, reason=reason)
-        await self._store.write(self._lease, Batch(submissions=[change], **more))
+        batch = Batch(submissions=[change], **more)
+        await Large(self._store).move_out(batch)
+        await self._store.write(self._lease, batch)
 
     async def _tell(self, kind: str, **facts: object) -> None:
         await self._store.write(self._lease, Batch(events=[NewEvent(kind=kind, payload=json.dumps(facts))]))

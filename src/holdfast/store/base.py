@@ -14,10 +14,13 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import ClassVar, Self
 
+from holdfast.config import Settings
 from holdfast.store.hub import Signal
 from holdfast.types import (
     AuditEntry,
     Batch,
+    Blob,
+    BlobState,
     Checkpoint,
     CheckpointKind,
     Cursor,
@@ -50,6 +53,7 @@ class Store(ABC):
 
     engine: ClassVar[str]
     url: str
+    settings: Settings
 
     @abstractmethod
     async def open(self) -> Self:
@@ -283,7 +287,8 @@ class Store(ABC):
 
         Durable when it returns. `LeaseLost` and every other error mean that nothing of it was written, except
         `StoreUnavailable`: then its fate is not known and the lease counts as lost. Release it, acquire again, and
-        read what is there. A submission that is changed must exist and be open, else `Conflict`.
+        read what is there. A submission that is changed must exist and be open, and media that is referred to must be
+        stored, else `Conflict`.
         """
 
     @abstractmethod
@@ -366,6 +371,96 @@ class Store(ABC):
         limit: int = 200,
     ) -> Page[Effect]:
         """List effects in the order in which they were started; `unresolved`: only those with no recorded end."""
+
+    # Media: the register of what the media stores have, and the bytes of the one in this database
+
+    @abstractmethod
+    async def put_blob(self, blob: Blob, *, anew: bool = False, body: bytes | None = None) -> Blob:
+        """Register bytes that are about to be stored; with their `body`, which is small, they are stored at once.
+
+        If the location has the same content already, that blob is touched and returned instead, unless `anew`.
+        """
+
+    @abstractmethod
+    async def name_blob(self, blob: Blob, *, anew: bool = False) -> Blob:
+        """Add to an entry what was not known when its bytes began to come in: digest, key and size.
+
+        As with `put_blob`, another blob with the same content is returned instead. `Conflict` if the entry was collected.
+        """
+
+    @abstractmethod
+    async def keep_blob(self, blob: Blob, *, replaces: str | None = None) -> Blob:
+        """Say that the bytes are stored, and return the blob that has them: this, or another that was first.
+
+        `replaces` is the id of a blob whose bytes are gone. `Conflict` if the entry was collected meanwhile.
+        """
+
+    @abstractmethod
+    async def touch_blob(self, blob_id: str) -> bool:
+        """Say that it is still being stored; false if it was collected meanwhile."""
+
+    @abstractmethod
+    async def blob(self, location: str, sha256: str) -> Blob:
+        """Return what a location has of this content, if it is stored. Raises `MediaNotFound`."""
+
+    @abstractmethod
+    async def blobs(
+        self,
+        *,
+        location: str | None = None,
+        state: BlobState | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Page[Blob]:
+        """List blobs in the order in which they were first put."""
+
+    @abstractmethod
+    async def condemn_blobs(
+        self,
+        location: str,
+        *,
+        grace: float,
+        dead_after: float = 120.0,
+        cursor: str | None = None,
+        limit: int = 100,
+        dry_run: bool = False,
+    ) -> Page[Blob]:
+        """Look at the next `limit` blobs and mark those for deletion that nobody needs; return all that are marked.
+
+        Nobody needs what no session refers to and nobody has put for `grace` seconds, and what is being stored without
+        a sign of life for that time, or `dead_after` if that is longer. The next page goes on where this one ended,
+        also if nothing was found on it.
+        """
+
+    @abstractmethod
+    async def condemn_blob(self, location: str, sha256: str) -> Blob:
+        """Mark one blob for deletion. `Conflict` if a session refers to it. Raises `MediaNotFound`."""
+
+    @abstractmethod
+    async def abandon_blob(self, blob_id: str) -> bool:
+        """Give up storing it and say whether its bytes may be deleted; false if they are stored after all."""
+
+    @abstractmethod
+    async def forget_blob(self, blob_id: str) -> None:
+        """Remove the entry of a blob whose bytes are gone, or were never stored. Idempotent."""
+
+    @abstractmethod
+    async def put_chunks(self, blob_id: str, first: int, bodies: Sequence[bytes]) -> None:
+        """Add chunks of a blob that is being stored in this database. `Conflict` if it was collected meanwhile."""
+
+    @abstractmethod
+    async def chunks(self, blob_id: str, *, first: int, limit: int) -> list[bytes]:
+        """Return chunks of a blob from number `first` on, in order."""
+
+    @abstractmethod
+    async def delete_chunks(self, blob_id: str, *, limit: int = 16) -> int:
+        """Delete up to `limit` chunks of a blob and return how many were there; 0 when none is left."""
+
+    @abstractmethod
+    async def references(
+        self, *, session_id: str | None = None, sha256: str | None = None, limit: int = 1000
+    ) -> list[tuple[str, str]]:
+        """Return which session refers to which content, as (session_id, sha256): those of a session, or to a content."""
 
     # Deletion
 

@@ -78,7 +78,7 @@ class PostgresStore(SqlStore):
         self._suspects: dict[str, float] = {}
 
     def twin(self) -> "PostgresStore":
-        return PostgresStore(self._address, upgrade=False, settings=self._settings)
+        return PostgresStore(self._address, upgrade=False, settings=self.settings)
 
     async def open(self) -> Self:
         try:

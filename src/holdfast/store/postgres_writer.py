@@ -15,7 +15,7 @@ from holdfast.errors import Conflict
 from holdfast.store.sql import library
 from holdfast.store.sql.core import Row, lease_lost, sql
 from holdfast.store.sql.library import Statement
-from holdfast.store.sql.write import ARMS, Writing, missing
+from holdfast.store.sql.write import ARMS, Writing, missing, unstored
 from holdfast.types import Lease
 
 if TYPE_CHECKING:
@@ -97,6 +97,9 @@ def _group(arms: tuple[str, ...]) -> str:
         changed = "(SELECT count(*) FROM change_submissions c WHERE c.session_id = head.session_id)"
     return "\n".join([*parts, f"SELECT session_id, seq, {changed} AS changed FROM head"])  # noqa: S608
 
+
+_APART = frozenset({"drop_drafts", "refer_blobs"})
+"""Arms that are statements of their own, after the others."""
 
 _DROP_DRAFTS = (
     "DELETE FROM drafts WHERE (session_id, run_id) IN (SELECT * FROM unnest($1::text[], $2::text[]))"
@@ -227,7 +230,7 @@ class Committer:
     async def _send(self, group: list[_Job], *, sent_before: bool) -> None:
         assert self._connection is not None  # noqa: S101
         present = {arm for job in group for arm in job.writing.rows}
-        arms = tuple(arm for arm in ARMS if arm in present and arm != "drop_drafts")
+        arms = tuple(arm for arm in ARMS if arm in present and arm not in _APART)
         values: list[Sequence[Any]] = [
             [job.lease.session_id for job in group],
             [job.lease.epoch for job in group],
@@ -255,11 +258,12 @@ class Committer:
         """Send the statement. Alone it is a transaction.
 
         Where submissions change it is checked before the commit. Drafts are dropped by a statement after it, which
-        also sees those that were put while it waited for the head.
+        also sees those that were put while it waited for the head. So are references to media added.
         """
         assert self._connection is not None  # noqa: S101
         done = [row for job in group for row in job.writing.rows.get("drop_drafts", ())]
-        if "change_submissions" not in arms and not done:
+        referring = [job for job in group if "refer_blobs" in job.writing.rows]
+        if "change_submissions" not in arms and not done and not referring:
             rows = await self._connection.fetch(_group(arms), *values)
         else:
             jobs = {job.lease.session_id: job for job in group}
@@ -272,7 +276,21 @@ class Committer:
                 kept = [row for row in done if row[0] in accepted]
                 if kept:
                     await self._connection.execute(_DROP_DRAFTS, *map(list, zip(*kept, strict=True)))
+                await self._refer([job for job in referring if job.lease.session_id in accepted])
         return {row["session_id"]: row["seq"] for row in rows}
+
+    async def _refer(self, jobs: list[_Job]) -> None:
+        """Add the references of these batches to media, all of which must be stored."""
+        if not jobs:
+            return
+        assert self._connection is not None  # noqa: S101
+        pairs = [row for job in jobs for row in job.writing.rows["refer_blobs"]]
+        text = library.text("refer_blobs_group", "postgres")
+        rows = await self._connection.fetch(text, *map(list, zip(*pairs, strict=True)))
+        referred = {row["session_id"]: row["referred"] for row in rows}
+        for job in jobs:
+            if problem := unstored(referred.get(job.lease.session_id, 0), job.writing):
+                raise problem
 
     async def _found(self, job: _Job) -> int | None:
         """Return the number after a batch that was in already, though its answer got lost; None if nobody can tell."""

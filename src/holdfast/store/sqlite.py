@@ -34,7 +34,7 @@ from holdfast.store.sql import library
 from holdfast.store.sql.core import Row, Tx, lease_lost
 from holdfast.store.sql.library import Dialect, Statement
 from holdfast.store.sql.store import SqlStore
-from holdfast.store.sql.write import Writing, missing
+from holdfast.store.sql.write import Writing, missing, unstored
 from holdfast.store.sqlite_writer import BUSY_SECONDS, Writer, connect
 from holdfast.types import Batch, Lease
 
@@ -65,7 +65,7 @@ class SqliteStore(SqlStore):
     def twin(self) -> "SqliteStore | None":
         if self._path == MEMORY:
             return None
-        return SqliteStore(self.url, self._path, upgrade=False, settings=self._settings)
+        return SqliteStore(self.url, self._path, upgrade=False, settings=self.settings)
 
     async def open(self) -> Self:
         target = self._path if self._upgrade_on_open else _existing(self._path)
@@ -213,10 +213,14 @@ def _write(connection: sqlite3.Connection, lease: Lease, writing: Writing) -> in
     for arm, rows in writing.rows.items():
         text, last = _arm(arm)
         results = [connection.execute(text, (*row, seq) if last else row) for row in rows]
-        if arm == "change_submissions" and (problem := missing(sum(r.rowcount for r in results), writing)):
+        problem_of = _COUNTED.get(arm)
+        if problem_of and (problem := problem_of(sum(r.rowcount for r in results), writing)):
             raise problem
     return seq
 
+
+_COUNTED: Final = {"change_submissions": missing, "refer_blobs": unstored}
+"""Arms whose every row must have found what it names."""
 
 # Two plain statements cost less than one with RETURNING, and one is enough as long as nobody else takes numbers.
 _FENCE_AT = "UPDATE heads SET seq = ? WHERE session_id = ? AND epoch = ? AND holder = ? AND seq = ?"

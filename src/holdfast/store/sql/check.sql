@@ -167,3 +167,9 @@ LIMIT :limit;
 SELECT DISTINCT t.session_id, 'rows in blob_references have no session' AS detail FROM blob_references t
 WHERE NOT EXISTS (SELECT 1 FROM heads h WHERE h.session_id = t.session_id)
 LIMIT :limit;
+
+-- name: check_reference_has_blob
+-- What a session refers to is stored somewhere.
+SELECT t.session_id, 'it refers to media+sha256://' || t.sha256 || ', which is not stored' AS detail FROM blob_references t
+WHERE NOT EXISTS (SELECT 1 FROM blobs b WHERE b.sha256 = t.sha256 AND b.state = 'stored')
+LIMIT :limit;

@@ -116,7 +116,7 @@ class SqlCore(Store):
 
     def __init__(self, url: str, settings: Settings) -> None:
         self.url = url
-        self._settings = settings
+        self.settings = settings
         self._max_payload_bytes = settings.max_payload_bytes
         self._max_pending = settings.max_pending
         self._unfinished = Unfinished()
@@ -218,12 +218,23 @@ def waking(
     return _writing(method, repeatable=True, wakes=True)
 
 
+def registering(
+    method: Callable[Concatenate[S, P], Tx[T]],
+) -> "Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]":
+    """Make a method of a transaction that writes once, however often it is sent, and changes no session."""
+    return _writing(method, repeatable=True, of_session=False)
+
+
 def _writing(
-    method: Callable[Concatenate[S, P], Tx[T]], *, repeatable: bool, wakes: bool = False
+    method: Callable[Concatenate[S, P], Tx[T]],
+    *,
+    repeatable: bool,
+    wakes: bool = False,
+    of_session: bool = True,
 ) -> "Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]":
     @functools.wraps(method)
     async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        subject = args[0] if args else None
+        subject = args[0] if args and of_session else None
         lease = subject if isinstance(subject, Lease) else None
         session_id = lease.session_id if lease else subject if isinstance(subject, str) else None
         changes = () if session_id is None else (session_id,)

@@ -4,6 +4,7 @@ from holdfast.store.sql.check import Check
 from holdfast.store.sql.history import History
 from holdfast.store.sql.journal import Journal
 from holdfast.store.sql.leases import Leases
+from holdfast.store.sql.media import Media
 from holdfast.store.sql.retention import Retention
 from holdfast.store.sql.schema import Schema
 from holdfast.store.sql.sessions import Sessions
@@ -11,5 +12,5 @@ from holdfast.store.sql.submissions import Submissions
 from holdfast.store.sql.tokens import Tokens
 
 
-class SqlStore(Sessions, Leases, Submissions, Journal, History, Retention, Tokens, Check, Schema):
+class SqlStore(Sessions, Leases, Submissions, Journal, History, Media, Retention, Tokens, Check, Schema):
     """A store whose transactions are written in SQL. An engine adds connections, `write` and notifications."""

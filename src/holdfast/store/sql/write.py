@@ -27,6 +27,7 @@ ARMS: Final = (
     "put_effects",
     "change_submissions",
     "drop_drafts",
+    "refer_blobs",
     "set_status",
 )
 
@@ -123,6 +124,10 @@ class Writing:
             ]
         if batch.drafts_done:
             self.rows["drop_drafts"] = [(session_id, run_id) for run_id in batch.drafts_done]
+        if batch.blobs:
+            self.rows["refer_blobs"] = [
+                (session_id, check_id(sha256)) for sha256 in dict.fromkeys(batch.blobs)
+            ]
         if batch.status is not None:
             status = check_choice(batch.status, STATUSES, "session's status")
             self.rows["set_status"] = [(session_id, status, batch.waiting_for)]
@@ -148,6 +153,15 @@ def missing(changed: int, writing: Writing) -> Conflict | None:
         return None
     ids = ", ".join(str(row[1]) for row in rows)
     return Conflict(problem=f"of the submissions {ids} of this session, not all exist and are still open")
+
+
+def unstored(referred: int, writing: Writing) -> Conflict | None:
+    """Return what is wrong if not every blob that a batch refers to is stored."""
+    rows = writing.rows.get("refer_blobs", ())
+    if referred == len(rows):
+        return None
+    uris = ", ".join(f"media+sha256://{row[1]}" for row in rows)
+    return Conflict(problem=f"of the media {uris}, not all is stored; put it again, then write")
 
 
 def _ending(change: SubmissionChange) -> NewEvent | None:

@@ -80,6 +80,26 @@ WHERE submissions.id = rows.id AND submissions.session_id = rows.session_id AND 
 -- name: drop_drafts
 DELETE FROM drafts WHERE (session_id, run_id) IN (SELECT session_id, run_id FROM rows(session_id text, run_id text));
 
+-- name: refer_blobs
+-- For SQLite. Only what is stored; a reference that is there already counts as well.
+INSERT INTO blob_references (session_id, sha256)
+SELECT session_id, sha256
+FROM rows(session_id text, sha256 text)
+WHERE EXISTS (SELECT 1 FROM blobs WHERE blobs.sha256 = rows.sha256 AND state = 'stored')
+ON CONFLICT (session_id, sha256) DO UPDATE SET sha256 = excluded.sha256;
+
+-- name: refer_blobs_group
+-- For PostgreSQL, after the fence, in its transaction. The lock makes a collector wait, and then look again.
+WITH held AS MATERIALIZED (
+  SELECT r.session_id, r.sha256 FROM unnest($1::text[], $2::text[]) AS r(session_id, sha256)
+  JOIN blobs b ON b.sha256 = r.sha256 AND b.state = 'stored'
+  FOR SHARE OF b
+), added AS (
+  INSERT INTO blob_references (session_id, sha256) SELECT DISTINCT session_id, sha256 FROM held
+  ON CONFLICT DO NOTHING
+)
+SELECT session_id, count(DISTINCT sha256) AS referred FROM held GROUP BY session_id;
+
 -- name: set_status
 UPDATE sessions SET status = rows.status, waiting_for = rows.waiting_for, active_at = now_us(),
   cleaned_at = CASE WHEN rows.status = 'cleaned' THEN now_us() ELSE sessions.cleaned_at END

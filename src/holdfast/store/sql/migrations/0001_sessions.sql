@@ -234,19 +234,31 @@ CREATE TABLE tokens (
 );
 CREATE UNIQUE INDEX tokens_digest ON tokens (digest);
 
+-- What the media stores have, wherever the bytes are: in blob_chunks, in files, in a bucket. `id` names one act of storing
+-- and is part of the key of its bytes, so that no key is ever used twice and a late deletion cannot hit newer bytes.
 CREATE TABLE blobs (
-  sha256        idtext PRIMARY KEY,
+  id            idtext PRIMARY KEY,
+  location      text NOT NULL,        -- the media store that has the bytes
+  sha256        idtext,               -- unknown while they are streamed in
+  state         text NOT NULL,        -- storing -> stored -> deleting
+  key           text NOT NULL,        -- where they are in it
   size          bigint NOT NULL,
   media_type    text NOT NULL,
+  file_name     text,
   metadata      text NOT NULL,
-  at            bigint NOT NULL
-);
+  at            bigint NOT NULL       -- when the same content was put last
+)
+--[sqlite] WITHOUT ROWID
+;
+CREATE UNIQUE INDEX blobs_stored ON blobs (sha256, location) WHERE state = 'stored';
+CREATE INDEX blobs_location ON blobs (location, id);
 CREATE TABLE blob_chunks (
-  sha256        idtext NOT NULL,
+  blob_id       idtext NOT NULL,
   number        bigint NOT NULL,
   body          bytea NOT NULL,
-  PRIMARY KEY (sha256, number)
+  PRIMARY KEY (blob_id, number)
 );
+--[postgres] ALTER TABLE blob_chunks ALTER COLUMN body SET STORAGE EXTERNAL;
 CREATE TABLE blob_references (
   session_id    idtext NOT NULL,
   sha256        idtext NOT NULL,

@@ -1,0 +1,208 @@
+"""`holdfast media`: what is stored as media, whether it is sound, and deleting what no session refers to."""
+
+import asyncio
+import json
+import sys
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.errors import HoldfastError
+from holdfast.types import Blob
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Generator
+
+    from holdfast.media import MediaStore
+
+app = typer.Typer(help="Look after media: large content, stored once.", no_args_is_help=True)
+MediaUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--media", help="The media store's URL; else HOLDFAST_MEDIA, else holdfast.toml.", show_default=False
+    ),
+]
+_PAGE = 200
+_UNLIMITED = 1_000_000
+_KIB = 1024
+
+
+@app.command("list")
+def list_(store: StoreUrl = None, media: MediaUrl = None, as_json: AsJson = False) -> None:
+    """List what is stored, in the order in which it was first put, and how many sessions refer to each."""
+
+    async def work() -> list[Blob]:
+        async with _opened(store, media) as found:
+            return await _all(found)
+
+    blobs = asyncio.run(work())
+    if as_json:
+        typer.echo(json.dumps({"media": [_plain(blob) for blob in blobs]}))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("uri", "size", "sessions", "put last", "media type", "file name"):
+        table.add_column(name, no_wrap=True, justify="right" if name in {"size", "sessions"} else "left")
+    for blob in blobs:
+        name = Text(_safe(blob.file_name or ""))
+        row = (blob.uri, _size(blob.size), str(blob.references), _time(blob), _safe(blob.media_type), name)
+        table.add_row(*row)
+    _console().print(table)
+
+
+@app.command()
+def show(
+    uri: Annotated[str, typer.Argument(help="The URI, media+sha256://…, or just the digest.")],
+    store: StoreUrl = None,
+    media: MediaUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is known of some content, and which sessions refer to it."""
+    from holdfast.media import to_uri
+
+    async def work() -> dict[str, object]:
+        async with _opened(store, media) as found:
+            blob = await found.metadata(uri if "://" in uri else to_uri(uri))
+            sessions = [session for session, _ in await found.store.references(sha256=blob.sha256)]
+            return {**_plain(blob), "present": await found.exists(blob.uri), "sessions": sessions}
+
+    facts = asyncio.run(work())
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    console = _console()
+    for name, value in facts.items():
+        said = ", ".join(value) if isinstance(value, list) else "" if value is None else str(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        console.print(Text(f"{name.replace('_', ' '):<12} {_safe(said)}"), soft_wrap=True)
+
+
+@app.command()
+def gc(
+    grace: Annotated[
+        float | None,
+        typer.Option("--grace", help="Seconds since the last put; else HOLDFAST_MEDIA_GRACE_SECONDS.", min=0),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    store: StoreUrl = None,
+    media: MediaUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete what no session refers to; exit 1 if some of it could not be deleted. May be stopped and run again."""
+    from holdfast.media import Collection, collect
+
+    async def work() -> Collection:
+        async with _opened(store, media) as found:
+            with _progress("collecting", None, shown=not as_json) as advance:
+                return await collect(found, grace=grace, dry_run=dry_run, progress=lambda _: advance())
+
+    done = asyncio.run(work())
+    if as_json:
+        typer.echo(json.dumps(asdict(done)))
+    else:
+        verb = "would be" if dry_run else "is" if done.blobs == 1 else "are"
+        typer.echo(f"{done.blobs} of the blobs, {_size(done.bytes)}, {verb} gone.")
+        for problem in done.failed:
+            typer.echo(f"not deleted: {_safe(problem)}", err=True)
+    raise typer.Exit(1 if done.failed else 0)
+
+
+@app.command()
+def verify(store: StoreUrl = None, media: MediaUrl = None, as_json: AsJson = False) -> None:
+    """Read everything and compare it with its digest; exit 1 if something is damaged or gone. Changes nothing."""
+
+    async def work() -> tuple[int, list[str]]:
+        problems: list[str] = []
+        async with _opened(store, media) as found:
+            blobs = await _all(found)
+            with _progress("verifying", len(blobs), shown=not as_json) as advance:
+                for blob in blobs:
+                    try:
+                        async with found.open(blob.uri) as chunks:
+                            async for _ in chunks:
+                                pass
+                    except HoldfastError as error:
+                        if await _is_listed(found, blob):  # it may have been collected meanwhile
+                            problems.append(f"{error}")
+                    advance()
+        return len(blobs), problems
+
+    count, problems = asyncio.run(work())
+    if as_json:
+        typer.echo(json.dumps({"verified": count, "problems": problems}))
+    else:
+        for problem in problems:
+            typer.echo(f"broken: {_safe(problem)}")
+        typer.echo(f"{count - len(problems)} of {count} are sound.")
+    raise typer.Exit(1 if problems else 0)
+
+
+@asynccontextmanager
+async def _opened(store: str | None, media: str | None) -> "AsyncGenerator[MediaStore, None]":
+    from holdfast.media import open_media
+
+    async with chosen_store(store) as opened:
+        yield open_media(media, store=opened)
+
+
+async def _all(media: "MediaStore") -> list[Blob]:
+    page = await media.list(limit=_PAGE)
+    found = list(page.items)
+    while page.next_cursor is not None:
+        page = await media.list(cursor=page.next_cursor, limit=_PAGE)
+        found += page.items
+    return found
+
+
+async def _is_listed(media: "MediaStore", blob: Blob) -> bool:
+    try:
+        return (await media.metadata(blob.uri)).id == blob.id
+    except HoldfastError:
+        return False
+
+
+@contextmanager
+def _progress(what: str, total: int | None, *, shown: bool) -> "Generator[Callable[[], None], None, None]":
+    """Show a bar on a terminal; elsewhere nothing."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, console=console, disable=not (shown and console.is_terminal), transient=True
+    ) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)
+
+
+def _console() -> Console:
+    limited = sys.stdout.isatty()
+    return Console(width=None if limited else _UNLIMITED, highlight=False, markup=False, emoji=False)
+
+
+def _plain(blob: Blob) -> dict[str, object]:
+    facts = asdict(blob)
+    facts["at"] = None if blob.at is None else blob.at.isoformat()
+    return {"uri": blob.uri, **facts}
+
+
+def _safe(text: str) -> str:
+    """Return text that cannot steer a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _time(blob: Blob) -> str:
+    return "" if blob.at is None else f"{blob.at:%Y-%m-%d %H:%M:%S}Z"
+
+
+def _size(count: float) -> str:
+    if count < _KIB:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB"):
+        count /= _KIB
+        if count < _KIB:
+            return f"{count:.1f} {unit}"
+    return f"{count / _KIB:.1f} GiB"

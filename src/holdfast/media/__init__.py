@@ -1,0 +1,50 @@
+"""Large content, stored once, outside of the rows: on disk, in the database, in a bucket."""
+
+from urllib.parse import unquote
+
+from holdfast.config import Settings
+from holdfast.errors import MissingExtra, UnknownMedia
+from holdfast.media.base import MediaContext, MediaStore, MediaWriter, digest_of, to_uri
+from holdfast.media.collect import Collection, collect
+from holdfast.store import Store
+
+__all__ = [
+    "Collection",
+    "MediaContext",
+    "MediaStore",
+    "MediaWriter",
+    "collect",
+    "digest_of",
+    "open_media",
+    "to_uri",
+]
+
+_OBJECTS = ("s3", "gs", "az")
+
+
+def open_media(url: str | None = None, *, store: Store, settings: Settings | None = None) -> MediaStore:
+    """Return the media store behind a URL: `database`, `disk:///path`, `s3://bucket/prefix`, `gs://…` or `az://…`.
+
+    Without a URL it is the one of the settings, which are the store's unless they are given. `disk:///var/media` is
+    absolute, `disk://media` relative to the working folder. Buckets need the extra `s3`, and take their
+    credentials and endpoint from the usual variables, such as `AWS_ACCESS_KEY_ID` and `AWS_ENDPOINT_URL`.
+    """
+    url = (settings or store.settings).media if url is None else url
+    scheme, _, rest = url.partition("://")
+    if url == "database":
+        from holdfast.media.database import DatabaseMedia
+
+        return DatabaseMedia(store)
+    if scheme == "disk" and rest.strip("/") and "\x00" not in rest:
+        from holdfast.media.disk import DiskMedia
+
+        return DiskMedia(store, unquote(rest))
+    if scheme in _OBJECTS and rest:
+        try:
+            from holdfast.media.s3 import S3Media
+        except ModuleNotFoundError as error:
+            if error.name != "obstore":
+                raise
+            raise MissingExtra(extra="s3") from error
+        return S3Media.from_url(url, store)
+    raise UnknownMedia(url=url)

@@ -1,0 +1,425 @@
+"""What a media store is: bytes that are put once, named by their SHA-256, and checked against it on every read.
+
+The register in the session database says what is stored where. A media store only moves bytes: it never decides what
+is kept, and no two acts of storing share a key.
+"""
+
+import asyncio
+import hashlib
+import inspect
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+from types import TracebackType
+from typing import Final, Protocol, Self, TypeAlias, overload
+from urllib.parse import quote
+
+from holdfast.errors import BadInput, BadKey, BadUri, Conflict, HoldfastError, MediaDamaged, MediaNotFound
+from holdfast.ids import new_id
+from holdfast.store import Store
+from holdfast.types import Blob, Page
+
+CHUNK: Final = 1024 * 1024
+"""Bytes are moved in pieces of this size."""
+_BEAT_SECONDS = 30.0
+"""How often whoever stores something says that it goes on."""
+DEAD_SECONDS: Final = 120.0
+"""Who has not said so for this long is taken for dead, and what it left is collected."""
+_SMALL = 64 * 1024
+_LONGEST_KEY = 800
+_LONGEST_NAME = 200
+_ODD = re.compile(r'[\\:*?"<>|]')
+_URI = re.compile(r"media\+sha256://([0-9a-f]{64})")
+_MEDIA_TYPE = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,254}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaContext:
+    """What is known of some content beside its bytes. More may be added; every field has a default."""
+
+    media_type: str = "application/octet-stream"
+    file_name: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+ANY: Final = MediaContext()
+
+KeyStrategy: TypeAlias = Callable[[str, MediaContext], str]
+"""Returns where the content with this SHA-256 goes; the store adds what makes the key its own."""
+
+PublicUrl: TypeAlias = str | Callable[[Blob], str | Awaitable[str | None] | None]
+"""Where others find a blob: the URL that its key is appended to, or what returns the URL, if there is one."""
+
+
+def to_uri(sha256: str) -> str:
+    """Return the name of the content with this digest."""
+    return f"media+sha256://{sha256}"
+
+
+def digest_of(uri: str) -> str:
+    """Return the digest that a URI names. Raises `BadUri`."""
+    match = _URI.fullmatch(uri) if isinstance(uri, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+    if match is None:
+        raise BadUri(uri=uri)
+    return match[1]
+
+
+def by_digest(sha256: str, context: MediaContext) -> str:
+    """Return the usual key: the digest, in folders by its first two digits."""
+    del context
+    return f"{sha256[:2]}/{sha256}"
+
+
+def check_key(key: str, location: str) -> str:
+    """Return the key if it stays where it is put, on every system."""
+    problem = None
+    if not isinstance(key, str) or not key or len(key) > _LONGEST_KEY:  # pyright: ignore[reportUnnecessaryIsInstance]
+        problem = f"it must have 1 to {_LONGEST_KEY} characters"
+    elif key.startswith("/"):
+        problem = "it is an absolute path"
+    elif not key.isprintable() or _ODD.search(key):
+        problem = 'it has a control character or one of \\ : * ? " < > |'
+    else:
+        for part in key.split("/"):
+            if not part or part.startswith(".") or part[-1] in ". " or len(part.encode()) > _LONGEST_NAME:
+                problem = f"{part!r} cannot be the name of a file or folder"
+    if problem:
+        raise BadKey(key=key, location=location, problem=problem)
+    return key
+
+
+def own_key(key: str, blob_id: str) -> str:
+    """Return the key with what makes it this act of storing's own, before the suffix of the file's name."""
+    path = PurePosixPath(key)
+    return str(path.with_name(f"{path.stem}~{blob_id.replace('-', '')}{path.suffix}"))
+
+
+class Digest(Protocol):
+    """What digests bytes as they come."""
+
+    def update(self, data: bytes | memoryview, /) -> None:
+        """Add bytes."""
+        ...
+
+
+async def add_to(digest: Digest, data: bytes | memoryview) -> None:
+    """Digest the bytes; many of them beside the event loop."""
+    if len(data) < _SMALL:
+        digest.update(data)
+    else:
+        await asyncio.to_thread(digest.update, data)
+
+
+class Stage(ABC):
+    """Bytes on their way in, invisible until they are placed."""
+
+    @abstractmethod
+    async def write(self, data: bytes) -> None:
+        """Add bytes."""
+
+    @abstractmethod
+    async def place(self, blob: Blob) -> None:
+        """Move them, durably, to where the blob's key says."""
+
+    async def close(self) -> None:  # noqa: B027
+        """Let go of what is only needed on the way; the bytes themselves are removed with the blob."""
+
+
+class MediaStore(ABC):
+    """Content by its SHA-256. `store` has the register of what is where; see `open_media`."""
+
+    def __init__(
+        self,
+        store: Store,
+        location: str,
+        *,
+        key_strategy: KeyStrategy = by_digest,
+        public_url: PublicUrl | None = None,
+    ) -> None:
+        self.store = store
+        self.location = location
+        self._key_strategy = key_strategy
+        self._public_url = public_url
+
+    async def put(self, data: bytes, context: MediaContext = ANY) -> str:
+        """Store the bytes, durably, and return their URI. What is stored already is not stored again.
+
+        Of several puts of the same content, the first one's context is kept.
+        """
+        digest = hashlib.sha256()
+        await add_to(digest, data)
+        blob = self._named(self._new(context), digest.hexdigest(), len(data), context)
+        return await self._put(blob, data)
+
+    async def get(self, uri: str, context: MediaContext = ANY) -> bytes:
+        """Return the bytes. Raises `MediaNotFound`, or `MediaDamaged` if they are not what was put."""
+        async with self.open(uri, context=context) as chunks:
+            return b"".join([chunk async for chunk in chunks])
+
+    @overload
+    def open(
+        self, uri: str, *, context: MediaContext = ANY
+    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]: ...
+
+    @overload
+    def open(self, uri: None = None, *, context: MediaContext = ANY) -> "MediaWriter": ...
+
+    def open(
+        self, uri: str | None = None, *, context: MediaContext = ANY
+    ) -> "AbstractAsyncContextManager[AsyncIterator[bytes]] | MediaWriter":
+        """Stream: `async with media.open(uri) as chunks` reads, `async with media.open() as writer` writes.
+
+        A reader gets the last chunk only if the digest of all of them is right. What is written is there when the
+        block has ended without an error; `writer.uri` names it.
+        """
+        return MediaWriter(self, context) if uri is None else self._reading(digest_of(uri))
+
+    async def exists(self, uri: str, context: MediaContext = ANY) -> bool:
+        """Say whether the content is stored and its bytes are there, in full length."""
+        del context
+        try:
+            blob = await self._find(uri)
+        except MediaNotFound:
+            return False
+        return await self._present(blob)
+
+    async def metadata(self, uri: str, context: MediaContext = ANY) -> Blob:
+        """Return what is known of the content. Raises `MediaNotFound`."""
+        del context
+        return await self._find(uri)
+
+    async def public_url(self, uri: str, context: MediaContext = ANY) -> str | None:
+        """Return a URL where others can fetch the content, if this store has one. Raises `MediaNotFound`."""
+        del context
+        blob = await self._find(uri)
+        if self._public_url is None:
+            return None
+        if isinstance(self._public_url, str):
+            return f"{self._public_url.rstrip('/')}/{quote(blob.key or blob.sha256)}"
+        found = self._public_url(blob)
+        return await found if inspect.isawaitable(found) else found
+
+    async def delete(self, uri: str, context: MediaContext = ANY) -> None:
+        """Delete content that no session refers to, else raise `Conflict`. Raises `MediaNotFound`."""
+        del context
+        await self.remove(await self.store.condemn_blob(self.location, digest_of(uri)))
+
+    async def list(
+        self, *, cursor: str | None = None, limit: int = 50, context: MediaContext = ANY
+    ) -> Page[Blob]:
+        """List what is stored, in the order in which it was first put."""
+        del context
+        return await self.store.blobs(location=self.location, state="stored", cursor=cursor, limit=limit)
+
+    async def remove(self, blob: Blob) -> None:
+        """Delete the bytes of a blob that the register has marked for deletion, then its entry. Idempotent."""
+        await self._remove(blob)
+        await self.store.forget_blob(blob.id)
+
+    # What an implementation adds
+
+    @abstractmethod
+    async def _write(self, blob: Blob, data: bytes) -> None:
+        """Store the bytes durably under the blob's key; all of them or none."""
+
+    @abstractmethod
+    async def _stage(self, blob: Blob) -> Stage:
+        """Return where the bytes of a blob go while they are streamed in."""
+
+    @abstractmethod
+    def _read(self, blob: Blob) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes as they are stored. Raises `MediaNotFound`."""
+
+    @abstractmethod
+    async def _present(self, blob: Blob) -> bool:
+        """Say whether the bytes are there, in full length, without reading them."""
+
+    @abstractmethod
+    async def _remove(self, blob: Blob) -> None:
+        """Delete whatever there is of the blob, also what was staged. Nothing there is fine."""
+
+    # How bytes and register go together
+
+    async def _put(self, blob: Blob, data: bytes) -> str:
+        found = await self.store.put_blob(blob)
+        replaces = None
+        if found.id != blob.id:
+            if await self._present(found):
+                return found.uri
+            replaces = found.id  # its bytes are lost; here they are again
+            await self.store.put_blob(blob, anew=True)
+        return await self.settle(blob, lambda: self._write(blob, data), replaces=replaces)
+
+    async def settle(
+        self, blob: Blob, work: Callable[[], Awaitable[None]], *, replaces: str | None = None
+    ) -> str:
+        """Store the bytes of a registered blob and say so in the register; if that fails, leave nothing behind."""
+        beating = self.beat(blob)
+        try:
+            await work()
+            kept = await self._keep(blob, replaces)
+        except BaseException:
+            await self._give_up(blob)
+            raise
+        finally:
+            beating.cancel()
+        if kept.id != blob.id:
+            await self.discard(blob)
+        return kept.uri
+
+    async def discard(self, blob: Blob) -> None:
+        """Delete what was stored of a blob that is not kept. What cannot be deleted now is collected later."""
+        with suppress(HoldfastError):
+            if await self.store.abandon_blob(blob.id):
+                await self.remove(blob)
+
+    async def _give_up(self, blob: Blob) -> None:
+        """Clean up after storing failed."""
+        await self.discard(blob)
+
+    async def _keep(self, blob: Blob, replaces: str | None) -> Blob:
+        try:
+            return await self.store.keep_blob(blob, replaces=replaces)
+        except Conflict:  # somebody else stored the same at this very moment; or it was collected
+            return await self.store.keep_blob(blob, replaces=replaces)
+
+    def beat(self, blob: Blob) -> "asyncio.Task[None]":
+        """Give signs of life of a blob that is being stored, until this is cancelled."""
+
+        async def go_on() -> None:
+            while True:
+                await asyncio.sleep(_BEAT_SECONDS)
+                with suppress(HoldfastError):  # the end will say so, if it matters
+                    await self.store.touch_blob(blob.id)
+
+        return asyncio.create_task(go_on())
+
+    def _new(self, context: MediaContext) -> Blob:
+        if not _MEDIA_TYPE.fullmatch(context.media_type):
+            raise BadInput(problem=f"{context.media_type!r} is not a media type")
+        metadata = json.dumps(dict(context.metadata))
+        name = context.file_name
+        return Blob(
+            id=new_id(),
+            location=self.location,
+            media_type=context.media_type,
+            file_name=name,
+            metadata=metadata,
+        )
+
+    def _named(self, blob: Blob, sha256: str, size: int, context: MediaContext) -> Blob:
+        key = own_key(check_key(self._key_strategy(sha256, context), self.location), blob.id)
+        return replace(blob, sha256=sha256, size=size, key=check_key(key, self.location))
+
+    async def _find(self, uri: str) -> Blob:
+        return await self.store.blob(self.location, digest_of(uri))
+
+    @asynccontextmanager
+    async def _reading(self, sha256: str) -> AsyncGenerator[AsyncIterator[bytes], None]:
+        blob = await self.store.blob(self.location, sha256)
+        async with aclosing(self._verified(blob)) as chunks:
+            yield chunks
+
+    async def _verified(self, blob: Blob) -> AsyncGenerator[bytes, None]:
+        digest = hashlib.sha256()
+        size = 0
+        held: bytes | None = None
+        async with aclosing(self._read(blob)) as chunks:
+            async for chunk in chunks:
+                if held is not None:
+                    yield held
+                held = chunk
+                size += len(chunk)
+                await add_to(digest, chunk)
+        if size != blob.size:
+            raise await self._damaged(blob, f"it has {size} bytes, not {blob.size}")
+        if digest.hexdigest() != blob.sha256:
+            raise await self._damaged(blob, "they have another SHA-256")
+        if held is not None:
+            yield held
+
+    async def _damaged(self, blob: Blob, problem: str) -> HoldfastError:
+        """Return the error for bytes that are not right: they may have been deleted while they were read."""
+        try:
+            now = await self._find(blob.uri)
+        except MediaNotFound as gone:
+            return gone
+        if now.id != blob.id:
+            return MediaNotFound(uri=blob.uri, location=self.location)
+        return MediaDamaged(uri=blob.uri, location=self.location, problem=problem)
+
+
+class MediaWriter:
+    """Content that is streamed in. After the block, `uri` names it; after an error, nothing of it is there."""
+
+    def __init__(self, media: MediaStore, context: MediaContext) -> None:
+        self.uri = ""
+        self._media = media
+        self._context = context
+        self._digest = hashlib.sha256()
+        self._size = 0
+        self._waiting = bytearray()
+
+    async def __aenter__(self) -> Self:
+        media = self._media
+        self._blob = await media.store.put_blob(media._new(self._context))  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
+        try:
+            self._stage = await media._stage(self._blob)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
+        except BaseException:
+            await media.discard(self._blob)
+            raise
+        self._beating = media.beat(self._blob)
+        return self
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Add bytes, of any number."""
+        view = memoryview(data)
+        while view:
+            room = CHUNK - len(self._waiting)
+            self._waiting += view[:room]
+            view = view[room:]
+            if len(self._waiting) == CHUNK:
+                await self._flush()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                await self._finish()
+            else:
+                await self._media.discard(self._blob)
+        finally:
+            self._beating.cancel()
+            await self._stage.close()
+
+    async def _flush(self) -> None:
+        if self._waiting:
+            chunk = bytes(self._waiting)
+            self._waiting.clear()
+            self._size += len(chunk)
+            await add_to(self._digest, chunk)
+            await self._stage.write(chunk)
+
+    async def _finish(self) -> None:
+        media = self._media
+        replaces = None
+        try:
+            await self._flush()
+            blob = media._named(self._blob, self._digest.hexdigest(), self._size, self._context)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
+            found = await media.store.name_blob(blob)
+            if found.id != blob.id:
+                if await media._present(found):  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
+                    await media.discard(self._blob)
+                    self.uri = found.uri
+                    return
+                replaces = found.id
+                await media.store.name_blob(blob, anew=True)
+        except BaseException:
+            await media.discard(self._blob)
+            raise
+        self.uri = await media.settle(blob, lambda: self._stage.place(blob), replaces=replaces)

@@ -1,0 +1,89 @@
+"""Media in the session database itself, in chunks: nothing to set up, and any size on either engine."""
+
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from dataclasses import replace
+
+from holdfast.errors import Conflict
+from holdfast.media.base import CHUNK, MediaContext, MediaStore, PublicUrl, Stage
+from holdfast.store import Store
+from holdfast.types import Blob
+
+_AT_ONCE = 4
+"""So many chunks are written or read in one transaction."""
+
+
+class DatabaseMedia(MediaStore):
+    """Content in the tables of the session database. A blob is seen when its last chunk is in."""
+
+    def __init__(self, store: Store, *, public_url: PublicUrl | None = None) -> None:
+        super().__init__(store, "database", public_url=public_url)
+
+    async def _put(self, blob: Blob, data: bytes) -> str:
+        if len(data) > CHUNK:
+            return await super()._put(blob, data)
+        with suppress(Conflict):  # somebody else stored the same at this very moment: then it is found
+            return (await self.store.put_blob(blob, body=data)).uri
+        return (await self.store.put_blob(blob, body=data)).uri
+
+    async def _write(self, blob: Blob, data: bytes) -> None:
+        await _send(self.store, blob.id, 0, data)
+
+    async def _stage(self, blob: Blob) -> Stage:
+        return _Chunks(self.store, blob.id)
+
+    async def _read(self, blob: Blob) -> AsyncGenerator[bytes, None]:
+        first = 0
+        while chunks := await self.store.chunks(blob.id, first=first, limit=_AT_ONCE):
+            for chunk in chunks:
+                yield chunk
+            first += len(chunks)
+            if len(chunks) < _AT_ONCE:
+                break
+
+    async def _present(self, blob: Blob) -> bool:
+        """They are in the same database as the register that says so."""
+        del blob
+        return True
+
+    async def _remove(self, blob: Blob) -> None:
+        while await self.store.delete_chunks(blob.id):
+            pass
+
+    def _named(self, blob: Blob, sha256: str, size: int, context: MediaContext) -> Blob:
+        """Chunks are found by the blob's id; there is no key."""
+        del context
+        return replace(blob, sha256=sha256, size=size)
+
+
+class _Chunks(Stage):
+    """Chunks of a blob that nobody sees yet."""
+
+    def __init__(self, store: Store, blob_id: str) -> None:
+        self._store = store
+        self._blob_id = blob_id
+        self._number = 0
+        self._waiting: list[bytes] = []
+
+    async def write(self, data: bytes) -> None:
+        self._waiting.append(data)
+        if len(self._waiting) == _AT_ONCE:
+            await self._flush()
+
+    async def place(self, blob: Blob) -> None:
+        del blob  # they are where they belong
+        await self._flush()
+
+    async def _flush(self) -> None:
+        if self._waiting:
+            await self._store.put_chunks(self._blob_id, self._number, self._waiting)
+            self._number += len(self._waiting)
+            self._waiting = []
+
+
+async def _send(store: Store, blob_id: str, number: int, data: bytes) -> None:
+    step = CHUNK * _AT_ONCE
+    for start in range(0, len(data), step):
+        part = data[start : start + step]
+        bodies = [part[at : at + CHUNK] for at in range(0, len(part), CHUNK)]
+        await store.put_chunks(blob_id, number + start // CHUNK, bodies)

@@ -1,0 +1,235 @@
+"""Media as files below one folder, each with a JSON file beside it that says what it is.
+
+A file appears under its name complete and synced, or not at all. Nothing outside of the folder is read or written,
+whatever a key strategy returns and wherever a symbolic link leads.
+"""
+
+import asyncio
+import errno
+import json
+import os
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Final, ParamSpec, TypeVar
+
+from holdfast.errors import (
+    BadKey,
+    HoldfastError,
+    MediaDenied,
+    MediaError,
+    MediaFull,
+    MediaNotFound,
+    MediaUnavailable,
+)
+from holdfast.media.base import CHUNK, KeyStrategy, MediaStore, PublicUrl, Stage, by_digest, check_key
+from holdfast.store import Store
+from holdfast.types import Blob
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_STAGING: Final = ".storing"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+class DiskMedia(MediaStore):
+    """Content as files below `root`, which is made when it is first needed."""
+
+    def __init__(
+        self,
+        store: Store,
+        root: str | os.PathLike[str],
+        *,
+        key_strategy: KeyStrategy = by_digest,
+        public_url: PublicUrl | None = None,
+    ) -> None:
+        self.root = Path(root).absolute()
+        super().__init__(store, f"disk://{self.root}", key_strategy=key_strategy, public_url=public_url)
+
+    async def _write(self, blob: Blob, data: bytes) -> None:
+        def work() -> None:
+            with self._begin(blob) as file:
+                _write(file, data)
+                _sync(file)
+            self._place(blob)
+
+        await self._beside(work)
+
+    async def _stage(self, blob: Blob) -> Stage:
+        return _File(self, blob, await self._beside(self._begin, blob))
+
+    async def _read(self, blob: Blob) -> AsyncGenerator[bytes, None]:
+        def begin() -> IO[bytes]:
+            path = self._path(blob.key)
+            try:
+                return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0)
+            except FileNotFoundError:
+                raise MediaNotFound(uri=blob.uri, location=self.location) from None
+
+        file = await self._beside(begin)
+        try:
+            while chunk := await self._beside(file.read, CHUNK):
+                yield chunk
+        finally:
+            file.close()
+
+    async def _present(self, blob: Blob) -> bool:
+        def look() -> bool:
+            with suppress(FileNotFoundError):
+                return self._path(blob.key).lstat().st_size == blob.size
+            return False
+
+        return await self._beside(look)
+
+    async def _remove(self, blob: Blob) -> None:
+        def work() -> None:
+            staged = self._staged(blob)
+            paths = [staged, _sidecar(staged)]
+            if blob.key:
+                path = self._path(blob.key)
+                paths = [path, _sidecar(path), *paths]
+            for path in paths:
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    path.unlink()
+            if blob.key:
+                self._tidy(paths[0].parent)
+
+        await self._beside(work)
+
+    # Everything below blocks, and runs beside the event loop
+
+    def _begin(self, blob: Blob) -> IO[bytes]:
+        staged = self._staged(blob)
+        staged.parent.mkdir(parents=True, exist_ok=True)
+        return staged.open("wb", buffering=0)
+
+    def _place(self, blob: Blob) -> None:
+        """Give a staged file that is synced its name; what says what it is comes first."""
+        staged, path = self._staged(blob), self._path(blob.key)
+        facts = {name: value for name, value in asdict(blob).items() if name in _TOLD}
+        with _sidecar(staged).open("w") as file:
+            json.dump({**facts, "metadata": json.loads(blob.metadata)}, file, indent=1)
+            _sync(file)
+        while True:
+            made = _make(path.parent)
+            try:
+                _sidecar(staged).replace(_sidecar(path))
+                staged.replace(path)
+            except FileNotFoundError:
+                if not _sidecar(staged).exists():
+                    raise
+                continue  # somebody tidied the folder away while it was empty
+            for folder in {path.parent, *made}:
+                _sync_folder(folder)
+            return
+
+    def _tidy(self, folder: Path) -> None:
+        """Remove folders that are empty now, and make the removal durable."""
+        with suppress(OSError):
+            _sync_folder(folder)
+            while folder != self.root:
+                folder.rmdir()
+                folder = folder.parent
+
+    def _staged(self, blob: Blob) -> Path:
+        return self.root / _STAGING / blob.id
+
+    def _path(self, key: str) -> Path:
+        """Return the file of a key, if that lies below the root, whatever links there are on the way."""
+        path = self.root / check_key(key, self.location)
+        if not path.parent.resolve().is_relative_to(self.root.resolve()):
+            raise BadKey(key=key, location=self.location, problem="a symbolic link leads out of the folder")
+        return path
+
+    async def _beside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do blocking work on a thread. Who is cancelled meanwhile leaves when it is done, to clean up after it."""
+        with self._told():
+            working = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+            try:
+                return await asyncio.shield(working)
+            except asyncio.CancelledError:
+                await asyncio.wait([working])
+                raise
+
+    @contextmanager
+    def _told(self) -> Generator[None, None, None]:
+        """Raise errors of the system as ours."""
+        try:
+            yield
+        except HoldfastError:
+            raise
+        except OSError as error:
+            kind: type[MediaError] = MediaUnavailable
+            if error.errno in _FULL:
+                kind = MediaFull
+            elif error.errno in _DENIED:
+                kind = MediaDenied
+            elif error.errno == errno.ELOOP:
+                raise BadKey(
+                    key=error.filename, location=self.location, problem="it is a symbolic link"
+                ) from error
+            raise kind(location=self.location, problem=str(error)) from error
+
+
+_TOLD: Final = {"sha256", "size", "media_type", "file_name"}
+
+
+class _File(Stage):
+    """A file that has no name among the others yet."""
+
+    def __init__(self, media: DiskMedia, blob: Blob, file: IO[bytes]) -> None:
+        self._media = media
+        self._blob = blob
+        self._file = file
+
+    async def write(self, data: bytes) -> None:
+        await self._media._beside(_write, self._file, data)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
+
+    async def place(self, blob: Blob) -> None:
+        def work() -> None:
+            _sync(self._file)
+            self._file.close()
+            self._media._place(blob)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
+
+        await self._media._beside(work)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
+
+    async def close(self) -> None:
+        self._file.close()
+
+
+def _sidecar(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")
+
+
+def _make(folder: Path) -> list[Path]:
+    """Make a folder and those above it, and return the folders that have a new entry."""
+    above: list[Path] = []
+    missing = folder
+    while not missing.exists():
+        missing = missing.parent
+        above.append(missing)
+    folder.mkdir(parents=True, exist_ok=True)
+    return above
+
+
+def _write(file: IO[bytes], data: bytes) -> None:
+    """Write all of it: a single call may stop short."""
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+def _sync(file: IO[bytes] | IO[str]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,106 @@
+-- The register of blobs. A put touches what is stored already, or adds an entry; the collector marks what nobody needs,
+-- has the bytes deleted, and then removes the entry. No key is used twice, so neither can harm the other.
+
+-- name: touch_stored
+-- Before anybody relies on it: from now on it is too young to be collected.
+UPDATE blobs SET at = now_us() WHERE location = :location AND sha256 = :sha256 AND state = 'stored' RETURNING *;
+
+-- name: add_blob
+INSERT INTO blobs (id, location, sha256, state, key, size, media_type, file_name, metadata, at)
+VALUES (:id, :location, :sha256, :state, :key, :size, :media_type, :file_name, :metadata, now_us())
+ON CONFLICT (id) DO UPDATE SET at = excluded.at WHERE blobs.state = 'storing'
+RETURNING *;
+
+-- name: name_blob
+UPDATE blobs SET sha256 = :sha256, key = :key, size = :size, at = now_us() WHERE id = :id AND state = 'storing'
+RETURNING *;
+
+-- name: touch_storing
+UPDATE blobs SET at = now_us() WHERE id = :id AND state = 'storing' RETURNING id;
+
+-- name: replace_blob
+UPDATE blobs SET state = 'deleting' WHERE id = :id AND state = 'stored' RETURNING id;
+
+-- name: keep_blob
+UPDATE blobs SET state = 'stored', at = now_us() WHERE id = :id AND state = 'storing' RETURNING *;
+
+-- name: blob
+SELECT b.*, (SELECT count(*) FROM blob_references r WHERE r.sha256 = b.sha256) AS refs
+FROM blobs b WHERE location = :location AND sha256 = :sha256 AND state = 'stored';
+
+-- name: blobs
+SELECT b.*, (SELECT count(*) FROM blob_references r WHERE r.sha256 = b.sha256) AS refs
+FROM blobs b
+WHERE TRUE
+  AND location = :location   --? location
+  AND state = :state         --? state
+  AND id > :after            --? after
+ORDER BY id
+LIMIT :limit;
+
+-- name: unneeded_blobs
+-- Of one page of blobs, those that nobody needs; `looked` says where the page ends.
+WITH page AS (
+  SELECT * FROM blobs
+  WHERE location = :location
+    AND id > :after          --? after
+  ORDER BY id
+  LIMIT :limit
+)
+SELECT page.*, (SELECT max(id) FROM page) AS looked, (SELECT count(*) FROM page) AS seen,
+  CASE
+    WHEN state = 'deleting' THEN 1
+    WHEN state = 'storing' AND at <= now_us() - CAST(:dead_us AS bigint) THEN 1
+    WHEN state = 'stored' AND at <= now_us() - CAST(:grace_us AS bigint)
+      AND NOT EXISTS (SELECT 1 FROM blob_references r WHERE r.sha256 = page.sha256) THEN 1
+    ELSE 0
+  END AS unneeded
+FROM page
+ORDER BY id;
+
+-- name: lock_blobs
+-- Whoever refers to one of them right now has it locked: wait for that, and look at the references afterwards.
+SELECT id FROM blobs
+--[sqlite] WHERE id IN (SELECT value FROM json_each(:ids))
+--[postgres] WHERE id IN (SELECT value FROM json_array_elements_text(CAST(:ids AS json)))
+ORDER BY id
+--[postgres] FOR UPDATE
+;
+
+-- name: condemn_blobs
+UPDATE blobs SET state = 'deleting'
+--[sqlite] WHERE id IN (SELECT value FROM json_each(:ids))
+--[postgres] WHERE id IN (SELECT value FROM json_array_elements_text(CAST(:ids AS json)))
+  AND (state = 'deleting' OR (state = 'storing' AND at <= now_us() - CAST(:dead_us AS bigint))
+    OR (state = 'stored' AND at <= now_us() - CAST(:grace_us AS bigint)
+      AND NOT EXISTS (SELECT 1 FROM blob_references r WHERE r.sha256 = blobs.sha256)))
+RETURNING *;
+
+-- name: abandon_blob
+UPDATE blobs SET state = 'deleting' WHERE id = :id AND state = 'storing';
+
+-- name: is_stored
+SELECT id FROM blobs WHERE id = :id AND state = 'stored';
+
+-- name: forget_blob
+DELETE FROM blobs WHERE id = :id AND state <> 'stored';
+
+-- name: add_chunk
+INSERT INTO blob_chunks (blob_id, number, body) VALUES (:id, :number, :body)
+ON CONFLICT (blob_id, number) DO NOTHING;
+
+-- name: chunks
+SELECT body FROM blob_chunks WHERE blob_id = :id AND number >= :first ORDER BY number LIMIT :limit;
+
+-- name: delete_chunks
+DELETE FROM blob_chunks WHERE blob_id = :id AND number IN (
+  SELECT number FROM blob_chunks WHERE blob_id = :id ORDER BY number LIMIT :limit)
+RETURNING 1 AS gone;
+
+-- name: blob_references
+SELECT session_id, sha256 FROM blob_references
+WHERE TRUE
+  AND session_id = :session_id   --? session_id
+  AND sha256 = :sha256           --? sha256
+ORDER BY session_id, sha256
+LIMIT :limit;

@@ -1,0 +1,101 @@
+"""`holdfast media`, as a person and as a program runs it."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.media import MediaContext, open_media
+from holdfast.store import open_store
+from holdfast.types import Batch
+from tests.builders import held_session
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def run(place: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    options = ("--store", f"sqlite:///{place}/s.db", "--media", f"disk://{place}/media")
+    command = [sys.executable, "-m", "holdfast", "media", *arguments, *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=place)
+
+
+def fill(place: Path) -> tuple[str, str, Path, str]:
+    """Store a blob that a session refers to and one that none does."""
+
+    async def work() -> tuple[str, str, Path, str]:
+        async with open_store(f"sqlite:///{place}/s.db") as store:
+            media = open_media(f"disk://{place}/media", store=store)
+            kept = await media.put(
+                b"k" * 5000, MediaContext(media_type="image/png", file_name="a\x1b[31m.png")
+            )
+            loose = await media.put(b"l" * 3000)
+            lease, _ = await held_session(store)
+            await store.write(lease, Batch(blobs=[kept.removeprefix("media+sha256://")]))
+            key = (await media.metadata(kept)).key
+            return kept, loose, place / "media" / key, lease.session_id
+
+    return asyncio.run(work())
+
+
+def test_list_and_show(place: Path):
+    kept, loose, _, session_id = fill(place)
+    listed = run(place, "list")
+    assert listed.returncode == 0
+    assert kept in listed.stdout
+    assert loose in listed.stdout
+    assert "4.9 KiB" in listed.stdout
+    assert "\x1b" not in listed.stdout
+    found = json.loads(run(place, "list", "--json").stdout)["media"]
+    assert [(blob["uri"], blob["references"]) for blob in found] == [(kept, 1), (loose, 0)]
+    shown = run(place, "show", kept.removeprefix("media+sha256://"))
+    assert session_id in shown.stdout
+    assert "image/png" in shown.stdout
+    facts = json.loads(run(place, "show", kept, "--json").stdout)
+    assert (facts["size"], facts["present"], facts["sessions"]) == (5000, True, [session_id])
+    missing = run(place, "show", "0" * 64)
+    assert (missing.returncode, "There is no media+sha256://000" in missing.stderr) == (2, True)
+    assert run(place, "show", "nonsense").returncode == 2
+
+
+def test_gc(place: Path):
+    kept, loose, _, _ = fill(place)
+    young = run(place, "gc")
+    assert (young.returncode, young.stdout) == (0, "0 of the blobs, 0 B, are gone.\n")
+    dry = json.loads(run(place, "gc", "--grace", "0", "--dry-run", "--json").stdout)
+    assert dry == {"blobs": 1, "bytes": 3000, "dry_run": True, "failed": []}
+    done = run(place, "gc", "--grace", "0")
+    assert (done.returncode, done.stdout) == (0, "1 of the blobs, 2.9 KiB, is gone.\n")
+    left = json.loads(run(place, "list", "--json").stdout)["media"]
+    assert [blob["uri"] for blob in left] == [kept]
+    assert run(place, "show", loose).returncode == 2
+
+
+def test_verify(place: Path):
+    kept, _, file, _ = fill(place)
+    sound = run(place, "verify")
+    assert (sound.returncode, sound.stdout) == (0, "2 of 2 are sound.\n")
+    file.write_bytes(b"x" * 5000)
+    broken = run(place, "verify")
+    assert broken.returncode == 1
+    assert f"The bytes of {kept}" in broken.stdout
+    assert "1 of 2 are sound." in broken.stdout
+    file.unlink()
+    report = json.loads(run(place, "verify", "--json").stdout)
+    assert report["verified"] == 2
+    assert len(report["problems"]) == 1
+
+
+def test_a_bad_media_url(place: Path):
+    fill(place)
+    command = [sys.executable, "-m", "holdfast", "media", "list", "--store", f"sqlite:///{place}/s.db"]
+    done = subprocess.run(
+        [*command, "--media", "ftp://x", "--json"], capture_output=True, text=True, check=False, cwd=place
+    )
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["code"] == "unknown_media"
