@@ -7,8 +7,9 @@ from holdfast.store.sql.leases import Leases
 from holdfast.store.sql.retention import Retention
 from holdfast.store.sql.schema import Schema
 from holdfast.store.sql.sessions import Sessions
+from holdfast.store.sql.shell import Shell
 from holdfast.store.sql.submissions import Submissions
 
 
-class SqlStore(Sessions, Leases, Submissions, Journal, History, Retention, Check, Schema):
+class SqlStore(Sessions, Leases, Submissions, Journal, History, Shell, Retention, Check, Schema):
     """A store whose transactions are written in SQL. An engine adds connections, `write` and notifications."""
