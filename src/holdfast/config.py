@@ -37,6 +37,16 @@ class Settings(BaseSettings):
         1000, description="How many submissions of one session may wait at once."
     )
 
+    shell_retention_seconds: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="How long the log keeps a shell command that has ended; unset keeps it for ever."
+    )
+    shell_output_bytes: Annotated[int, Field(ge=1024)] = Field(
+        16 * 1024 * 1024, description="How much of one shell command's output is kept."
+    )
+    shell_tail_bytes: Annotated[int, Field(ge=0)] = Field(
+        256 * 1024, description="How much of that is for the end of an output that is too long."
+    )
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -68,6 +78,8 @@ def load_settings(**given: object) -> Settings:
         raise BadSettings(problem=f"{FILE} is not valid TOML: {error}.") from error
     if settings.lease_renew_seconds * 2 > settings.lease_ttl_seconds:
         raise BadSettings(problem="lease_ttl_seconds must be at least twice lease_renew_seconds.")
+    if settings.shell_tail_bytes * 2 > settings.shell_output_bytes:
+        raise BadSettings(problem="shell_output_bytes must be at least twice shell_tail_bytes.")
     return settings
 
 

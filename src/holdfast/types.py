@@ -281,7 +281,8 @@ class Command:
 
     `done` means that it ended by itself; its exit code is 128 + n if signal n ended it. In every other end the code
     is -1: `timed_out`, `stopped` on request, `killed` with its service, or `lost`, when nobody saw how it ended.
-    A purged command has lost its text and folder. Sizes count what it wrote, kept or not.
+    A purged command has lost its text and folder. Sizes count what it wrote, kept or not. `service` is the name of the
+    live holder that runs it; a running command without one is an orphan.
     """
 
     id: str
@@ -305,6 +306,7 @@ class Command:
     started_at: datetime | None = None
     ended_at: datetime | None = None
     purged_at: datetime | None = None
+    service: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

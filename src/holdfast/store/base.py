@@ -349,6 +349,7 @@ class Store(ABC):
         *,
         session_id: str | None = None,
         state: CommandState | None = None,
+        holder: str | None = None,
         cursor: str | None = None,
         limit: int = 50,
     ) -> Page[Command]:

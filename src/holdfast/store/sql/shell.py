@@ -145,6 +145,7 @@ class Shell(SqlCore):
         *,
         session_id: str | None = None,
         state: CommandState | None = None,
+        holder: str | None = None,
         cursor: str | None = None,
         limit: int = 50,
     ) -> Tx[Page[Command]]:
@@ -155,6 +156,7 @@ class Shell(SqlCore):
             "commands",
             session_id=session_id,
             state=state,
+            holder=holder,
             still_running=True if state == "running" else None,
             id_before=id_before,
             limit=page_limit(limit) + 1,
@@ -338,6 +340,7 @@ def _command(row: Row) -> Command:
         started_at=moment(row["started_at"]),
         ended_at=maybe_moment(row["ended_at"]),
         purged_at=maybe_moment(row["purged_at"]),
+        service=row["service"],
     )
 
 

@@ -15,7 +15,7 @@ UPDATE commands SET outputs = outputs + :count, state = :state, exit_code = :exi
     WHEN last_at > started_at THEN last_at ELSE started_at END
   , ended_at = now_us()   --? ends
 WHERE id = :id AND holder = :holder AND outputs = :before AND ended_at IS NULL
-RETURNING *;
+RETURNING *, CAST(NULL AS text) AS service;
 
 -- name: insert_output
 INSERT INTO outputs (command_id, number, session_id, id, stdout, stderr, exit_code, damaged, at)
@@ -25,14 +25,16 @@ VALUES (:command_id, :number, :session_id, :id, :stdout, :stderr, :exit_code, :d
 UPDATE commands SET stop_requested = 1 WHERE id = :id AND ended_at IS NULL;
 
 -- name: commands
-SELECT * FROM commands
+SELECT c.*, live.name AS service FROM commands c
+LEFT JOIN holders live ON live.id = c.holder AND live.deadline > now_us() AND c.ended_at IS NULL
 WHERE TRUE
-  AND id = :id                   --? id
-  AND session_id = :session_id   --? session_id
-  AND state = :state             --? state
-  AND ended_at IS NULL           --? still_running
-  AND id < :id_before            --? id_before
-ORDER BY id DESC
+  AND c.id = :id                   --? id
+  AND c.session_id = :session_id   --? session_id
+  AND c.holder = :holder           --? holder
+  AND c.state = :state             --? state
+  AND c.ended_at IS NULL           --? still_running
+  AND c.id < :id_before            --? id_before
+ORDER BY c.id DESC
 LIMIT :limit;
 
 -- name: outputs
@@ -47,7 +49,7 @@ ORDER BY number DESC           --? newest_first
 LIMIT :limit;
 
 -- name: log_of_commands
-SELECT * FROM commands
+SELECT *, CAST(NULL AS text) AS service FROM commands
 WHERE purged_at IS NULL
   AND started_at >= :since                         --? since
   AND started_at < :until                          --? until
@@ -76,7 +78,7 @@ SELECT * FROM outputs
 ;
 
 -- name: commands_by_id
-SELECT * FROM commands
+SELECT *, CAST(NULL AS text) AS service FROM commands
 WHERE purged_at IS NULL
 --[sqlite]   AND id IN (SELECT value FROM json_each(:ids))
 --[postgres]   AND id IN (SELECT value FROM json_array_elements_text(CAST(:ids AS json)))
