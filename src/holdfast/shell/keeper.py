@@ -10,13 +10,11 @@ import contextlib
 import ctypes
 import json
 import os
-import pathlib
 import select
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,14 +40,9 @@ def main(fd: int) -> None:
     bell, ring = os.pipe()
     os.set_blocking(ring, False)
     signal.set_wakeup_fd(ring, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    told = False
-
-    def tell(*_: object) -> None:
-        nonlocal told
-        told = True
-
-    signal.signal(signal.SIGTERM, tell)  # how a later service ends the orphans of a dead one
+    told: list[int] = []
+    signal.signal(signal.SIGCHLD, _wake_only)
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))  # how a later service ends an orphan
     leader = os.fork()
     if leader == 0:
         _become(order)
@@ -58,10 +51,16 @@ def main(fd: int) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 1)  # the pipes must close when the command's own ends do
     os.dup2(nothing, 2)
-    _Watch(line, bell, leader).run(lambda: told)
+    _Watch(line, bell, leader).run(told)
+
+
+def _wake_only(number: int, frame: object) -> None:
+    """Have a handler, so that the signal rings the bell."""
 
 
 class _Watch:
+    """The command and everything it started, until nothing is left of it."""
+
     def __init__(self, line: socket.socket, bell: int, leader: int) -> None:
         self._line = line
         self._bell = bell
@@ -70,12 +69,12 @@ class _Watch:
         self._told = False  # to end it, before it had ended by itself
         self._kill_at: float | None = None
 
-    def run(self, is_told: Callable[[], bool]) -> None:
+    def run(self, told: list[int]) -> None:
         """Go on until nothing of the command is left."""
         line_open = True
         while self._reap():
             now = time.monotonic()
-            if is_told() and self._kill_at is None:
+            if told and self._kill_at is None:
                 self._end(now)
             if self._kill_at is not None and now >= self._kill_at:
                 self._kill()
@@ -147,9 +146,9 @@ class _Watch:
 def _descendants() -> list[int]:
     """Return all processes below us. Nobody can leave: whoever loses its parent becomes our child."""
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
+    for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib takes a while to import
         if name.isdigit():
-            with contextlib.suppress(OSError), pathlib.Path(f"/proc/{name}/stat").open("rb") as file:
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
                 parent = int(file.read().rpartition(b")")[2].split()[1])
                 children.setdefault(parent, []).append(int(name))
     found = list(children.get(os.getpid(), ()))
@@ -177,7 +176,7 @@ def _become(order: "dict[str, Any]") -> None:
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         os.chdir(order["cwd"])
-        os.execv(order["argv"][0], order["argv"])
+        os.execv(order["argv"][0], order["argv"])  # noqa: S606 - running it is what we are for
     except OSError as error:
         os.write(2, f"holdfast: cannot run the command: {error}\n".encode())
     finally:

@@ -60,7 +60,7 @@ class Process:
             on_error.callback(ours.close)
             stdout, stdout_end = _pipe(on_error, always)
             stderr, stderr_end = _pipe(on_error, always)
-            popen = subprocess.Popen(
+            popen = subprocess.Popen(  # noqa: S603 - nothing in it comes from outside
                 [sys.executable, "-I", "-S", keeper.__file__, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout_end,
@@ -134,7 +134,7 @@ def this_host() -> str:
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        parts.append(os.readlink("/proc/self/ns/pid"))
+        parts.append(str(Path("/proc/self/ns/pid").readlink()))
     return " ".join(parts)
 
 
@@ -157,7 +157,7 @@ async def end(command_id: str, pid: int, started: int | None) -> bool:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGTERM)
         deadline = asyncio.get_running_loop().time() + _END_SECONDS
-        while lives(pid, started) and asyncio.get_running_loop().time() < deadline:
+        while lives(pid, started) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 - not our child
             await asyncio.sleep(0.01)
     while started is not None and (members := _session(pid, f"{MARK}={command_id}".encode())):
         found = True

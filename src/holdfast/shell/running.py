@@ -147,11 +147,11 @@ class Running:
         while True:
             outputs = self._collector.take(_BATCH_BYTES)
             ends = last and not self._collector.has_chunks
-            if ends:
-                code, state = self._result()
+            result = self._result() if ends else None
+            if result is not None:
                 final = outputs.pop() if outputs else Output(id=new_id())
-                outputs.append(replace(final, exit_code=code))
-            await self._store_patiently(outputs, self._result() if ends else None)
+                outputs.append(replace(final, exit_code=result[0]))
+            await self._store_patiently(outputs, result)
             self._go_on()
             if ends or (not last and not self._collector.has_chunks):
                 return

@@ -112,7 +112,7 @@ class ShellService:
         command: str,
         *,
         cwd: str | os.PathLike[str] | None = None,
-        timeout: float | None = TIMEOUT_SECONDS,
+        timeout: float | None = TIMEOUT_SECONDS,  # noqa: ASYNC109 - the command's, not the call's
         env: Mapping[str, str] | None = None,
         session_id: str | None = None,
         owner: str = "local",
@@ -131,8 +131,8 @@ class ShellService:
         if session_id is not None:
             check_id(session_id, "session id")
         await asyncio.to_thread(_check_folder, folder)
-        id = new_id()
-        starting = asyncio.ensure_future(asyncio.to_thread(Process.spawn, id, environment))
+        command_id = new_id()
+        starting = asyncio.ensure_future(asyncio.to_thread(Process.spawn, command_id, environment))
         try:
             process = await asyncio.shield(starting)
         except OSError as error:
@@ -144,7 +144,7 @@ class ShellService:
             await asyncio.to_thread(process.abandon)
             raise ShellClosed
         wanted = Command(
-            id=id,
+            id=command_id,
             command=command,
             cwd=folder,
             timeout=timeout,
@@ -185,7 +185,7 @@ class ShellService:
         command: str,
         *,
         cwd: str | os.PathLike[str] | None = None,
-        timeout: float | None = TIMEOUT_SECONDS,
+        timeout: float | None = TIMEOUT_SECONDS,  # noqa: ASYNC109 - the command's, not the call's
         env: Mapping[str, str] | None = None,
         session_id: str | None = None,
         owner: str = "local",

@@ -35,7 +35,7 @@ class Shell(SqlCore):
 
     @repeatable
     def start_command(self, command: Command) -> Tx[Command]:
-        id = check_uuid(command.id, "command")
+        key = check_uuid(command.id, "command")
         self._check_size(command.command, "command")
         self._check_size(command.cwd or "", "folder")
         check_name(command.owner, "owner")
@@ -45,7 +45,7 @@ class Shell(SqlCore):
                 raise SessionCleaned(id=command.session_id)
         yield sql(
             "insert_command",
-            id=id,
+            id=key,
             session_id=command.session_id,
             owner=command.owner,
             command=command.command,
@@ -56,9 +56,9 @@ class Shell(SqlCore):
             pid=command.pid,
             pid_started=command.pid_started,
         )
-        stored = yield from self._command(id)
+        stored = yield from self._command(key)
         if (stored.holder, stored.command) != (command.holder, command.command):
-            raise Conflict(problem=f"command {id} exists already")
+            raise Conflict(problem=f"command {key} exists already")
         return stored
 
     async def write_outputs(self, command: Command, outputs: Sequence[Output]) -> Command:
@@ -166,22 +166,22 @@ class Shell(SqlCore):
 
     @reading
     def outputs(self, command_id: str, *, after: int = -1, limit: int = _PAGE) -> Tx[list[Output]]:
-        id = check_uuid(command_id, "command")
+        key = check_uuid(command_id, "command")
         rows = yield sql(
-            "outputs", command_id=id, after=_order(after), oldest_first=True, limit=page_limit(limit)
+            "outputs", command_id=key, after=_order(after), oldest_first=True, limit=page_limit(limit)
         )
         if not rows:
-            yield from self._command(id)
+            yield from self._command(key)
         return [_output(row) for row in rows]
 
     async def watch_outputs(self, command_id: str, *, after: int = -1) -> AsyncGenerator[Output, None]:
-        id = check_uuid(command_id, "command")
+        key = check_uuid(command_id, "command")
         ended = False
-        with self._hub.listen(id, after) as signal:
+        with self._hub.listen(key, after) as signal:
             while True:
                 # The bell is reset before the read: what is committed after the read rings it again.
                 signal.bell.clear()
-                page = await self.outputs(id, after=signal.after)
+                page = await self.outputs(key, after=signal.after)
                 for output in page:
                     signal.after = output.order
                     yield output
@@ -191,7 +191,7 @@ class Shell(SqlCore):
                     continue
                 if ended:  # and its end is gone, or lies before what was asked for
                     return
-                ended = (await self.command(id)).ended_at is not None
+                ended = (await self.command(key)).ended_at is not None
                 if not ended:
                     await signal.bell.wait()
 
@@ -221,8 +221,8 @@ class Shell(SqlCore):
         with_commands = kind != "output" and after is None
         with_outputs = kind != "command"
         if command_id is not None:
-            id = check_uuid(command_id, "command")
-            return (yield from self._of_command(id, filters, with_commands, with_outputs, after, cursor))
+            key = check_uuid(command_id, "command")
+            return (yield from self._of_command(key, filters, with_commands, with_outputs, after, cursor))
         at, at_id = from_cursor(cursor, int, str)
         way = "earlier" if newest_first else "later"
         filters |= {f"{way}_at": at, f"{way}_id": at_id}
@@ -267,14 +267,14 @@ class Shell(SqlCore):
 
     @reading
     def shell_events_by_id(self, ids: Sequence[str]) -> Tx[list[Command | Output | None]]:
-        known = [check_uuid(id, "event") for id in ids]
+        known = [check_uuid(each, "event") for each in ids]
         wanted = json.dumps(known)
         found: dict[str, Command | Output] = {}
         for row in (yield sql("outputs_by_id", ids=wanted)):
             found[row["id"]] = _output(row)
         for row in (yield sql("commands_by_id", ids=wanted)):
             found[row["id"]] = _command(row)
-        return [found.get(id) for id in known]
+        return [found.get(each) for each in known]
 
     @repeatable
     def purge_commands(self, *, older_than: float, limit: int = 1000) -> Tx[int]:
