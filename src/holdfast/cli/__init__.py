@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli import db, runs
+from holdfast.cli import db, runs, shell
 from holdfast.errors import HoldfastError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.add_typer(db.app, name="db")
 app.add_typer(runs.app, name="runs")
+app.add_typer(shell.app, name="shell")
 
 
 def _say_version(wanted: bool) -> None:
