@@ -43,9 +43,11 @@ def main(fd: int) -> None:
     told: list[int] = []
     signal.signal(signal.SIGCHLD, _wake_only)
     signal.signal(signal.SIGTERM, lambda number, _: told.append(number))  # how a later service ends an orphan
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # it must not meet our handler in the child
     leader = os.fork()
     if leader == 0:
         _become(order)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     with contextlib.suppress(OSError):
         os.setpgid(leader, leader)  # whoever of us two is first
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -161,10 +163,10 @@ def _order(line: socket.socket) -> "dict[str, Any] | None":
     """Read the first line; None if the service has changed its mind, or died."""
     text = b""
     while not text.endswith(b"\n"):
-        more = line.recv(65536)
+        more = line.recv(65536, socket.MSG_PEEK)  # what follows the line is for later
         if not more:
             return None
-        text += more
+        text += line.recv(more.find(b"\n") + 1 or len(more))
     return json.loads(text)
 
 
@@ -175,6 +177,7 @@ def _become(order: "dict[str, Any]") -> None:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         os.chdir(order["cwd"])
         os.execv(order["argv"][0], order["argv"])  # noqa: S606 - running it is what we are for
     except OSError as error:

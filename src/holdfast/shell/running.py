@@ -38,13 +38,15 @@ class Running:
         self._paused = False
         self._wake = asyncio.Event()
         self._why: CommandState | None = None
+        self._began = False
         self._exit: Exit | None = None
         self._giving_up = False
 
     def end(self, why: CommandState) -> None:
         """Tell it to end, for this reason. What told it first counts."""
         self._why = self._why or why
-        self.process.terminate()
+        if self._began:
+            self.process.terminate()
 
     def give_up(self) -> None:
         """Stop waiting for a store that fails: the next service finds how it ended."""
@@ -60,6 +62,9 @@ class Running:
             for stream, pipe in enumerate(self.process.pipes):
                 loop.add_reader(pipe, self._read, stream, pipe)
             await self.process.go(self.command.command, cwd)
+            self._began = True
+            if self._why is not None:  # told before it began
+                self.process.terminate()
             if self.command.timeout is not None:
                 timer = loop.call_later(self.command.timeout, self.end, "timed_out")
             waiting = asyncio.create_task(self._wait())
