@@ -33,6 +33,7 @@ _CANNOT_RUN = 126
 def main(fd: int) -> None:
     """Wait for the order, carry it out, and say how it ended."""
     line = socket.socket(fileno=fd)
+    line.set_inheritable(False)  # the command must not hold it open, nor speak to the service
     order = _order(line)
     if order is None:
         return
