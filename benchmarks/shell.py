@@ -57,15 +57,35 @@ async def _fill(engine: Engine, url: str, events: int) -> None:
         command_id, at = new_id(), now + number * (OUTPUTS_EACH + 1)
         ended = at + OUTPUTS_EACH
         commands.append(
-            (command_id, "bench", "ls", "h", "here", 1, "done", 0, 0, OUTPUTS_EACH, 0, 0, 0, 0, at, ended, ended)
+            (
+                command_id,
+                "bench",
+                "ls",
+                "h",
+                "here",
+                1,
+                "done",
+                0,
+                0,
+                OUTPUTS_EACH,
+                0,
+                0,
+                0,
+                0,
+                at,
+                ended,
+                ended,
+            )
         )
         for order in range(OUTPUTS_EACH):
             code = 0 if order == OUTPUTS_EACH - 1 else None
             outputs.append((command_id, order, new_id(), BODY, code, 0, at + order + 1))
     tables = {
         "commands": (
-            "id owner command holder host pid state stop_requested exit_code outputs stdout_bytes stderr_bytes"
-            " left_out_bytes damaged started_at last_at ended_at",
+            (
+                "id owner command holder host pid state stop_requested exit_code outputs stdout_bytes"
+                " stderr_bytes left_out_bytes damaged started_at last_at ended_at"
+            ),
             commands,
         ),
         "outputs": ("command_id number id stdout exit_code damaged at", outputs),

@@ -1,3 +1,5 @@
+import os
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -6,6 +8,8 @@ import pytest
 from holdfast.shell import ShellService
 from holdfast.shell.process import MARK
 from holdfast.store import Store
+
+OURS = ("LC_TEST_RUN", f"holdfast-{os.getpid()}-{time.time_ns()}")
 
 
 @pytest.fixture
@@ -17,7 +21,8 @@ async def service(store: Store, tmp_path: Path) -> AsyncGenerator[ShellService, 
 
 
 @pytest.fixture(autouse=True)
-def no_leaks():
+def no_leaks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(*OURS)  # commands inherit it, and others may run these tests at the same time
     before = len(list(Path("/proc/self/fd").iterdir()))
     yield
     assert leftovers() == []
@@ -27,11 +32,12 @@ def no_leaks():
 
 
 def leftovers() -> list[str]:
-    """Return the command lines of all processes that carry the mark of a command."""
+    """Return the command lines of all processes that carry the mark of a command, and ours."""
     found: list[str] = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if f"{MARK}=".encode() in (path / "environ").read_bytes():
+            environment = (path / "environ").read_bytes()
+            if f"{MARK}=".encode() in environment and "=".join(OURS).encode() in environment:
                 found.append((path / "cmdline").read_text())
         except OSError:
             continue

@@ -27,6 +27,7 @@ _TIMED_OUT, _STOPPED = 124, 143  # as `timeout` and the shell have it
 _INTERRUPTED = 130
 _UNLIMITED = 1_000_000
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_LEAST = {"id": 36, "state": 9, "started": 20}  # columns, on a narrow terminal
 _COLOURS = {"running": "yellow", "done": "green", "lost": "red", "killed": "red", "timed_out": "red"}
 
 
@@ -89,7 +90,7 @@ def list_(
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("id", "state", "exit", "started", "bytes", "command"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=36 if name == "id" else len(name))
+        table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=_LEAST.get(name, len(name)))
     for each in found:
         table.add_row(
             each.id,
