@@ -149,7 +149,7 @@ async def _first_byte(report: Report, engine: Engine, scale: Scale) -> None:
     times: list[float] = []
     async with open_store(url) as store, ShellService(store) as service:
         for _ in range(scale.first_bytes):
-            command = await service.start("sleep 0.3; date +%s.%N; sleep 0.5")
+            command = await service.start("sleep 1; date +%s.%N; sleep 1")
             poller = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "benchmarks.shell", "--poll", url, command.id),
                 stdout=subprocess.PIPE,

@@ -33,8 +33,8 @@ async def started(store: Store, text: str = "ls", **more: object) -> Command:
     return await store.start_command(replace(command, **more))  # pyright: ignore[reportArgumentType]
 
 
-async def ended(store: Store, lines: int = 1, **more: object) -> Command:
-    command = await started(store, **more)
+async def ended(store: Store, lines: int = 1, session_id: str | None = None) -> Command:
+    command = await started(store, session_id=session_id)
     if lines:
         command = await store.write_outputs(command, [line(str(n)) for n in range(lines)])
     last = Output(id=new_id(), exit_code=0)

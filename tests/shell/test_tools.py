@@ -4,10 +4,8 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import (
     ModelMessage,
     ModelResponse,
-    RetryPromptPart,
     TextPart,
     ToolCallPart,
-    ToolReturnPart,
 )
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
@@ -23,8 +21,8 @@ def script(*calls: ToolCallPart) -> tuple[FunctionModel, list[Any]]:
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         for part in messages[-1].parts:
-            if isinstance(part, ToolReturnPart | RetryPromptPart):
-                told.append(part.content)
+            if part.part_kind in {"tool-return", "retry-prompt"}:
+                told.append(getattr(part, "content", None))
         call = calls[len(told)] if len(told) < len(calls) else None
         if call is not None and told and isinstance(told[-1], dict) and "command_id" in call.args_as_dict():
             call = ToolCallPart(call.tool_name, {**call.args_as_dict(), "command_id": told[0]["command_id"]})

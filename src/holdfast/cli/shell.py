@@ -27,7 +27,7 @@ _TIMED_OUT, _STOPPED = 124, 143  # as `timeout` and the shell have it
 _INTERRUPTED = 130
 _UNLIMITED = 1_000_000
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_LEAST = {"id": 36, "state": 9, "started": 20}  # columns, on a narrow terminal
+_LEAST = {"id": 36, "state": 9, "started": 14}  # columns, on a narrow terminal
 _COLOURS = {"running": "yellow", "done": "green", "lost": "red", "killed": "red", "timed_out": "red"}
 
 
@@ -89,15 +89,14 @@ def list_(
         _print_json({"commands": [asdict(command) for command in found]})
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("id", "state", "exit", "started", "bytes", "command"):
+    for name in ("id", "state", "exit", "started", "command"):
         table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=_LEAST.get(name, len(name)))
     for each in found:
         table.add_row(
             each.id,
             _state(each),
             "" if each.exit_code is None else str(each.exit_code),
-            f"{each.started_at:%Y-%m-%d %H:%M:%S}Z" if each.started_at else "",
-            f"{each.stdout_bytes + each.stderr_bytes:,}",
+            f"{each.started_at:%m-%d %H:%M:%S}" if each.started_at else "",
             Text("(purged)" if each.purged_at else _safe(" ".join(each.command.split()))),
         )
     limited = sys.stdout.isatty() or "COLUMNS" in os.environ

@@ -226,16 +226,21 @@ class Shell(SqlCore):
         at, at_id = from_cursor(cursor, int, str)
         way = "earlier" if newest_first else "later"
         filters |= {f"{way}_at": at, f"{way}_id": at_id}
-        events: list[tuple[int, str, Command | Output]] = []
-        if with_commands:
-            rows = yield sql("log_of_commands", **filters)
-            events += [(row["started_at"], row["id"], _command(row)) for row in rows]
-        if with_outputs:
-            rows = yield sql("log_of_outputs", after=after, **filters)
-            events += [(row["at"], row["id"], _output(row)) for row in rows]
+        outputs = (yield sql("log_of_outputs", after=after, **filters)) if with_outputs else ()
+        if len(outputs) > limit:
+            # No command beyond the last output can be on this page.
+            last = outputs[-1]["at"]
+            bound = "since" if newest_first else "until"
+            given = filters[bound]
+            narrowed = last if newest_first else last + 1
+            both = [narrowed] if given is None else [narrowed, int(str(given))]
+            filters[bound] = max(both) if newest_first else min(both)
+        commands = (yield sql("log_of_commands", **filters)) if with_commands else ()
+        events = [(row["at"], row["id"], row, _output) for row in outputs]
+        events += [(row["started_at"], row["id"], row, _command) for row in commands]
         events.sort(key=lambda event: event[:2], reverse=newest_first)
         more = to_cursor(*events[limit - 1][:2]) if len(events) > limit else None
-        return Page(items=[event for _, _, event in events[:limit]], next_cursor=more)
+        return Page(items=[make(row) for _, _, row, make in events[:limit]], next_cursor=more)
 
     def _of_command(
         self,
