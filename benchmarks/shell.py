@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
@@ -26,6 +25,7 @@ from holdfast.config import load_settings
 from holdfast.ids import new_id
 from holdfast.shell import ShellService
 from holdfast.store import Store, open_store
+from holdfast.types import Output
 
 OUTPUTS_EACH = 99
 """With its command that makes a hundred events."""
@@ -148,15 +148,21 @@ async def _first_byte(report: Report, engine: Engine, scale: Scale) -> None:
     url = await engine.new_url()
     times: list[float] = []
     async with open_store(url) as store, ShellService(store) as service:
+        poller = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "benchmarks.shell", "--poll", url),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert poller.stdin
+        assert poller.stdout
+        await poller.stdout.readline()
         for _ in range(scale.first_bytes):
-            command = await service.start("sleep 1; date +%s.%N; sleep 1")
-            poller = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "benchmarks.shell", "--poll", url, command.id),
-                stdout=subprocess.PIPE,
-            )
-            said, _ = await poller.communicate()
-            seen = json.loads(said)
+            command = await service.start("sleep 0.3; date +%s.%N; sleep 0.3")
+            poller.stdin.write(f"{command.id}\n".encode())
+            seen = json.loads(await poller.stdout.readline())
             times.append(seen["at"] - float(seen["text"]))
+        poller.stdin.close()
+        await poller.wait()
     report.add(
         f"{engine.name}: first byte of a slow command until a poller has it",
         max(times) * 1000,
@@ -166,16 +172,17 @@ async def _first_byte(report: Report, engine: Engine, scale: Scale) -> None:
     )
 
 
-async def _poll(url: str, command_id: str) -> None:
+async def _poll(url: str) -> None:
+    """For each command that is named, poll until it has written something, and say what and when."""
     async with open_store(url, upgrade=False) as store:
-        while True:
-            page = await store.shell_events(kind="output", command_id=command_id, limit=100)
-            for output in page.items:
-                text = getattr(output, "stdout", None)
-                if text:
-                    print(json.dumps({"text": text.strip(), "at": datetime.now(UTC).timestamp()}))
-                    return
-            await asyncio.sleep(0.01)
+        print("ready", flush=True)
+        while command_id := (await asyncio.to_thread(sys.stdin.readline)).strip():
+            text = None
+            while text is None:
+                await asyncio.sleep(0.01)
+                page = await store.shell_events(kind="output", command_id=command_id, limit=100)
+                text = next((output.stdout for output in page.items if isinstance(output, Output)), None)
+            print(json.dumps({"text": text.strip(), "at": time.time()}), flush=True)
 
 
 async def _flood(report: Report, engine: Engine, scale: Scale) -> None:
@@ -231,10 +238,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.shell", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="do little of everything: to see that it runs")
     parser.add_argument("--engine", choices=["sqlite", "postgres"], help="measure this engine only")
-    parser.add_argument("--poll", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--poll", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.poll:
-        asyncio.run(_poll(*given.poll))
+        asyncio.run(_poll(given.poll))
         return 0
     engines = [given.engine] if given.engine else ["sqlite", "postgres"]
     return asyncio.run(_measure(engines, QUICK if given.quick else FULL))

@@ -10,6 +10,7 @@ from holdfast.ids import check_choice, check_id, check_name, check_uuid
 from holdfast.store.hub import Hub
 from holdfast.store.sql.core import (
     Row,
+    Rows,
     SqlCore,
     Tx,
     from_cursor,
@@ -226,8 +227,8 @@ class Shell(SqlCore):
         at, at_id = from_cursor(cursor, int, str)
         way = "earlier" if newest_first else "later"
         filters |= {f"{way}_at": at, f"{way}_id": at_id}
-        outputs = (yield sql("log_of_outputs", after=after, **filters)) if with_outputs else ()
-        if len(outputs) > limit:
+        outputs: Rows = (yield sql("log_of_outputs", after=after, **filters)) if with_outputs else ()
+        if outputs and len(outputs) > limit:
             # No command beyond the last output can be on this page.
             last = outputs[-1]["at"]
             bound = "since" if newest_first else "until"
@@ -235,7 +236,7 @@ class Shell(SqlCore):
             narrowed = last if newest_first else last + 1
             both = [narrowed] if given is None else [narrowed, int(str(given))]
             filters[bound] = max(both) if newest_first else min(both)
-        commands = (yield sql("log_of_commands", **filters)) if with_commands else ()
+        commands: Rows = (yield sql("log_of_commands", **filters)) if with_commands else ()
         events = [(row["at"], row["id"], row, _output) for row in outputs]
         events += [(row["started_at"], row["id"], row, _command) for row in commands]
         events.sort(key=lambda event: event[:2], reverse=newest_first)
