@@ -11,7 +11,7 @@ from holdfast.store import Store
 
 _log = logging.getLogger(__name__)
 
-_BATCH = 1000
+_BATCH = 200
 _LEAST_SECONDS = 60.0
 _BACK_OFF = 2.0
 _LONGEST_SECONDS = 60.0 * 60
@@ -22,8 +22,9 @@ async def purge(store: Store, older_than: float) -> int:
     total = 0
     while gone := await store.purge_commands(older_than=older_than, limit=_BATCH):
         total += gone
-    while total and await store.shrink():
-        pass
+    free = await store.shrink() if total else 0
+    while free and (left := await store.shrink()) < free:  # others may free pages meanwhile
+        free = left
     return total
 
 
