@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -131,20 +131,8 @@ class ShellService:
         if session_id is not None:
             check_id(session_id, "session id")
         await asyncio.to_thread(_check_folder, folder)
-        command_id = new_id()
-        starting = asyncio.ensure_future(asyncio.to_thread(Process.spawn, command_id, environment))
-        try:
-            process = await asyncio.shield(starting)
-        except OSError as error:
-            raise BadInput(problem=f"the command cannot be started: {error}") from error
-        except asyncio.CancelledError:
-            starting.add_done_callback(_discard)
-            raise
-        if self._holder is None:  # closed meanwhile
-            await asyncio.to_thread(process.abandon)
-            raise ShellClosed
         wanted = Command(
-            id=command_id,
+            id=new_id(),
             command=command,
             cwd=folder,
             timeout=timeout,
@@ -152,18 +140,23 @@ class ShellService:
             session_id=session_id,
             holder=holder.id,
             host=self._host,
-            pid=process.pid,
-            pid_started=process.started,
         )
         # Recording and starting belong together, also if whoever asked for it is gone meanwhile.
-        task = asyncio.create_task(self._start(wanted, process, folder))
+        task = asyncio.create_task(self._start(wanted, environment, folder))
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
         return await asyncio.shield(task)
 
-    async def _start(self, wanted: Command, process: Process, folder: str) -> Command:
+    async def _start(self, wanted: Command, environment: Mapping[str, str], folder: str) -> Command:
+        self._open()  # it may have been closed meanwhile
         try:
-            recorded = await self.store.start_command(wanted)
+            process = await asyncio.to_thread(Process.spawn, wanted.id, environment)
+        except OSError as error:
+            raise BadInput(problem=f"the command cannot be started: {error}") from error
+        try:
+            recorded = await self.store.start_command(
+                replace(wanted, pid=process.pid, pid_started=process.started)
+            )
         except BaseException:
             await asyncio.to_thread(process.abandon)
             raise
@@ -317,11 +310,6 @@ class ShellService:
         if self._holder is None:
             raise ShellClosed
         return self._holder
-
-
-def _discard(starting: "asyncio.Future[Process]") -> None:
-    if not starting.cancelled() and starting.exception() is None:
-        starting.result().abandon()
 
 
 def _check_command(command: str) -> None:
