@@ -25,6 +25,7 @@ format: .venv/ready
 bench: .venv/ready ## every claim about speed, measured side by side
 	$(BIN)/python -m benchmarks.store
 	$(BIN)/python -m benchmarks.media
+	$(BIN)/python -m benchmarks.shell
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Holdfast needs Python 3.11 or later")'

@@ -196,7 +196,8 @@ async def _connected(url: str) -> AsyncGenerator[Any, None]:
 
 
 @contextmanager
-def _engine(name: str) -> Generator[Engine, None, None]:
+def open_engine(name: str) -> Generator[Engine, None, None]:
+    """Make fresh databases of this engine for the duration of the block."""
     if name == "sqlite":
         with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
             yield Sqlite(Path(folder))
@@ -512,7 +513,7 @@ async def _measure(engines: Sequence[str], scale: Scale) -> int:
     report = Report("store")
     report.add("fdatasync of a small write where the databases are", _sync_seconds() * 1e6, "us")
     for name in engines:
-        with _engine(name) as engine:
+        with open_engine(name) as engine:
             for topic in (_writes, _latency, _long_session, _claims):
                 progress(f"{name}: {topic.__name__.strip('_').replace('_', ' ')}")
                 await topic(report, engine, scale)

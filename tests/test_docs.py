@@ -115,3 +115,12 @@ def test_the_example_of_recording_runs(tmp_path: Path):
         [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout == "completed 0 0\n"
+
+
+def test_the_example_of_the_shell_runs(tmp_path: Path):
+    example, *_ = re.findall(r"```python\n(.*?)```", (DOCS / "how-to" / "shell.md").read_text(), re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("hello done 3\n0 1\n")
+    assert done.stdout.endswith(" 0\n")

@@ -37,6 +37,15 @@ class Settings(BaseSettings):
         1000, description="How many submissions of one session may wait at once."
     )
 
+    shell_retention_seconds: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="How long the log keeps a shell command that has ended; unset keeps it for ever."
+    )
+    shell_output_bytes: Annotated[int, Field(ge=1024)] = Field(
+        16 * 1024 * 1024, description="How much of one shell command's output is kept."
+    )
+    shell_tail_bytes: Annotated[int, Field(ge=0)] = Field(
+        256 * 1024, description="How much of that is for the end of an output that is too long."
+    )
     media: str = Field(
         "database",
         description="Where large content lives: database, disk:///path or s3://bucket/prefix.",
@@ -101,6 +110,8 @@ def load_settings(**given: object) -> Settings:
         raise BadSettings(problem="lease_ttl_seconds must be at least twice lease_renew_seconds.")
     if settings.jwt_keys is not None and settings.jwt_audience is None:
         raise BadSettings(problem="jwt_keys needs jwt_audience: tokens for others must not open this door.")
+    if settings.shell_tail_bytes * 2 > settings.shell_output_bytes:
+        raise BadSettings(problem="shell_output_bytes must be at least twice shell_tail_bytes.")
     return settings
 
 

@@ -33,6 +33,12 @@ class BadId(BadInput):
     code = "bad_id"
 
 
+class BadUuid(BadInput):
+    """{value!r} cannot be the id of a {what}: use a UUID, 32 hexadecimal digits with or without dashes."""
+
+    code = "bad_uuid"
+
+
 class BadText(BadInput):
     """The {what} cannot be stored: it {problem}."""
 
@@ -55,6 +61,12 @@ class PayloadTooLarge(BadInput):
     """The {what} has {size} bytes; the limit is {limit}. Raise `max_payload_bytes`, or keep large content as media."""
 
     code = "payload_too_large"
+
+
+class NoFolder(BadInput):
+    """There is no folder {path} to run a command in. Make it first, or name another as `cwd`."""
+
+    code = "no_folder"
 
 
 class Unauthenticated(HoldfastError):
@@ -139,6 +151,18 @@ class HolderLost(HoldfastError):
     """Holder {id} is not registered, or its deadline has passed. Join again, and take the leases anew."""
 
     code = "holder_lost"
+
+
+class CommandLost(HoldfastError):
+    """Command {id} is not ours to record: {reason}. Nothing was written. End its process."""
+
+    code = "command_lost"
+
+
+class ShellClosed(HoldfastError):
+    """The shell service is not running. Use it inside of `async with ShellService(…)`."""
+
+    code = "shell_closed"
 
 
 class StoreError(HoldfastError):

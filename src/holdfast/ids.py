@@ -5,9 +5,10 @@ import re
 import time
 import uuid
 
-from holdfast.errors import BadId, BadInput, BadText
+from holdfast.errors import BadId, BadInput, BadText, BadUuid
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@=+~-]{0,127}")
+_UUID = re.compile(r"[0-9a-f]{8}(-?)[0-9a-f]{4}\1[0-9a-f]{4}\1[0-9a-f]{4}\1[0-9a-f]{12}", re.IGNORECASE)
 _LONGEST_NAME = 256
 
 
@@ -24,6 +25,13 @@ def check_id(value: str, what: str = "id") -> str:
     if not isinstance(value, str) or not _ID.fullmatch(value):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BadId(what=what, value=value)
     return value
+
+
+def check_uuid(value: str, what: str) -> str:
+    """Return a UUID in the one form in which it is stored; it may be given with dashes or without."""
+    if not isinstance(value, str) or not _UUID.fullmatch(value):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BadUuid(what=what, value=value)
+    return str(uuid.UUID(value))
 
 
 def check_name(value: str, what: str) -> str:

@@ -19,6 +19,8 @@ EffectState: TypeAlias = Literal["started", "completed", "failed"]
 CheckpointKind: TypeAlias = Literal["settled", "interrupted"]
 Role: TypeAlias = Literal["user", "admin"]
 BlobState: TypeAlias = Literal["storing", "stored", "deleting"]
+CommandState: TypeAlias = Literal["running", "done", "timed_out", "stopped", "killed", "lost"]
+ShellKind: TypeAlias = Literal["command", "output"]
 
 ROLES: tuple[str, ...] = get_args(Role)
 STATUSES: tuple[str, ...] = get_args(Status)
@@ -28,6 +30,8 @@ SUBMISSION_STATES: tuple[str, ...] = get_args(SubmissionState)
 RUN_STATUSES: tuple[str, ...] = get_args(RunStatus)
 EFFECT_STATES: tuple[str, ...] = get_args(EffectState)
 CHECKPOINT_KINDS: tuple[str, ...] = get_args(CheckpointKind)
+COMMAND_STATES: tuple[str, ...] = get_args(CommandState)
+SHELL_KINDS: tuple[str, ...] = get_args(ShellKind)
 
 T = TypeVar("T")
 
@@ -303,6 +307,57 @@ class State:
 
     version: int
     body: Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One shell command and its result, which outlives its output. The store sets `outputs` and the times.
+
+    `done` means that it ended by itself; its exit code is 128 + n if signal n ended it. In every other end the code
+    is -1: `timed_out`, `stopped` on request, `killed` with its service, or `lost`, when nobody saw how it ended.
+    A purged command has lost its text and folder. Sizes count what it wrote, kept or not. `service` is the name of the
+    live holder that runs it; a running command without one is an orphan.
+    """
+
+    id: str
+    command: str
+    cwd: str | None = None
+    timeout: float | None = None
+    owner: str = ""
+    session_id: str | None = None
+    holder: str = ""
+    host: str = ""
+    pid: int = 0
+    pid_started: int | None = None
+    state: CommandState = "running"
+    stop_requested: bool = False
+    exit_code: int | None = None
+    outputs: int = 0
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    left_out_bytes: int = 0
+    damaged: bool = False
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    purged_at: datetime | None = None
+    service: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What a command wrote in a moment. `order` counts from 0 within its command; the last one has the exit code.
+
+    `damaged` says that bytes which are not UTF-8, or NUL, were replaced. The store sets what follows it.
+    """
+
+    id: str
+    stdout: str | None = None
+    stderr: str | None = None
+    exit_code: int | None = None
+    damaged: bool = False
+    command_id: str = ""
+    order: int = 0
+    at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

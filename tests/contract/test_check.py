@@ -13,6 +13,13 @@ from tests.conftest import Engine
 
 pytestmark = pytest.mark.processes
 
+OUTPUT = "INSERT INTO outputs (command_id, number, session_id, id, damaged, at)"
+COMMAND = (
+    "INSERT INTO commands (owner, command, holder, host, pid, stop_requested, stdout_bytes, stderr_bytes,"
+    " left_out_bytes, damaged, started_at, last_at, id, session_id, state, exit_code, outputs, ended_at)"
+    " VALUES ('o', 'ls', 'h', 'here', 1, 0, 0, 0, 0, 0, 0, 0, "
+)
+
 DAMAGE = {
     "dense events": "DELETE FROM events WHERE seq = 2",
     "session has head": "DELETE FROM heads WHERE session_id = 'other'",
@@ -30,11 +37,11 @@ DAMAGE = {
     "effect has message": "UPDATE effects SET segment = 1, position = 9",
     "cursor within events": "UPDATE cursors SET seq = 99",
     "drafts have session": "INSERT INTO drafts VALUES ('ghost', 'r', 0, 'text', '', 0)",
-    "outputs have session": "INSERT INTO outputs VALUES ('c', 0, 'ghost', 'o', 'stdout', '', 0, 0)",
-    "commands have session": (
-        "INSERT INTO commands (id, session_id, owner, command, state, output_bytes, started_at)"
-        " VALUES ('c', 'ghost', 'o', 'ls', 'done', 0, 0)"
-    ),
+    "outputs have session": f"{OUTPUT} VALUES ('c', 0, 'ghost', 'o', 0, 0)",
+    "commands have session": f"{COMMAND}'c', 'ghost', 'done', 0, 0, 1)",
+    "outputs have command": f"{OUTPUT} VALUES ('c', 0, NULL, 'o', 0, 0)",
+    "command has end": f"{COMMAND}'c', NULL, 'running', 0, 0, 1)",
+    "dense outputs": f"{COMMAND}'c', NULL, 'done', 0, 2, 1); {OUTPUT} VALUES ('c', 0, NULL, 'o', 0, 0)",
     "effects have session": "UPDATE effects SET session_id = 'ghost'",
     "checkpoints have session": "UPDATE checkpoints SET session_id = 'ghost'",
     "events have session": "UPDATE events SET session_id = 'ghost' WHERE seq = 3",
@@ -52,7 +59,7 @@ DAMAGE = {
 async def damage(engine: Engine, folder: Path, statement: str) -> None:
     if engine.name == "sqlite":
         connection = sqlite3.connect(folder / "store.db")
-        connection.execute(statement)
+        connection.executescript(statement)
         connection.commit()
         connection.close()
     else:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli import db, media, runs, serve, sessions, talk, worker
+from holdfast.cli import db, media, runs, serve, sessions, shell, talk, worker
 from holdfast.errors import HoldfastError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.add_typer(db.app, name="db")
 app.add_typer(runs.app, name="runs")
+app.add_typer(shell.app, name="shell")
 app.add_typer(media.app, name="media")
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(serve.tokens, name="token")

@@ -11,6 +11,7 @@ engine fails, after which the store goes on as soon as its engine does.
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager
+from datetime import datetime
 from types import TracebackType
 from typing import ClassVar, Self
 
@@ -23,6 +24,8 @@ from holdfast.types import (
     BlobState,
     Checkpoint,
     CheckpointKind,
+    Command,
+    CommandState,
     Cursor,
     Draft,
     Effect,
@@ -32,12 +35,14 @@ from holdfast.types import (
     Lane,
     Lease,
     Message,
+    Output,
     Page,
     Role,
     Run,
     SchemaStatus,
     Segment,
     Session,
+    ShellKind,
     State,
     Status,
     Submission,
@@ -461,6 +466,79 @@ class Store(ABC):
         self, *, session_id: str | None = None, sha256: str | None = None, limit: int = 1000
     ) -> list[tuple[str, str]]:
         """Return which session refers to which content, as (session_id, sha256): those of a session, or to a content."""
+
+    # Shell commands
+
+    @abstractmethod
+    async def start_command(self, command: Command) -> Command:
+        """Record a command that is about to run, once. Its session, if it has one, must exist and not be cleaned."""
+
+    @abstractmethod
+    async def write_outputs(self, command: Command, outputs: Sequence[Output]) -> Command:
+        """Append to a running command's output and set its state, exit code and sizes to what is given.
+
+        `command.outputs` is how many were written before, so that the same call may be sent twice. Returns the
+        command as it is now. Raises `CommandLost` if it has ended, is gone, or has another holder or count.
+        """
+
+    @abstractmethod
+    async def stop_command(self, command_id: str) -> Command:
+        """Ask whoever runs a command to stop it. One that has ended stays as it is. Raises `NotFound`."""
+
+    @abstractmethod
+    async def command(self, command_id: str) -> Command:
+        """Return one command, also one that was purged. Raises `NotFound`."""
+
+    @abstractmethod
+    async def commands(
+        self,
+        *,
+        session_id: str | None = None,
+        state: CommandState | None = None,
+        holder: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Page[Command]:
+        """List commands, newest first, also those that were purged."""
+
+    @abstractmethod
+    async def outputs(self, command_id: str, *, after: int = -1, limit: int = 100) -> list[Output]:
+        """Return the output of a command that follows number `after`, in order. Raises `NotFound`."""
+
+    @abstractmethod
+    def watch_outputs(self, command_id: str, *, after: int = -1) -> AsyncGenerator[Output, None]:
+        """Yield all output of a command that follows number `after`, past and future, and end when it has ended."""
+
+    @abstractmethod
+    async def shell_events(
+        self,
+        *,
+        kind: ShellKind | None = None,
+        command_id: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        after_order: int | None = None,
+        newest_first: bool = False,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[Command | Output]:
+        """Search the log: commands that were not purged, and output, by time and then id.
+
+        `since` is included, `until` is not. Only output has an order: with `after_order` there are no commands. A
+        cursor stays valid when the event it was made from is gone.
+        """
+
+    @abstractmethod
+    async def shell_events_by_id(self, ids: Sequence[str]) -> list[Command | Output | None]:
+        """Return these events of the log, in this order; None for each that is not there."""
+
+    @abstractmethod
+    async def purge_commands(self, *, older_than: float, limit: int = 1000) -> int:
+        """Delete up to `limit` events of commands that ended so many seconds ago or earlier, oldest first.
+
+        Their results stay. What runs, and what belongs to a session on hold, is left alone. Returns how many events
+        are gone; 0 when there is nothing left to do.
+        """
 
     # Deletion
 

@@ -1,7 +1,7 @@
 """Wakes those who wait for something to change. It carries hints only: what changed is read from the store.
 
-A topic is a session's id for those who read its events; with a mark before it for those who wait for its submissions or
-its drafts; the bare mark is for those who wait for any session to be ready.
+A topic is a session's id for those who read its events; with a mark before it for those who wait for its submissions,
+for its drafts, or for the output of a shell command; the bare mark is for those who wait for any session to be ready.
 """
 
 import asyncio
@@ -22,6 +22,11 @@ def inbox(session_id: str) -> str:
 def drafts(session_id: str) -> str:
     """Return the topic of a session's drafts."""
     return f"~{session_id}"
+
+
+def outputs(command_id: str) -> str:
+    """Return the topic of a shell command's output."""
+    return f"${command_id}"
 
 
 class Signal:
@@ -76,9 +81,8 @@ class Hub:
             return
         with self._lock:
             found = [*topics]
-            found += [
-                drafts(topic) for topic in found
-            ]  # whatever changes a session may have changed its drafts
+            # Whatever changes a session may have changed its drafts; a command is told by its id alone.
+            found += [name(topic) for topic in found for name in (drafts, outputs)]
             _ring([signal for topic in found for signal in self._signals.get(topic, ())])
 
     def at(self, numbers: Mapping[str, int]) -> None:

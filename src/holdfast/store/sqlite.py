@@ -116,7 +116,8 @@ class SqliteStore(SqlStore):
 
     async def shrink(self, *, limit: int = 1000) -> int:
         def vacuum(connection: sqlite3.Connection) -> int:
-            connection.execute(f"PRAGMA incremental_vacuum({int(limit)})").fetchall()
+            # A row without columns for each page: `execute` would stop after the first of them.
+            connection.executescript(f"PRAGMA incremental_vacuum({int(limit)})")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             return connection.execute("PRAGMA freelist_count").fetchone()[0]
 

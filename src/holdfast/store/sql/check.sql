@@ -173,3 +173,26 @@ LIMIT :limit;
 SELECT t.session_id, 'it refers to media+sha256://' || t.sha256 || ', which is not stored' AS detail FROM blob_references t
 WHERE NOT EXISTS (SELECT 1 FROM blobs b WHERE b.sha256 = t.sha256 AND b.state = 'stored')
 LIMIT :limit;
+
+-- name: check_outputs_have_command
+SELECT DISTINCT coalesce(t.session_id, 'none') AS session_id, 'output of command ' || t.command_id || ' has no command' AS detail
+FROM outputs t
+WHERE NOT EXISTS (SELECT 1 FROM commands c WHERE c.id = t.command_id)
+LIMIT :limit;
+
+-- name: check_command_has_end
+SELECT coalesce(session_id, 'none') AS session_id, 'command ' || id || ' is ' || state || ' and its end says otherwise' AS detail
+FROM commands
+WHERE (state = 'running') <> (ended_at IS NULL) OR (ended_at IS NULL) <> (exit_code IS NULL)
+  OR (purged_at IS NOT NULL AND ended_at IS NULL)
+LIMIT :limit;
+
+-- name: check_dense_outputs
+-- 0, 1, 2, … up to the command's count. A purge deletes from the beginning, a bounded number at a time.
+SELECT coalesce(c.session_id, 'none') AS session_id, 'command ' || c.id || ' has outputs ' || o.first || ' to ' || o.last
+  || ', ' || o.number || ' of them, and says ' || c.outputs AS detail
+FROM commands c
+JOIN (SELECT command_id, min(number) AS first, max(number) AS last, count(*) AS number FROM outputs GROUP BY command_id) o
+  ON o.command_id = c.id
+WHERE o.last <> c.outputs - 1 OR o.number <> o.last - o.first + 1 OR (o.first <> 0 AND c.ended_at IS NULL)
+LIMIT :limit;

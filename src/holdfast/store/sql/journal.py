@@ -15,6 +15,7 @@ _WATCHED: Final[dict[str, Callable[[str], Statement]]] = {
     "": lambda ids: sql("watched_heads", session_ids=ids),
     ">": lambda ids: sql("watched_inboxes", session_ids=ids),
     "~": lambda ids: sql("watched_drafts", session_ids=ids),
+    "$": lambda ids: sql("watched_commands", session_ids=ids),
 }
 _PAGE = 500
 _LARGEST_SEQ = 2**63 - 1
@@ -121,4 +122,4 @@ class Journal(SqlCore):
 
 
 def _mark(topic: str) -> str:
-    return topic[0] if topic[0] in ">~" else ""
+    return topic[0] if topic[0] in ">~$" else ""

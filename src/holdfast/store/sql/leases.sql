@@ -101,6 +101,12 @@ WHERE ended_at IS NULL
 --[postgres] AND session_id IN (SELECT value FROM json_array_elements_text(CAST(:session_ids AS json)))
 GROUP BY session_id;
 
+-- name: watched_commands
+SELECT id AS session_id, outputs - 1 AS number FROM commands
+--[sqlite] WHERE id IN (SELECT value FROM json_each(:session_ids))
+--[postgres] WHERE id IN (SELECT value FROM json_array_elements_text(CAST(:session_ids AS json)))
+;
+
 -- name: watched_drafts
 SELECT session_id, max(at) AS number FROM drafts
 --[sqlite] WHERE session_id IN (SELECT value FROM json_each(:session_ids))

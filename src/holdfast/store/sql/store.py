@@ -8,9 +8,12 @@ from holdfast.store.sql.media import Media
 from holdfast.store.sql.retention import Retention
 from holdfast.store.sql.schema import Schema
 from holdfast.store.sql.sessions import Sessions
+from holdfast.store.sql.shell import Shell
 from holdfast.store.sql.submissions import Submissions
 from holdfast.store.sql.tokens import Tokens
 
 
-class SqlStore(Sessions, Leases, Submissions, Journal, History, Media, Retention, Tokens, Check, Schema):
+class SqlStore(
+    Sessions, Leases, Submissions, Journal, History, Media, Shell, Retention, Tokens, Check, Schema
+):
     """A store whose transactions are written in SQL. An engine adds connections, `write` and notifications."""

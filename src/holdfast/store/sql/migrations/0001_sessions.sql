@@ -268,33 +268,49 @@ CREATE TABLE blob_references (
 ;
 CREATE INDEX blob_references_blob ON blob_references (sha256);
 
+-- A command's row counts what was written of it, which fences and numbers its output like a head does for events.
+-- It outlives its output: a purge empties `command` and `cwd`, and the result stays.
 CREATE TABLE commands (
-  id            idtext PRIMARY KEY,
-  session_id    idtext,
-  owner         text NOT NULL,
-  command       text NOT NULL,
-  cwd           text,
-  timeout_us    bigint,
-  holder        idtext,
-  state         text NOT NULL,
-  exit_code     bigint,
-  output_bytes  bigint NOT NULL,
-  started_at    bigint NOT NULL,
-  ended_at      bigint
+  id              idtext PRIMARY KEY,
+  session_id      idtext,
+  owner           text NOT NULL,
+  command         text NOT NULL,
+  cwd             text,
+  timeout_us      bigint,
+  holder          idtext NOT NULL,    -- the service that runs it
+  host            text NOT NULL,      -- where `pid` has a meaning
+  pid             bigint NOT NULL,    -- of its keeper, which is the leader of its process session
+  pid_started     bigint,             -- in ticks since the host booted, so that a pid used again is not mistaken
+  state           text NOT NULL,
+  stop_requested  integer NOT NULL,
+  exit_code       bigint,
+  outputs         bigint NOT NULL,    -- how many were written; the next one's number
+  stdout_bytes    bigint NOT NULL,    -- as the command wrote them, kept or not
+  stderr_bytes    bigint NOT NULL,
+  left_out_bytes  bigint NOT NULL,
+  damaged         integer NOT NULL,   -- 1: invalid bytes were replaced
+  started_at      bigint NOT NULL,
+  last_at         bigint NOT NULL,    -- of its last event; each is later than the one before
+  ended_at        bigint,
+  purged_at       bigint
 );
-CREATE INDEX commands_session ON commands (session_id, started_at) WHERE session_id IS NOT NULL;
-CREATE INDEX commands_ended ON commands (ended_at);
+CREATE INDEX commands_log ON commands (started_at, id) WHERE purged_at IS NULL;
+CREATE INDEX commands_running ON commands (id) WHERE ended_at IS NULL;
+CREATE INDEX commands_ended ON commands (ended_at, id) WHERE ended_at IS NOT NULL AND purged_at IS NULL;
+CREATE INDEX commands_session ON commands (session_id, id) WHERE session_id IS NOT NULL;
 
 CREATE TABLE outputs (
   command_id    idtext NOT NULL,
   number        bigint NOT NULL,
   session_id    idtext,
   id            idtext NOT NULL,
-  stream        text NOT NULL,
-  body          text NOT NULL,
-  damaged       integer NOT NULL,     -- 1: invalid bytes were replaced
+  stdout        text,
+  stderr        text,
+  exit_code     bigint,               -- on the last one only
+  damaged       integer NOT NULL,
   at            bigint NOT NULL,
   PRIMARY KEY (command_id, number)
 );
 CREATE UNIQUE INDEX outputs_id ON outputs (id);
+CREATE INDEX outputs_log ON outputs (at, id);
 CREATE INDEX outputs_session ON outputs (session_id) WHERE session_id IS NOT NULL;

@@ -1,0 +1,119 @@
+"""Shell commands as tools of a Pydantic AI agent. On a recorded agent each call is an effect in the ledger.
+
+The recovery policy is `report`: a command whose end nobody saw is never run again by itself; the model is told so.
+"""
+
+import asyncio
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic_ai import FunctionToolset, ModelRetry, RunContext
+
+from holdfast.errors import BadInput, NotFound
+from holdfast.shell.service import TIMEOUT_SECONDS, ShellService
+from holdfast.types import Command
+
+_MOST_CHARACTERS = 30_000
+_PAGE = 100
+
+
+def shell_tools(
+    service: ShellService, *, max_characters: int = _MOST_CHARACTERS, owner: str = "agent"
+) -> FunctionToolset[Any]:
+    """Return the tools `shell_run`, `shell_output` and `shell_stop`.
+
+    A command belongs to the session of the run that started it, if that is on record in the service's store. Of each
+    output the model is shown `max_characters` at the most.
+    """
+    tools: FunctionToolset[Any] = FunctionToolset(metadata={"recovery": "report"})
+
+    @tools.tool
+    async def shell_run(
+        ctx: RunContext[Any],
+        command: Annotated[str, Field(description="A line for the shell. It reads nothing from stdin.")],
+        cwd: Annotated[str | None, Field(description="The folder to run it in.")] = None,
+        timeout: Annotated[  # noqa: ASYNC109 - the command's, not the call's
+            float, Field(description="Seconds after which it is ended.", gt=0)
+        ] = TIMEOUT_SECONDS,
+        background: Annotated[bool, Field(description="Do not wait for its end.")] = False,
+    ) -> dict[str, Any]:
+        """Run a shell command and return its exit code and output. What it leaves running is killed when it ends.
+
+        For what must go on, such as a server, use `background` and look at it with `shell_output`.
+        """
+        session_id = await _session(service, ctx.conversation_id)
+        try:
+            started = await service.start(
+                command, cwd=cwd, timeout=timeout, session_id=session_id, owner=owner
+            )
+        except BadInput as error:
+            raise ModelRetry(str(error)) from error
+        if background:
+            return {"command_id": started.id, "state": "running"}
+        try:
+            result = await service.result(started.id)
+        except asyncio.CancelledError:
+            await asyncio.shield(service.stop(started.id))  # whoever waited for it is gone
+            raise
+        return _shown(result.command, result.stdout, result.stderr, max_characters)
+
+    @tools.tool_plain
+    async def shell_output(
+        command_id: Annotated[str, Field(description="What `shell_run` returned.")],
+        after: Annotated[int, Field(description="The `next_after` of the call before.", ge=-1)] = -1,
+    ) -> dict[str, Any]:
+        """Return how a command stands and what it has written, from number `after` on."""
+        try:
+            command = await service.store.command(command_id)
+            outputs = await service.store.outputs(command_id, after=after, limit=_PAGE)
+        except (BadInput, NotFound) as error:
+            raise ModelRetry(str(error)) from error
+        stdout = "".join(output.stdout or "" for output in outputs)
+        stderr = "".join(output.stderr or "" for output in outputs)
+        last = outputs[-1].order if outputs else after
+        more = {"next_after": last, "has_more": command.outputs > last + 1}
+        return {**_shown(command, stdout, stderr, max_characters), **more}
+
+    @tools.tool_plain
+    async def shell_stop(
+        command_id: Annotated[str, Field(description="What `shell_run` returned.")],
+    ) -> dict[str, Any]:
+        """Stop a command that runs."""
+        try:
+            command = await service.stop(command_id)
+        except (BadInput, NotFound) as error:
+            raise ModelRetry(str(error)) from error
+        return {"command_id": command.id, "state": command.state, "exit_code": command.exit_code}
+
+    return tools
+
+
+async def _session(service: ShellService, conversation_id: str | None) -> str | None:
+    if conversation_id is None:
+        return None
+    try:
+        return (await service.store.session(conversation_id)).id
+    except (BadInput, NotFound):  # this run is not recorded here
+        return None
+
+
+def _shown(command: Command, stdout: str, stderr: str, most: int) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "command_id": command.id,
+        "state": command.state,
+        "exit_code": command.exit_code,
+        "stdout": _shortened(stdout, most),
+        "stderr": _shortened(stderr, most),
+    }
+    if command.purged_at is not None:
+        shown["purged"] = True
+    return shown
+
+
+def _shortened(text: str, most: int) -> str:
+    """Return the beginning and the end of a text that is too long to be shown."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    left_out = f"\n[{len(text) - 2 * half:,} characters left out here]\n"
+    return text[:half] + left_out + text[len(text) - half :]

@@ -1,0 +1,364 @@
+"""Shell commands and their output: a log that is searched by time, followed by number, and purged from its old end."""
+
+import json
+import math
+from collections.abc import AsyncGenerator, Sequence
+from datetime import UTC, datetime, timedelta
+
+from holdfast.errors import BadInput, CommandLost, Conflict, NotFound, SessionCleaned
+from holdfast.ids import check_choice, check_id, check_name, check_uuid
+from holdfast.store.hub import Hub
+from holdfast.store.hub import outputs as topic
+from holdfast.store.sql.core import (
+    Row,
+    Rows,
+    SqlCore,
+    Tx,
+    from_cursor,
+    maybe_moment,
+    moment,
+    page_limit,
+    reading,
+    repeatable,
+    sql,
+    to_cursor,
+)
+from holdfast.types import COMMAND_STATES, SHELL_KINDS, Command, CommandState, Output, Page, ShellKind
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LARGEST = 2**63 - 1
+_PAGE = 100
+
+
+class Shell(SqlCore):
+    """The transactions of shell.sql. Those who follow a command are rung for under its id."""
+
+    _hub: Hub
+
+    @repeatable
+    def start_command(self, command: Command) -> Tx[Command]:
+        key = check_uuid(command.id, "command")
+        self._check_size(command.command, "command")
+        self._check_size(command.cwd or "", "folder")
+        check_name(command.owner, "owner")
+        if command.session_id is not None:
+            head = yield from self._lock_head(check_id(command.session_id, "session id"))
+            if head.status in {"cleaning", "cleaned"}:
+                raise SessionCleaned(id=command.session_id)
+        yield sql(
+            "insert_command",
+            id=key,
+            session_id=command.session_id,
+            owner=command.owner,
+            command=command.command,
+            cwd=command.cwd,
+            timeout_us=None if command.timeout is None else round(command.timeout * 1_000_000),
+            holder=check_id(command.holder, "holder"),
+            host=check_name(command.host, "host"),
+            pid=command.pid,
+            pid_started=command.pid_started,
+        )
+        stored = yield from self._command(key)
+        if (stored.holder, stored.command) != (command.holder, command.command):
+            raise Conflict(problem=f"command {key} exists already")
+        return stored
+
+    async def write_outputs(self, command: Command, outputs: Sequence[Output]) -> Command:
+        return await self._write_outputs(check_uuid(command.id, "command"), command, outputs)
+
+    @repeatable
+    def _write_outputs(self, id: str, command: Command, outputs: Sequence[Output]) -> Tx[Command]:
+        check_choice(command.state, COMMAND_STATES, "command's state")
+        if not outputs:
+            raise BadInput(problem="there is no output to write; the end of a command is an output as well")
+        if (command.state == "running") != (command.exit_code is None):
+            raise BadInput(problem="a command has an exit code when it has ended, and not before")
+        ids = [check_uuid(output.id, "output") for output in outputs]
+        for output in outputs:
+            self._check_size(output.stdout or "", "output")
+            self._check_size(output.stderr or "", "output")
+        rows = yield sql(
+            "number_outputs",
+            id=id,
+            holder=command.holder,
+            before=command.outputs,
+            count=len(outputs),
+            state=command.state,
+            ends=None if command.state == "running" else True,
+            exit_code=command.exit_code,
+            stdout_bytes=command.stdout_bytes,
+            stderr_bytes=command.stderr_bytes,
+            left_out_bytes=command.left_out_bytes,
+            damaged=int(command.damaged),
+        )
+        if not rows:
+            return (yield from self._written_before(id, command, ids))
+        first_at = rows[0]["last_at"] - len(outputs) + 1
+        for number, output in enumerate(outputs):
+            yield sql(
+                "insert_output",
+                command_id=id,
+                number=command.outputs + number,
+                session_id=rows[0]["session_id"],
+                id=ids[number],
+                stdout=output.stdout,
+                stderr=output.stderr,
+                exit_code=output.exit_code,
+                damaged=int(output.damaged),
+                at=first_at + number,
+            )
+        return _command(rows[0])
+
+    def _written_before(self, id: str, command: Command, ids: Sequence[str]) -> Tx[Command]:
+        """Return the command if these outputs are in already, as when the answer got lost; else say what is wrong."""
+        found = yield sql("commands", id=id, limit=1)
+        if not found:
+            raise CommandLost(id=id, reason="its record is gone")
+        stored = _command(found[0])
+        if stored.holder == command.holder and stored.outputs == command.outputs + len(ids):
+            last = yield sql("outputs_by_id", ids=json.dumps(ids[-1:]))
+            if last:
+                return stored
+        if stored.ended_at is not None:
+            raise CommandLost(id=id, reason=f"it is on record as {stored.state}")
+        raise CommandLost(id=id, reason="another has written to it")
+
+    async def stop_command(self, command_id: str) -> Command:
+        return await self._stop_command(check_uuid(command_id, "command"))
+
+    @repeatable
+    def _stop_command(self, id: str) -> Tx[Command]:
+        yield sql("request_stop", id=id)
+        return (yield from self._command(id))
+
+    @reading
+    def command(self, command_id: str) -> Tx[Command]:
+        return (yield from self._command(check_uuid(command_id, "command")))
+
+    def _command(self, id: str) -> Tx[Command]:
+        rows = yield sql("commands", id=id, limit=1)
+        if not rows:
+            raise NotFound(what="command", id=id)
+        return _command(rows[0])
+
+    @reading
+    def commands(
+        self,
+        *,
+        session_id: str | None = None,
+        state: CommandState | None = None,
+        holder: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Tx[Page[Command]]:
+        (id_before,) = from_cursor(cursor, str)
+        if state is not None:
+            check_choice(state, COMMAND_STATES, "command's state")
+        rows = yield sql(
+            "commands",
+            session_id=session_id,
+            state=state,
+            holder=holder,
+            still_running=True if state == "running" else None,
+            id_before=id_before,
+            limit=page_limit(limit) + 1,
+        )
+        items = [_command(row) for row in rows[:limit]]
+        return Page(items=items, next_cursor=to_cursor(items[-1].id) if len(rows) > limit else None)
+
+    @reading
+    def outputs(self, command_id: str, *, after: int = -1, limit: int = _PAGE) -> Tx[list[Output]]:
+        key = check_uuid(command_id, "command")
+        rows = yield sql(
+            "outputs", command_id=key, after=_order(after), oldest_first=True, limit=page_limit(limit)
+        )
+        if not rows:
+            yield from self._command(key)
+        return [_output(row) for row in rows]
+
+    async def watch_outputs(self, command_id: str, *, after: int = -1) -> AsyncGenerator[Output, None]:
+        key = check_uuid(command_id, "command")
+        ended = False
+        with self._hub.listen(topic(key), after) as signal:
+            while True:
+                # The bell is reset before the read: what is committed after the read rings it again.
+                signal.bell.clear()
+                page = await self.outputs(key, after=signal.after)
+                for output in page:
+                    signal.after = output.order
+                    yield output
+                    if output.exit_code is not None:
+                        return
+                if page:
+                    continue
+                if ended:  # and its end is gone, or lies before what was asked for
+                    return
+                ended = (await self.command(key)).ended_at is not None
+                if not ended:
+                    await signal.bell.wait()
+
+    @reading
+    def shell_events(
+        self,
+        *,
+        kind: ShellKind | None = None,
+        command_id: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        after_order: int | None = None,
+        newest_first: bool = False,
+        cursor: str | None = None,
+        limit: int = _PAGE,
+    ) -> Tx[Page[Command | Output]]:
+        if kind is not None:
+            check_choice(kind, SHELL_KINDS, "kind of event")
+        filters: dict[str, object] = {
+            "since": _microseconds(since),
+            "until": _microseconds(until),
+            "oldest_first": None if newest_first else True,
+            "newest_first": True if newest_first else None,
+            "limit": page_limit(limit) + 1,
+        }
+        after = None if after_order is None else _order(after_order)
+        with_commands = kind != "output" and after is None
+        with_outputs = kind != "command"
+        if command_id is not None:
+            key = check_uuid(command_id, "command")
+            return (yield from self._of_command(key, filters, with_commands, with_outputs, after, cursor))
+        at, at_id = from_cursor(cursor, int, str)
+        way = "earlier" if newest_first else "later"
+        filters |= {f"{way}_at": at, f"{way}_id": at_id}
+        outputs: Rows = (yield sql("log_of_outputs", after=after, **filters)) if with_outputs else ()
+        if outputs and len(outputs) > limit:
+            # No command beyond the last output can be on this page.
+            last = outputs[-1]["at"]
+            bound = "since" if newest_first else "until"
+            given = filters[bound]
+            narrowed = last if newest_first else last + 1
+            both = [narrowed] if given is None else [narrowed, int(str(given))]
+            filters[bound] = max(both) if newest_first else min(both)
+        commands: Rows = (yield sql("log_of_commands", **filters)) if with_commands else ()
+        events = [(row["at"], row["id"], row, _output) for row in outputs]
+        events += [(row["started_at"], row["id"], row, _command) for row in commands]
+        events.sort(key=lambda event: event[:2], reverse=newest_first)
+        more = to_cursor(*events[limit - 1][:2]) if len(events) > limit else None
+        return Page(items=[make(row) for _, _, row, make in events[:limit]], next_cursor=more)
+
+    def _of_command(
+        self,
+        id: str,
+        filters: dict[str, object],
+        with_command: bool,
+        with_outputs: bool,
+        after: int | None,
+        cursor: str | None,
+    ) -> Tx[Page[Command | Output]]:
+        """Search the events of one command, which are in the order of their numbers; the command itself comes first."""
+        (place,) = from_cursor(cursor, int)
+        newest_first = filters["newest_first"] is not None
+        before = place if newest_first else None
+        if place is not None and not newest_first:
+            after = place if after is None else max(after, place)
+        limit = int(str(filters["limit"])) - 1
+        first: list[tuple[int, Command | Output]] = []
+        if with_command and (place is None or (newest_first and place >= 0)):
+            rows = yield sql("commands", id=id, limit=1)
+            first = [(-1, _command(row)) for row in rows if _is_logged(row, filters)]
+        outputs: list[tuple[int, Command | Output]] = []
+        if with_outputs:
+            rows = yield sql("outputs", command_id=id, after=after, before=before, **filters)
+            outputs = [(row["number"], _output(row)) for row in rows]
+        events = [*outputs, *first] if newest_first else [*first, *outputs]
+        more = to_cursor(events[limit - 1][0]) if len(events) > limit else None
+        return Page(items=[event for _, event in events[:limit]], next_cursor=more)
+
+    @reading
+    def shell_events_by_id(self, ids: Sequence[str]) -> Tx[list[Command | Output | None]]:
+        known = [check_uuid(each, "event") for each in ids]
+        wanted = json.dumps(known)
+        found: dict[str, Command | Output] = {}
+        for row in (yield sql("outputs_by_id", ids=wanted)):
+            found[row["id"]] = _output(row)
+        for row in (yield sql("commands_by_id", ids=wanted)):
+            found[row["id"]] = _command(row)
+        return [found.get(each) for each in known]
+
+    @repeatable
+    def purge_commands(self, *, older_than: float, limit: int = 1000) -> Tx[int]:
+        if not (math.isfinite(older_than) and older_than >= 0):
+            raise BadInput(problem=f"a number of seconds is 0 or more, not {older_than}")
+        left = page_limit(limit)
+        seconds = min(older_than, _LARGEST / 4_000_000)
+        ended = yield sql("commands_to_purge", older_than_us=round(seconds * 1_000_000), limit=left)
+        for row in ended:
+            gone = yield sql("purge_outputs", command_id=row["id"], limit=left)
+            left -= len(gone)
+            if not left:
+                break
+            left -= len((yield sql("purge_command", id=row["id"])))
+            if not left:
+                break
+        return limit - left
+
+
+def _is_logged(row: Row, filters: dict[str, object]) -> bool:
+    since, until = filters["since"], filters["until"]
+    return (
+        row["purged_at"] is None
+        and (since is None or row["started_at"] >= since)
+        and (until is None or row["started_at"] < until)
+    )
+
+
+def _order(number: int) -> int:
+    if not -1 <= number <= _LARGEST:
+        raise BadInput(problem=f"output is numbered from 0; none can come after {number}")
+    return number
+
+
+def _microseconds(at: datetime | None) -> int | None:
+    """Return an instant as it is stored. A time without a zone is one in UTC."""
+    if at is None:
+        return None
+    at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
+    return (at - _EPOCH) // timedelta(microseconds=1)
+
+
+def _command(row: Row) -> Command:
+    return Command(
+        id=row["id"],
+        command=row["command"],
+        cwd=row["cwd"],
+        timeout=None if row["timeout_us"] is None else row["timeout_us"] / 1_000_000,
+        owner=row["owner"],
+        session_id=row["session_id"],
+        holder=row["holder"],
+        host=row["host"],
+        pid=row["pid"],
+        pid_started=row["pid_started"],
+        state=row["state"],
+        stop_requested=bool(row["stop_requested"]),
+        exit_code=row["exit_code"],
+        outputs=row["outputs"],
+        stdout_bytes=row["stdout_bytes"],
+        stderr_bytes=row["stderr_bytes"],
+        left_out_bytes=row["left_out_bytes"],
+        damaged=bool(row["damaged"]),
+        started_at=moment(row["started_at"]),
+        ended_at=maybe_moment(row["ended_at"]),
+        purged_at=maybe_moment(row["purged_at"]),
+        service=row["service"],
+    )
+
+
+def _output(row: Row) -> Output:
+    return Output(
+        id=row["id"],
+        command_id=row["command_id"],
+        order=row["number"],
+        stdout=row["stdout"],
+        stderr=row["stderr"],
+        exit_code=row["exit_code"],
+        damaged=bool(row["damaged"]),
+        at=moment(row["at"]),
+    )

@@ -1,0 +1,104 @@
+-- name: insert_command
+-- Once, however often it is sent.
+INSERT INTO commands (id, session_id, owner, command, cwd, timeout_us, holder, host, pid, pid_started, state,
+  stop_requested, outputs, stdout_bytes, stderr_bytes, left_out_bytes, damaged, started_at, last_at)
+VALUES (:id, :session_id, :owner, :command, :cwd, :timeout_us, :holder, :host, :pid, :pid_started, 'running',
+  0, 0, 0, 0, 0, 0, now_us(), 0)
+ON CONFLICT (id) DO NOTHING;
+
+-- name: number_outputs
+-- The fence and the numbering at once: no row, and it is not ours. Each event is later than the one before.
+UPDATE commands SET outputs = outputs + :count, state = :state, exit_code = :exit_code, stdout_bytes = :stdout_bytes,
+  stderr_bytes = :stderr_bytes, left_out_bytes = :left_out_bytes, damaged = :damaged,
+  last_at = :count + CASE
+    WHEN now_us() > last_at AND now_us() > started_at THEN now_us()
+    WHEN last_at > started_at THEN last_at ELSE started_at END
+  , ended_at = now_us()   --? ends
+WHERE id = :id AND holder = :holder AND outputs = :before AND ended_at IS NULL
+RETURNING *, CAST(NULL AS text) AS service;
+
+-- name: insert_output
+INSERT INTO outputs (command_id, number, session_id, id, stdout, stderr, exit_code, damaged, at)
+VALUES (:command_id, :number, :session_id, :id, :stdout, :stderr, :exit_code, :damaged, :at);
+
+-- name: request_stop
+UPDATE commands SET stop_requested = 1 WHERE id = :id AND ended_at IS NULL;
+
+-- name: commands
+SELECT c.*, live.name AS service FROM commands c
+LEFT JOIN holders live ON live.id = c.holder AND live.deadline > now_us() AND c.ended_at IS NULL
+WHERE TRUE
+  AND c.id = :id                   --? id
+  AND c.session_id = :session_id   --? session_id
+  AND c.holder = :holder           --? holder
+  AND c.state = :state             --? state
+  AND c.ended_at IS NULL           --? still_running
+  AND c.id < :id_before            --? id_before
+ORDER BY c.id DESC
+LIMIT :limit;
+
+-- name: outputs
+SELECT * FROM outputs
+WHERE command_id = :command_id
+  AND number > :after          --? after
+  AND number < :before         --? before
+  AND at >= :since             --? since
+  AND at < :until              --? until
+ORDER BY number                --? oldest_first
+ORDER BY number DESC           --? newest_first
+LIMIT :limit;
+
+-- name: log_of_commands
+SELECT *, CAST(NULL AS text) AS service FROM commands
+WHERE purged_at IS NULL
+  AND started_at >= :since                         --? since
+  AND started_at < :until                          --? until
+  AND (started_at, id) > (:later_at, :later_id)       --? later_at
+  AND (started_at, id) < (:earlier_at, :earlier_id)   --? earlier_at
+ORDER BY started_at, id                            --? oldest_first
+ORDER BY started_at DESC, id DESC                  --? newest_first
+LIMIT :limit;
+
+-- name: log_of_outputs
+SELECT * FROM outputs
+WHERE TRUE
+  AND number > :after                        --? after
+  AND at >= :since                           --? since
+  AND at < :until                            --? until
+  AND (at, id) > (:later_at, :later_id)         --? later_at
+  AND (at, id) < (:earlier_at, :earlier_id)     --? earlier_at
+ORDER BY at, id                              --? oldest_first
+ORDER BY at DESC, id DESC                    --? newest_first
+LIMIT :limit;
+
+-- name: outputs_by_id
+SELECT * FROM outputs
+--[sqlite] WHERE id IN (SELECT value FROM json_each(:ids))
+--[postgres] WHERE id IN (SELECT value FROM json_array_elements_text(CAST(:ids AS json)))
+;
+
+-- name: commands_by_id
+SELECT *, CAST(NULL AS text) AS service FROM commands
+WHERE purged_at IS NULL
+--[sqlite]   AND id IN (SELECT value FROM json_each(:ids))
+--[postgres]   AND id IN (SELECT value FROM json_array_elements_text(CAST(:ids AS json)))
+;
+
+-- name: commands_to_purge
+-- Oldest first, on the index of what has ended and was not purged: costs what it finds, and what is on hold.
+SELECT c.id FROM commands c
+WHERE c.ended_at IS NOT NULL AND c.purged_at IS NULL AND c.ended_at <= now_us() - :older_than_us
+  AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.id = c.session_id AND s.hold = 1)
+ORDER BY c.ended_at, c.id
+LIMIT :limit;
+
+-- name: purge_outputs
+-- From the beginning, so that what is left stays dense.
+DELETE FROM outputs WHERE command_id = :command_id AND number IN (
+  SELECT number FROM outputs WHERE command_id = :command_id ORDER BY number LIMIT :limit)
+RETURNING 1 AS gone;
+
+-- name: purge_command
+-- The result stays.
+UPDATE commands SET purged_at = now_us(), command = '', cwd = NULL WHERE id = :id AND purged_at IS NULL
+RETURNING id;

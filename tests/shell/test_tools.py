@@ -1,0 +1,80 @@
+from typing import Any
+
+from pydantic_ai import Agent
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+)
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+from holdfast import Holdfast
+from holdfast.shell import ShellService
+from holdfast.shell.tools import shell_tools
+from holdfast.store import Store
+
+
+def script(*calls: ToolCallPart) -> tuple[FunctionModel, list[Any]]:
+    """Return a model that makes these calls one after the other, and what it was told."""
+    told: list[Any] = []
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        for part in messages[-1].parts:
+            if part.part_kind in {"tool-return", "retry-prompt"}:
+                told.append(getattr(part, "content", None))
+        call = calls[len(told)] if len(told) < len(calls) else None
+        if call is not None and told and isinstance(told[-1], dict) and "command_id" in call.args_as_dict():
+            call = ToolCallPart(call.tool_name, {**call.args_as_dict(), "command_id": told[0]["command_id"]})
+        return ModelResponse(parts=[TextPart("done") if call is None else call])
+
+    return FunctionModel(answer), told
+
+
+async def test_an_agent_runs_reads_and_stops(service: ShellService, store: Store):
+    model, told = script(
+        ToolCallPart("shell_run", {"command": "echo hi; sleep 100", "background": True}),
+        ToolCallPart("shell_output", {"command_id": "?"}),
+        ToolCallPart("shell_stop", {"command_id": "?"}),
+        ToolCallPart("shell_run", {"command": "printf %50000d 7; exit 3"}),
+    )
+    agent = Agent(model, name="bot", toolsets=[shell_tools(service)], capabilities=[Holdfast(store)])
+    result = await agent.run("go", conversation_id="talk")
+    assert result.output == "done"
+    started, seen, stopped, ended = told
+    assert started["state"] == "running"
+    assert seen["state"] == "running"
+    assert (stopped["state"], stopped["exit_code"]) == ("stopped", -1)
+    assert (ended["state"], ended["exit_code"]) == ("done", 3)
+    assert "[20,000 characters left out here]" in ended["stdout"]
+    # Each call is an effect in the ledger, and the commands belong to the session.
+    effects = (await store.effects("talk")).items
+    assert [effect.tool for effect in effects] == ["shell_run", "shell_output", "shell_stop", "shell_run"]
+    assert {effect.state for effect in effects} == {"completed"}
+    commands = (await store.commands(session_id="talk")).items
+    assert [command.owner for command in commands] == ["agent", "agent"]
+
+
+async def test_a_mistake_of_the_model_is_told_to_it(service: ShellService):
+    model, told = script(
+        ToolCallPart("shell_run", {"command": "ls", "cwd": "/nowhere"}),
+        ToolCallPart("shell_output", {"command_id": "7"}),
+        ToolCallPart("shell_run", {"command": "echo fine"}),
+    )
+    agent = Agent(model, toolsets=[shell_tools(service)])
+    await agent.run("go")
+    assert "There is no folder /nowhere" in str(told[0])
+    assert "UUID" in str(told[1])
+    assert told[2]["stdout"] == "fine\n"
+    assert [c.session_id for c in (await service.store.commands()).items] == [None]
+
+
+async def test_the_policy_is_to_report(service: ShellService):
+    seen: list[dict[str, Any] | None] = []
+
+    def look(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        seen.extend(tool.metadata for tool in info.function_tools)
+        return ModelResponse(parts=[TextPart("ok")])
+
+    await Agent(FunctionModel(look), toolsets=[shell_tools(service)]).run("go")
+    assert [metadata and metadata["recovery"] for metadata in seen] == ["report"] * 3
