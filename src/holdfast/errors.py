@@ -117,6 +117,12 @@ class VersionConflict(Conflict):
     code = "version_conflict"
 
 
+class NotYet(Conflict):
+    """Session {session_id} has events 1 to {seq}; there is no number {number} yet."""
+
+    code = "not_yet"
+
+
 class SessionCleaned(Conflict):
     """The content of session {id} was cleaned. Rehydrate it from its archive, then submit again."""
 

@@ -182,7 +182,7 @@ class Gate:
             message = await receive()
             got += len(message.get("body", b""))
             if got > self._limit:
-                raise PayloadTooLarge(what="body", size=f"more than {self._limit}", limit=self._limit)
+                raise HTTPException(413, f"The body has more than {self._limit} bytes.")
             return message
 
         async def send_safely(message: Message) -> None:

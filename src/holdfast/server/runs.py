@@ -4,7 +4,6 @@ from typing import Annotated
 
 from fastapi import Path, Query, Request, Response
 
-from holdfast.errors import BadInput
 from holdfast.record.recovery import settle_effect
 from holdfast.server.routes import new_router, route, session_of, store_of
 from holdfast.server.sessions import CursorText, Limit
@@ -86,10 +85,11 @@ async def effects(
 
 @route(router, "POST", "/api/runs/{run_id}/effects/{call_id}", "write")
 async def settle(
-    request: Request, run_id: RunId, call_id: Annotated[str, Path(max_length=500)], body: Outcome
+    request: Request,
+    run_id: RunId,
+    call_id: Annotated[str, Path(max_length=500, pattern=r"^[ -~]+$")],
+    body: Outcome,
 ) -> EffectOut:
     """Say what came of a call whose outcome is unknown: a person knows."""
-    if body.error is not None and body.result is not None:
-        raise BadInput(problem="an outcome has a result or an error, not both")
     settled = await settle_effect(store_of(request), run_id, call_id, result=body.result, error=body.error)
     return EffectOut.of(settled)

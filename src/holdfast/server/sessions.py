@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import Header, Path, Query, Request, Response
 
-from holdfast.errors import BadInput, Forbidden
+from holdfast.errors import BadInput, Forbidden, NotYet
 from holdfast.runtime.approvals import asked
 from holdfast.server.routes import channels_of, new_router, principal_of, route, session_of, store_of
 from holdfast.server.stream import EventStream
@@ -36,6 +36,7 @@ from holdfast.types import Lane, Status, Submission, SubmissionState
 router = new_router("sessions")
 SessionId = Annotated[Id, Path(description="The session's id.")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="How many at most.")]
+NO_NUL = r"^[^\x00]*$"
 CursorText = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")]
 
 
@@ -62,9 +63,13 @@ async def create_session(request: Request, body: NewSession) -> SessionOut:
 async def list_sessions(
     request: Request,
     status: Status | None = None,
-    agent: Annotated[str | None, Query(max_length=200)] = None,
-    owner: Annotated[str | None, Query(max_length=200, description="For administrators.")] = None,
-    search: Annotated[str | None, Query(max_length=200, description="A part of the title.")] = None,
+    agent: Annotated[str | None, Query(max_length=200, pattern=NO_NUL)] = None,
+    owner: Annotated[
+        str | None, Query(max_length=200, pattern=NO_NUL, description="For administrators.")
+    ] = None,
+    search: Annotated[
+        str | None, Query(max_length=200, pattern=NO_NUL, description="A part of the title.")
+    ] = None,
     cursor: CursorText = None,
     limit: Limit = 50,
 ) -> Items[SessionOut]:
@@ -125,20 +130,14 @@ async def _submit(
 @route(router, "POST", "/api/sessions/{session_id}/submissions", "write", status_code=202)
 async def submit(request: Request, session_id: SessionId, body: NewSubmission) -> SubmissionOut:
     """Ask something of a session. Once this is answered it is durable: it will end, or visibly wait."""
-    given = body.model_dump(exclude_none=True, include={"text", "content", "checkpoint_id", "session_id"})
-    allowed = {
-        "message": {"text", "content"},
-        "rewind": {"checkpoint_id"},
-        "fork": {"checkpoint_id", "session_id"},
-    }.get(body.kind, set[str]())
-    if wrong := sorted(set(given) - allowed):
-        raise BadInput(problem=f"{body.kind} has no {', '.join(wrong)}")
-    if body.kind == "message" and len(given) != 1:
-        raise BadInput(problem="a message has either `text` or `content`")
-    if body.kind == "rewind" and not given:
-        raise BadInput(problem="rewind needs a `checkpoint_id`")
+    given = body.model_dump(exclude_none=True, exclude={"kind", "when_busy", "idempotency_key"})
     return await _submit(
-        request, session_id, body.kind, given, when_busy=body.when_busy, idempotency_key=body.idempotency_key
+        request,
+        session_id,
+        body.kind,
+        given,
+        when_busy=body.when_busy,
+        idempotency_key=body.idempotency_key,
     )
 
 
@@ -176,8 +175,6 @@ async def undo(request: Request, session_id: SessionId) -> SubmissionOut:
 @route(router, "POST", "/api/sessions/{session_id}/rewind", "write", status_code=202)
 async def rewind(request: Request, session_id: SessionId, body: Place) -> SubmissionOut:
     """Go on from an earlier checkpoint. What came after it stays on record."""
-    if body.checkpoint_id is None:
-        raise BadInput(problem="rewind needs a `checkpoint_id`")
     return await _submit(request, session_id, "rewind", {"checkpoint_id": body.checkpoint_id})
 
 
@@ -220,18 +217,18 @@ async def events(
     session_id: SessionId,
     after: Annotated[int, Query(ge=0, lt=2**63, description="The number of the last event you have.")] = 0,
     limit: Annotated[int, Query(ge=1, le=1000, description="How many at most; not for the stream.")] = 500,
-    last_event_id: Annotated[str | None, Header(description="Wins over `after`.")] = None,
+    last_event_id: Annotated[
+        str | None, Header(pattern="^[0-9]{0,18}$", description="Wins over `after`.")
+    ] = None,
 ) -> Response:
     """Read the journal: as pages, or as a stream that replays what you miss and goes on with what comes."""
     store, session = store_of(request), session_of(request)
     if last_event_id:
-        if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 19):  # noqa: PLR2004
-            raise BadInput(problem=f"Last-Event-ID is the number of an event, not {last_event_id[:50]!r}")
         after = int(last_event_id)
     if after > session.seq:
         session = await store.session(session_id)  # it may have moved on since
     if after > session.seq:
-        raise BadInput(problem=f"the session has events 1 to {session.seq}; none can come after {after}")
+        raise NotYet(session_id=session_id, seq=session.seq, number=after)
     if "text/event-stream" in request.headers.get("accept", ""):
         state, channels = request.app.state, channels_of(request)
         return EventStream(

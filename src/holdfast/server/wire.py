@@ -27,7 +27,8 @@ from holdfast.types import (
 )
 
 T = TypeVar("T")
-Name = Annotated[str, Field(min_length=1, max_length=200)]
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[ -~]+$")]
+Line = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00]*$")]
 Id = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@=+~-]*$")]
 Number = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -64,7 +65,7 @@ class NewSession(Given):
 
     agent: Name
     id: Id | None = None
-    title: Annotated[str, Field(max_length=1000)] = ""
+    title: Line = ""
     metadata: dict[str, Any] = Field(default_factory=dict)
     owner: Name | None = Field(None, description="Another owner than yourself; for administrators.")
 
@@ -72,7 +73,7 @@ class NewSession(Given):
 class SessionChange(Given):
     """What to change of a session."""
 
-    title: Annotated[str, Field(max_length=1000)] | None = None
+    title: Line | None = None
     hold: bool | None = Field(None, description="Whether retention must not touch it.")
     metadata: dict[str, Any] | None = None
 
@@ -133,20 +134,53 @@ class SessionDetail(SessionOut):
     asked: list[Asked] = Field(default_factory=list[Asked])
 
 
-class NewSubmission(Given):
-    """Something asked of a session. A message has either `text` or `content`."""
+class _Asked(Given):
+    """What all submissions have."""
+
+    when_busy: WhenBusy = "queue"
+    idempotency_key: Name | None = Field(None, description="The same key sends the same thing once.")
+
+
+class TextMessage(_Asked):
+    """Something that the user says."""
 
     model_config = ConfigDict(
         extra="forbid",
         json_schema_extra={"examples": [{"kind": "message", "text": "Hello", "when_busy": "queue"}]},
     )
-    kind: Literal["message", "undo", "rewind", "compact", "fork", "shutdown"] = "message"
-    text: str | None = None
-    content: list[Any] | None = Field(None, description="Parts of a message, as Pydantic AI's user content.")
-    when_busy: WhenBusy = "queue"
-    idempotency_key: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    checkpoint_id: Id | None = Field(None, description="Where `rewind` goes and `fork` begins.")
-    session_id: Id | None = Field(None, description="The id of the fork.")
+    kind: Literal["message"] = "message"
+    text: str
+
+
+class ContentMessage(_Asked):
+    """Something that the user says or shows."""
+
+    kind: Literal["message"] = "message"
+    content: list[Any] = Field(min_length=1, description="Parts, as Pydantic AI's user content.")
+
+
+class Command(_Asked):
+    """Something to do with the history, or with the session."""
+
+    kind: Literal["undo", "compact", "shutdown"]
+
+
+class Rewind(_Asked):
+    """Go on from an earlier checkpoint."""
+
+    kind: Literal["rewind"]
+    checkpoint_id: Id
+
+
+class Fork(_Asked):
+    """Copy the history into a new session."""
+
+    kind: Literal["fork"]
+    checkpoint_id: Id | None = None
+    session_id: Id | None = None
+
+
+NewSubmission = TextMessage | ContentMessage | Command | Rewind | Fork
 
 
 class Answer(Given):
@@ -160,14 +194,15 @@ class Answer(Given):
 
 
 class Place(Given):
-    """A checkpoint; the last one if none is named."""
+    """A checkpoint to go on from."""
+
+    checkpoint_id: Id
+
+
+class ForkOf(Given):
+    """Where a fork begins, the last checkpoint if none is named, and the id it gets."""
 
     checkpoint_id: Id | None = None
-
-
-class ForkOf(Place):
-    """Where a fork begins, and the id it gets."""
-
     session_id: Id | None = None
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from holdfast.errors import BadInput, SessionCleaned, SessionExists, SessionNotFound, VersionConflict
+from holdfast.errors import NotYet, SessionCleaned, SessionExists, SessionNotFound, VersionConflict
 from holdfast.ids import check_choice, check_id, check_name, check_text, new_id
 from holdfast.store.sql.core import (
     Row,
@@ -161,9 +161,7 @@ class Sessions(SqlCore):
         check_id(consumer, "consumer")
         head = yield from self._lock_head(session_id)
         if not 0 <= seq <= head.seq:
-            raise BadInput(
-                problem=f"session {session_id} has events 1 to {head.seq}, a cursor cannot be at {seq}"
-            )
+            raise NotYet(session_id=session_id, seq=head.seq, number=seq)
         yield sql("set_cursor", session_id=session_id, consumer=consumer, seq=seq)
         rows = yield sql("cursors", session_id=session_id)
         return next(_cursor(row) for row in rows if row["consumer"] == consumer)

@@ -1,0 +1,40 @@
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import httpx2
+import pytest
+
+from holdfast import Store
+from holdfast.config import load_settings
+from holdfast.server import create_app
+from holdfast.server.auth import digest
+
+TOKENS = {"owner": "hf_owner", "other": "hf_other", "admin": "hf_admin", "expired": "hf_expired"}
+
+
+@pytest.fixture
+async def tokens(store: Store) -> dict[str, str]:
+    """A token for everyone in the matrix; the sessions of the tests belong to `owner`."""
+    await store.add_token(digest(TOKENS["owner"]), owner="owner")
+    await store.add_token(digest(TOKENS["other"]), owner="other")
+    await store.add_token(digest(TOKENS["admin"]), owner="boss", role="admin")
+    revoked = await store.add_token(digest(TOKENS["expired"]), owner="owner")
+    await store.revoke_token(revoked.id)
+    return TOKENS
+
+
+@pytest.fixture
+def app(store: Store) -> Any:
+    return create_app(load_settings(max_body_bytes=100_000), store)
+
+
+@pytest.fixture
+async def http(app: Any, tokens: dict[str, str]) -> AsyncGenerator[httpx2.AsyncClient, None]:
+    """A client of the application in this process, as the owner of sessions."""
+    headers = {"authorization": f"Bearer {tokens['owner']}"}
+    async with httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(app, raise_app_exceptions=False),
+        base_url="http://test",
+        headers=headers,
+    ) as client:
+        yield client

@@ -1,0 +1,145 @@
+"""Promise 10, closed by default: every route against everyone who might knock."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from jwt.algorithms import ECAlgorithm
+
+from holdfast import Store
+from holdfast.config import load_settings
+from holdfast.errors import BadSettings
+from holdfast.server import create_app
+from holdfast.server.routes import RULES
+from holdfast.types import Batch, Run
+
+BODIES: dict[tuple[str, str], Any] = {
+    ("POST", "/api/sessions"): {"agent": "agent"},
+    ("PATCH", "/api/sessions/{session_id}"): {"title": "New"},
+    ("POST", "/api/sessions/{session_id}/submissions"): {"text": "hi"},
+    ("POST", "/api/sessions/{session_id}/approvals"): {"call_id": "c", "digest": "0" * 64, "approved": True},
+    ("POST", "/api/sessions/{session_id}/rewind"): {"checkpoint_id": "c"},
+    ("POST", "/api/sessions/{session_id}/fork"): {},
+    ("PUT", "/api/sessions/{session_id}/state"): {"body": 1, "expected": 0},
+    ("PUT", "/api/sessions/{session_id}/cursors/{consumer}"): {"seq": 0},
+    ("POST", "/api/runs/{run_id}/effects/{call_id}"): {"result": 1},
+}
+
+
+def routes(app: Any) -> list[tuple[str, str]]:
+    """Return every route of the document: what is not in there is not open to anybody."""
+    found = [(method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods]
+    assert len(found) > 25
+    return found
+
+
+def test_every_route_has_a_rule(app: Any):
+    assert set(routes(app)) == set(RULES)
+    for path, methods in app.openapi()["paths"].items():
+        for method, operation in methods.items():
+            assert operation["x-rule"] == RULES[method.upper(), path]
+
+
+async def test_the_matrix(app: Any, store: Store, http: httpx2.AsyncClient, tokens: dict[str, str]):
+    """Nobody, an expired token and a stranger get nothing; a stranger cannot even tell what exists."""
+    await store.create_session(agent="agent", owner="owner", id="theirs")
+    lease = await store.acquire("theirs", await store.join("test"))
+    await store.write(lease, Batch(runs=[Run(id="their-run")]))
+    await store.release(lease)
+    checked = 0
+    for method, template in routes(app):
+        rule = RULES[method, template]
+        names = {"session_id": "theirs", "run_id": "their-run", "consumer": "reader", "call_id": "call"}
+        path = template.format(**names)
+        missing = template.format(**names | {"session_id": "nothing", "run_id": "no-run"})
+        body = BODIES.get((method, template))
+
+        async def ask(where: str, who: str | None, method: str = method, body: Any = body) -> httpx2.Response:
+            token = {} if who is None else {"authorization": f"Bearer {tokens[who]}"}
+            http.headers.pop("authorization", None)
+            return await http.request(method, where, json=body, headers=token)
+
+        if rule == "public":
+            assert (await ask(path, None)).status_code < 400, path
+            continue
+        checked += 1
+        assert (await ask(path, None)).status_code == 401, path
+        assert (await ask(path, "expired")).status_code == 401, path
+        if rule in {"read", "write", "delete"}:
+            foreign, absent = await ask(path, "other"), await ask(missing, "other")
+            assert (foreign.status_code, absent.status_code) == (404, 404), path
+            theirs = foreign.text.replace("theirs", "X").replace("their-run", "X")
+            assert theirs == absent.text.replace("nothing", "X").replace("no-run", "X"), path
+        if rule == "admin":
+            assert (await ask(path, "owner")).status_code == 403, path
+        else:
+            assert (await ask(path, "owner")).status_code not in {401, 403, 500}, path
+        assert (await ask(path, "admin")).status_code not in {401, 403, 500}, path
+    assert checked > 20
+
+
+async def test_lists_show_only_what_is_yours(store: Store, http: httpx2.AsyncClient):
+    await store.create_session(agent="agent", owner="owner", id="mine")
+    await store.create_session(agent="agent", owner="other", id="theirs")
+    for query in ("", "?owner=other"):
+        found = (await http.get(f"/api/sessions{query}")).json()
+        assert [item["id"] for item in found["items"]] == ["mine"]
+    stolen = await http.post("/api/sessions", json={"agent": "agent", "owner": "other"})
+    assert stolen.status_code == 403
+
+
+async def test_a_cookie_needs_the_pages_own_origin(
+    store: Store, http: httpx2.AsyncClient, tokens: dict[str, str]
+):
+    del http.headers["authorization"]
+    http.cookies.set("holdfast_token", tokens["owner"])
+    assert (await http.get("/api/sessions")).status_code == 200
+    body = {"agent": "agent"}
+    assert (await http.post("/api/sessions", json=body)).status_code == 403
+    foreign = await http.post("/api/sessions", json=body, headers={"origin": "http://evil"})
+    assert foreign.status_code == 403
+    own = await http.post("/api/sessions", json=body, headers={"origin": "http://test"})
+    assert own.status_code == 201
+    assert "access-control-allow-origin" not in own.headers
+
+
+async def test_tokens_of_an_identity_provider(store: Store, tmp_path: Path):
+    key = ec.generate_private_key(ec.SECP256R1())
+    public = json.loads(ECAlgorithm.to_jwk(key.public_key()))
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({"keys": [public | {"kid": "one", "alg": "ES256", "use": "sig"}]}))
+    settings = load_settings(jwt_keys=str(keys), jwt_audience="holdfast", jwt_issuer="us")
+    application = create_app(settings, store)
+    now = int(time.time())
+    good = {"sub": "jane", "aud": "holdfast", "iss": "us", "exp": now + 60}
+
+    def token(claims: dict[str, Any], with_key: Any = key, kid: str = "one", algorithm: str = "ES256") -> str:
+        return jwt.encode(claims, with_key, algorithm=algorithm, headers={"kid": kid})
+
+    async def status(given: str) -> int:
+        async with httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(application), base_url="http://test"
+        ) as client:
+            answer = await client.get("/api/me", headers={"authorization": f"Bearer {given}"})
+            if answer.status_code == 200:
+                assert answer.json()["owner"] == "jane"
+            return answer.status_code
+
+    assert await status(token(good)) == 200
+    assert await status(token(good | {"exp": now - 60})) == 401
+    assert await status(token(good | {"aud": "others"})) == 401
+    assert await status(token(good | {"iss": "them"})) == 401
+    assert await status(token(good | {"role": "king"})) == 401
+    assert await status(token(good, ec.generate_private_key(ec.SECP256R1()))) == 401
+    assert await status(token(good, kid="two")) == 401
+    assert await status(token(good, "secret" * 8, algorithm="HS256")) == 401
+    assert await status("a.b.c") == 401
+    with pytest.raises(BadSettings):
+        load_settings(jwt_keys=str(keys))
+    with pytest.raises(BadSettings):
+        create_app(load_settings(jwt_keys=str(tmp_path / "none"), jwt_audience="x"), store)

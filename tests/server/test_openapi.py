@@ -1,0 +1,103 @@
+"""The document that the server gives of itself is complete, and true under attack."""
+
+import asyncio
+import threading
+from collections.abc import Generator
+from contextlib import suppress
+from typing import Any, Self
+
+import pytest
+import schemathesis
+import uvicorn
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+
+from holdfast.config import load_settings
+from holdfast.server import create_app
+from holdfast.store import open_store
+
+
+class _Server:
+    """The application on a real socket, in a thread of its own."""
+
+    def __init__(self, folder: Any) -> None:
+        self._folder = folder
+        self.url = ""
+        self._ready = threading.Event()
+        self._server: uvicorn.Server | None = None
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+
+    async def _serve(self) -> None:
+        async with open_store(f"sqlite:///{self._folder}/store.db") as store:
+            await store.create_session(agent="agent", owner="local", id="s1")
+            app = create_app(load_settings(token="hf_test", max_pending=20), store)
+            self._server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+            self._server.config.load()
+            self._server.lifespan = self._server.config.lifespan_class(self._server.config)
+            await self._server.startup()
+            port = self._server.servers[0].sockets[0].getsockname()[1]
+            self.url = f"http://127.0.0.1:{port}"
+            self._ready.set()
+            await self._server.main_loop()
+            await self._server.shutdown()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._ready.wait(30)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._server is not None
+        self._server.should_exit = True
+        self._thread.join(30)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[_Server, None, None]:
+    with _Server(tmp_path_factory.mktemp("openapi")) as running:
+        yield running
+
+
+def test_no_request_breaks_it(server: _Server):
+    """Every operation of the document, with what it allows and what it does not; all checks on."""
+    schema: Any = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    attacked = 0
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        for mode in GenerationMode:
+
+            @settings(
+                max_examples=10,
+                deadline=None,
+                database=None,
+                suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+            )
+            @given(case=operation.as_strategy(generation_mode=mode))
+            def attack(case: Any, *, positive: bool = mode.is_positive) -> None:
+                if positive and case.query:
+                    case.query.pop("cursor", None)  # opaque: only one that a page gave is good
+                case.call_and_validate(timeout=10, headers={"Authorization": "Bearer hf_test"})
+
+            with suppress(Unsatisfiable):  # nothing that is wrong can be said to it
+                attack()
+                attacked += 1
+    assert attacked > 40
+
+
+def test_the_document_is_complete(server: _Server):
+    document = load_document(server)
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            assert operation["description"], (method, path)
+            assert operation["x-rule"], (method, path)
+            assert any(status.startswith("2") for status in operation["responses"]), (method, path)
+            if operation["x-rule"] != "public":
+                assert operation["security"] == [{"bearer": []}], (method, path)
+                assert {"401", "422"} <= set(operation["responses"]), (method, path)
+
+
+def load_document(server: _Server) -> Any:
+    import httpx2
+
+    return httpx2.get(f"{server.url}/openapi.json").json()

@@ -1,0 +1,191 @@
+"""The routes of sessions and runs, and what they answer to nonsense."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+
+import httpx2
+import pytest
+
+from holdfast import Store
+from holdfast.types import Batch, Effect, NewEvent, Run
+from tests.runtime.agents import working
+from tests.runtime.test_session import paying
+
+
+@pytest.fixture
+async def session(store: Store) -> str:
+    return (await store.create_session(agent="agent", owner="owner", id="s1")).id
+
+
+async def test_the_life_of_a_session(http: httpx2.AsyncClient):
+    made = await http.post("/api/sessions", json={"agent": "agent", "title": "One", "metadata": {"a": 1}})
+    assert made.status_code == 201
+    session = made.json()
+    assert (session["status"], session["owner"], session["metadata"]) == ("idle", "owner", {"a": 1})
+    path = f"/api/sessions/{session['id']}"
+    assert (await http.patch(path, json={"title": "Two", "hold": True})).json()["title"] == "Two"
+    sent = await http.post(f"{path}/submissions", json={"text": "hi", "idempotency_key": "k"})
+    assert sent.status_code == 202
+    assert (
+        await http.post(f"{path}/submissions", json={"text": "hi", "idempotency_key": "k"})
+    ).json() == sent.json()
+    reused = await http.post(f"{path}/submissions", json={"text": "other", "idempotency_key": "k"})
+    assert (reused.status_code, reused.json()["error"]["code"]) == (409, "key_reused")
+    busy = await http.post(f"{path}/submissions", json={"text": "now", "when_busy": "reject"})
+    assert (busy.status_code, busy.json()["error"]["code"]) == (409, "turn_in_progress")
+    shown = (await http.get(path)).json()
+    assert (shown["status"], shown["pending"], shown["hold"], shown["asked"]) == ("queued", 1, True, [])
+    listed = (await http.get(f"{path}/submissions")).json()["items"]
+    assert [item["submission_id"] for item in listed] == [sent.json()["submission_id"]]
+    found = (await http.get("/api/sessions", params={"search": "TWO", "limit": 1})).json()
+    assert [item["id"] for item in found["items"]] == [session["id"]]
+    rest = await http.get("/api/sessions", params={"cursor": found["next_cursor"]})
+    assert rest.json() == {"items": [], "next_cursor": None}
+
+
+async def test_state_and_cursors(http: httpx2.AsyncClient, session: str):
+    path = f"/api/sessions/{session}"
+    assert (await http.get(f"{path}/state")).json() == {"version": 0, "body": None}
+    assert (await http.put(f"{path}/state", json={"body": [1], "expected": 0})).json()["version"] == 1
+    late = await http.put(f"{path}/state", json={"body": [2], "expected": 0})
+    assert (late.status_code, late.json()["error"]["code"]) == (409, "version_conflict")
+    assert (await http.put(f"{path}/cursors/me", json={"seq": 1})).json()["seq"] == 1
+    assert (await http.put(f"{path}/cursors/me", json={"seq": 0})).json()["seq"] == 1
+    assert (await http.put(f"{path}/cursors/me", json={"seq": 5})).status_code == 409
+    assert [item["consumer"] for item in (await http.get(f"{path}/cursors")).json()["items"]] == ["me"]
+
+
+async def test_an_approval_over_http(store: Store, http: httpx2.AsyncClient, session: str):
+    agent, paid = paying()
+    path = f"/api/sessions/{session}"
+    async with working(store, agent):
+        await http.post(f"{path}/submissions", json={"text": "pay"})
+        async with asyncio.timeout(20):
+            while not (asked := (await http.get(path)).json()["asked"]):
+                await asyncio.sleep(0.02)
+        assert (asked[0]["tool"], asked[0]["arguments"]) == ("pay", {"amount": 5})
+        answer = {"call_id": asked[0]["call_id"], "digest": asked[0]["digest"], "approved": True}
+        assert (await http.post(f"{path}/approvals", json=answer)).status_code == 202
+        async with asyncio.timeout(20):
+            while (await http.get(path)).json()["status"] != "idle":
+                await asyncio.sleep(0.02)
+    assert paid == [5]
+    runs = (await http.get(f"{path}/runs")).json()["items"]
+    assert [run["status"] for run in runs] == ["completed", "completed"]
+    run = f"/api/runs/{runs[0]['id']}"
+    assert (await http.get(run)).json()["agent"] == "agent"
+    assert (await http.get(f"{run}/events")).json()["items"][0]["kind"] == "run_started"
+    assert (await http.get(f"{run}/checkpoints")).json()["items"]
+    assert [item["state"] for item in (await http.get(f"{run}/effects")).json()["items"]] == ["completed"]
+
+
+async def test_settling_an_effect_by_hand(store: Store, http: httpx2.AsyncClient, session: str):
+    lease = await store.acquire(session, await store.join("test"))
+    await store.write(
+        lease, Batch(runs=[Run(id="r1")], effects=[Effect(run_id="r1", call_id="c/1", tool="pay")])
+    )
+    await store.release(lease)
+    path = "/api/runs/r1/effects"
+    assert (await http.get(path, params={"unresolved": True})).json()["items"][0]["state"] == "started"
+    assert (await http.post(f"{path}/nothing", json={"result": 1})).status_code == 404
+    assert (await http.post(f"{path}/c%2F1", json={"result": "paid", "error": "no"})).status_code in {
+        404,
+        422,
+    }
+
+
+async def test_events_as_pages_and_as_a_stream(store: Store, http: httpx2.AsyncClient, session: str):
+    lease = await store.acquire(session, await store.join("test"))
+    payload = '{\n "exactly": "as it was",\r\n "n": 12345678901234567890}'
+    await store.write(lease, Batch(events=[NewEvent(kind=f"k{n}", payload=payload) for n in range(1200)]))
+    path = f"/api/sessions/{session}/events"
+    first = (await http.get(path, params={"limit": 700})).json()
+    second = (await http.get(path, params={"after": first["next_cursor"], "limit": 700})).json()
+    seqs = [event["seq"] for page in (first, second) for event in page["items"]]
+    assert (seqs, second["next_cursor"]) == (list(range(1, 1201)), None)
+    assert first["items"][0]["payload"] == json.loads(payload)
+    for bad in (
+        {"after": -1},
+        {"after": "x"},
+        {"after": 10**30},
+        {"after": 1201},
+        {"limit": 0},
+        {"limit": 1001},
+    ):
+        assert (await http.get(path, params=bad)).status_code == 422, bad
+    for headers in ({}, {"accept": "text/event-stream"}):
+        assert (await http.get(path, params={"after": 1201}, headers=headers)).json()["error"][
+            "code"
+        ] == "not_yet"
+    for bad in ("-1", "x", "9" * 40, "1.5", "٣"):
+        headers = {"last-event-id": bad.encode(), "accept": "text/event-stream"}
+        assert (await http.get(path, headers=headers)).status_code == 422, bad  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/sessions", b"{"),
+        ("/api/sessions", b"\xff\xfe"),
+        ("/api/sessions", b"[]"),
+        ("/api/sessions", b'{"agent": "agent", "unknown": 1}'),
+        ("/api/sessions", b'{"agent": 5}'),
+        ("/api/sessions", b'{"agent": ""}'),
+        ("/api/sessions", b'{"agent": "agent", "id": "../etc"}'),
+        ("/api/sessions", b'{"agent": "agent", "title": "\\ud800"}'),
+        ("/api/sessions", b'{"agent": "agent\\u0000"}'),
+        ("/api/sessions/s1/submissions", b"{}"),
+        ("/api/sessions/s1/submissions", b'{"text": "a", "content": []}'),
+        ("/api/sessions/s1/submissions", b'{"kind": "dance"}'),
+        ("/api/sessions/s1/submissions", b'{"kind": "rewind"}'),
+        ("/api/sessions/s1/submissions", b'{"kind": "undo", "text": "a"}'),
+        ("/api/sessions/s1/submissions", b'{"text": "a", "when_busy": "panic"}'),
+        ("/api/sessions/s1/approvals", b'{"call_id": "a", "digest": "b", "approved": true}'),
+        ("/api/sessions/s1/rewind", b"{}"),
+    ],
+)
+async def test_nonsense_is_refused_in_the_documented_shape(
+    http: httpx2.AsyncClient, session: str, path: str, body: bytes
+):
+    answer = await http.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 422, answer.text
+    assert set(answer.json()["error"]) >= {"code", "message"}
+
+
+async def test_ids_that_are_paths(http: httpx2.AsyncClient, session: str):
+    for bad in ("%2e%2e", "..%2f..%2fetc", "a%00b", "x" * 200, "%ff"):
+        answer = await http.get(f"/api/sessions/{bad}")
+        assert answer.status_code in {404, 422}, bad
+        assert answer.json()["error"]["code"]
+
+
+async def test_a_body_that_is_too_large(http: httpx2.AsyncClient, session: str):
+    path = f"/api/sessions/{session}/submissions"
+    large = json.dumps({"text": "x" * 100_000}).encode()
+    assert (await http.post(path, content=large)).status_code == 413
+
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        for _ in range(20):
+            yield b"x" * 10_000
+
+    assert (await http.post(path, content=chunks())).status_code == 413
+
+
+async def test_unknown_paths_and_methods_have_the_same_shape(http: httpx2.AsyncClient):
+    for method, path, status in (("GET", "/api/nothing", 404), ("DELETE", "/health", 405)):
+        answer = await http.request(method, path)
+        assert answer.status_code == status
+        assert set(answer.json()["error"]) >= {"code", "message"}
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_operation(http: httpx2.AsyncClient, store: Store, tokens: dict[str, str]):
+    assert (await http.get("/health")).json()["status"] == "ok"
+    assert (await http.get("/ready")).json()["status"] == "ok"
+    await store.join("somebody")
+    assert [item["name"] for item in (await http.get("/api/workers")).json()["items"]] == ["somebody"]
+    assert "holdfast_http_requests_total" in (await http.get("/metrics")).text
+    await store.audit(actor="boss", action="test", session_id=None, detail="{}")
+    admin = {"authorization": f"Bearer {tokens['admin']}"}
+    assert (await http.get("/api/audit", headers=admin)).json()["items"][0]["action"] == "test"
