@@ -29,7 +29,8 @@ class AsyncClient:
 
     def __init__(self, url: str, token: str | None = None, *, timeout: float = 30.0) -> None:
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._http = httpx2.AsyncClient(base_url=url, headers=headers, timeout=timeout)
+        unlimited = httpx2.Limits(max_connections=None)  # every stream is a connection of its own
+        self._http = httpx2.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=unlimited)
 
     async def __aenter__(self) -> Self:
         return self

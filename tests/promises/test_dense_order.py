@@ -7,9 +7,10 @@ from contextlib import AsyncExitStack
 import pytest
 
 from holdfast import Store
+from holdfast.client import AsyncClient
 from holdfast.types import Batch, NewEvent
 from tests.conftest import Engine
-from tests.server.fronts import Front, front
+from tests.server.fronts import front
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 SESSIONS, STREAMS, EVENTS = 20, 200, 300
@@ -24,12 +25,13 @@ async def test_streams_that_reconnect_at_random_miss_nothing_and_see_nothing_twi
             await stack.enter_async_context(front(engine.url, "--role", "front", token="hf_test"))
             for _ in range(2)
         ]
+        holder = await store.join("writer", ttl=120)
         sessions = [(await store.create_session(agent="agent", owner="you")).id for _ in range(SESSIONS)]
+        clients = [await stack.enter_async_context(each.client()) for each in fronts]
         reading = [
-            asyncio.create_task(read(chance.choice(sessions), fronts, random.Random(n)))
+            asyncio.create_task(read(chance.choice(sessions), clients, random.Random(n)))
             for n in range(STREAMS)
         ]
-        holder = await store.join("writer", ttl=60)
         await asyncio.gather(*(write(store, session, holder, random.Random(session)) for session in sessions))
         async with asyncio.timeout(90):
             seen = await asyncio.gather(*reading)
@@ -46,19 +48,18 @@ async def write(store: Store, session_id: str, holder: object, chance: random.Ra
         await asyncio.sleep(chance.uniform(0, 0.15))
 
 
-async def read(session_id: str, fronts: list[Front], chance: random.Random) -> tuple[list[int], int]:
+async def read(session_id: str, clients: list[AsyncClient], chance: random.Random) -> tuple[list[int], int]:
     """Read a session to its end, leaving and coming back, now here, now there."""
     numbers: list[int] = []
     reconnects = 0
     while len(numbers) < EVENTS:
         reconnects += 1
         patience = chance.randint(1, 120)
-        async with chance.choice(fronts).client() as client:
-            stream = client.stream(session_id, after=numbers[-1] if numbers else 0)
-            async for event in stream:
-                numbers.append(event["seq"])
-                patience -= 1
-                if not patience or len(numbers) >= EVENTS:
-                    break
-            await stream.aclose()
+        stream = chance.choice(clients).stream(session_id, after=numbers[-1] if numbers else 0)
+        async for event in stream:
+            numbers.append(event["seq"])
+            patience -= 1
+            if not patience or len(numbers) >= EVENTS:
+                break
+        await stream.aclose()
     return numbers, reconnects

@@ -178,7 +178,8 @@ class PostgresStore(SqlStore):
         try:
             await self._beacons.light(holder_id)
         except (*AGAIN, *GONE, asyncpg.PostgresError) as error:
-            raise self._translate(error) from error
+            _log.info("a holder of this process is known by its deadline only: %s", error)
+            return False
         return True
 
     async def _put_out(self, holder_id: str) -> None:
