@@ -1,4 +1,5 @@
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -8,8 +9,15 @@ from holdfast import Store
 from holdfast.config import load_settings
 from holdfast.server import create_app
 from holdfast.server.auth import digest
+from holdfast.shell import ShellService
 
-TOKENS = {"owner": "hf_owner", "other": "hf_other", "admin": "hf_admin", "expired": "hf_expired"}
+TOKENS = {
+    "owner": "hf_owner",
+    "other": "hf_other",
+    "admin": "hf_admin",
+    "shell": "hf_shell",
+    "expired": "hf_expired",
+}
 
 
 @pytest.fixture
@@ -18,14 +26,16 @@ async def tokens(store: Store) -> dict[str, str]:
     await store.add_token(digest(TOKENS["owner"]), owner="owner")
     await store.add_token(digest(TOKENS["other"]), owner="other")
     await store.add_token(digest(TOKENS["admin"]), owner="boss", role="admin")
+    await store.add_token(digest(TOKENS["shell"]), owner="sheller", scopes=["shell"])
     revoked = await store.add_token(digest(TOKENS["expired"]), owner="owner")
     await store.revoke_token(revoked.id)
     return TOKENS
 
 
 @pytest.fixture
-def app(store: Store) -> Any:
-    return create_app(load_settings(max_body_bytes=100_000), store)
+async def app(store: Store, tmp_path: Path) -> AsyncGenerator[Any, None]:
+    async with ShellService(store, cwd=tmp_path) as shell:
+        yield create_app(load_settings(max_body_bytes=100_000), store, shell=shell)
 
 
 @pytest.fixture

@@ -28,6 +28,8 @@ BODIES: dict[tuple[str, str], Any] = {
     ("PUT", "/api/sessions/{session_id}/state"): {"body": 1, "expected": 0},
     ("PUT", "/api/sessions/{session_id}/cursors/{consumer}"): {"seq": 0},
     ("POST", "/api/runs/{run_id}/effects/{call_id}"): {"result": 1},
+    ("POST", "/api/bash/start_bash_command"): {"command": "true"},
+    ("POST", "/api/bash/execute_bash_command"): {"command": "true"},
 }
 
 
@@ -54,7 +56,15 @@ async def test_the_matrix(app: Any, store: Store, http: httpx2.AsyncClient, toke
     checked = 0
     for method, template in routes(app):
         rule = RULES[method, template]
-        names = {"session_id": "theirs", "run_id": "their-run", "consumer": "reader", "call_id": "call"}
+        names = {
+            "session_id": "theirs",
+            "run_id": "their-run",
+            "consumer": "reader",
+            "call_id": "call",
+            "sha256": "0" * 64,
+            "command_id": "0" * 32,
+            "event_id": "0" * 32,
+        }
         path = template.format(**names)
         missing = template.format(**names | {"session_id": "nothing", "run_id": "no-run"})
         body = BODIES.get((method, template))
@@ -75,6 +85,11 @@ async def test_the_matrix(app: Any, store: Store, http: httpx2.AsyncClient, toke
             assert (foreign.status_code, absent.status_code) == (404, 404), path
             theirs = foreign.text.replace("theirs", "X").replace("their-run", "X")
             assert theirs == absent.text.replace("nothing", "X").replace("no-run", "X"), path
+        if rule == "shell":
+            assert (await ask(path, "owner")).status_code == 403, path
+            assert (await ask(path, "admin")).status_code == 403, path
+            assert (await ask(path, "shell")).status_code not in {401, 403, 500}, path
+            continue
         if rule == "admin":
             assert (await ask(path, "owner")).status_code == 403, path
         else:

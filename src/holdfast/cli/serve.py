@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -31,6 +31,9 @@ def serve(
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = None,
     role: Annotated[str, typer.Option(help="all: a front and workers; front: no agents run here.")] = "all",
     workers: Annotated[int, typer.Option(min=1, help="How many worker processes.")] = 1,
+    enable_shell: Annotated[
+        bool, typer.Option("--enable-shell", help="Let principals with the scope shell run commands here.")
+    ] = False,
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Open all doors; on loopback only.")] = False,
 ) -> None:
     """Serve sessions over HTTP and run them in worker processes, until SIGTERM or Ctrl-C."""
@@ -48,7 +51,9 @@ def serve(
         )
     if role == "all" and app is None:
         raise BadInput(problem="name the agents to serve as module:attribute, or use --role front")
-    raise typer.Exit(asyncio.run(_serve(app, settings, workers=workers if role == "all" else 0)))
+    raise typer.Exit(
+        asyncio.run(_serve(app, settings, workers=workers if role == "all" else 0, shell=enable_shell))
+    )
 
 
 def _is_loopback(host: str) -> bool:
@@ -58,7 +63,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-async def _serve(app: str | None, settings: Settings, *, workers: int) -> int:
+async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bool) -> int:
     import uvicorn
 
     from holdfast.runtime.agents import load_agents
@@ -66,8 +71,14 @@ async def _serve(app: str | None, settings: Settings, *, workers: int) -> int:
     from holdfast.server.auth import new_token
 
     names = () if app is None else tuple(load_agents(app))
-    async with chosen_store(settings.store, upgrade=True) as opened:
-        application = create_app(settings, opened, names)
+    async with AsyncExitStack() as stack:
+        opened = await stack.enter_async_context(chosen_store(settings.store, upgrade=True))
+        commands = None
+        if shell:
+            from holdfast.shell import ShellService
+
+            commands = await stack.enter_async_context(ShellService(opened, settings=settings))
+        application = create_app(settings, opened, names, shell=commands)
         made = settings.auth == "token" and settings.token is None and settings.jwt_keys is None
         if made:
             application.state.doorkeeper.admin_token = new_token()

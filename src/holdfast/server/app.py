@@ -28,9 +28,11 @@ from holdfast.errors import (
     Unauthenticated,
 )
 from holdfast.ids import new_id
-from holdfast.server import operation, runs, sessions
+from holdfast.server import media, operation, runs, sessions
+from holdfast.server import shell as shell_routes
 from holdfast.server.auth import Doorkeeper
 from holdfast.server.channel import Channels
+from holdfast.shell import ShellService
 from holdfast.store import Store
 
 _log = logging.getLogger(__name__)
@@ -59,8 +61,13 @@ _HEADERS: Final = (
 )
 
 
-def create_app(settings: Settings, store: Store, agents: Iterable[str] = ()) -> FastAPI:
-    """Make the application on an open store. `agents` names those that sessions can be created for; empty: any."""
+def create_app(
+    settings: Settings, store: Store, agents: Iterable[str] = (), *, shell: ShellService | None = None
+) -> FastAPI:
+    """Make the application on an open store. `agents` names those that sessions can be created for; empty: any.
+
+    With an open `shell` commands can be run, by principals with that scope; without one there are no such routes.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
@@ -83,7 +90,9 @@ def create_app(settings: Settings, store: Store, agents: Iterable[str] = ()) -> 
     app.state.doorkeeper = Doorkeeper(settings, store)
     app.state.channels = Channels(store)
     app.state.metrics = operation.Metrics()
-    for router in (sessions.router, runs.router, operation.router):
+    app.state.shell = shell
+    routers = [sessions.router, runs.router, media.router, operation.router]
+    for router in [*routers, shell_routes.router] if shell is not None else routers:
         app.include_router(router)
     app.add_exception_handler(HoldfastError, _say_ours)
     app.add_exception_handler(RequestValidationError, _say_invalid)

@@ -23,8 +23,9 @@ from holdfast.errors import BadSettings, Forbidden, NotFound, SessionNotFound, U
 from holdfast.store import Store
 from holdfast.types import ROLES, Role, Session
 
-Rule: TypeAlias = Literal["public", "user", "admin", "read", "write", "delete"]
-"""What a route needs: nothing, any principal, an administrator, or a right on the session or run that it names."""
+Rule: TypeAlias = Literal["public", "user", "admin", "shell", "read", "write", "delete"]
+"""What a route needs: nothing, any principal, an administrator, the scope `shell`, or a right on the session or run that
+it names."""
 
 COOKIE = "holdfast_token"
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -117,6 +118,8 @@ class Doorkeeper:
         principal = connection.state.principal = await self.who(connection)
         if rule == "admin" and not principal.is_admin:
             raise Forbidden(needs="the role admin", who=principal.owner)
+        if rule == "shell" and "shell" not in principal.scopes:
+            raise Forbidden(needs="the scope shell", who=principal.owner)
         if rule in {"read", "write", "delete"}:
             connection.state.session = await self._session(principal, path)
 

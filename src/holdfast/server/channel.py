@@ -24,10 +24,11 @@ _log = logging.getLogger(__name__)
 
 def encode(event: Event) -> bytes:
     """Return an event as it goes over the stream; its number is the id to resume from."""
-    return _block(event_json(event), event.kind, event.seq)
+    return block(event_json(event), event.kind, event.seq)
 
 
-def _block(data: str, kind: str, number: int | None = None) -> bytes:
+def block(data: str, kind: str, number: int | None = None) -> bytes:
+    """Return one block of an event stream."""
     lines = "\ndata: ".join(data.replace("\r", "\n").split("\n"))
     head = "" if number is None else f"id: {number}\n"
     return f"{head}event: {kind}\ndata: {lines}\n\n".encode("utf-8", "replace")
@@ -38,7 +39,7 @@ COMMENT = b": still here\n\n"
 
 def ending(reason: str) -> bytes:
     """Return the last thing that a stream says: why it ends, and when to come back."""
-    return b"retry: 500\n" + _block(json.dumps({"reason": reason}), "end")
+    return b"retry: 500\n" + block(json.dumps({"reason": reason}), "end")
 
 
 class Channel:
@@ -117,7 +118,7 @@ class Channel:
                 "offset": start,
                 "text": draft.text[start:],
             }
-            blocks.append(_block(json.dumps(facts), "draft"))
+            blocks.append(block(json.dumps(facts), "draft"))
         shown.clear()
         shown.update({key: draft.text for key, draft in self._drafts.items()})
         return b"".join(blocks)

@@ -1,0 +1,113 @@
+"""Shell commands over HTTP, as existing clients speak it."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import httpx2
+import pytest
+
+
+@pytest.fixture
+async def shell(http: httpx2.AsyncClient, tokens: dict[str, str]) -> httpx2.AsyncClient:
+    http.headers["authorization"] = f"Bearer {tokens['shell']}"
+    return http
+
+
+async def search(shell: httpx2.AsyncClient, **filters: Any) -> dict[str, Any]:
+    answer = await shell.get("/api/bash/bash_events/search", params=filters)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def test_execute_returns_the_whole_output(shell: httpx2.AsyncClient):
+    body = {"command": "printf 'a%.0s' $(seq 200000); echo oops >&2; exit 3"}
+    found = (await shell.post("/api/bash/execute_bash_command", json=body, timeout=30)).json()
+    assert (found["kind"], found["exit_code"], found["stderr"]) == ("BashOutput", 3, "oops\n")
+    assert found["stdout"] == "a" * 200_000
+    assert "-" not in found["id"]
+
+
+async def test_start_poll_and_stop(shell: httpx2.AsyncClient):
+    body = {"command": "echo one; sleep 60", "timeout": 100}
+    started = (await shell.post("/api/bash/start_bash_command", json=body)).json()
+    assert (started["kind"], started["command"], started["timeout"]) == ("BashCommand", body["command"], 100)
+    async with asyncio.timeout(10):
+        while not (
+            seen := (await search(shell, command_id__eq=started["id"], kind__eq="BashOutput"))["items"]
+        ):
+            await asyncio.sleep(0.02)
+    assert (seen[0]["stdout"], seen[0]["order"], seen[0]["exit_code"]) == ("one\n", 0, None)
+    stopped = (await shell.post(f"/api/bash/{started['id']}/stop")).json()
+    assert (stopped["state"], stopped["exit_code"]) == ("stopped", -1)
+    later = (await search(shell, command_id__eq=started["id"], order__gt=0))["items"]
+    assert [item["exit_code"] for item in later] == [-1]
+    assert (await shell.get(f"/api/bash/{started['id']}")).json()["state"] == "stopped"
+
+
+async def test_search_pages_and_batches(shell: httpx2.AsyncClient):
+    before = datetime.now(UTC) - timedelta(seconds=1)
+    ids = [
+        (await shell.post("/api/bash/execute_bash_command", json={"command": f"echo {n}"})).json()[
+            "command_id"
+        ]
+        for n in range(3)
+    ]
+    everything = (await search(shell))["items"]
+    assert len({item["id"] for item in everything}) == len(everything) >= 6
+    paged: list[Any] = []
+    page: dict[str, Any] = {"next_page_id": None}
+    while True:
+        more = {} if page["next_page_id"] is None else {"page_id": page["next_page_id"]}
+        page = await search(shell, limit=1, **more)
+        paged += page["items"]
+        if page["next_page_id"] is None:
+            break
+    assert paged == everything
+    assert (await search(shell, sort_order="TIMESTAMP_DESC"))["items"] == everything[::-1]
+    elsewhere = before.astimezone(timezone(timedelta(hours=9))).isoformat()
+    assert (await search(shell, timestamp__gte=elsewhere))["items"] == everything
+    assert (await search(shell, timestamp__lt=elsewhere))["items"] == []
+    commands = (await search(shell, kind__eq="BashCommand"))["items"]
+    assert [item["id"] for item in commands] == ids
+    wanted = [everything[1]["id"], "0" * 32]
+    batch = (await shell.get("/api/bash/bash_events/", params={"event_ids": wanted})).json()
+    assert batch == [everything[1], None]
+    assert (await shell.get(f"/api/bash/bash_events/{everything[0]['id']}")).json() == everything[0]
+    cleared = (await shell.delete("/api/bash/bash_events")).json()["cleared_count"]
+    assert cleared == len(everything)
+    assert (await search(shell))["items"] == []
+    assert (await shell.get(f"/api/bash/{ids[0]}")).json()["exit_code"] == 0
+
+
+async def test_output_as_a_stream_with_resume(shell: httpx2.AsyncClient):
+    body = {"command": "echo one; sleep 0.3; echo two"}
+    command = (await shell.post("/api/bash/execute_bash_command", json=body)).json()["command_id"]
+    whole = (await shell.get(f"/api/bash/{command}/output")).text
+    assert whole.count("event: output") >= 2
+    rest = (await shell.get(f"/api/bash/{command}/output", headers={"last-event-id": "0"})).text
+    assert "one" not in rest
+    assert "two" in rest
+
+
+async def test_bad_input(shell: httpx2.AsyncClient):
+    for body in ({}, {"command": ""}, {"command": "a\0b"}, {"command": "true", "timeout": 0}, {"command": 5}):
+        assert (await shell.post("/api/bash/start_bash_command", json=body)).status_code == 422, body
+    missing = await shell.post(
+        "/api/bash/start_bash_command", json={"command": "true", "cwd": "/no/such/folder"}
+    )
+    assert (missing.status_code, missing.json()["error"]["code"]) == (422, "no_folder")
+    foreign = await shell.post(
+        "/api/bash/start_bash_command", json={"command": "true", "session_id": "nothing"}
+    )
+    assert foreign.status_code == 404
+    for query in (
+        {"limit": 101},
+        {"limit": 0},
+        {"command_id__eq": "x"},
+        {"page_id": "yesterday"},
+        {"kind__eq": "x"},
+    ):
+        assert (await shell.get("/api/bash/bash_events/search", params=query)).status_code == 422, query
+    for path in ("bash_events/x", f"bash_events/{'0' * 32}", "0" * 32):
+        assert (await shell.get(f"/api/bash/{path}")).status_code in {404, 422}, path
