@@ -160,6 +160,7 @@ class Worker:
                 runner.stop("lost")
             await self._wait_for_all(self._ttl * 0.1)
             return True
+        _log.info("worker %s is told to stop and hands over %d sessions", self.name, len(self._running))
         for runner in list(self._running):
             runner.hand_over("shutdown")
         await self._wait_for_all(self._grace)
