@@ -1,6 +1,7 @@
 """The agent of the runtime's benchmark; also the one job that peers do. Its model is scripted by what the user says."""
 
 import asyncio
+from typing import Any
 
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
@@ -15,7 +16,9 @@ LONG = 120.0
 async def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
     del info
     last = messages[-1].parts[-1]
-    prompt = "step" if isinstance(last, ToolReturnPart) and last.tool_name == "step" else str(last.content)  # pyright: ignore[reportAttributeAccessIssue]
+    stepping = isinstance(last, ToolReturnPart) and last.tool_name == "step"
+    content: Any = getattr(last, "content", "")
+    prompt = "step" if stepping else str(content)
     match prompt:
         case "hold":
             return ModelResponse(parts=[ToolCallPart("hold", {}, f"hold-{len(messages)}")], usage=USAGE)
