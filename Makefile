@@ -30,7 +30,7 @@ bench: .venv/ready ## every claim about speed, measured side by side
 	@echo "Setting up .venv; this takes about half a minute."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.3' -c constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --build-constraint constraints.txt -e '.[postgres]' --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --build-constraint constraints.txt -e '.[postgres,credentials]' --group dev
 	touch $@
 
 clean:

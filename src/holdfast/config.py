@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -35,6 +35,10 @@ class Settings(BaseSettings):
     )
     max_pending: Annotated[int, Field(gt=0)] = Field(
         1000, description="How many submissions of one session may wait at once."
+    )
+
+    credential_key: SecretStr | None = Field(
+        None, description="What credentials are sealed with; several, separated by commas: the first seals."
     )
 
     @classmethod

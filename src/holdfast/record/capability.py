@@ -395,8 +395,11 @@ class _Recorder(AbstractCapability[Any]):
     async def _begin(self, ctx: RunContext[Any], agent: str) -> None:
         """Find the place in the recorded history where this run goes on, and say that it has begun."""
         session_id = self._held().session_id
-        segments = await self._store.segments(session_id)
-        latest = (await self._store.checkpoints(session_id=session_id, limit=1)).items
+        if self._turn is not None and self._turn.fresh:  # whoever holds the lease has looked
+            segments, latest = (), ()
+        else:
+            segments = await self._store.segments(session_id)
+            latest = (await self._store.checkpoints(session_id=session_id, limit=1)).items
         recorded: list[ModelMessage] = []
         if latest:
             at = latest[0]

@@ -33,6 +33,8 @@ class Turn:
     submission_id: str
     replaces: Run | None = None
     """The run that this one goes on for; it is ended when this one begins."""
+    fresh: bool = False
+    """Whether the session is known to have no history yet."""
     recovered: bool = False
     """Whether that run was cut off, so that going on is worth an event."""
     steered: Callable[[], Awaitable[Sequence[Steered]]] = _nothing

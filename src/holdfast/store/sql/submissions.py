@@ -2,7 +2,7 @@
 
 import json
 
-from holdfast.errors import Conflict, KeyReused, QueueFull, SessionCleaned, TurnInProgress
+from holdfast.errors import Conflict, KeyReused, QueueFull, SessionCleaned, SessionNotFound, TurnInProgress
 from holdfast.ids import check_choice, check_id, check_name, new_id
 from holdfast.store.sql.core import (
     Row,
@@ -134,8 +134,10 @@ class Submissions(SqlCore):
     def _take_next(
         self, lease: Lease, lane: Lane | None, id: str | None, max_attempts: int
     ) -> Tx[Submission | None]:
-        head = yield from self._lock_head(lease.session_id)
-        if lease.lost or (head.epoch, head.holder) != (lease.epoch, lease.holder):
+        heads = yield sql("lock_head", session_id=lease.session_id)
+        if not heads:
+            raise SessionNotFound(id=lease.session_id)
+        if lease.lost or (heads[0]["epoch"], heads[0]["holder"]) != (lease.epoch, lease.holder):
             raise lease_lost(lease, "another holder took it, or it was released")
         while True:
             if id is None:
