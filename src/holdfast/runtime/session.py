@@ -120,12 +120,15 @@ class SessionRunner:
             self._lease.lost = True
 
     async def serve(self) -> None:
-        """Take one submission after the other until none is left that can be taken."""
+        """Take one submission after the other until none is left of those that waited in the beginning."""
         if self._lease.taken_from is not None:
             await self._tell("takeover", taken_from=self._lease.taken_from)
         session: Session | None = await self._store.session(self._session_id)
         waiting = session.status == "waiting"
-        while self._reason is None and not self._lease.lost:
+        # What comes meanwhile is seen when the session is let go: then it is ready again.
+        left = session.pending
+        while left > 0 and self._reason is None and not self._lease.lost:
+            left -= 1
             submission = await self._store.take(
                 self._lease, lane="control" if waiting else None, max_attempts=self._max_attempts
             )

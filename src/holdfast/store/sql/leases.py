@@ -104,16 +104,17 @@ class Leases(SqlCore):
 
     async def claim(self, holder: Holder, *, agents: Sequence[str] | None = None) -> Lease | None:
         wanted = None if agents is None else json.dumps(list(agents))
-        return await self._unfinished.run_or_undo(self._claim(holder, new_id(), wanted), self._let_go)
+        return await self._unfinished.run_or_undo(self._claim(holder, new_id(), wanted, []), self._let_go)
 
     async def _let_go(self, lease: Lease | None) -> None:
         if lease is not None:
             await self.release(lease)
 
     @repeatable
-    def _claim(self, holder: Holder, tenure: str, agents: str | None) -> Tx[Lease | None]:
+    def _claim(self, holder: Holder, tenure: str, agents: str | None, tries: list[str]) -> Tx[Lease | None]:
         yield sql("claim_lock", tenure=tenure)
-        taken = yield sql("tenure", holder=holder.id, tenure=tenure)
+        taken = (yield sql("tenure", holder=holder.id, tenure=tenure)) if tries else ()
+        tries.append(tenure)
         for row in taken:
             return Lease(
                 session_id=row["session_id"],
@@ -130,10 +131,11 @@ class Leases(SqlCore):
         return (yield from self._take(ready[0]["session_id"], holder, tenure, None))
 
     def _take(self, session_id: str, holder: Holder, tenure: str, dead: str | None) -> Tx[Lease]:
-        if not (yield sql("live_holder", id=holder.id)):
-            raise HolderLost(id=holder.id)
         rows = yield sql("take_lease", session_id=session_id, holder=holder.id, tenure=tenure, dead=dead)
-        yield sql("requeue_claimed", session_id=session_id)
+        if not rows:
+            raise HolderLost(id=holder.id)
+        if dead is not None:  # whoever frees a session has queued again what was claimed
+            yield sql("requeue_claimed", session_id=session_id)
         return Lease(
             session_id=session_id,
             epoch=rows[0]["epoch"],

@@ -64,9 +64,10 @@ LIMIT 1
 SELECT session_id, epoch, seq, orphaned_by FROM heads WHERE holder = :holder AND tenure = :tenure;
 
 -- name: take_lease
+-- Only for a holder that is alive.
 UPDATE heads SET holder = :holder, tenure = :tenure, epoch = epoch + 1, writes = 0, written = seq, ready_at = NULL,
   orphaned_by = coalesce(CAST(:dead AS text), orphaned_by)
-WHERE session_id = :session_id
+WHERE session_id = :session_id AND EXISTS (SELECT 1 FROM holders d WHERE d.id = :holder AND d.deadline > now_us())
 RETURNING epoch, seq, orphaned_by;
 
 -- name: requeue_claimed

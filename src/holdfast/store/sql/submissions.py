@@ -57,6 +57,7 @@ class Submissions(SqlCore):
             lane=lane,
             when_busy=when_busy,
             idempotency_key=idempotency_key,
+            tries=[] if id is None else [id],
         )
 
     @waking
@@ -70,6 +71,7 @@ class Submissions(SqlCore):
         lane: Lane,
         when_busy: WhenBusy,
         idempotency_key: str | None,
+        tries: list[str],
     ) -> Tx[Submission]:
         check_name(kind, "kind")
         check_choice(lane, LANES, "lane")
@@ -78,7 +80,9 @@ class Submissions(SqlCore):
         if idempotency_key is not None:
             check_name(idempotency_key, "idempotency key")
         head = yield from self._lock_head(session_id)
-        same = yield sql("submission_by_id", id=id)
+        # An id that was made for the first try is nowhere yet.
+        same = (yield sql("submission_by_id", id=id)) if tries else ()
+        tries.append(id)
         if same and same[0]["session_id"] != session_id:
             raise Conflict(problem=f"submission {id} belongs to another session")
         if not same and idempotency_key is not None:
