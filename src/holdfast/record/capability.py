@@ -572,6 +572,8 @@ class _Recorder(AbstractCapability[Any]):
             with suppress(HoldfastError):
                 await self._store.write(lease, self._begun())
             return
+        if turn is not None and stop == "timeout":
+            error = TimeoutError(f"the run took longer than {turn.limit:g} seconds")
         cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit)
         kind = "interrupted" if cancelled else "failed"
         event = NewEvent(kind=f"run_{kind}", run_id=self._run_id, payload=json.dumps({"error": _said(error)}))

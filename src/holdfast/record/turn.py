@@ -9,8 +9,8 @@ from holdfast.types import Lease, Run
 if TYPE_CHECKING:
     import asyncio
 
-Stop: TypeAlias = Literal["interrupt", "handover", "lost"]
-"""Why a run is stopped from outside: a person wants it, another worker goes on with it, or the lease is gone."""
+Stop: TypeAlias = Literal["interrupt", "handover", "lost", "timeout"]
+"""Why a run is stopped from outside: a person wants it, another worker goes on with it, the lease is gone, time is up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,8 @@ class Turn:
     """Whether that run was cut off, so that going on is worth an event."""
     steered: Callable[[], Awaitable[Sequence[Steered]]] = _nothing
     """Asked before each model request."""
+    limit: float | None = None
+    """How many seconds it may take."""
     draining: bool = False
     """Hand over at the next settled point."""
     stop: Stop | None = None

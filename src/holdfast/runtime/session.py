@@ -169,6 +169,7 @@ class SessionRunner:
             submission_id=submission.id,
             steered=self._steered,
             fresh=place.checkpoint is None,
+            limit=setup.run_timeout,
         )
         if place.chain:
             turn.replaces, turn.recovered = _replaced(place.chain[0])
@@ -192,7 +193,6 @@ class SessionRunner:
             output_type=_output_type(setup.agent),
             model=model,
             deps=await setup.make_deps(session),
-            timeout=setup.run_timeout,
             capabilities=[recording],
             event_stream_handler=(
                 Drafting(self._store, self._lease) if setup.can_stream(model) else None  # pyright: ignore[reportArgumentType]
@@ -208,7 +208,10 @@ class SessionRunner:
         turn.draining = self._reason is not None
         minding = asyncio.create_task(self._mind_inbox(turn))
         try:
-            await asyncio.wait([task])
+            await asyncio.wait([task], timeout=turn.limit)
+            if not task.done():
+                turn.cancel("timeout")
+                await asyncio.wait([task])
         except asyncio.CancelledError:
             turn.cancel("lost")  # we are stopped ourselves: leave everything as it is
             await asyncio.wait([task])
