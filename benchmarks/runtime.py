@@ -63,7 +63,7 @@ class Scale:
     sessions: int
 
 
-FULL = Scale(latencies=200, deaths=5, freezes=2, interrupts=15, jobs=600, rounds=3, sessions=200)
+FULL = Scale(latencies=100, deaths=3, freezes=1, interrupts=10, jobs=200, rounds=3, sessions=200)
 QUICK = Scale(latencies=20, deaths=1, freezes=1, interrupts=3, jobs=60, rounds=1, sessions=40)
 
 
@@ -239,9 +239,9 @@ async def _throughput(report: Report, python: Path | None, new_url: Any, scale: 
     sides = ["holdfast", *(PEERS if python else ())]
     jobs = {"holdfast": ["agent"], "dbos": ["agent", "nothing"], "procrastinate": ["agent", "nothing"]}
     rates: dict[tuple[str, str], list[float]] = {}
-    for _ in range(scale.rounds):
+    for number in range(scale.rounds):
         for side in sides:
-            for job in jobs[side]:
+            for job in jobs[side][: 2 if number == 0 else 1]:
                 rate = await _rate(side, python or Path(), await new_url(), scale.jobs, job)
                 rates.setdefault((side, job), []).append(rate)
                 progress(f"  {side}, {job}: {rate:,.0f}/s")
@@ -335,8 +335,10 @@ async def _be_client(url: str, jobs: int) -> None:
     async with open_store(url) as store:
         user = User(store)
 
+        sessions = iter([await user.new_session() for _ in range(jobs)])
+
         async def submit() -> None:
-            await user.send(await user.new_session(), "hello")
+            await user.send(next(sessions), "hello")
 
         await runtime_peers.enqueue_all(submit, jobs)
 
