@@ -2,10 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run test check format bench clean
+.PHONY: help run test check format bench bench-compare clean
 
 help: ## what can be made
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 run: .venv/ready ## a tour of what works today, on a real file with real processes
 	$(BIN)/python examples/tour.py
@@ -26,13 +26,19 @@ bench: .venv/ready ## every claim about speed, measured side by side
 	$(BIN)/python -m benchmarks.store
 	$(BIN)/python -m benchmarks.media
 	$(BIN)/python -m benchmarks.shell
+	$(BIN)/python -m benchmarks.record
+	$(BIN)/python -m benchmarks.runtime
+
+bench-compare: .venv/ready ## the same claims against peers, which are installed apart
+	$(BIN)/python -m benchmarks.record --peer
+	$(BIN)/python -m benchmarks.runtime --peer
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Holdfast needs Python 3.11 or later")'
 	@echo "Setting up .venv; this takes about half a minute."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.3' -c constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --build-constraint constraints.txt -e '.[postgres,s3,server]' --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --build-constraint constraints.txt -e '.[credentials,postgres,s3,server]' --group dev
 	touch $@
 
 clean:

@@ -398,7 +398,7 @@ def main() -> int:
     parser.add_argument(
         "--peer",
         action=argparse.BooleanOptionalAction,
-        default=True,
+        default=False,
         help=f"compare with {PEER} {PEER_VERSION}",
     )
     parser.add_argument(

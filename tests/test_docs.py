@@ -5,7 +5,9 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -21,12 +23,19 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 
 def test_every_command_and_option_is_documented():
     page = (DOCS / "reference" / "cli.md").read_text()
-    groups = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
-    for group, commands in groups.items():  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        for name, command in commands.commands.items():  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-            (row,) = [line for line in page.splitlines() if line.startswith(f"| `holdfast {group} {name}`")]
-            for parameter in command.params:  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-                assert f"`{parameter.opts[0]}`" in row  # pyright: ignore[reportUnknownMemberType]
+    for name, command in commands(typer.main.get_command(app)):
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `holdfast {name}` ")]
+        for parameter in command.params:
+            assert f"`{parameter.opts[0]}`" in row
+
+
+def commands(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every command and its full name."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{path}{name} ")
+        else:
+            yield f"{path}{name}", command
 
 
 def test_every_setting_is_documented():

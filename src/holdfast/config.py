@@ -37,6 +37,9 @@ class Settings(BaseSettings):
         1000, description="How many submissions of one session may wait at once."
     )
 
+    credential_key: SecretStr | None = Field(
+        None, description="What credentials are sealed with; several, separated by commas: the first seals."
+    )
     shell_retention_seconds: Annotated[float, Field(gt=0)] | None = Field(
         None, description="How long the log keeps a shell command that has ended; unset keeps it for ever."
     )

@@ -123,6 +123,12 @@ class NotYet(Conflict):
     code = "not_yet"
 
 
+class CredentialSealed(Conflict):
+    """Credential {name} of session {session_id} does not open with `credential_key`. Add the key it was sealed with."""
+
+    code = "credential_sealed"
+
+
 class SessionCleaned(Conflict):
     """The content of session {id} was cleaned. Rehydrate it from its archive, then submit again."""
 

@@ -293,6 +293,15 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Credential:
+    """What a tool needs to act for a session's owner, sealed; the store cannot open it."""
+
+    name: str
+    sealed: str = field(repr=False)
+    expires_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
     """How far a named consumer has read a session's events."""
 

@@ -51,6 +51,7 @@ DAMAGE = {
     "submissions have session": "UPDATE submissions SET session_id = 'ghost'",
     "cursors have session": "UPDATE cursors SET session_id = 'ghost'",
     "states have session": "UPDATE states SET session_id = 'ghost'",
+    "credentials have session": "INSERT INTO credentials VALUES ('ghost', 'token', 'x', NULL)",
     "blob references have session": "INSERT INTO blob_references VALUES ('ghost', 'abc')",
     "reference has blob": "UPDATE blobs SET state = 'deleting'",
 }

@@ -42,6 +42,7 @@ async def fill(store: Store, lease: Lease, rows: int = 20) -> None:
     )
     await store.set_state(lease.session_id, f'"{MARKER}"', expected=0)
     await store.set_cursor(lease.session_id, MARKER, 1)
+    await store.set_credential(lease.session_id, MARKER, MARKER)
 
 
 async def test_content_is_deleted_in_bounded_batches(store: Store):
@@ -66,6 +67,7 @@ async def test_content_is_deleted_in_bounded_batches(store: Store):
         "submissions": 1,
         "cursors": 1,
         "states": 1,
+        "credentials": 1,
     }
     assert await store.events(lease.session_id) == []
     assert (await store.session(lease.session_id)).status == "cleaning"

@@ -2,15 +2,17 @@
 
 import asyncio
 import signal
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast import Store
-from tests.conftest import Engine
-from tests.promises.workers import lines, worker
+from holdfast import Store, open_store
+from tests.conftest import Engine, new_database
+from tests.promises.workers import WorkerProcess, lines, worker
 from tests.runtime.agents import ended, is_kind, kinds, send, until
+from tests.servers import Postgres
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 SHORT: dict[str, Any] = {"lease_ttl_seconds": 2, "lease_renew_seconds": 0.5}
@@ -50,3 +52,37 @@ async def test_a_tool_that_blocks_the_loop_keeps_its_lease(engine: Engine, store
     assert len(log.read_text().splitlines()) == 1
     assert "takeover" not in await kinds(store, session)
     await until(store, session, is_kind("run_completed"))
+
+
+@pytest.mark.parametrize("skew", ["3600", "-3600"])
+async def test_a_worker_whose_clock_is_wrong_by_an_hour(
+    postgres_server: Postgres, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, skew: str
+):
+    """Deadlines are on the database's clock: a wrong one neither takes what others hold nor loses what it holds."""
+    url = await new_database(postgres_server)
+    async with open_store(url) as store:
+        sessions = [(await store.create_session(agent="agent", owner="you")).id for _ in range(2)]
+        async with worker(url, "--concurrency", "1", hold=1, **SHORT) as right:
+            held = await send(store, sessions[0], f"work 5 {tmp_path / 'right'}")
+            await lines(tmp_path / "right", 1)
+            monkeypatch.setenv("SKEW", skew)
+            monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "skewed"))
+            async with worker(url, "--concurrency", "1", "--name", "skewed", hold=1, **SHORT) as skewed:
+                assert abs((_said_at(skewed) - _said_at(right)).total_seconds()) > 3000
+                own = await send(store, sessions[1], f"work 5 {tmp_path / 'wrong'}")
+                for message in (held, own):
+                    assert (await ended(store, message)).state == "done"
+                (wrong,) = [holder for holder in await store.holders() if holder.name == "skewed"]
+                assert (
+                    abs((wrong.deadline - (await store.session(sessions[1])).active_at).total_seconds()) < 60
+                )
+        for session in sessions:
+            assert not {"takeover", "recovered", "run_failed"} & set(await kinds(store, session))
+        assert await store.check() == []
+    for name in ("right", "wrong"):
+        assert [line.split()[0] for line in (tmp_path / name).read_text().splitlines()] == list("01234")
+
+
+def _said_at(process: WorkerProcess) -> datetime:
+    """Return the time that a worker gave its first line."""
+    return datetime.strptime(process.said[0][:19], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)

@@ -69,7 +69,7 @@ def show(session_id: SessionId, store: StoreUrl = None, as_json: AsJson = False)
     """Show how a session stands: who holds it until when, what waits and for what."""
 
     async def work() -> tuple[Session, list[Submission], list[dict[str, object]]]:
-        from holdfast.runtime.approvals import asked
+        from holdfast.runtime.questions import asked
 
         async with chosen_store(store) as opened:
             session = await opened.session(session_id)

@@ -11,13 +11,13 @@ from rich.text import Text
 
 from holdfast.cli.options import AsJson, StoreUrl, chosen_store
 from holdfast.cli.sessions import SessionId
-from holdfast.cli.terminal import new_console, one_line, print_json, time_text
+from holdfast.cli.terminal import all_pages, new_console, one_line, print_json, time_text
 from holdfast.errors import BadInput, Conflict
 from holdfast.ids import check_choice
 from holdfast.store import Store
 from holdfast.types import WHEN_BUSY, Event, Submission
 
-_ENDS = ("submission_done", "submission_failed")
+_TURNS = ("submission_started", "submission_done", "submission_failed")
 
 
 def send(
@@ -66,13 +66,20 @@ async def _answer(store: Store, sent: Submission) -> tuple[Submission, str | Non
     said: str | None = None
     async for event in store.watch(sent.session_id, after=sent.position):
         said = _text(event) or said
-        payload = json.loads(event.payload)
-        if event.kind in _ENDS and payload.get("submission_id") == sent.id:
-            break
         if event.kind == "approval_requested":
-            break
-    page = await store.submissions(sent.session_id, state=None, limit=10_000)
-    return next(item for item in page.items if item.id == sent.id), said
+            found = await _reread(store, sent)
+            if found.state == "waiting":  # else the question is of another message, before this one
+                return found, said
+        elif event.kind in _TURNS and json.loads(event.payload)["submission_id"] == sent.id:
+            if event.kind != "submission_started":
+                break
+            said = None  # what was said so far was said to others
+    return await _reread(store, sent), said
+
+
+async def _reread(store: Store, sent: Submission) -> Submission:
+    found = await all_pages(lambda cursor: store.submissions(sent.session_id, cursor=cursor, limit=1000))
+    return next(item for item in found if item.id == sent.id)
 
 
 def _text(event: Event) -> str | None:
@@ -142,7 +149,7 @@ def approve(
     as_json: AsJson = False,
 ) -> None:
     """Answer what a session asks. The answer is bound to the exact arguments that are shown by `sessions show`."""
-    from holdfast.runtime.approvals import asked
+    from holdfast.runtime.questions import asked
 
     try:
         edited = None if arguments is None else json.loads(arguments)

@@ -38,6 +38,7 @@ def worker(
     )
     agents = load_agents(app)
     settings = load_settings() if store is None else load_settings(store=store)
+    key = settings.credential_key
 
     async def work() -> int:
         async with chosen_store(store, upgrade=True) as opened:
@@ -49,6 +50,7 @@ def worker(
                 grace=grace,
                 ttl=settings.lease_ttl_seconds,
                 renew=settings.lease_renew_seconds,
+                credential_key=None if key is None else key.get_secret_value(),
             )
             running = asyncio.ensure_future(serving.run())
             told: list[int] = []

@@ -406,8 +406,11 @@ class _Recorder(AbstractCapability[Any]):
     async def _begin(self, ctx: RunContext[Any], agent: str) -> None:
         """Find the place in the recorded history where this run goes on, and say that it has begun."""
         session_id = self._held().session_id
-        segments = await self._store.segments(session_id)
-        latest = (await self._store.checkpoints(session_id=session_id, limit=1)).items
+        if self._turn is not None and self._turn.fresh:  # whoever holds the lease has looked
+            segments, latest = (), ()
+        else:
+            segments = await self._store.segments(session_id)
+            latest = (await self._store.checkpoints(session_id=session_id, limit=1)).items
         recorded: list[ModelMessage] = []
         if latest:
             at = latest[0]
@@ -617,6 +620,8 @@ class _Recorder(AbstractCapability[Any]):
             with suppress(HoldfastError):
                 await self._send(self._begun())
             return
+        if turn is not None and stop == "timeout":
+            error = TimeoutError(f"the run took longer than {turn.limit:g} seconds")
         cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit)
         kind = "interrupted" if cancelled else "failed"
         event = NewEvent(kind=f"run_{kind}", run_id=self._run_id, payload=json.dumps({"error": _said(error)}))

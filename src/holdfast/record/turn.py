@@ -9,8 +9,8 @@ from holdfast.types import Lease, Run
 if TYPE_CHECKING:
     import asyncio
 
-Stop: TypeAlias = Literal["interrupt", "handover", "lost"]
-"""Why a run is stopped from outside: a person wants it, another worker goes on with it, or the lease is gone."""
+Stop: TypeAlias = Literal["interrupt", "handover", "lost", "timeout"]
+"""Why a run is stopped from outside: a person wants it, another worker goes on with it, the lease is gone, time is up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +33,14 @@ class Turn:
     submission_id: str
     replaces: Run | None = None
     """The run that this one goes on for; it is ended when this one begins."""
+    fresh: bool = False
+    """Whether the session is known to have no history yet."""
     recovered: bool = False
     """Whether that run was cut off, so that going on is worth an event."""
     steered: Callable[[], Awaitable[Sequence[Steered]]] = _nothing
     """Asked before each model request."""
+    limit: float | None = None
+    """How many seconds it may take."""
     draining: bool = False
     """Hand over at the next settled point."""
     stop: Stop | None = None

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -34,6 +34,7 @@ from holdfast.record.turn import Steered, Stop, Turn
 from holdfast.record.validity import pending_calls
 from holdfast.runtime import approvals
 from holdfast.runtime.agents import AgentSetup
+from holdfast.runtime.credentials import Credentials
 from holdfast.runtime.drafts import Drafting
 from holdfast.store import Store
 from holdfast.types import (
@@ -60,6 +61,11 @@ class SessionContext:
 
     session: Session
     store: Store
+    keys: str | None = field(default=None, repr=False)
+
+    async def credential(self, name: str) -> str | None:
+        """Return a credential of the session, opened; None if there is none, or it has expired."""
+        return await Credentials(self.store, self.keys).get(self.session.id, name)
 
     async def state(self) -> State:
         """Return the agent state of the session."""
@@ -82,12 +88,19 @@ class SessionRunner:
     """Carries out what was asked of one session, for as long as the lease is held."""
 
     def __init__(
-        self, store: Store, lease: Lease, agents: Mapping[str, AgentSetup], *, max_attempts: int = 5
+        self,
+        store: Store,
+        lease: Lease,
+        agents: Mapping[str, AgentSetup],
+        *,
+        max_attempts: int = 5,
+        credential_key: str | None = None,
     ) -> None:
         self._store = store
         self._lease = lease
         self._agents = agents
         self._max_attempts = max_attempts
+        self._credential_key = credential_key
         self._turn: Turn | None = None
         self._reason: str | None = None  # why the session is handed over
         self._steering = False  # whether a message wants to enter the turn
@@ -108,27 +121,32 @@ class SessionRunner:
             self._lease.lost = True
 
     async def serve(self) -> None:
-        """Take one submission after the other until none is left that can be taken."""
+        """Take one submission after the other until none is left of those that waited in the beginning."""
         if self._lease.taken_from is not None:
             await self._tell("takeover", taken_from=self._lease.taken_from)
-        waiting = (await self._store.session(self._session_id)).status == "waiting"
-        while self._reason is None and not self._lease.lost:
+        session: Session | None = await self._store.session(self._session_id)
+        waiting = session.status == "waiting"
+        # What comes meanwhile is seen when the session is let go: then it is ready again.
+        left = session.pending
+        while left > 0 and self._reason is None and not self._lease.lost:
+            left -= 1
             submission = await self._store.take(
                 self._lease, lane="control" if waiting else None, max_attempts=self._max_attempts
             )
             if submission is None:
                 return
-            waiting = await self._carry_out(submission)
+            waiting = await self._carry_out(submission, session)
+            session = None  # what was read before the first one may be old now
 
     @property
     def _session_id(self) -> str:
         return self._lease.session_id
 
-    async def _carry_out(self, submission: Submission) -> bool:
+    async def _carry_out(self, submission: Submission, session: Session | None) -> bool:
         """Do what is asked, and say whether the session waits for a person now. Whatever fails, fails visibly."""
         try:
             if submission.kind == "message":
-                return await self._message(submission)
+                return await self._message(submission, session or await self._store.session(self._session_id))
             return await self._other(submission)
         except (LeaseLost, StoreError):
             raise  # not its fault: whoever takes the session next goes on
@@ -143,12 +161,17 @@ class SessionRunner:
 
     # A turn
 
-    async def _message(self, submission: Submission) -> bool:
-        session = await self._store.session(self._session_id)
+    async def _message(self, submission: Submission, session: Session) -> bool:
         setup = self._setup(session)
         content = parse_content(submission)
         place = await find_place(self._store, self._session_id, submission.run_id)
-        turn = Turn(lease=self._lease, submission_id=submission.id, steered=self._steered)
+        turn = Turn(
+            lease=self._lease,
+            submission_id=submission.id,
+            steered=self._steered,
+            fresh=place.checkpoint is None,
+            limit=setup.run_timeout,
+        )
         if place.chain:
             turn.replaces, turn.recovered = _replaced(place.chain[0])
         given = await approvals.given_answers(self._store, self._session_id, place.chain)
@@ -171,7 +194,6 @@ class SessionRunner:
             output_type=_output_type(setup.agent),
             model=model,
             deps=await setup.make_deps(session),
-            timeout=setup.run_timeout,
             capabilities=[recording],
             event_stream_handler=(
                 Drafting(self._store, self._lease) if setup.can_stream(model) else None  # pyright: ignore[reportArgumentType]
@@ -180,14 +202,17 @@ class SessionRunner:
         return await self._run(turn, session, running, submission)
 
     async def _run(self, turn: Turn, session: Session, running: Any, submission: Submission) -> bool:
-        token = _current.set(SessionContext(session=session, store=self._store))
+        token = _current.set(SessionContext(session=session, store=self._store, keys=self._credential_key))
         turn.task = task = asyncio.ensure_future(running)
         _current.reset(token)
         self._turn = turn
         turn.draining = self._reason is not None
         minding = asyncio.create_task(self._mind_inbox(turn))
         try:
-            await asyncio.wait([task])
+            await asyncio.wait([task], timeout=turn.limit)
+            if not task.done():
+                turn.cancel("timeout")
+                await asyncio.wait([task])
         except asyncio.CancelledError:
             turn.cancel("lost")  # we are stopped ourselves: leave everything as it is
             await asyncio.wait([task])

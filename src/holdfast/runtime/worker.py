@@ -29,7 +29,7 @@ class Worker:
     """Serves agents' sessions from a store until it is stopped.
 
     `concurrency` is how many sessions run at once. After `stop` a run has `grace` seconds to reach a point where
-    another worker can go on with nothing repeated; then it is cut off.
+    another worker can go on with nothing repeated; then it is cut off. `credential_key` opens sessions' credentials.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Worker:
         renew: float = 3.0,
         grace: float = 20.0,
         max_attempts: int = 5,
+        credential_key: str | None = None,
     ) -> None:
         self._store = store
         self._agents = by_name(agents)
@@ -52,6 +53,7 @@ class Worker:
         self._renew = renew
         self._grace = grace
         self._max_attempts = max_attempts
+        self._credential_key = credential_key
         self._stopping = asyncio.Event()
         self._lost = asyncio.Event()
         self._running: dict[SessionRunner, asyncio.Task[None]] = {}
@@ -116,7 +118,13 @@ class Worker:
                     self._start(lease)
 
     def _start(self, lease: Lease) -> None:
-        runner = SessionRunner(self._store, lease, self._agents, max_attempts=self._max_attempts)
+        runner = SessionRunner(
+            self._store,
+            lease,
+            self._agents,
+            max_attempts=self._max_attempts,
+            credential_key=self._credential_key,
+        )
         task = asyncio.create_task(self._serve(runner, lease), name=f"session {lease.session_id}")
         self._running[runner] = task
         self.counters["claimed"] += 1
@@ -160,6 +168,7 @@ class Worker:
                 runner.stop("lost")
             await self._wait_for_all(self._ttl * 0.1)
             return True
+        _log.info("worker %s is told to stop and hands over %d sessions", self.name, len(self._running))
         for runner in list(self._running):
             runner.hand_over("shutdown")
         await self._wait_for_all(self._grace)

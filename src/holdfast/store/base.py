@@ -26,6 +26,7 @@ from holdfast.types import (
     CheckpointKind,
     Command,
     CommandState,
+    Credential,
     Cursor,
     Draft,
     Effect,
@@ -142,6 +143,16 @@ class Store(ABC):
     @abstractmethod
     async def set_state(self, session_id: str, body: Json, *, expected: int) -> State:
         """Replace the agent state if it is at version `expected`, else raise `VersionConflict`; writes an event."""
+
+    @abstractmethod
+    async def set_credential(
+        self, session_id: str, name: str, sealed: str | None, *, ttl: float | None = None
+    ) -> None:
+        """Keep what was sealed, for `ttl` seconds if given, in place of the one before; None removes it. No event."""
+
+    @abstractmethod
+    async def credentials(self, session_id: str) -> list[Credential]:
+        """Return the credentials that have not expired, sealed as they were given. Raises `SessionNotFound`."""
 
     @abstractmethod
     async def set_cursor(self, session_id: str, consumer: str, seq: int) -> Cursor:

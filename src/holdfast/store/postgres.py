@@ -265,10 +265,16 @@ async def _keep(connection: object) -> None:
 
 
 async def _look_up(connection: Any, make: Callable[[], Tx[T]]) -> T:
-    """Run a transaction that only reads. One statement is a consistent cut by itself; for more, begin again in one."""
+    """Run a transaction that only reads. One statement is a consistent cut by itself; for more, begin again in one.
+
+    Nothing was found: whether its session exists may be asked a moment later, since that is all there is to say.
+    """
     tx = make()
     try:
-        tx.send(await execute(connection, next(tx)))
+        rows = await execute(connection, next(tx))
+        asked = tx.send(rows)
+        if not rows and asked.name == "head":
+            tx.send(await execute(connection, asked))
     except StopIteration as end:
         return end.value
     finally:

@@ -158,6 +158,11 @@ SELECT DISTINCT t.session_id, 'rows in cursors have no session' AS detail FROM c
 WHERE NOT EXISTS (SELECT 1 FROM heads h WHERE h.session_id = t.session_id)
 LIMIT :limit;
 
+-- name: check_credentials_have_session
+SELECT DISTINCT t.session_id, 'rows in credentials have no session' AS detail FROM credentials t
+WHERE NOT EXISTS (SELECT 1 FROM sessions s WHERE s.id = t.session_id)
+LIMIT :limit;
+
 -- name: check_states_have_session
 SELECT DISTINCT t.session_id, 'rows in states have no session' AS detail FROM states t
 WHERE NOT EXISTS (SELECT 1 FROM heads h WHERE h.session_id = t.session_id)

@@ -104,16 +104,17 @@ class Leases(SqlCore):
 
     async def claim(self, holder: Holder, *, agents: Sequence[str] | None = None) -> Lease | None:
         wanted = None if agents is None else json.dumps(list(agents))
-        return await self._unfinished.run_or_undo(self._claim(holder, new_id(), wanted), self._let_go)
+        return await self._unfinished.run_or_undo(self._claim(holder, new_id(), wanted, []), self._let_go)
 
     async def _let_go(self, lease: Lease | None) -> None:
         if lease is not None:
             await self.release(lease)
 
     @repeatable
-    def _claim(self, holder: Holder, tenure: str, agents: str | None) -> Tx[Lease | None]:
+    def _claim(self, holder: Holder, tenure: str, agents: str | None, tries: list[str]) -> Tx[Lease | None]:
         yield sql("claim_lock", tenure=tenure)
-        taken = yield sql("tenure", holder=holder.id, tenure=tenure)
+        taken = (yield sql("tenure", holder=holder.id, tenure=tenure)) if tries else ()
+        tries.append(tenure)
         for row in taken:
             return Lease(
                 session_id=row["session_id"],
@@ -122,18 +123,19 @@ class Leases(SqlCore):
                 taken_from=row["orphaned_by"],
                 seq=row["seq"],
             )
-        if not (yield sql("live_holder", id=holder.id)):
-            raise HolderLost(id=holder.id)
         ready = yield sql("next_ready", agents=agents)
         if not ready:
+            if not (yield sql("live_holder", id=holder.id)):
+                raise HolderLost(id=holder.id)
             return None
         return (yield from self._take(ready[0]["session_id"], holder, tenure, None))
 
     def _take(self, session_id: str, holder: Holder, tenure: str, dead: str | None) -> Tx[Lease]:
-        if not (yield sql("live_holder", id=holder.id)):
-            raise HolderLost(id=holder.id)
         rows = yield sql("take_lease", session_id=session_id, holder=holder.id, tenure=tenure, dead=dead)
-        yield sql("requeue_claimed", session_id=session_id)
+        if not rows:
+            raise HolderLost(id=holder.id)
+        if dead is not None:  # whoever frees a session has queued again what was claimed
+            yield sql("requeue_claimed", session_id=session_id)
         return Lease(
             session_id=session_id,
             epoch=rows[0]["epoch"],
@@ -148,9 +150,7 @@ class Leases(SqlCore):
 
     @waking
     def _release(self, lease: Lease) -> Tx[None]:
-        head = yield from self._lock_head(lease.session_id)
-        if head.epoch == lease.epoch:
-            yield from self._free(lease.session_id, lease.holder, orphaned_by=None)
+        yield from self._free(lease.session_id, lease.holder, epoch=lease.epoch, orphaned_by=None)
 
     async def reclaim(self, *, limit: int = 100) -> list[str]:
         gone = await self._gone()
@@ -178,14 +178,16 @@ class Leases(SqlCore):
         yield sql("remove_expired")
         return freed
 
-    def _free(self, session_id: str, holder_id: str, *, orphaned_by: str | None) -> Tx[bool]:
+    def _free(
+        self, session_id: str, holder_id: str, *, orphaned_by: str | None, epoch: int | None = None
+    ) -> Tx[bool]:
         """Take the holder off a session and put it among the ready ones if it has something to take."""
         head = yield from self._lock_head(session_id)
-        if head.holder != holder_id:
+        if head.holder != holder_id or (epoch is not None and head.epoch != epoch):
             return False
         yield sql("requeue_claimed", session_id=session_id)
-        yield sql("not_running", session_id=session_id)
+        if head.status == "running":
+            yield sql("not_running", session_id=session_id)
         control_only = True if head.status == "waiting" else None
-        work = yield sql("has_work", session_id=session_id, control_only=control_only)
-        yield sql("free_head", session_id=session_id, orphaned_by=orphaned_by, ready=int(bool(work)))
+        yield sql("free_head", session_id=session_id, orphaned_by=orphaned_by, control_only=control_only)
         return True

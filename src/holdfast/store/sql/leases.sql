@@ -30,7 +30,7 @@ WHERE deadline <= now_us() AND NOT EXISTS (SELECT 1 FROM heads WHERE heads.holde
 
 -- name: lock_head
 -- Held until the end of the transaction: whoever wants to change who holds, or what waits, comes through here.
-SELECT session_id FROM heads WHERE session_id = :session_id
+SELECT epoch, holder FROM heads WHERE session_id = :session_id
 --[postgres] FOR UPDATE
 ;
 
@@ -64,9 +64,10 @@ LIMIT 1
 SELECT session_id, epoch, seq, orphaned_by FROM heads WHERE holder = :holder AND tenure = :tenure;
 
 -- name: take_lease
+-- Only for a holder that is alive.
 UPDATE heads SET holder = :holder, tenure = :tenure, epoch = epoch + 1, writes = 0, written = seq, ready_at = NULL,
   orphaned_by = coalesce(CAST(:dead AS text), orphaned_by)
-WHERE session_id = :session_id
+WHERE session_id = :session_id AND EXISTS (SELECT 1 FROM holders d WHERE d.id = :holder AND d.deadline > now_us())
 RETURNING epoch, seq, orphaned_by;
 
 -- name: requeue_claimed
@@ -74,7 +75,12 @@ RETURNING epoch, seq, orphaned_by;
 UPDATE submissions SET state = 'queued' WHERE session_id = :session_id AND ended_at IS NULL AND state = 'claimed';
 
 -- name: free_head
-UPDATE heads SET holder = NULL, orphaned_by = :orphaned_by, ready_at = CASE WHEN CAST(:ready AS bigint) = 1 THEN now_us() END
+-- Ready at once if there is something to take. A session that waits for a person takes only what is on the control lane.
+UPDATE heads SET holder = NULL, orphaned_by = :orphaned_by, ready_at = CASE WHEN EXISTS (
+    SELECT 1 FROM submissions q
+    WHERE q.session_id = :session_id AND q.ended_at IS NULL AND q.state <> 'waiting'
+      AND q.lane = 'control'   --? control_only
+  ) THEN now_us() END
 WHERE session_id = :session_id;
 
 -- name: not_running

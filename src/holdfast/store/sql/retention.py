@@ -19,6 +19,7 @@ CONTENT: Final = (
     "submissions",
     "cursors",
     "states",
+    "credentials",
     "blob_references",
 )
 """Every table that holds a session's content, in the order in which it is deleted."""

@@ -59,6 +59,11 @@ DELETE FROM cursors WHERE session_id = :session_id AND consumer IN (
   SELECT consumer FROM cursors WHERE session_id = :session_id LIMIT :limit)
 RETURNING 1 AS gone;
 
+-- name: delete_credentials
+DELETE FROM credentials WHERE session_id = :session_id AND name IN (
+  SELECT name FROM credentials WHERE session_id = :session_id LIMIT :limit)
+RETURNING 1 AS gone;
+
 -- name: delete_states
 DELETE FROM states WHERE session_id = :session_id AND session_id IN (
   SELECT session_id FROM states WHERE session_id = :session_id LIMIT :limit)

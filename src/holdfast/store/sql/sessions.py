@@ -1,8 +1,9 @@
 """Sessions and what belongs to one session as a whole: agent state, cursors, audit."""
 
 import json
+import math
 
-from holdfast.errors import NotYet, SessionCleaned, SessionExists, SessionNotFound, VersionConflict
+from holdfast.errors import BadInput, NotYet, SessionCleaned, SessionExists, SessionNotFound, VersionConflict
 from holdfast.ids import check_choice, check_id, check_name, check_text, new_id
 from holdfast.store.sql.core import (
     Row,
@@ -18,7 +19,9 @@ from holdfast.store.sql.core import (
     to_cursor,
     writing,
 )
-from holdfast.types import STATUSES, AuditEntry, Cursor, Json, Page, Session, State, Status
+from holdfast.types import STATUSES, AuditEntry, Credential, Cursor, Json, Page, Session, State, Status
+
+_LONGEST_TTL = 10 * 366 * 24 * 60 * 60
 
 
 class Sessions(SqlCore):
@@ -155,6 +158,30 @@ class Sessions(SqlCore):
             payload=json.dumps({"version": version}),
         )
         return State(version=version, body=body)
+
+    @repeatable
+    def set_credential(
+        self, session_id: str, name: str, sealed: str | None, *, ttl: float | None = None
+    ) -> Tx[None]:
+        check_id(name, "credential name")
+        if ttl is not None and not (math.isfinite(ttl) and 0 < ttl <= _LONGEST_TTL):
+            raise BadInput(problem=f"a credential is kept for a positive number of seconds, not {ttl}")
+        head = yield from self._lock_head(session_id)
+        if head.status in {"cleaning", "cleaned"}:
+            raise SessionCleaned(id=session_id)
+        yield sql("drop_credentials", session_id=session_id, name=name)
+        if sealed is not None:
+            self._check_size(sealed, "credential")
+            ttl_us = None if ttl is None else round(ttl * 1_000_000)
+            yield sql("set_credential", session_id=session_id, name=name, sealed=sealed, ttl_us=ttl_us)
+
+    @reading
+    def credentials(self, session_id: str) -> Tx[list[Credential]]:
+        rows = yield from self._of_session(session_id, sql("credentials", session_id=session_id))
+        return [
+            Credential(name=row["name"], sealed=row["sealed"], expires_at=maybe_moment(row["expires_at"]))
+            for row in rows
+        ]
 
     @repeatable
     def set_cursor(self, session_id: str, consumer: str, seq: int) -> Tx[Cursor]:

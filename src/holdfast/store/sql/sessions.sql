@@ -53,6 +53,21 @@ SELECT version, body FROM states WHERE session_id = :session_id;
 INSERT INTO states (session_id, version, body, at) VALUES (:session_id, :version, :body, now_us())
 ON CONFLICT (session_id) DO UPDATE SET version = excluded.version, body = excluded.body, at = excluded.at;
 
+-- name: credentials
+-- One that has expired is as good as gone.
+SELECT name, sealed, expires_at FROM credentials
+WHERE session_id = :session_id AND (expires_at IS NULL OR expires_at > now_us())
+ORDER BY name;
+
+-- name: set_credential
+INSERT INTO credentials (session_id, name, sealed, expires_at)
+VALUES (:session_id, :name, :sealed, now_us() + CAST(:ttl_us AS bigint))
+ON CONFLICT (session_id, name) DO UPDATE SET sealed = excluded.sealed, expires_at = excluded.expires_at;
+
+-- name: drop_credentials
+-- The one that is named, and all that have expired.
+DELETE FROM credentials WHERE session_id = :session_id AND (name = :name OR expires_at <= now_us());
+
 -- name: set_cursor
 -- Monotonic: a lower number leaves it as it is.
 INSERT INTO cursors (session_id, consumer, seq, at) VALUES (:session_id, :consumer, :seq, now_us())

@@ -2,7 +2,7 @@
 
 import json
 
-from holdfast.errors import Conflict, KeyReused, QueueFull, SessionCleaned, TurnInProgress
+from holdfast.errors import Conflict, KeyReused, QueueFull, SessionCleaned, SessionNotFound, TurnInProgress
 from holdfast.ids import check_choice, check_id, check_name, new_id
 from holdfast.store.sql.core import (
     Row,
@@ -57,6 +57,7 @@ class Submissions(SqlCore):
             lane=lane,
             when_busy=when_busy,
             idempotency_key=idempotency_key,
+            tries=[] if id is None else [id],
         )
 
     @waking
@@ -70,6 +71,7 @@ class Submissions(SqlCore):
         lane: Lane,
         when_busy: WhenBusy,
         idempotency_key: str | None,
+        tries: list[str],
     ) -> Tx[Submission]:
         check_name(kind, "kind")
         check_choice(lane, LANES, "lane")
@@ -78,7 +80,9 @@ class Submissions(SqlCore):
         if idempotency_key is not None:
             check_name(idempotency_key, "idempotency key")
         head = yield from self._lock_head(session_id)
-        same = yield sql("submission_by_id", id=id)
+        # An id that was made for the first try is nowhere yet.
+        same = (yield sql("submission_by_id", id=id)) if tries else ()
+        tries.append(id)
         if same and same[0]["session_id"] != session_id:
             raise Conflict(problem=f"submission {id} belongs to another session")
         if not same and idempotency_key is not None:
@@ -134,8 +138,10 @@ class Submissions(SqlCore):
     def _take_next(
         self, lease: Lease, lane: Lane | None, id: str | None, max_attempts: int
     ) -> Tx[Submission | None]:
-        head = yield from self._lock_head(lease.session_id)
-        if lease.lost or (head.epoch, head.holder) != (lease.epoch, lease.holder):
+        heads = yield sql("lock_head", session_id=lease.session_id)
+        if not heads:
+            raise SessionNotFound(id=lease.session_id)
+        if lease.lost or (heads[0]["epoch"], heads[0]["holder"]) != (lease.epoch, lease.holder):
             raise lease_lost(lease, "another holder took it, or it was released")
         while True:
             if id is None:

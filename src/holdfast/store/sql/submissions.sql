@@ -7,13 +7,6 @@ SELECT * FROM submissions WHERE session_id = :session_id AND idempotency_key = :
 -- name: count_pending
 SELECT count(*) AS pending FROM submissions WHERE session_id = :session_id AND ended_at IS NULL;
 
--- name: has_work
--- A session that waits for a person takes nothing but what is on the control lane.
-SELECT 1 AS work FROM submissions
-WHERE session_id = :session_id AND ended_at IS NULL AND state <> 'waiting'
-  AND lane = 'control'   --? control_only
-LIMIT 1;
-
 -- name: number_submission
 -- The queued event's number is the place in the queue.
 UPDATE heads SET seq = seq + 1,

@@ -210,6 +210,17 @@ CREATE TABLE states (
   at            bigint NOT NULL
 );
 
+-- What tools need to act for the session's owner: sealed before it gets here, with a key that the database never sees.
+CREATE TABLE credentials (
+  session_id    idtext NOT NULL,
+  name          idtext NOT NULL,
+  sealed        text NOT NULL,
+  expires_at    bigint,
+  PRIMARY KEY (session_id, name)
+)
+--[sqlite] WITHOUT ROWID
+;
+
 CREATE TABLE audit (
   id            idtext PRIMARY KEY,
   at            bigint NOT NULL,

@@ -1,0 +1,90 @@
+"""Credentials of a session: sealed with a key from the settings before the store sees them, opened only when asked for.
+
+They are no part of events, messages, logs or forks. What a tool does with one is the tool's own business.
+"""
+
+import base64
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.errors import BadSettings, CredentialSealed, MissingExtra
+from holdfast.store import Store
+
+_KEY_BYTES = 32
+_NONCE_BYTES = 12
+_VERSION = "1"
+
+
+def new_key() -> str:
+    """Return a new key for `credential_key`."""
+    return base64.urlsafe_b64encode(os.urandom(_KEY_BYTES)).decode()
+
+
+class Credentials:
+    """The credentials in a store. `keys` is the setting: the first key seals, all of them open."""
+
+    def __init__(self, store: Store, keys: str | None) -> None:
+        if not keys:
+            raise BadSettings(
+                problem="credential_key is not set. Make one with holdfast.runtime.credentials.new_key()."
+            )
+        self._store = store
+        self._ciphers = [_cipher(key.strip()) for key in keys.split(",")]
+
+    async def set(self, session_id: str, name: str, value: str, *, ttl: float | None = None) -> None:
+        """Seal a credential and keep it, for `ttl` seconds if given."""
+        nonce = os.urandom(_NONCE_BYTES)
+        closed = self._ciphers[0].encrypt(nonce, value.encode(), _bound_to(session_id, name))
+        sealed = f"{_VERSION}.{base64.b64encode(nonce + closed).decode()}"
+        await self._store.set_credential(session_id, name, sealed, ttl=ttl)
+
+    async def remove(self, session_id: str, name: str) -> None:
+        """Remove a credential; harmless if there is none."""
+        await self._store.set_credential(session_id, name, None)
+
+    async def get(self, session_id: str, name: str) -> str | None:
+        """Return one credential; None if there is none, or it has expired."""
+        found = await self._store.credentials(session_id)
+        return next((self._open(session_id, name, item.sealed) for item in found if item.name == name), None)
+
+    async def names(self, session_id: str) -> Sequence[str]:
+        """Return the names of a session's credentials."""
+        return [item.name for item in await self._store.credentials(session_id)]
+
+    def _open(self, session_id: str, name: str, sealed: str) -> str:
+        from cryptography.exceptions import InvalidTag
+
+        version, _, body = sealed.partition(".")
+        if version == _VERSION:
+            raw = base64.b64decode(body)
+            for cipher in self._ciphers:
+                try:
+                    opened: bytes = cipher.decrypt(
+                        raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], _bound_to(session_id, name)
+                    )
+                except InvalidTag:
+                    continue
+                return opened.decode()
+        raise CredentialSealed(name=name, session_id=session_id)
+
+
+def _cipher(key: str) -> Any:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError as error:
+        raise MissingExtra(extra="credentials") from error
+    try:
+        raw = base64.b64decode(key, b"-_", validate=True)
+    except ValueError:
+        raw = b""
+    if len(raw) != _KEY_BYTES:
+        raise BadSettings(
+            problem=f"credential_key must be {_KEY_BYTES} bytes in URL-safe base64; several are separated by commas."
+        )
+    return AESGCM(raw)
+
+
+def _bound_to(session_id: str, name: str) -> bytes:
+    """Return what a seal is valid for, so that it opens in no other session and under no other name."""
+    return f"holdfast credential\n{session_id}\n{name}".encode()

@@ -1,0 +1,84 @@
+"""What a session asks a person, and the answers on record. It needs no agent, so that a terminal can do without."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from holdfast.errors import BadInput
+from holdfast.store import Store
+from holdfast.types import Json, Run
+
+ANSWERED = "approval_answered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Answer:
+    """What a person decided about one call."""
+
+    call_id: str
+    digest: str
+    approved: bool
+    feedback: str | None = None
+    arguments: dict[str, Any] | None = None
+
+    def as_json(self) -> Json:
+        """Return it as the payload of its event."""
+        given = {"feedback": self.feedback, "arguments": self.arguments}
+        facts = {name: value for name, value in given.items() if value is not None}
+        return json.dumps(
+            {"call_id": self.call_id, "digest": self.digest, "approved": self.approved, **facts}
+        )
+
+
+_ANSWER = TypeAdapter(Answer)
+
+
+def parse_answers(payload: Mapping[str, Any]) -> list[Answer]:
+    """Return the answers in a submission: one, or a list of `answers`."""
+    items: Any = payload.get("answers", [payload])
+    if not isinstance(items, list) or not items:
+        raise BadInput(problem="`answers` must be a list with at least one answer")
+    return [_parse(item) for item in cast("list[object]", items)]
+
+
+def _parse(item: object) -> Answer:
+    try:
+        return _ANSWER.validate_json(json.dumps(item), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the answer"
+        raise BadInput(problem=f"{where}: {first['msg']}. It needs `call_id`, `digest`, `approved`") from None
+
+
+async def asked(store: Store, session_id: str) -> list[dict[str, Any]]:
+    """Return what a session asks a person now: the calls that have no answer yet."""
+    waiting = (await store.submissions(session_id, state="waiting", limit=1)).items
+    if not waiting or waiting[0].run_id is None:
+        return []
+    run = await store.run(waiting[0].run_id)
+    given = await given_answers(store, session_id, [run])
+    questions: list[dict[str, Any]] = []
+    after = run.first_seq - 1
+    while page := await store.events(session_id, after=after, run_id=run.id):
+        after = page[-1].seq
+        for event in page:
+            if event.kind == "approval_requested":
+                questions = json.loads(event.payload)["calls"]
+    return [question for question in questions if question["call_id"] not in given]
+
+
+async def given_answers(store: Store, session_id: str, chain: Iterable[Run]) -> dict[str, Answer]:
+    """Return what was answered to a run, and to those it goes on for, by call."""
+    found: dict[str, Answer] = {}
+    for run in chain:
+        after = run.first_seq - 1
+        while page := await store.events(session_id, after=after, run_id=run.id):
+            after = page[-1].seq
+            for event in page:
+                if event.kind == ANSWERED:
+                    answer = _parse(json.loads(event.payload))
+                    found.setdefault(answer.call_id, answer)
+    return found
