@@ -11,7 +11,7 @@ run: .venv/ready ## a tour of what works today, on a real file with real process
 	$(BIN)/python examples/tour.py
 
 test: check ## lint, types and all tests, against real servers
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: .venv/ready
 	$(BIN)/ruff check .

@@ -140,7 +140,7 @@ async def test_a_run_id_belongs_to_one_session(store: Store):
 
 
 async def test_a_run_without_a_live_holder_is_not_running(store: Store):
-    lease, holder = await held_session(store, ttl=0.05)
+    lease, holder = await held_session(store, ttl=0.3)
     await store.write(lease, Batch(runs=[Run(id="r")], status="running"))
 
     async def gone() -> bool:

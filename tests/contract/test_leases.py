@@ -63,7 +63,7 @@ async def test_release_is_idempotent_and_never_frees_another_lease(store: Store)
 
 async def test_a_stale_epoch_is_refused_everywhere_and_changes_nothing(store: Store):
     """Two writers, one of them stale: every method that takes a lease refuses the old one."""
-    old, paused = await held_session(store, ttl=0.05)
+    old, paused = await held_session(store, ttl=0.3)
     await store.submit(old.session_id, "message")
     await until(lambda: expired(store, paused))
     fresh = await store.join("fresh")
@@ -115,7 +115,7 @@ async def test_one_renewal_covers_all_sessions(store: Store):
 
 
 async def test_a_holder_past_its_deadline_goes_on_if_nobody_took_over(store: Store):
-    lease, holder = await held_session(store, ttl=0.05)
+    lease, holder = await held_session(store, ttl=0.3)
     await until(lambda: expired(store, holder))
     assert await store.write(lease, ticks()) == 1
     await store.renew(holder)
@@ -123,7 +123,7 @@ async def test_a_holder_past_its_deadline_goes_on_if_nobody_took_over(store: Sto
 
 
 async def test_reclaim_frees_the_sessions_of_the_dead_only(store: Store):
-    dead_lease, dead = await held_session(store, ttl=0.05)
+    dead_lease, dead = await held_session(store, ttl=0.3)
     live_lease, _ = await held_session(store)
     for lease in (dead_lease, live_lease):
         await store.submit(lease.session_id, "message")
@@ -290,7 +290,7 @@ async def test_a_cancelled_claim_holds_nothing_in_secret(store: Store):
 
 async def test_a_stale_lease_beside_the_new_one_of_the_same_process(store: Store):
     """A worker that was paused, reclaimed, and has claimed the session again, while its old run still writes."""
-    old, paused = await held_session(store, ttl=0.05)
+    old, paused = await held_session(store, ttl=0.3)
     await until(lambda: expired(store, paused))
     new = await store.acquire(old.session_id, await store.join("again"))
     stale = Batch(

@@ -364,7 +364,7 @@ async def test_lost_answers_are_found_again(engine: Engine, store: Store, postgr
         url = engine.url.replace(f":{postgres_server.port}/", f":{proxy.port}/")
         async with open_store(url) as remote:
             session_id = await new_session(remote)
-            dead = await store.join("dead", ttl=0.05)
+            dead = await store.join("dead", ttl=0.3)
             await store.acquire(session_id, dead)
 
             async def expired() -> bool:

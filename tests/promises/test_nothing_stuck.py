@@ -44,10 +44,10 @@ async def test_a_clean_stop_hands_over_without_an_error(engine: Engine, store: S
     async with worker(engine.url, hold=0.5) as first:
         message = await send(store, session, f"work 40 {log}")
         await lines(log, 1)
-        async with worker(engine.url):
-            first.signal(signal.SIGTERM)
-            assert await first.ended() == 0
-            assert (await ended(store, message)).state == "done"
+        first.signal(signal.SIGTERM)
+        assert await first.ended() == 0
+    async with worker(engine.url):
+        assert (await ended(store, message)).state == "done"
     assert [line.split()[0] for line in log.read_text().splitlines()] == [str(n) for n in range(40)]
     told = await kinds(store, session)
     assert "handover" in told
