@@ -155,7 +155,7 @@ async def test_a_process_paused_inside_of_a_transaction_blocks_nobody_for_long(e
     """It may have any lock when it stops; the server takes it away. SQLite cannot: see docs/how-to/stores.md."""
     chance = random.Random(17)
     ids = [await new_session(store) for _ in range(6)]
-    holder = await store.join("successor")
+    holder = await store.join("successor", ttl=60)
     async with AsyncExitStack() as running:
         children = [
             await running.enter_async_context(child("take_turns", engine.url, session_id, "p", "100000", "1"))
