@@ -28,7 +28,7 @@ from holdfast.errors import (
     Unauthenticated,
 )
 from holdfast.ids import new_id
-from holdfast.server import operation, runs, sessions
+from holdfast.server import operation, page, runs, sessions
 from holdfast.server.auth import Doorkeeper
 from holdfast.server.channel import Channels
 from holdfast.store import Store
@@ -54,7 +54,8 @@ _HEADERS: Final = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (
         b"content-security-policy",
-        b"default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     ),
 )
 
@@ -83,7 +84,7 @@ def create_app(settings: Settings, store: Store, agents: Iterable[str] = ()) -> 
     app.state.doorkeeper = Doorkeeper(settings, store)
     app.state.channels = Channels(store)
     app.state.metrics = operation.Metrics()
-    for router in (sessions.router, runs.router, operation.router):
+    for router in (sessions.router, runs.router, operation.router, page.router):
         app.include_router(router)
     app.add_exception_handler(HoldfastError, _say_ours)
     app.add_exception_handler(RequestValidationError, _say_invalid)
