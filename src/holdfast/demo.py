@@ -14,7 +14,7 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ToolCallPart, ToolReturnPart, UserPromptPart
 from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
 
-LEDGER: Final = "HOLDFAST_DEMO_LEDGER"
+LEDGER: Final = "DEMO_LEDGER"
 """The variable that names the file which the tool `note` appends to."""
 _PARTS: Final = ("tests", "types", "docs")
 _PLAN: Final = """\

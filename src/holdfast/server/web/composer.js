@@ -39,7 +39,8 @@ export function Composer({ busy, disabled, onSend }) {
       <textarea
         rows=${Math.min(8, Math.max(1, text.split("\n").length))}
         aria-label="Message"
-        placeholder=${disabled ? "This session takes no messages" : "Say something. Enter sends, Shift+Enter breaks the line."}
+        title="Enter sends, Shift+Enter breaks the line"
+        placeholder=${disabled ? "This session takes no messages" : "Say something"}
         value=${text}
         disabled=${disabled}
         onInput=${(event) => setText(event.target.value)}

@@ -9,6 +9,7 @@ const MOST = 200_000;
 
 const STATES = {
   planned: ["planned", "has not begun"],
+  asks: ["asks", "waits for an answer"],
   running: ["running", "is running"],
   recorded: ["recorded", "its result is on record: it is never run again"],
   replayed: ["replayed", "its result was on record when its worker was gone: it was given again, not done again"],
@@ -67,7 +68,7 @@ function ToolCall({ call }) {
       <span class=${`badge ${call.state.replace(" ", "-")}`} title=${meaning}>${label}${call.byHand ? " by hand" : ""}</span>
     </summary>
     <div class="tool-body">
-      ${meaning && html`<p class="hint">This call ${meaning.startsWith("is ") || meaning.startsWith("has ") ? meaning : `— ${meaning}`}.</p>`}
+      ${meaning && html`<p class="hint">This call: ${meaning}.</p>`}
       <${Long} text=${argumentsText(call.arguments)} label="arguments" />
       ${call.result !== undefined && html`<${Long} text=${pretty(call.result)} label="result" />`}
       ${call.error && html`<p class="error">${call.error}</p>`}

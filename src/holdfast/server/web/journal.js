@@ -69,6 +69,7 @@ export class Journal {
         break;
       case "approval_requested":
         this._ran(event, "waiting");
+        for (const asked of payload.calls ?? []) this._asks(asked.call_id);
         this.marks.push({ at: event.at, kind: "asks", text: "asks a person", run: event.run_id });
         break;
       case "run_completed":
@@ -131,6 +132,7 @@ export class Journal {
   }
 
   _runStarted(event, payload) {
+    for (const run of this.runs.values()) if (run.status === "waiting") run.status = "completed"; // this one goes on
     const run = { id: event.run_id, agent: payload.agent ?? "", parent: payload.parent ?? null };
     this.runs.set(event.run_id, { ...run, at: event.at, ended: null, status: "running", spans: [] });
     if (event.message) {
@@ -237,6 +239,13 @@ export class Journal {
       if (payload.error) call.error = payload.error;
       if (payload.by_hand) call.byHand = true;
     }
+    call.item.version++;
+  }
+
+  _asks(id) {
+    const call = this._callOf(id);
+    if (!call) return;
+    call.state = "asks";
     call.item.version++;
   }
 

@@ -4,7 +4,8 @@ import * as api from "./api.js";
 import { Message } from "./conversation.js";
 import { clock, count, lasting } from "./words.js";
 
-const ROW = 34;
+const ROW = 52;
+const LANE = { model: 6, tool: 20 }; // a request takes a moment, a tool may take long: neither hides the other
 const LEFT = 12;
 const GAP = 3_000; // a longer pause is drawn as this
 const RUNS = 60;
@@ -71,14 +72,14 @@ export function Timeline({ id, journal, version }) {
             <text class="run-label" x=${Math.min(x(from), width - 220)} y=${y}>
               ${run.parent ? "↳ " : ""}${run.agent || "run"} · ${run.status} · ${clock(run.at)}
             </text>
-            <rect class=${`run ${run.status.replace(" ", "-")}`} x=${x(from)} y=${y + 4} width=${Math.max(3, x(to) - x(from))} height="16" rx="3" />
+            <rect class=${`run ${run.status.replace(" ", "-")}`} x=${x(from)} y=${y + 4} width=${Math.max(3, x(to) - x(from))} height="30" rx="4" />
             ${spans.map((span) => {
               const words = `${span.kind === "model" ? "Model request" : `Tool ${span.label}`}, ${span.state}, ${lasting(span.to - span.from)}`;
               const on = step && step.seq === span.seq ? " chosen" : "";
               return html`<rect
                 key=${span.seq}
                 class=${`span ${span.kind} ${span.state.replace(" ", "-")}${on}`}
-                x=${x(span.from)} y=${y + 6} width=${Math.max(4, x(span.to) - x(span.from))} height="12" rx="2"
+                x=${x(span.from)} y=${y + LANE[span.kind]} width=${Math.max(7, x(span.to) - x(span.from))} height="12" rx="2"
                 tabindex="0" role="button" aria-label=${words}
                 onClick=${choose(span)} onKeyDown=${onKey(span)}
               ><title>${words}</title></rect>`;
@@ -87,7 +88,7 @@ export function Timeline({ id, journal, version }) {
         })}
         ${marks.map((mark) => {
           const n = rowOf.get(mark.run) ?? Math.max(0, rows.findLastIndex((row) => row.from <= mark.time));
-          return html`<text class=${`sign ${mark.kind}`} x=${x(mark.time)} y=${24 + n * ROW + 16} text-anchor="middle" role="img" aria-label=${mark.text}>
+          return html`<text class=${`sign ${mark.kind}`} x=${x(mark.time)} y=${24 + n * ROW + 25} text-anchor="middle" role="img" aria-label=${mark.text}>
             ${MARKS[mark.kind]}<title>${mark.text} ${clock(mark.at)}</title>
           </text>`;
         })}
