@@ -76,6 +76,7 @@ def create_app(settings: Settings, store: Store, agents: Iterable[str] = ()) -> 
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        redirect_slashes=False,
         separate_input_output_schemas=False,
     )
     app.state.settings = settings
