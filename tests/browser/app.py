@@ -1,7 +1,7 @@
 """The agent that the browser talks to. Its model is scripted by what the user says, and streams.
 
 `say WORDS` says them, one after the other. `work N MARK` calls `act` N times, which appends a line to the file that MARK names
-and takes HOLD seconds. `deploy` asks a person. `talk` goes on for half a minute. `huge` calls a tool whose result is large.
+and takes HOLD seconds. `deploy` asks a person. `talk` goes on for half a minute. `huge N` calls a tool whose result has N characters.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ async def respond(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterato
         case ["deploy", *_] if not results:
             yield {0: DeltaThinkingPart(content="Deploying needs a yes.")}
             yield call(messages, "deploy", {"target": "staging"})
-        case ["huge"] if not results:
-            yield call(messages, "huge", {})
+        case ["huge", size] if not results:
+            yield call(messages, "huge", {"size": int(size)})
         case ["talk"]:
             for number in range(600):
                 await asyncio.sleep(0.05)
@@ -72,5 +72,5 @@ async def deploy(target: str) -> str:
 
 
 @agent.tool_plain
-async def huge() -> str:
-    return "x" * 5_000_000
+async def huge(size: int) -> str:
+    return "x" * size

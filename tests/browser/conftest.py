@@ -99,7 +99,7 @@ class Site:
     async def open(self, path: str = "/", **options: Any) -> Page:
         """Open a tab of its own, signed in, that must not complain."""
         context = await self.browser.new_context(**options)
-        context.set_default_timeout(30_000)
+        context.set_default_timeout(15_000)
         page = await context.new_page()
         page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.on("console", self._note)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.store import open_store
-from holdfast.types import Batch, NewEvent, NewMessage, NewSegment
+from holdfast.types import Batch, Checkpoint, Message, NewEvent, Segment
 from tests.browser.conftest import TOKEN, Site, lines, new_session, say, texts
 
 pytestmark = pytest.mark.timeout(90)
@@ -31,7 +31,7 @@ async def test_say_something_and_come_back_to_it(site: Site):
 
 
 async def test_close_the_tab_in_mid_turn(site: Site, tmp_path: Path):
-    site.hold = 0.4
+    site.hold = 1
     await site.start()
     page = await site.open()
     address = await new_session(page)
@@ -86,7 +86,7 @@ async def test_approve_deny_and_edit(site: Site):
     card = page.get_by_role("region", name="Approval of deploy")
     await page.locator(".sessions .status.waiting").wait_for()
     await card.get_by_role("button", name="Approve").click()
-    await page.get_by_text("on staging", exact=False).first.wait_for()
+    await page.locator("article.answer .markdown", has_text="on staging").wait_for()
     await card.wait_for(state="hidden")
     await say(page, "deploy twice")
     await card.get_by_role("button", name="Deny…").click()
@@ -181,11 +181,14 @@ async def test_what_is_said_is_text_and_what_is_large_is_bounded(site: Site):
     assert await texts(page, ".sessions .title") == [hostile]
     assert await page.locator("article :is(img, script, a)").count() == 0
     assert await page.evaluate("window.hurt") is None
-    await say(page, "huge")
-    await page.locator("article.answer", has_text="ended after 1").wait_for()
-    await page.locator("details.tool summary").click()
-    await page.get_by_text("more characters").wait_for()
-    assert len(await page.locator("details.tool").inner_text()) < 10_000
+    for number, size in enumerate((60_000, 5_000_000), start=1):
+        await say(page, f"huge {size}")
+        await page.locator("article.answer", has_text="ended after 1").nth(number - 1).wait_for()
+        card = page.locator("details.tool").nth(number - 1)
+        await card.locator("summary").click()
+        await card.get_by_text("result", exact=True).wait_for()
+        assert len(await card.inner_text()) < 10_000
+    assert await page.get_by_text("56,000 more characters").count() == 1
 
 
 async def test_a_wrong_token_and_a_way_in(site: Site):
@@ -208,19 +211,20 @@ async def test_five_thousand_events(site: Site):
         session = (await store.create_session(agent="agent", owner="local", title="Long")).id
         holder = await store.join("a writer")
         lease = await store.acquire(session, holder)
-        await store.write(lease, Batch(segments=[NewSegment(id=1)]))
+        await store.write(lease, Batch(segments=[Segment(number=1)]))
         for start in range(0, 2500, 500):
             batch = Batch()
             for n in range(start, start + 500):
                 body = (
                     '{"kind":"response","parts":[{"part_kind":"text","content":"Answer %d with **bold**"}]}'
                 )
-                batch.messages = [*batch.messages, NewMessage(segment=1, position=n, body=body % n)]
+                batch.messages = [*batch.messages, Message(segment=1, position=n, body=body % n)]
                 batch.events = [
                     *batch.events,
                     NewEvent(kind="message", message=(1, n)),
                     NewEvent(kind="never_heard_of", payload='{"<b>": 1}'),
                 ]
+            batch.checkpoints = [Checkpoint(id=f"at-{start}", segment=1, length=start + 500)]
             await store.write(lease, batch)
         await store.leave(holder)
     page = await site.open()

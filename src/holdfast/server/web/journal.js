@@ -195,7 +195,7 @@ export class Journal {
     const parts = message.parts.map((part) => {
       if (part.part_kind !== "tool-call") return { kind: part.part_kind, text: part.content, part };
       const call = { id: part.tool_call_id, tool: part.tool_name, arguments: part.args, run: event.run_id };
-      Object.assign(call, { state: "planned", started: null, ended: null, endedIn: null, result: undefined });
+      Object.assign(call, { state: "planned", started: null, ended: null, startedIn: null, endedIn: null, result: undefined });
       this._calls.set(call.id, call);
       return { kind: "call", call };
     });
@@ -234,7 +234,10 @@ export class Journal {
     }
     if (!call) return;
     if (!ended) Object.assign(call, { state: "running", started: event.at, startedIn: event.run_id, ended: null });
-    else {
+    else if (call.startedIn && call.startedIn !== event.run_id && !payload.answered && !payload.by_hand) {
+      // Another run answers for it without having begun it: from the record, or with that nobody knows.
+      call.state = call.ended !== null ? "replayed" : "unknown";
+    } else {
       Object.assign(call, { state: failed ? "failed" : "recorded", ended: event.at, endedIn: event.run_id });
       if (payload.error) call.error = payload.error;
       if (payload.by_hand) call.byHand = true;

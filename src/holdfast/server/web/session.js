@@ -20,23 +20,27 @@ function useJournal(id) {
   const here = kept.current;
   useEffect(() => {
     let frame = 0;
-    const draw = () => {
-      // A hidden tab gets no frames; it must not fall behind either.
-      frame ||= document.hidden ? setTimeout(now, 200) : requestAnimationFrame(now);
-    };
+    let late = 0;
     const now = () => {
-      frame = 0;
+      clearTimeout(late);
+      cancelAnimationFrame(frame);
+      frame = late = 0;
       redraw((n) => n + 1);
+    };
+    const draw = (many) => {
+      // While much is caught up with, once it is over. A hidden tab gets no frames, and must not fall behind either.
+      if (many || document.hidden) late ||= setTimeout(now, 150);
+      else frame ||= requestAnimationFrame(now);
     };
     return follow(id, here.journal.seq, {
       batch(events, drafts) {
         here.journal.take(events, drafts);
-        draw();
+        draw(events.length > 20);
       },
       state(link, reason = null) {
         here.link = link;
         here.reason = reason ?? here.reason;
-        draw();
+        draw(false);
       },
     });
   }, [id]);
