@@ -91,7 +91,8 @@ def _call(messages: list[ModelMessage], tool: str, arguments: dict[str, str]) ->
 def _prompt(message: ModelMessage) -> Any:
     if not isinstance(message, ModelRequest):
         return None
-    return next((part.content for part in message.parts if isinstance(part, UserPromptPart)), None)
+    said = [part.content for part in message.parts if isinstance(part, UserPromptPart)]
+    return said[-1] if said else None  # one that was interrupted may stand before it
 
 
 agent: Agent[None, str] = Agent(FunctionModel(stream_function=respond), name="demo")
@@ -104,12 +105,16 @@ async def measure(part: str) -> str:
     return f"{part}: fine"
 
 
+def _append(path: Path, line: str) -> None:
+    with path.open("a", encoding="utf-8") as ledger:
+        ledger.write(f"{line}\n")
+
+
 @agent.tool_plain
 async def note(line: str) -> str:
     """Append a line to the ledger file, then take a while: if we are killed now, nobody knows whether it is there."""
     path = Path(os.environ.get(LEDGER, "holdfast-demo.txt"))
-    with path.open("a", encoding="utf-8") as ledger:
-        ledger.write(f"{line}\n")
+    await asyncio.to_thread(_append, path, line)
     await asyncio.sleep(4)
     return f"one line is in {path.name}"
 

@@ -52,7 +52,8 @@ async def respond(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterato
 def prompt(message: ModelMessage) -> Any:
     if not isinstance(message, ModelRequest):
         return None
-    return next((part.content for part in message.parts if isinstance(part, UserPromptPart)), None)
+    said = [part.content for part in message.parts if isinstance(part, UserPromptPart)]
+    return said[-1] if said else None  # one that was interrupted may stand before it
 
 
 agent: Agent[None, str] = Agent(FunctionModel(stream_function=respond), name="agent")

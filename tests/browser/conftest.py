@@ -22,10 +22,16 @@ Page: TypeAlias = Any
 """A page of playwright, which is in the dependency group `browser` and may be absent."""
 HERE = Path(__file__).parent
 TOKEN = "hf_of-the-browser-tests"
-_OPTIONS = (
-    "--no-sandbox --disable-gpu --disable-quic --disable-background-networking --disable-component-update "
-    "--disable-sync --no-first-run --disable-dev-shm-usage"
-).split()
+_OPTIONS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--disable-dev-shm-usage",
+]
 _left_out = pytest.StashKey[int]()
 
 
@@ -50,7 +56,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_report_collectionfinish(config: pytest.Config) -> str:
     left_out = config.stash.get(_left_out, 0)
-    return f"the browser takes no part in {left_out} tests: {missing()}" if left_out else "the browser takes part"
+    return (
+        f"the browser takes no part in {left_out} tests: {missing()}"
+        if left_out
+        else "the browser takes part"
+    )
 
 
 @dataclass
@@ -101,12 +111,15 @@ class Site:
         context = await self.browser.new_context(**options)
         context.set_default_timeout(15_000)
         page = await context.new_page()
-        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("pageerror", self._note_error)
         page.on("console", self._note)
         await page.goto(f"{self.url}/?token={TOKEN}")
         if path != "/":
             await page.goto(f"{self.url}{path}")
         return page
+
+    def _note_error(self, error: Any) -> None:
+        self.problems.append(str(error))
 
     def _note(self, message: Any) -> None:
         # That the server is away is told to the person; the browser notes it as well.

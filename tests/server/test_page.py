@@ -12,7 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 import holdfast.server
-from holdfast.config import Settings
+from holdfast.config import load_settings
 from holdfast.server import create_app
 from holdfast.server.page import FILES
 from holdfast.store import open_store
@@ -26,7 +26,7 @@ STORE = "sqlite://:memory:"
 @pytest.fixture
 async def browser() -> AsyncGenerator[httpx2.AsyncClient, None]:
     async with open_store(STORE) as store:
-        app = create_app(Settings(store=STORE, token=SecretStr(TOKEN)), store, ["agent"])
+        app = create_app(load_settings(store=STORE, token=SecretStr(TOKEN)), store, ["agent"])
         transport = httpx2.ASGITransport(app=app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://here") as client:
             yield client

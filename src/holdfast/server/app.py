@@ -54,8 +54,10 @@ _HEADERS: Final = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (
         b"content-security-policy",
-        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-        b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        (
+            b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+            b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        ),
     ),
 )
 

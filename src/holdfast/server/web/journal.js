@@ -60,7 +60,7 @@ export class Journal {
         break;
       case "model_request_failed":
         this._close(event, "model", "failed");
-        this._mark(event, "bad", `The model request failed: ${payload.error ?? "no reason was given"}`);
+        if (payload.error !== "CancelledError") this._mark(event, "bad", `The model request failed: ${payload.error}`);
         break;
       case "tool_call_started":
       case "tool_call_completed":
