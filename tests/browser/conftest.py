@@ -1,6 +1,5 @@
 """A real browser on a real server. Where there is no browser these tests take no part, and say so."""
 
-import asyncio
 import os
 import shutil
 import socket
@@ -165,13 +164,3 @@ async def texts(page: Page, selector: str) -> list[str]:
     """Return what is to be seen of all that match."""
     found: list[str] = await page.locator(selector).all_inner_texts()
     return [" ".join(text.split()) for text in found]
-
-
-async def lines(path: Path, least: int) -> list[str]:
-    """Wait until a file has so many lines."""
-    async with asyncio.timeout(30):
-        while True:
-            found = path.read_text().split() if path.exists() else []
-            if len(found) >= least:
-                return found
-            await asyncio.sleep(0.02)

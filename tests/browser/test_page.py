@@ -7,7 +7,8 @@ import pytest
 
 from holdfast.store import open_store
 from holdfast.types import Batch, Checkpoint, Message, NewEvent, Segment
-from tests.browser.conftest import TOKEN, Site, lines, new_session, say, texts
+from tests.browser.conftest import TOKEN, Site, new_session, say, texts
+from tests.promises.workers import lines
 
 pytestmark = pytest.mark.timeout(90)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast.client import AsyncClient
-from tests.browser.conftest import lines
+from tests.promises.workers import lines
 
 
 @pytest.mark.timeout(90)
