@@ -17,6 +17,7 @@ from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolC
 LEDGER: Final = "DEMO_LEDGER"
 """The variable that names the file which the tool `note` appends to."""
 _PARTS: Final = ("tests", "types", "docs")
+_DONE: Final = "one line is in"
 _PLAN: Final = """\
 I will prepare a release:
 
@@ -63,12 +64,19 @@ async def respond(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterato
     elif "note" not in called:
         yield _call(messages, "note", {"line": "released with care"})
     elif "deploy" not in called:
-        async for word in _slowly("All is measured and written down. May I deploy?"):
+        async for word in _slowly(f"{_noted(turn)} May I deploy?"):
             yield word
         yield _call(messages, "deploy", {"target": "staging", "version": "1.0"})
     else:
         async for word in _slowly(_report(turn)):
             yield word
+
+
+def _noted(turn: list[ModelMessage]) -> str:
+    results = [part for message in turn for part in message.parts if isinstance(part, ToolReturnPart)]
+    if any(part.tool_name == "note" and _DONE in str(part.content) for part in results):
+        return "All is measured and written down."
+    return "I was cut off while I wrote my line, and did **not** write it again: look into the file."
 
 
 def _report(turn: list[ModelMessage]) -> str:
@@ -116,7 +124,7 @@ async def note(line: str) -> str:
     path = Path(os.environ.get(LEDGER, "holdfast-demo.txt"))
     await asyncio.to_thread(_append, path, line)
     await asyncio.sleep(4)
-    return f"one line is in {path.name}"
+    return f"{_DONE} {path.name}"
 
 
 @agent.tool_plain(requires_approval=True, metadata={"editable": True})

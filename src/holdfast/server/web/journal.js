@@ -88,7 +88,7 @@ export class Journal {
         this._mark(event, "good", "Recovered: its worker was gone, and another goes on from what is on record.");
         break;
       case "takeover":
-        this._mark(event, "note", `Taken over from ${payload.taken_from ?? "a worker that was gone"}.`);
+        this._mark(event, "note", "Taken over: the worker that held it did not renew its deadline.");
         break;
       case "handover":
         this._ran(event, "handed over");

@@ -207,10 +207,10 @@ export function Session({ id, view }) {
     ${view === "ledger" && html`<${Ledger} id=${id} journal=${journal} detail=${detail} onChanged=${reread} />`}
     ${view === "" &&
     html`<${Conversation} key=${id} journal=${journal} version=${journal.version} queued=${queued}>
-        ${(detail?.asked ?? []).map(
+        ${(journal.seq ? (detail?.asked ?? []) : []).map(
           (asked) => html`<${Approval} key=${`${asked.call_id}/${asked.digest}`} sessionId=${id} asked=${asked} onSent=${reread} />`,
         )}
-        ${link === "live" && journal.seq === 0 && !queued.length && html`<p class="empty">Nothing was said yet.</p>`}
+        ${detail?.seq === 0 && journal.seq === 0 && !queued.length && html`<p class="empty">Nothing was said yet.</p>`}
       <//>
       <footer>
         <div class="actions" role="group" aria-label="Actions">
