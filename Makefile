@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run test check format bench bench-compare clean
+.PHONY: help run test browser-test check format bench bench-compare clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -12,6 +12,11 @@ run: .venv/ready ## a tour of what works today, on a real file with real process
 
 test: check ## lint, types and all tests, against real servers
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+browser-test: .venv/ready ## the page in a real browser; needs chromium and playwright, and says how to get them
+	@command -v chromium >/dev/null || { echo "There is no chromium. On Debian: apt-get install -y --no-install-recommends chromium"; exit 1; }
+	@$(BIN)/python -c 'import playwright' 2>/dev/null || { echo "There is no playwright. $(BIN)/python -m pip install -c constraints.txt --group browser"; exit 1; }
+	$(BIN)/python -m pytest tests/browser
 
 check: .venv/ready
 	$(BIN)/ruff check .

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli import db, media, runs, serve, sessions, shell, talk, worker
+from holdfast.cli import db, demo, media, runs, serve, sessions, shell, talk, worker
 from holdfast.errors import HoldfastError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.add_typer(sessions.app, name="sessions")
 app.add_typer(serve.tokens, name="token")
 for command in (
     serve.serve,
+    demo.demo,
     worker.worker,
     worker.workers,
     talk.send,

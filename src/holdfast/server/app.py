@@ -28,7 +28,7 @@ from holdfast.errors import (
     Unauthenticated,
 )
 from holdfast.ids import new_id
-from holdfast.server import media, operation, runs, sessions
+from holdfast.server import media, operation, page, runs, sessions
 from holdfast.server import shell as shell_routes
 from holdfast.server.auth import Doorkeeper
 from holdfast.server.channel import Channels
@@ -56,7 +56,10 @@ _HEADERS: Final = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (
         b"content-security-policy",
-        b"default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'",
+        (
+            b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+            b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        ),
     ),
 )
 
@@ -82,6 +85,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        redirect_slashes=False,
         separate_input_output_schemas=False,
     )
     app.state.settings = settings
@@ -91,7 +95,7 @@ def create_app(
     app.state.channels = Channels(store)
     app.state.metrics = operation.Metrics()
     app.state.shell = shell
-    routers = [sessions.router, runs.router, media.router, operation.router]
+    routers = [sessions.router, runs.router, media.router, operation.router, page.router]
     for router in [*routers, shell_routes.router] if shell is not None else routers:
         app.include_router(router)
     app.add_exception_handler(HoldfastError, _say_ours)

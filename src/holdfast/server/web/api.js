@@ -1,0 +1,88 @@
+// Requests to the server the page came from. Errors carry its own words; a lost session of the browser asks for a token.
+
+export class ApiError extends Error {
+  constructor(status, code, message) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+const refused = new Set();
+
+export function onRefused(listener) {
+  refused.add(listener);
+}
+
+export function tellRefused() {
+  for (const listener of refused) listener();
+}
+
+export async function request(method, path, body) {
+  let answer;
+  try {
+    answer = await fetch(path, {
+      method,
+      headers: body === undefined ? {} : { "content-type": "application/json" },
+      body: body === undefined ? undefined : JSON.stringify(body),
+    });
+  } catch {
+    throw new ApiError(0, "unreachable", "The server does not answer.");
+  }
+  if (answer.ok) return answer.status === 204 ? null : answer.json();
+  const said = await answer.json().then(
+    (found) => found.error ?? {},
+    () => ({}),
+  );
+  if (answer.status === 401 && path !== "/sign-in") tellRefused();
+  throw new ApiError(answer.status, said.code ?? "http_error", said.message ?? `The server answered ${answer.status}.`);
+}
+
+export const get = (path) => request("GET", path);
+export const post = (path, body = {}) => request("POST", path, body);
+
+const session = (id) => `/api/sessions/${encodeURIComponent(id)}`;
+const run = (id) => `/api/runs/${encodeURIComponent(id)}`;
+
+export const me = () => get("/api/me");
+export const signIn = (token) => post("/sign-in", { token });
+export const signOut = () => post("/sign-out");
+export const workers = () => get("/api/workers");
+export const readSession = (id) => get(session(id));
+export const createSession = (facts) => post("/api/sessions", facts);
+export const changeSession = (id, change) => request("PATCH", session(id), change);
+export const interrupt = (id) => post(`${session(id)}/interrupt`);
+export const background = (id) => post(`${session(id)}/background`);
+export const undo = (id) => post(`${session(id)}/undo`);
+export const answer = (id, given) => post(`${session(id)}/approvals`, given);
+export const fork = (id, place) => post(`${session(id)}/fork`, place);
+export const rewind = (id, place) => post(`${session(id)}/rewind`, place);
+export const submit = (id, facts) => post(`${session(id)}/submissions`, facts);
+export const checkpoints = (runId) => get(`${run(runId)}/checkpoints?limit=1000`);
+export const effects = (runId) => get(`${run(runId)}/effects?limit=1000`);
+export const settle = (runId, callId, outcome) => post(`${run(runId)}/effects/${encodeURIComponent(callId)}`, outcome);
+export const eventsOf = (id) => `${session(id)}/events`;
+
+export function listSessions({ search, status, cursor } = {}) {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries({ search, status, cursor })) if (value) query.set(name, value);
+  return get(`/api/sessions?${query}`);
+}
+
+export function newKey() {
+  // Not randomUUID: browsers have it on https and loopback only.
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+// Sends a message until the server has said yes or no. The key makes a repeated one the same one.
+export async function sendSurely(id, facts, onTrouble) {
+  for (let pause = 500; ; pause = Math.min(pause * 2, 8000)) {
+    try {
+      return await submit(id, facts);
+    } catch (error) {
+      if (error.status !== 0 && error.status !== 503) throw error;
+      onTrouble(error);
+      await new Promise((resolve) => setTimeout(resolve, pause));
+    }
+  }
+}

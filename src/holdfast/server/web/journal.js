@@ -1,0 +1,277 @@
+// What the events of a session add up to: the conversation, its tool calls, its runs and what is queued.
+// It takes events in order and forgets nothing; kinds it does not know change nothing.
+
+const ENDED = new Set(["run_completed", "run_failed", "run_interrupted", "approval_requested"]);
+
+export class Journal {
+  constructor() {
+    this.seq = 0;
+    this.version = 0;
+    this.items = [];
+    this.drafts = new Map(); // run and part -> draft
+    this.runs = new Map(); // id -> run with its spans, in the order in which they began
+    this.marks = []; // what happened to the session, for the timeline
+    this.queue = new Map(); // submission id -> what waits for its turn
+    this.usage = { requests: 0, input: 0, output: 0, cost: null };
+    this.forks = [];
+    this._calls = new Map(); // call id -> the last call that had it
+    this._path = []; // the items of each message of the history that counts
+    this._asked = new Map(); // submission id -> its kind
+    this._prompts = new Map(); // run -> a prompt that no request was made of yet
+  }
+
+  take(events, drafts = []) {
+    for (const event of events) this._event(event);
+    for (const draft of drafts) this._draft(draft);
+    this.version++;
+  }
+
+  _event(event) {
+    this.seq = event.seq;
+    const payload = event.payload ?? {};
+    switch (event.kind) {
+      case "submission_queued":
+        this._asked.set(payload.submission_id, payload.kind);
+        if (payload.kind === "message") this.queue.set(payload.submission_id, { id: payload.submission_id });
+        break;
+      case "submission_started":
+      case "submission_done":
+        this.queue.delete(payload.submission_id);
+        break;
+      case "submission_failed":
+        this.queue.delete(payload.submission_id);
+        if (payload.reason !== "interrupted") {
+          const kind = (this._asked.get(payload.submission_id) ?? "submission").replaceAll("_", " ");
+          this._mark(event, "bad", `The ${kind} failed: ${payload.reason ?? payload.state}`);
+        }
+        break;
+      case "run_started":
+        this._runStarted(event, payload);
+        break;
+      case "message":
+        this._message(event);
+        break;
+      case "model_request_started":
+        this._open(event, "model", "model request");
+        break;
+      case "model_request_completed":
+        this._close(event, "model", "done", payload.model);
+        this._count(payload);
+        break;
+      case "model_request_failed":
+        this._close(event, "model", "failed");
+        if (payload.error !== "CancelledError") this._mark(event, "bad", `The model request failed: ${payload.error}`);
+        break;
+      case "tool_call_started":
+      case "tool_call_completed":
+      case "tool_call_failed":
+        this._toolCall(event, payload);
+        break;
+      case "approval_requested":
+        this._ran(event, "waiting");
+        for (const asked of payload.calls ?? []) this._asks(asked.call_id);
+        this.marks.push({ at: event.at, kind: "asks", text: "asks a person", run: event.run_id });
+        break;
+      case "run_completed":
+        this._ran(event, "completed");
+        break;
+      case "run_failed":
+        this._ran(event, "failed");
+        this._mark(event, "bad", `The run failed: ${payload.error ?? "no reason was given"}`);
+        break;
+      case "run_interrupted":
+        this._ran(event, "interrupted");
+        this._mark(event, "note", "Interrupted.");
+        break;
+      case "recovered":
+        this._cutOff(payload.run_id, event);
+        this._mark(event, "good", "Recovered: its worker was gone, and another goes on from what is on record.");
+        break;
+      case "takeover":
+        this._mark(event, "note", "Taken over: the worker that held it did not renew its deadline.");
+        break;
+      case "handover":
+        this._ran(event, "handed over");
+        this._mark(event, "note", `Handed over: ${payload.reason ?? "another worker goes on"}.`);
+        break;
+      case "rewound":
+        this._rewound(event, payload);
+        break;
+      case "compacted":
+        this._mark(event, "note", `The history was shortened from ${payload.before} to ${payload.after} messages.`);
+        this._path = Array.from({ length: payload.after ?? 0 }, () => []);
+        break;
+      case "forked":
+        this.forks.push(payload.session_id);
+        this._mark(event, "note", "Forked.", { fork: payload.session_id });
+        break;
+    }
+    if (ENDED.has(event.kind) || event.kind === "handover") this._dropDrafts(event.run_id);
+  }
+
+  _draft(draft) {
+    const key = `${draft.run_id}/${draft.part}`;
+    const before = draft.offset > 0 ? (this.drafts.get(key)?.text ?? "") : "";
+    this.drafts.set(key, { key, run: draft.run_id, part: draft.part, kind: draft.kind, text: before + draft.text });
+  }
+
+  _dropDrafts(run) {
+    for (const [key, draft] of this.drafts) if (draft.run === run) this.drafts.delete(key);
+  }
+
+  _add(event, type, facts) {
+    const item = { key: `${event.seq}-${this.items.length}`, seq: event.seq, at: event.at, run: event.run_id, type };
+    Object.assign(item, { version: 0, undone: false, step: event.step }, facts);
+    this.items.push(item);
+    return item;
+  }
+
+  _mark(event, tone, text, more = {}) {
+    this._add(event, "mark", { tone, text, kind: event.kind, ...more });
+    this.marks.push({ at: event.at, kind: event.kind, text, run: event.run_id });
+  }
+
+  _runStarted(event, payload) {
+    for (const run of this.runs.values()) if (run.status === "waiting") run.status = "completed"; // this one goes on
+    const run = { id: event.run_id, agent: payload.agent ?? "", parent: payload.parent ?? null };
+    this.runs.set(event.run_id, { ...run, at: event.at, ended: null, status: "running", spans: [] });
+    if (event.message) {
+      const items = this._request(event, event.message);
+      this._prompts.set(event.run_id, items);
+    }
+  }
+
+  _ran(event, status) {
+    const run = this.runs.get(event.run_id);
+    if (!run) return;
+    run.status = status;
+    run.ended = event.at;
+    for (const span of run.spans) if (span.end === null) Object.assign(span, { end: event.at, state: status });
+  }
+
+  _cutOff(id, event) {
+    this._dropDrafts(id);
+    const run = this.runs.get(id);
+    if (!run) return;
+    Object.assign(run, { status: "cut off", ended: event.at });
+    for (const span of run.spans) if (span.end === null) Object.assign(span, { end: event.at, state: "cut off" });
+  }
+
+  _open(event, kind, label, call = null) {
+    const span = { seq: event.seq, run: event.run_id, step: event.step, kind, label, call };
+    this.runs.get(event.run_id)?.spans.push({ ...span, start: event.at, end: null, state: "running", item: null });
+  }
+
+  _close(event, kind, state, label, call = null) {
+    const spans = this.runs.get(event.run_id)?.spans ?? [];
+    const span = spans.findLast((one) => one.kind === kind && one.end === null && (call === null || one.call === call));
+    if (!span) return;
+    Object.assign(span, { end: event.at, state });
+    if (label) span.label = label;
+  }
+
+  _count({ usage, cost }) {
+    this.usage.requests++;
+    this.usage.input += usage?.input_tokens ?? 0;
+    this.usage.output += usage?.output_tokens ?? 0;
+    const price = cost ?? usage?.cost;
+    if (price !== null && price !== undefined) this.usage.cost = (this.usage.cost ?? 0) + Number(price.total ?? price);
+  }
+
+  _message(event) {
+    const message = event.message;
+    if (!message || !Array.isArray(message.parts)) return;
+    const early = this._prompts.get(event.run_id);
+    if (early && message.kind === "request") {
+      // The prompt was shown when the run began; here it is in the history.
+      this.items = this.items.filter((item) => !early.includes(item));
+      this._prompts.delete(event.run_id);
+    }
+    this._path.push(message.kind === "response" ? [this._response(event, message)] : this._request(event, message));
+  }
+
+  _response(event, message) {
+    this._dropDrafts(event.run_id);
+    const parts = message.parts.map((part) => {
+      if (part.part_kind !== "tool-call") return { kind: part.part_kind, text: part.content, part };
+      const call = { id: part.tool_call_id, tool: part.tool_name, arguments: part.args, run: event.run_id };
+      Object.assign(call, { state: "planned", started: null, ended: null, startedIn: null, endedIn: null, result: undefined });
+      this._calls.set(call.id, call);
+      return { kind: "call", call };
+    });
+    const item = this._add(event, "answer", { parts });
+    for (const part of parts) if (part.call) part.call.item = item;
+    const spans = this.runs.get(event.run_id)?.spans ?? [];
+    const span = spans.findLast((one) => one.kind === "model");
+    if (span && span.item === null) span.item = item;
+    return item;
+  }
+
+  _request(event, message) {
+    const made = [];
+    for (const part of message.parts) {
+      if (part.part_kind === "user-prompt") made.push(this._add(event, "user", { content: part.content }));
+      else if (part.part_kind === "tool-return" || (part.part_kind === "retry-prompt" && part.tool_name)) {
+        this._returned(event, part);
+      }
+    }
+    return made;
+  }
+
+  _callOf(id) {
+    return this._calls.get(id) ?? this._calls.get(String(id).replace(/~\d+$/, ""));
+  }
+
+  _toolCall(event, payload) {
+    const call = this._callOf(payload.call_id);
+    const ended = event.kind !== "tool_call_started";
+    const failed = event.kind === "tool_call_failed";
+    if (ended) this._close(event, "tool", failed ? "failed" : "done", payload.tool, payload.call_id);
+    else this._open(event, "tool", payload.tool, payload.call_id);
+    if (!ended && call) {
+      const span = this.runs.get(event.run_id)?.spans.at(-1);
+      if (span) span.item = call.item;
+    }
+    if (!call) return;
+    if (!ended) Object.assign(call, { state: "running", started: event.at, startedIn: event.run_id, ended: null });
+    else if (call.startedIn && call.startedIn !== event.run_id && !payload.answered && !payload.by_hand) {
+      // Another run answers for it without having begun it: from the record, or with that nobody knows.
+      call.state = call.ended !== null ? "replayed" : "unknown";
+    } else {
+      Object.assign(call, { state: failed ? "failed" : "recorded", ended: event.at, endedIn: event.run_id });
+      if (payload.error) call.error = payload.error;
+      if (payload.by_hand) call.byHand = true;
+    }
+    call.item.version++;
+  }
+
+  _asks(id) {
+    const call = this._callOf(id);
+    if (!call) return;
+    call.state = "asks";
+    call.item.version++;
+  }
+
+  _returned(event, part) {
+    const call = this._callOf(part.tool_call_id);
+    if (!call) return;
+    call.result = part.content;
+    if (part.outcome === "denied") call.state = "denied";
+    else if (part.part_kind === "retry-prompt") call.state = "failed";
+    else if (call.ended === null && call.started !== null) call.state = "unknown";
+    else if (call.ended === null) call.state = "not run";
+    else if (call.state === "recorded" && call.endedIn !== event.run_id) call.state = "replayed";
+    call.item.version++;
+  }
+
+  _rewound(event, payload) {
+    this._mark(event, "note", payload.by === "undo" ? "Undone." : "Went back to an earlier point.");
+    if (typeof payload.length !== "number") return;
+    for (const items of this._path.splice(payload.length)) {
+      for (const item of items) {
+        item.undone = true;
+        item.version++;
+      }
+    }
+  }
+}

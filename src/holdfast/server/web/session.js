@@ -1,0 +1,224 @@
+// One session: its head, its conversation, and the views of its timeline and ledger.
+import { html, useCallback, useEffect, useRef, useState } from "./preact.js";
+import * as api from "./api.js";
+import { Approval } from "./approvals.js";
+import { Composer } from "./composer.js";
+import { Conversation } from "./conversation.js";
+import { Journal } from "./journal.js";
+import { Ledger } from "./ledger.js";
+import { follow } from "./stream.js";
+import { Timeline } from "./timeline.js";
+import { STATUS, count, titleOf } from "./words.js";
+
+const BUSY = new Set(["running", "queued", "waiting"]);
+
+// Follows a session's feed into a journal; draws at most once per frame.
+function useJournal(id) {
+  const [, redraw] = useState(0);
+  const kept = useRef(null);
+  if (kept.current?.id !== id) kept.current = { id, journal: new Journal(), link: "connecting", reason: null };
+  const here = kept.current;
+  useEffect(() => {
+    let frame = 0;
+    let late = 0;
+    const now = () => {
+      clearTimeout(late);
+      cancelAnimationFrame(frame);
+      frame = late = 0;
+      redraw((n) => n + 1);
+    };
+    const draw = (many) => {
+      // While much is caught up with, once it is over. A hidden tab gets no frames, and must not fall behind either.
+      if (many || document.hidden) late ||= setTimeout(now, 150);
+      else frame ||= requestAnimationFrame(now);
+    };
+    return follow(id, here.journal.seq, {
+      batch(events, drafts) {
+        here.journal.take(events, drafts);
+        draw(events.length > 20);
+      },
+      state(link, reason = null) {
+        here.link = link;
+        here.reason = reason ?? here.reason;
+        draw(false);
+      },
+    });
+  }, [id]);
+  return here;
+}
+
+function useDetail(id, seq) {
+  const [detail, setDetail] = useState(null);
+  const newest = useRef(0);
+  const read = useCallback(() => {
+    const number = ++newest.current;
+    api.readSession(id).then(
+      (found) => number === newest.current && setDetail(found),
+      () => {}, // the feed tells what is wrong
+    );
+  }, [id]);
+  useEffect(() => {
+    setDetail(null);
+    const timer = setInterval(read, 4000);
+    return () => clearInterval(timer);
+  }, [id]);
+  useEffect(() => {
+    const timer = setTimeout(read, seq === 0 ? 0 : 80);
+    return () => clearTimeout(timer);
+  }, [id, seq]);
+  return [detail?.id === id ? detail : null, read];
+}
+
+// What this browser sent and the feed has not shown yet.
+function useSent(id, journal) {
+  const [sent, setSent] = useState(() => remembered(id));
+  useEffect(() => setSent(remembered(id)), [id]);
+  const change = (next) =>
+    setSent((before) => {
+      const after = next(before);
+      sessionStorage.setItem(`sent/${id}`, JSON.stringify(after.filter((one) => one.submission)));
+      return after;
+    });
+  const send = async (text, when) => {
+    const key = api.newKey();
+    const update = (facts) => change((all) => all.map((one) => (one.key === key ? { ...one, ...facts } : one)));
+    change((all) => [...all, { key, text, note: "sending…" }]);
+    const facts = { kind: "message", text, when_busy: when, idempotency_key: key };
+    try {
+      const made = await api.sendSurely(id, facts, () => update({ note: "not sent yet: the server does not answer" }));
+      update({ submission: made.submission_id, position: made.position, note: when === "steer" ? "enters the turn soon" : "queued" });
+    } catch (error) {
+      update({ note: `not accepted: ${error.message}` });
+    }
+  };
+  const texts = new Map(sent.map((one) => [one.submission, one]));
+  const unseen = sent.filter((one) => !one.submission || one.position > journal.seq);
+  const queued = [...journal.queue.values()].map((one) => ({ note: "queued", ...texts.get(one.id), key: one.id }));
+  return { queued: [...queued, ...unseen], send };
+}
+
+function remembered(id) {
+  try {
+    return JSON.parse(sessionStorage.getItem(`sent/${id}`) ?? "[]");
+  } catch {
+    return [];
+  }
+}
+
+function Link({ link, reason }) {
+  if (link === "live") return null;
+  const words = {
+    connecting: "Connecting…",
+    reconnecting: "Reconnecting… What you see may be behind; nothing of it is lost.",
+    gone: reason ?? "This session is gone.",
+  };
+  return html`<p class=${`banner ${link}`} role="status">${words[link] ?? link}</p>`;
+}
+
+function Title({ detail, onChanged, onProblem }) {
+  const [text, setText] = useState(null);
+  const save = async (event) => {
+    event.preventDefault();
+    try {
+      await api.changeSession(detail.id, { title: text });
+      setText(null);
+      onChanged();
+    } catch (error) {
+      onProblem(error.message);
+    }
+  };
+  if (text === null) {
+    return html`<h2>
+      ${titleOf(detail)}
+      <button type="button" class="quiet" aria-label="Rename this session" onClick=${() => setText(detail.title)}>✎</button>
+    </h2>`;
+  }
+  return html`<form class="row" onSubmit=${save}>
+    <input type="text" aria-label="Title" maxlength="1000" value=${text} onInput=${(event) => setText(event.target.value)} autofocus />
+    <button type="submit">Save</button>
+    <button type="button" onClick=${() => setText(null)}>Cancel</button>
+  </form>`;
+}
+
+function Usage({ usage }) {
+  if (!usage.requests) return null;
+  const cost = usage.cost === null ? "" : ` · $${usage.cost.toFixed(4)}`;
+  const tokens = `${usage.input.toLocaleString()} in · ${usage.output.toLocaleString()} out`;
+  return html`<span class="usage" title="tokens of all model requests of this session">
+    ${count(usage.requests, "request")} · ${tokens}${cost}
+  </span>`;
+}
+
+export function Session({ id, view }) {
+  const { journal, link, reason } = useJournal(id);
+  const [detail, reread] = useDetail(id, journal.seq);
+  const { queued, send } = useSent(id, journal);
+  const [problem, setProblem] = useState(null);
+  const [background, setBackground] = useState(false);
+  const status = detail?.status ?? "idle";
+  const busy = BUSY.has(status) || journal.queue.size > 0;
+  useEffect(() => {
+    setBackground(false);
+    setProblem(null);
+  }, [id]);
+  useEffect(() => {
+    if (detail) document.title = `${status === "waiting" ? "● " : ""}${titleOf(detail)} · Holdfast`;
+    if (detail && !BUSY.has(status)) setBackground(false);
+  }, [detail]);
+
+  const ask = (what, then = () => {}) => async () => {
+    setProblem(null);
+    try {
+      await what(id);
+      then();
+      reread();
+    } catch (error) {
+      setProblem(error.message);
+    }
+  };
+  const at = (name) => `#/s/${encodeURIComponent(id)}${name ? `/${name}` : ""}`;
+  const tabs = [["", "Conversation"], ["timeline", "Timeline"], ["ledger", "Ledger"]];
+  const closed = link === "gone" || status === "cleaned" || status === "cleaning";
+
+  return html`<section class="session" aria-label="Session">
+    <header>
+      <a class="back" href="#/" aria-label="All sessions">←</a>
+      <div class="head">
+        ${detail ? html`<${Title} detail=${detail} onChanged=${reread} onProblem=${setProblem} />` : html`<h2>…</h2>`}
+        ${detail &&
+        html`<p class="facts">
+          <span class=${`status ${status}`}>${STATUS[status] ?? status}</span>
+          <span>${detail.agent}</span>
+          ${detail.holder && html`<span>held by ${detail.holder}</span>`}
+          ${detail.hold && html`<span class="badge">on hold</span>`}
+          <${Usage} usage=${journal.usage} />
+        </p>`}
+      </div>
+      <nav class="tabs" aria-label="Views of this session">
+        ${tabs.map(
+          ([name, label]) => html`<a href=${at(name)} aria-current=${view === name ? "page" : undefined}>${label}</a>`,
+        )}
+      </nav>
+    </header>
+    <${Link} link=${link} reason=${reason} />
+    ${problem && html`<p class="banner bad" role="alert">${problem} <button type="button" class="quiet" onClick=${() => setProblem(null)}>Dismiss</button></p>`}
+    ${background && html`<p class="banner good" role="status">Running in the background. You can close this tab.</p>`}
+    ${view === "timeline" && html`<${Timeline} id=${id} journal=${journal} version=${journal.version} />`}
+    ${view === "ledger" && html`<${Ledger} id=${id} journal=${journal} detail=${detail} onChanged=${reread} />`}
+    ${view === "" &&
+    html`<${Conversation} key=${id} journal=${journal} version=${journal.version} queued=${queued}>
+        ${(journal.seq ? (detail?.asked ?? []) : []).map(
+          (asked) => html`<${Approval} key=${`${asked.call_id}/${asked.digest}`} sessionId=${id} asked=${asked} onSent=${reread} />`,
+        )}
+        ${detail?.seq === 0 && journal.seq === 0 && !queued.length && html`<p class="empty">Nothing was said yet.</p>`}
+      <//>
+      <footer>
+        <div class="actions" role="group" aria-label="Actions">
+          <button type="button" disabled=${!busy} onClick=${ask(api.interrupt)}>■ Stop</button>
+          <button type="button" disabled=${status !== "running"} onClick=${ask(api.background, () => setBackground(true))}>Background</button>
+          <button type="button" disabled=${busy || closed || !journal.runs.size} onClick=${ask(api.undo)}>Undo</button>
+        </div>
+        <${Composer} key=${id} busy=${status === "running" || status === "queued"} disabled=${closed} onSend=${send} />
+      </footer>`}
+  </section>`;
+}

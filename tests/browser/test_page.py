@@ -1,0 +1,259 @@
+"""What a person sees: real browser, real server, real worker."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from holdfast.store import open_store
+from holdfast.types import Batch, Checkpoint, Message, NewEvent, Segment
+from tests.browser.conftest import TOKEN, Site, new_session, say, texts
+from tests.promises.workers import lines
+
+pytestmark = pytest.mark.timeout(90)
+
+
+async def test_say_something_and_come_back_to_it(site: Site):
+    await site.start()
+    page = await site.open()
+    assert page.url == f"{site.url}/"
+    address = await new_session(page, "First")
+    assert TOKEN not in address
+    await say(page, "say **bold** words and `code`")
+    await page.locator("article.answer strong", has_text="bold").wait_for()
+    await page.locator(".session .status.idle").wait_for()
+    assert await texts(page, "article.user") == ["say **bold** words and `code`"]
+    assert await texts(page, "article.answer") == ["bold words and code"]
+    await page.reload()
+    await page.locator("article.answer code", has_text="code").wait_for()
+    assert await texts(page, "article.user") == ["say **bold** words and `code`"]
+    assert await texts(page, "article.answer") == ["bold words and code"]
+    assert await texts(page, ".sessions .title") == ["First"]
+
+
+async def test_close_the_tab_in_mid_turn(site: Site, tmp_path: Path):
+    site.hold = 1
+    await site.start()
+    page = await site.open()
+    address = await new_session(page)
+    await say(page, f"work 4 {tmp_path / 'mark'}")
+    await page.locator(".badge.running").wait_for()
+    await page.close()
+    await lines(tmp_path / "mark", 3)
+    page = await site.open(address.removeprefix(site.url))
+    await page.get_by_text("ended after 4: did 3").wait_for()
+    assert len(await texts(page, "details.tool")) == 4
+    assert await lines(tmp_path / "mark", 4) == ["0", "1", "2", "3"]
+
+
+async def test_kill_everything_in_mid_turn_and_start_it_again(site: Site, tmp_path: Path):
+    """The page stays open: it says that it reconnects, then shows the turn's end, nothing twice and nothing done twice."""
+    site.hold = 1
+    await site.start()
+    page = await site.open()
+    await new_session(page)
+    await say(page, f"work 4 {tmp_path / 'mark'}")
+    await lines(tmp_path / "mark", 2)
+    await site.kill()
+    await page.get_by_text("Reconnecting…").wait_for()
+    await site.start()
+    await page.get_by_text("Reconnecting…").wait_for(state="hidden")
+    await page.get_by_text("ended after 4: did 3").wait_for()
+    await page.locator(".mark.good", has_text="Recovered").wait_for()
+    assert len(await texts(page, "article.user")) == 1
+    states = await texts(page, "details.tool .badge")
+    assert states == ["recorded", "unknown", "recorded", "recorded"]
+    assert await lines(tmp_path / "mark", 4) == ["0", "1", "2", "3"]
+    before = await texts(page, "article")
+    await page.reload()
+    await page.get_by_text("ended after 4: did 3").wait_for()
+    assert await texts(page, "article") == before
+    # What nobody knows is in the ledger, first, and a person can settle it.
+    await page.get_by_role("link", name="Ledger").click()
+    await page.get_by_text("outcome unknown").wait_for()
+    assert (await texts(page, ".effects li"))[0].startswith("act outcome unknown")
+    await page.get_by_role("textbox", name="Result").fill("it was done")
+    await page.get_by_role("button", name="Settle").click()
+    await page.get_by_text("outcome unknown").wait_for(state="hidden")
+    await page.get_by_role("link", name="Timeline").click()
+    await page.locator(".sign.recovered").wait_for()
+
+
+async def test_approve_deny_and_edit(site: Site):
+    await site.start()
+    page = await site.open()
+    await new_session(page)
+    await say(page, "deploy once")
+    card = page.get_by_role("region", name="Approval of deploy")
+    await page.locator(".sessions .status.waiting").wait_for()
+    await card.get_by_role("button", name="Approve").click()
+    await page.locator("article.answer .markdown", has_text="on staging").wait_for()
+    await card.wait_for(state="hidden")
+    await say(page, "deploy twice")
+    await card.get_by_role("button", name="Deny…").click()
+    await card.get_by_role("textbox").fill("not on a Friday")
+    await card.get_by_role("button", name="Deny", exact=True).click()
+    await page.get_by_text("ended after 1: not on a Friday").wait_for()
+    await say(page, "deploy again")
+    await card.get_by_role("button", name="Edit…").click()
+    await card.get_by_role("textbox").fill("{")
+    await card.get_by_role("button", name="Approve as edited").click()
+    await card.get_by_text("not JSON").wait_for()
+    await card.get_by_role("textbox").fill('{"target": "production"}')
+    await card.get_by_role("button", name="Approve as edited").click()
+    await page.locator("article.answer .markdown", has_text="on production").wait_for()
+    assert (await texts(page, "details.tool > summary .badge")) == ["recorded", "denied", "recorded"]
+    # The tool's result is HTML: it is text here, and nothing of it has run.
+    assert await page.locator("article img").count() == 0
+    assert await page.evaluate("window.hurt") is None
+
+
+async def test_stop_steer_and_queue(site: Site, tmp_path: Path):
+    site.hold = 0.5
+    await site.start()
+    page = await site.open()
+    await new_session(page)
+    await say(page, "talk")
+    await page.get_by_text("word-5 ").wait_for()
+    await page.get_by_role("button", name="Stop").click()
+    await page.locator(".mark", has_text="Interrupted").wait_for()
+    await page.locator(".session .status.idle").wait_for()
+    await say(page, f"work 6 {tmp_path / 'mark'}")
+    await lines(tmp_path / "mark", 1)
+    await say(page, "say queued words")
+    await page.locator("article.queued", has_text="say queued words").wait_for()
+    await page.get_by_text("Steer", exact=True).click()
+    await say(page, "say steered words")
+    await page.locator("article.answer", has_text="steered words").wait_for()
+    await page.locator("article.answer", has_text="queued words").wait_for()
+    await page.locator("article.queued").wait_for(state="detached")
+    done = await lines(tmp_path / "mark", 1)
+    assert len(done) < 6  # it was steered away from the rest
+    await page.locator(".session .status.idle").wait_for()
+    await page.get_by_role("button", name="Undo").click()
+    await page.locator("article.undone", has_text="say queued words").wait_for()
+
+
+async def test_two_tabs_see_the_same(site: Site):
+    await site.start()
+    one = await site.open()
+    address = await new_session(one)
+    two = await site.open(address.removeprefix(site.url))
+    await say(one, "say one thing")
+    await two.locator("article.answer", has_text="one thing").wait_for()
+    await say(two, "deploy")
+    for page in (one, two):
+        await page.get_by_role("region", name="Approval of deploy").wait_for()
+    await one.get_by_role("button", name="Approve").click()
+    for page in (one, two):
+        await page.locator("article.answer .markdown", has_text="on staging").wait_for()
+        await page.get_by_role("region", name="Approval of deploy").wait_for(state="detached")
+    assert await texts(one, "article") == await texts(two, "article")
+    assert await texts(one, "article.user") == ["say one thing", "deploy"]
+
+
+async def test_fork_from_a_step(site: Site):
+    await site.start()
+    page = await site.open()
+    address = await new_session(page, "Origin")
+    await say(page, "say first")
+    await page.locator("article.answer", has_text="first").wait_for()
+    await say(page, "say second")
+    await page.locator("article.answer", has_text="second").wait_for()
+    await page.get_by_role("link", name="Timeline").click()
+    await page.get_by_role("button", name="Model request").first.press("Enter")
+    await page.get_by_role("region", name="Step").get_by_text("first").wait_for()
+    await page.get_by_role("button", name="Fork from here").click()
+    await page.get_by_role("link", name="Conversation").click()
+    await page.get_by_role("link", name="Open the fork").click()
+    await page.locator("article.answer", has_text="first").wait_for()
+    assert page.url != address
+    assert await texts(page, "article.user") == ["say first"]
+
+
+async def test_what_is_said_is_text_and_what_is_large_is_bounded(site: Site):
+    await site.start()
+    page = await site.open()
+    hostile = "<script>window.hurt=1</script><img src=x onerror=window.hurt=1>[x](javascript:window.hurt=1)"
+    await new_session(page, hostile)
+    await say(page, f"say {hostile}")
+    await page.locator("article.answer", has_text="<script>").wait_for()
+    await page.locator(".session .status.idle").wait_for()
+    assert await texts(page, ".sessions .title") == [hostile]
+    assert await page.locator("article :is(img, script, a)").count() == 0
+    assert await page.evaluate("window.hurt") is None
+    for number, size in enumerate((60_000, 5_000_000), start=1):
+        await say(page, f"huge {size}")
+        await page.locator("article.answer", has_text="ended after 1").nth(number - 1).wait_for()
+        card = page.locator("details.tool").nth(number - 1)
+        await card.locator("summary").click()
+        await card.get_by_text("result", exact=True).wait_for()
+        assert len(await card.inner_text()) < 10_000
+    assert await page.get_by_text("56,000 more characters").count() == 1
+
+
+async def test_a_wrong_token_and_a_way_in(site: Site):
+    await site.start()
+    page = await (await site.browser.new_context()).new_page()
+    await page.goto(f"{site.url}/?token=hf_wrong")
+    await page.get_by_text("not known, has expired or was revoked").wait_for()
+    assert "hf_wrong" not in page.url
+    await page.get_by_label("Token").fill(TOKEN)
+    await page.get_by_role("button", name="Come in").click()
+    await page.get_by_text("No sessions yet.").wait_for()
+    assert TOKEN not in page.url
+    assert "holdfast_token" not in await page.evaluate("document.cookie")
+
+
+async def test_five_thousand_events(site: Site):
+    """The end of a long session is there within a second; kinds that nobody knows change nothing."""
+    await site.start()
+    async with open_store(site.store) as store:
+        session = (await store.create_session(agent="agent", owner="local", title="Long")).id
+        holder = await store.join("a writer")
+        lease = await store.acquire(session, holder)
+        await store.write(lease, Batch(segments=[Segment(number=1)]))
+        for start in range(0, 2500, 500):
+            batch = Batch()
+            for n in range(start, start + 500):
+                body = (
+                    '{"kind":"response","parts":[{"part_kind":"text","content":"Answer %d with **bold**"}]}'
+                )
+                batch.messages = [*batch.messages, Message(segment=1, position=n, body=body % n)]
+                batch.events = [
+                    *batch.events,
+                    NewEvent(kind="message", message=(1, n)),
+                    NewEvent(kind="never_heard_of", payload='{"<b>": 1}'),
+                ]
+            batch.checkpoints = [Checkpoint(id=f"at-{start}", segment=1, length=start + 500)]
+            await store.write(lease, batch)
+        await store.leave(holder)
+    page = await site.open()
+    await page.get_by_text("Long").wait_for()
+    await page.evaluate(
+        """() => {
+            window.longest = 0;
+            new PerformanceObserver((list) => {
+              for (const entry of list.getEntries()) window.longest = Math.max(window.longest, entry.duration);
+            }).observe({ entryTypes: ["longtask"] });
+        }"""
+    )
+    loop = asyncio.get_running_loop()
+    times: list[float] = []
+    for _ in range(3):  # the best of three: others may be at work on this machine
+        await page.goto(f"{site.url}/#/")
+        await page.get_by_text("Sessions that hold").wait_for()
+        began = loop.time()
+        await page.get_by_text("Long").click()
+        await page.get_by_text("Answer 2499").wait_for()
+        times.append(loop.time() - began)
+    print("the end of 5,000 events was there after", *(f"{took:.2f} s" for took in times))
+    assert min(times) < 1
+    assert await page.get_by_role("button", name="Show earlier").count() == 1
+    await page.evaluate("window.longest = 0")
+    await say(page, "talk")
+    await page.get_by_text("word-40 ").wait_for()
+    longest = await page.evaluate("window.longest")
+    print(f"the longest task while it streamed took {longest:.0f} ms")
+    await page.get_by_role("button", name="Stop").click()
+    await page.locator(".session .status.idle").wait_for()
