@@ -127,6 +127,9 @@ async def test_stop_steer_and_queue(site: Site, tmp_path: Path):
     await page.locator("article.answer", has_text="steered words").wait_for()
     await page.locator("article.answer", has_text="queued words").wait_for()
     await page.locator("article.queued").wait_for(state="detached")
+    # The history was replaced in between, and told again: nothing of it is there twice.
+    said = ["talk", f"work 6 {tmp_path / 'mark'}", "say steered words", "say queued words"]
+    assert await texts(page, "article.user") == said
     done = await lines(tmp_path / "mark", 1)
     assert len(done) < 6  # it was steered away from the rest
     await page.locator(".session .status.idle").wait_for()

@@ -16,6 +16,7 @@ export class Journal {
     this.forks = [];
     this._calls = new Map(); // call id -> the last call that had it
     this._path = []; // the items of each message of the history that counts
+    this._known = new Map(); // what a message or part is known by -> its item: a history that was replaced is told again
     this._asked = new Map(); // submission id -> its kind
     this._prompts = new Map(); // run -> a prompt that no request was made of yet
   }
@@ -185,13 +186,22 @@ export class Journal {
     if (early && message.kind === "request") {
       // The prompt was shown when the run began; here it is in the history.
       this.items = this.items.filter((item) => !early.includes(item));
+      for (const [key, item] of this._known) if (early.includes(item)) this._known.delete(key);
       this._prompts.delete(event.run_id);
     }
-    this._path.push(message.kind === "response" ? [this._response(event, message)] : this._request(event, message));
+    const last = this.items.length;
+    const items = message.kind === "response" ? [this._response(event, message)] : this._request(event, message);
+    const told = items.filter((item) => this.items.indexOf(item, last) < 0);
+    const place = told.length ? this._path.findIndex((before) => before.some((item) => told.includes(item))) : -1;
+    if (place >= 0) this._path.length = place; // from here on the history is another one
+    this._path.push(items);
   }
 
   _response(event, message) {
     this._dropDrafts(event.run_id);
+    const key = message.timestamp ? `${message.run_id}/${message.timestamp}` : null;
+    const before = this._again(key);
+    if (before) return before;
     const parts = message.parts.map((part) => {
       if (part.part_kind !== "tool-call") return { kind: part.part_kind, text: part.content, part };
       const call = { id: part.tool_call_id, tool: part.tool_name, arguments: part.args, run: event.run_id };
@@ -200,6 +210,7 @@ export class Journal {
       return { kind: "call", call };
     });
     const item = this._add(event, "answer", { parts });
+    if (key) this._known.set(key, item);
     for (const part of parts) if (part.call) part.call.item = item;
     const spans = this.runs.get(event.run_id)?.spans ?? [];
     const span = spans.findLast((one) => one.kind === "model");
@@ -210,12 +221,25 @@ export class Journal {
   _request(event, message) {
     const made = [];
     for (const part of message.parts) {
-      if (part.part_kind === "user-prompt") made.push(this._add(event, "user", { content: part.content }));
-      else if (part.part_kind === "tool-return" || (part.part_kind === "retry-prompt" && part.tool_name)) {
+      if (part.part_kind === "user-prompt") {
+        const key = part.timestamp ? `prompt/${part.timestamp}` : null;
+        const item = this._again(key) ?? this._add(event, "user", { content: part.content });
+        if (key) this._known.set(key, item);
+        made.push(item);
+      } else if (part.part_kind === "tool-return" || (part.part_kind === "retry-prompt" && part.tool_name)) {
         this._returned(event, part);
       }
     }
     return made;
+  }
+
+  _again(key) {
+    const item = key === null ? undefined : this._known.get(key);
+    if (item?.undone) {
+      item.undone = false;
+      item.version++;
+    }
+    return item;
   }
 
   _callOf(id) {
@@ -254,7 +278,9 @@ export class Journal {
 
   _returned(event, part) {
     const call = this._callOf(part.tool_call_id);
-    if (!call) return;
+    const key = `result/${part.tool_call_id}/${part.timestamp}`;
+    if (!call || this._known.has(key)) return;
+    if (part.timestamp) this._known.set(key, call.item);
     call.result = part.content;
     if (part.outcome === "denied") call.state = "denied";
     else if (part.part_kind === "retry-prompt") call.state = "failed";
