@@ -53,6 +53,8 @@ DAMAGE = {
     "states have session": "UPDATE states SET session_id = 'ghost'",
     "blob references have session": "INSERT INTO blob_references VALUES ('ghost', 'abc')",
     "reference has blob": "UPDATE blobs SET state = 'deleting'",
+    "archive is stored": "UPDATE sessions SET archive = 'def' WHERE id = 'other'",
+    "erased is gone": "INSERT INTO tombstones VALUES ('other', 1)",
 }
 
 
