@@ -172,6 +172,8 @@ def read_archive(file: IO[bytes], *, longest: int, finish: Callable[[Archive], N
             raise BadArchive(problem=f"line {number} comes after its end")
         try:
             record = reader.read(line, digest.hexdigest)
+        except ArchiveTooNew:
+            raise
         except BadArchive as error:
             raise BadArchive(problem=f"line {number}: {error.facts['problem']}") from None
         digest.update(line)
