@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from getpass import getuser
@@ -21,6 +20,8 @@ from holdfast.errors import ArchiveFailed
 from holdfast.types import AuditEntry, Page
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from holdfast.media import MediaStore
     from holdfast.retention import Archive
 
