@@ -76,6 +76,12 @@ class Settings(BaseSettings):
     max_body_bytes: Annotated[int, Field(gt=0)] = Field(
         10 * 1024 * 1024, description="The largest body of a request."
     )
+    max_archive_bytes: Annotated[int, Field(gt=0)] = Field(
+        16 * 1024 * 1024 * 1024, description="The largest archive that a request may bring."
+    )
+    retention_min_idle_days: Annotated[float, Field(ge=0)] = Field(
+        7.0, description="Cleaning what was active within so many days needs an administrator."
+    )
     stream_comment_seconds: Annotated[float, Field(gt=0)] = Field(
         15.0, description="How often a silent event stream says that it lives."
     )

@@ -135,6 +135,42 @@ class SessionCleaned(Conflict):
     code = "session_cleaned"
 
 
+class SessionErased(Conflict):
+    """Session {id} was erased, for good. Its id is not used again: choose another."""
+
+    code = "session_erased"
+
+
+class NotCleaned(Conflict):
+    """Session {id} is {status}, not cleaned: only a cleaned session can be rehydrated. To have it replaced, clean it first."""
+
+    code = "not_cleaned"
+
+
+class RetentionRefused(Conflict):
+    """Session {session_id} is left as it is: {problem}. {lift}"""
+
+    code = "retention_refused"
+
+
+class BadArchive(BadInput):
+    """This archive cannot be used: {problem}. Nothing was changed."""
+
+    code = "bad_archive"
+
+
+class ArchiveTooNew(BadArchive):
+    """The archive has format version {found}; this Holdfast knows {known}. Upgrade Holdfast. Nothing was changed."""
+
+    code = "archive_too_new"
+
+
+class ArchiveFailed(HoldfastError):
+    """The archive could not be kept for a moment: {problem}. Nothing was changed. Make room or access there, then try again."""
+
+    code = "archive_failed"
+
+
 class QueueFull(HoldfastError):
     """Session {session_id} has {pending} submissions waiting; the limit is {limit}. Try again when some have ended."""
 

@@ -64,6 +64,28 @@ class Session:
     created_at: datetime
     active_at: datetime
     cleaned_at: datetime | None
+    archive: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How a session stands for retention. `archive` is the SHA-256 of the archive that was made of it.
+
+    `holder` is who else holds it now, `behind` names the consumers whose cursors have not reached `seq`, `commands`
+    counts the shell commands that run, `idle` is in seconds. `cleaned_at` is when its content began to be deleted.
+    """
+
+    session_id: str
+    status: str
+    hold: bool
+    holder: str | None
+    seq: int
+    pending: int
+    behind: Sequence[str]
+    commands: int
+    idle: float
+    cleaned_at: datetime | None
+    archive: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

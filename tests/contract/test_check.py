@@ -54,6 +54,8 @@ DAMAGE = {
     "credentials have session": "INSERT INTO credentials VALUES ('ghost', 'token', 'x', NULL)",
     "blob references have session": "INSERT INTO blob_references VALUES ('ghost', 'abc')",
     "reference has blob": "UPDATE blobs SET state = 'deleting'",
+    "archive is stored": "UPDATE sessions SET archive = 'def' WHERE id = 'other'",
+    "erased is gone": "INSERT INTO tombstones VALUES ('other', 1)",
 }
 
 

@@ -6,6 +6,7 @@ import pytest
 from holdfast.errors import Conflict, LeaseLost
 from holdfast.store import Store
 from holdfast.store.sql.retention import CONTENT, KEPT
+from holdfast.store.sql.tables import SESSION, TABLES
 from holdfast.types import (
     Batch,
     Checkpoint,
@@ -136,3 +137,36 @@ async def test_every_table_that_names_a_session_is_covered(engine: Engine, store
         )
         found = {row["name"] for row in rows}  # pyright: ignore[reportUnknownVariableType]
     assert found == {*CONTENT, *KEPT}
+
+
+async def test_every_column_of_a_session_is_archived(engine: Engine, store: Store):
+    """A new table or column must be in the archive: this fails until it is listed. Credentials never leave the store."""
+    found = await columns(engine, store)
+    assert {table.name for table in TABLES} == {*CONTENT} - {"drafts", "credentials"}
+    for table in TABLES:
+        assert set(table.names) == found[table.name]
+    derived = {"title_folded", "cleaned_at", "resting", "archive"}
+    assert {*SESSION.names, *derived} == {*found["sessions"], "seq"}
+
+
+async def columns(engine: Engine, store: Store) -> dict[str, set[str]]:
+    if engine.name == "postgres":
+        connection = await asyncpg.connect(engine.url)
+        rows = await connection.fetch(
+            "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'holdfast'"
+        )
+        await connection.close()
+        pairs = [(row["table_name"], row["column_name"]) for row in rows]
+    else:
+        writer = store._writer  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+        rows = await writer.submit(  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            lambda connection: connection.execute(  # pyright: ignore[reportUnknownLambdaType, reportUnknownMemberType]
+                "SELECT m.name AS t, c.name AS c FROM sqlite_master m JOIN pragma_table_info(m.name) c"
+                " WHERE m.type = 'table'"
+            ).fetchall()
+        )
+        pairs = [(row["t"], row["c"]) for row in rows]  # pyright: ignore[reportUnknownVariableType]
+    found: dict[str, set[str]] = {}
+    for table, column in pairs:  # pyright: ignore[reportUnknownVariableType]
+        found.setdefault(table, set()).add(column)  # pyright: ignore[reportUnknownArgumentType]
+    return found

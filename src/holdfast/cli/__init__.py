@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli import db, demo, media, runs, serve, sessions, shell, talk, worker
+from holdfast.cli import db, demo, media, retention, runs, serve, sessions, shell, talk, worker
 from holdfast.errors import HoldfastError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.add_typer(runs.app, name="runs")
 app.add_typer(shell.app, name="shell")
 app.add_typer(media.app, name="media")
 app.add_typer(sessions.app, name="sessions")
+app.add_typer(retention.app, name="archive")
 app.add_typer(serve.tokens, name="token")
 for command in (
     serve.serve,
@@ -32,6 +33,7 @@ for command in (
     talk.tail,
     talk.interrupt,
     talk.approve,
+    retention.audit,
 ):
     app.command()(command)
 

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.config import Settings
 from holdfast.errors import (
+    ArchiveFailed,
     BadInput,
     Conflict,
     Forbidden,
@@ -28,7 +29,7 @@ from holdfast.errors import (
     Unauthenticated,
 )
 from holdfast.ids import new_id
-from holdfast.server import media, operation, page, runs, sessions
+from holdfast.server import media, operation, page, retention, runs, sessions
 from holdfast.server import shell as shell_routes
 from holdfast.server.auth import Doorkeeper
 from holdfast.server.channel import Channels
@@ -48,6 +49,7 @@ _STATUS: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
     (TurnInProgress, 409),
     (SessionBusy, 409),
     (StoreError, 503),
+    (ArchiveFailed, 503),
 )
 _HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
@@ -95,14 +97,19 @@ def create_app(
     app.state.channels = Channels(store)
     app.state.metrics = operation.Metrics()
     app.state.shell = shell
-    routers = [sessions.router, runs.router, media.router, operation.router, page.router]
+    routers = [sessions.router, runs.router, media.router, retention.router, operation.router, page.router]
     for router in [*routers, shell_routes.router] if shell is not None else routers:
         app.include_router(router)
     app.add_exception_handler(HoldfastError, _say_ours)
     app.add_exception_handler(RequestValidationError, _say_invalid)
     app.add_exception_handler(HTTPException, _say_http)
     app.add_exception_handler(Exception, _say_unexpected)
-    app.add_middleware(Gate, limit=settings.max_body_bytes, metrics=app.state.metrics)
+    app.add_middleware(
+        Gate,
+        limit=settings.max_body_bytes,
+        archive_limit=settings.max_archive_bytes,
+        metrics=app.state.metrics,
+    )
     app.openapi = lambda: _document(app)
     app.add_api_route("/openapi.json", _openapi, include_in_schema=False)
     return app
@@ -176,9 +183,10 @@ async def _say_unexpected(request: Request, error: Exception) -> JSONResponse:
 class Gate:
     """What all requests pass: the size of their body is bounded, they are counted, and answers get safe headers."""
 
-    def __init__(self, app: ASGIApp, *, limit: int, metrics: operation.Metrics) -> None:
+    def __init__(self, app: ASGIApp, *, limit: int, archive_limit: int, metrics: operation.Metrics) -> None:
         self._app = app
         self._limit = limit
+        self._archive_limit = archive_limit
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -187,6 +195,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
+        limit = self._archive_limit if scope["path"].endswith("/rehydrate") else self._limit
         status = 0
         got = 0
 
@@ -194,8 +203,8 @@ class Gate:
             nonlocal got
             message = await receive()
             got += len(message.get("body", b""))
-            if got > self._limit:
-                raise HTTPException(413, f"The body has more than {self._limit} bytes.")
+            if got > limit:
+                raise HTTPException(413, f"The body has more than {limit} bytes.")
             return message
 
         async def send_safely(message: Message) -> None:
@@ -206,8 +215,8 @@ class Gate:
             await send(message)
 
         declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > self._limit:
-            error = PayloadTooLarge(what="body", size=int(declared), limit=self._limit)
+        if declared.isdigit() and int(declared) > limit:
+            error = PayloadTooLarge(what="body", size=int(declared), limit=limit)
             await _error(413, error.code, str(error))(scope, receive, send_safely)
         else:
             await self._app(scope, receive_bounded, send_safely)

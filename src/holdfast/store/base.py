@@ -9,11 +9,11 @@ engine fails, after which the store goes on as soon as its engine does.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from holdfast.config import Settings
 from holdfast.store.hub import Signal
@@ -44,6 +44,7 @@ from holdfast.types import (
     Segment,
     Session,
     ShellKind,
+    Standing,
     State,
     Status,
     Submission,
@@ -106,7 +107,10 @@ class Store(ABC):
         metadata: Json = "{}",
         exist_ok: bool = False,
     ) -> Session:
-        """Add an idle session. A taken id raises `SessionExists`, or returns that session if `exist_ok`."""
+        """Add an idle session. A taken id raises `SessionExists`, or returns that session if `exist_ok`.
+
+        The id of one that was erased raises `SessionErased`.
+        """
 
     @abstractmethod
     async def session(self, session_id: str) -> Session:
@@ -215,10 +219,11 @@ class Store(ABC):
         """Return all holders, also those past their deadline."""
 
     @abstractmethod
-    async def acquire(self, session_id: str, holder: Holder) -> Lease:
+    async def acquire(self, session_id: str, holder: Holder, *, cleaned: bool = False) -> Lease:
         """Take the lease of a session that is free or whose holder is past its deadline; the epoch grows by one.
 
-        Raises `SessionBusy` with who holds it until when, `SessionNotFound`, or `HolderLost`.
+        Raises `SessionBusy` with who holds it until when, `SessionNotFound`, `HolderLost`, or `SessionCleaned` unless
+        a `cleaned` session is wanted.
         """
 
     @abstractmethod
@@ -551,7 +556,64 @@ class Store(ABC):
         are gone; 0 when there is nothing left to do.
         """
 
-    # Deletion
+    # Archives and deletion
+
+    @abstractmethod
+    def export_rows(
+        self, session_id: str
+    ) -> AsyncGenerator[tuple[str, Sequence[Mapping[str, object]]], None]:
+        """Yield the session, then all its rows table by table, in bounded pages, as they were at one moment.
+
+        Raises `SessionNotFound`, or `SessionCleaned`. Close it when it is not read to its end.
+        """
+
+    @abstractmethod
+    async def import_rows(
+        self,
+        session_id: str,
+        rows: Callable[[], Iterator[tuple[str, Mapping[str, Any]]]],
+        *,
+        lease: Lease | None = None,
+        actor: str,
+        detail: Json = "{}",
+    ) -> dict[str, int]:
+        """Put back all that `export_rows` gave, in one transaction, with an audit entry; return counts by table.
+
+        Under a `lease` the session must be cleaned, else `NotCleaned`; without one it must not exist, else
+        `SessionExists`. `rows` may be called again. `Conflict` names an id that another session has. What the
+        rows refer to as media must be stored. Raises `SessionErased`.
+        """
+
+    @abstractmethod
+    async def standing(self, session_id: str) -> Standing:
+        """Return how a session stands for retention. Raises `SessionNotFound`."""
+
+    @abstractmethod
+    async def content_counts(self, session_id: str) -> dict[str, int]:
+        """Count the rows of what a session contains, by table; empty tables are left out."""
+
+    @abstractmethod
+    async def child_sessions(self, session_id: str, *, limit: int = 1000) -> list[str]:
+        """Return the other sessions in which runs of this one have delegates."""
+
+    @abstractmethod
+    async def erased_at(self, session_id: str) -> datetime | None:
+        """Return when a session was erased, if it was."""
+
+    @abstractmethod
+    async def begin_cleaning(self, lease: Lease, *, idle: float, force: bool = False) -> Standing:
+        """Check the guards and mark the session `cleaning`: from now on it accepts nothing. Returns how it stood.
+
+        Raises `RetentionRefused`, `SessionErased`. One that is cleaned stays as it is.
+        """
+
+    @abstractmethod
+    async def stop_cleaning(self, lease: Lease) -> None:
+        """Make a session what it was before `begin_cleaning`, if nothing of it was deleted yet."""
+
+    @abstractmethod
+    async def keep_archive(self, lease: Lease, sha256: str) -> None:
+        """Note the archive of a session that is being cleaned, which must be stored; it is kept from now on."""
 
     @abstractmethod
     async def delete_content(self, lease: Lease, *, limit: int = 1000) -> dict[str, int]:
@@ -560,6 +622,31 @@ class Store(ABC):
         Only the session itself, its head and its number remain. It is `cleaning` from the first call on, and accepts
         nothing; a session on hold is refused with `Conflict`.
         """
+
+    @abstractmethod
+    async def drop_references(
+        self, lease: Lease, *, grace: float = 0.0, limit: int = 100
+    ) -> tuple[int, list[Blob]]:
+        """Delete up to `limit` references to media and mark the blobs that nobody needs now; return both.
+
+        Blobs that were put within `grace` seconds are left to the collector.
+        """
+
+    @abstractmethod
+    async def finish_cleaning(self, lease: Lease, *, actor: str, detail: Json = "{}") -> datetime:
+        """Mark the session `cleaned`, take its title and metadata off, write the audit, and return the time."""
+
+    @abstractmethod
+    async def drop_archive(self, lease: Lease) -> list[Blob]:
+        """Let go of the session's archive and mark its blobs for deletion, unless somebody else needs them."""
+
+    @abstractmethod
+    async def begin_erasing(self, lease: Lease) -> Standing:
+        """Put up the tombstone: from now on the session accepts nothing, for ever. Raises `RetentionRefused`."""
+
+    @abstractmethod
+    async def finish_erasing(self, lease: Lease, *, actor: str, detail: Json = "{}") -> datetime:
+        """Remove the session and its head, write the audit, and return the time on the tombstone."""
 
     @abstractmethod
     async def shrink(self, *, limit: int = 1000) -> int:

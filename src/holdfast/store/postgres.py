@@ -6,7 +6,7 @@ heads once a second makes up for a lost one.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from urllib.parse import urlsplit, urlunsplit
@@ -38,9 +38,11 @@ from holdfast.store.postgres_writer import (
     execute,
     hang_up,
 )
+from holdfast.store.sql.archive import page_text
 from holdfast.store.sql.core import Row, Tx, sql
-from holdfast.store.sql.library import Dialect
+from holdfast.store.sql.library import Dialect, Statement
 from holdfast.store.sql.store import SqlStore
+from holdfast.store.sql.tables import SESSION, TABLES, Table
 from holdfast.store.sql.write import Writing
 from holdfast.types import Batch, Lease
 
@@ -58,6 +60,8 @@ _HINT_SECONDS = 0.002
 """The first hint goes out at once; under load, one carries all that changed in this time."""
 _LOOK_SECONDS = 1.0
 _SUSPECT_SECONDS = 0.2
+_EXPORT_IDLE = "60s"
+"""How long a reader of an archive may pause: its snapshot keeps the server from cleaning up."""
 
 
 class PostgresStore(SqlStore):
@@ -127,9 +131,15 @@ class PostgresStore(SqlStore):
         return 0
 
     async def _transact(
-        self, make: Callable[[], Tx[T]], *, repeatable: bool, changes: Sequence[str] = ()
+        self,
+        make: Callable[[], Tx[T]],
+        *,
+        repeatable: bool,
+        changes: Sequence[str] = (),
+        long: bool = False,
     ) -> T:
         """Run it to its end, also when the caller is cancelled meanwhile."""
+        del long  # the server does the work
         return await self._unfinished.run(self._transact_now(make, repeatable=repeatable, changes=changes))
 
     async def _transact_now(
@@ -173,6 +183,40 @@ class PostgresStore(SqlStore):
                 await asyncio.sleep(PAUSE_SECONDS)
             except (asyncpg.PostgresError, ValueError) as error:
                 raise self._translate(error) from error
+
+    async def _snapshot(
+        self, session_id: str
+    ) -> AsyncGenerator[tuple[str, Sequence[Mapping[str, object]]], None]:
+        """Read on a connection of its own, which a slow reader may keep for a while, but not for ever."""
+        if self._pool is None:
+            raise StoreClosed(url=self.url)
+        try:
+            connection = await asyncpg.connect(
+                self._address,
+                server_settings={**SETTINGS, "idle_in_transaction_session_timeout": _EXPORT_IDLE},
+                timeout=ANSWER_SECONDS,
+            )
+            try:
+                async with connection.transaction(isolation="repeatable_read", readonly=True):
+                    found = await execute(connection, sql("export_session", session_id=session_id))
+                    yield SESSION.name, _of(SESSION, found)
+                    for table in TABLES:
+                        after: Mapping[str, object] = {}
+                        while True:
+                            statement = Statement(
+                                table.name,
+                                {"session_id": session_id, **after},
+                                text=page_text(table, bounded=True, after=bool(after)),
+                            )
+                            page = await execute(connection, statement)
+                            if not page:
+                                break
+                            after = {f"after_{column}": page[-1][column] for column in table.key}
+                            yield table.name, _of(table, page)
+            finally:
+                await hang_up(connection)
+        except (asyncpg.PostgresError, ValueError, *GONE) as error:
+            raise self._translate(error) from error
 
     async def _light(self, holder_id: str) -> bool:
         try:
@@ -258,6 +302,10 @@ def _without_password(url: str) -> str:
 
 def _unlit() -> Tx[Sequence[Row]]:
     return (yield sql("unlit_beacons"))
+
+
+def _of(table: Table, rows: Sequence[Row]) -> list[dict[str, object]]:
+    return [{name: row[name] for name in table.names} for row in rows]
 
 
 async def _keep(connection: object) -> None:

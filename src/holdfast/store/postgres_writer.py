@@ -59,6 +59,11 @@ SETTINGS: Final = {
 
 async def execute(connection: Any, statement: Statement) -> Sequence[Row]:
     """Run one statement and return its rows."""
+    if statement.text is not None and statement.params:
+        text, names = library.numbered_text(statement.text)
+        return await connection.fetch(
+            text, *(statement.params[name] for name in names), timeout=_LONG_SECONDS
+        )
     if statement.text is not None:
         await connection.execute(statement.text, timeout=_LONG_SECONDS)
         return ()

@@ -7,7 +7,7 @@ import asyncio
 import re
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
@@ -31,9 +31,11 @@ from holdfast.errors import (
 from holdfast.store.beacon import FileBeacons
 from holdfast.store.hub import Hub
 from holdfast.store.sql import library
+from holdfast.store.sql.archive import PAGE_BYTES, PAGE_ROWS, page_text
 from holdfast.store.sql.core import Row, Tx, lease_lost
 from holdfast.store.sql.library import Dialect, Statement
 from holdfast.store.sql.store import SqlStore
+from holdfast.store.sql.tables import SESSION, TABLES
 from holdfast.store.sql.write import Writing, missing, unstored
 from holdfast.store.sqlite_writer import BUSY_SECONDS, Writer, connect
 from holdfast.types import Batch, Lease
@@ -124,10 +126,41 @@ class SqliteStore(SqlStore):
         return await self._running().submit(vacuum, chore=True)
 
     async def _transact(
-        self, make: Callable[[], Tx[T]], *, repeatable: bool, changes: Sequence[str] = ()
+        self,
+        make: Callable[[], Tx[T]],
+        *,
+        repeatable: bool,
+        changes: Sequence[str] = (),
+        long: bool = False,
     ) -> T:
         del repeatable  # an answer cannot get lost between us and the file
+        if long:
+            result = await self._running().submit(lambda connection: _run_apart(connection, make), chore=True)
+            self._hub.changed(changes)
+            return result
         return await self._running().submit(lambda connection: _run(connection, make()), changes=changes)
+
+    async def _snapshot(
+        self, session_id: str
+    ) -> AsyncGenerator[tuple[str, Sequence[Mapping[str, object]]], None]:
+        writer = self._running()
+        if self._path == MEMORY:
+            for page in await writer.submit(lambda connection: list(_pages(connection, session_id))):
+                yield page
+            return
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1, "holdfast-export") as thread:
+            try:
+                connection = await loop.run_in_executor(thread, connect, self._path)
+                try:
+                    await loop.run_in_executor(thread, connection.execute, "BEGIN")
+                    pages = _pages(connection, session_id)
+                    while (page := await loop.run_in_executor(thread, next, pages, None)) is not None:
+                        yield page
+                finally:
+                    await loop.run_in_executor(thread, connection.close)
+            except sqlite3.Error as error:
+                raise self._translate(error) from error
 
     async def _read(self, make: Callable[[], Tx[T]]) -> T:
         writer, readers = self._running(), self._readers
@@ -197,6 +230,39 @@ def _run(connection: sqlite3.Connection, tx: Tx[T]) -> T:
             statement = tx.send(_execute(connection, statement))
     except StopIteration as end:
         return end.value
+
+
+def _run_apart(connection: sqlite3.Connection, make: Callable[[], Tx[T]]) -> T:
+    """Run a transaction that is nobody else's, on the writer's thread."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        result = _run(connection, make())
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return result
+
+
+def _pages(connection: sqlite3.Connection, session_id: str) -> Iterator[tuple[str, list[dict[str, object]]]]:
+    """Read what a session contains, row by row, and hand it on in pages of a bounded size."""
+    found = connection.execute(
+        library.text("export_session", "sqlite"), {"session_id": session_id}
+    ).fetchall()
+    yield SESSION.name, [dict(row) for row in found]
+    for table in TABLES:
+        cursor = connection.execute(page_text(table), {"session_id": session_id})
+        rows: list[dict[str, object]] = []
+        size = 0
+        for row in cursor:
+            rows.append(dict(row))
+            size += sum(len(value) for value in row if isinstance(value, str))
+            if len(rows) >= PAGE_ROWS or size >= PAGE_BYTES:
+                yield table.name, rows
+                rows, size = [], 0
+        if rows:
+            yield table.name, rows
 
 
 def _write(connection: sqlite3.Connection, lease: Lease, writing: Writing) -> int:

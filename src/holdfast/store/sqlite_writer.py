@@ -54,6 +54,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
     _patiently(lambda: connection.execute("PRAGMA auto_vacuum = INCREMENTAL"))
     _patiently(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchall())
     connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA secure_delete = ON")  # what is deleted must not stay in the file
     connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
     connection.execute("PRAGMA busy_timeout = 0")  # waiting is done by _patiently, which is fairer
 

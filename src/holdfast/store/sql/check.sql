@@ -201,3 +201,16 @@ JOIN (SELECT command_id, min(number) AS first, max(number) AS last, count(*) AS 
   ON o.command_id = c.id
 WHERE o.last <> c.outputs - 1 OR o.number <> o.last - o.first + 1 OR (o.first <> 0 AND c.ended_at IS NULL)
 LIMIT :limit;
+
+-- name: check_archive_is_stored
+SELECT t.id AS session_id, 'its archive media+sha256://' || t.archive || ' is not stored' AS detail FROM sessions t
+WHERE t.archive IS NOT NULL
+  AND NOT EXISTS (SELECT 1 FROM blobs b WHERE b.sha256 = t.archive AND b.state = 'stored')
+LIMIT :limit;
+
+-- name: check_erased_is_gone
+-- A session that is being erased has its tombstone first, and accepts nothing.
+SELECT t.session_id, 'it was erased and is there, ' || s.status AS detail
+FROM tombstones t JOIN sessions s ON s.id = t.session_id
+WHERE s.status <> 'cleaning'
+LIMIT :limit;

@@ -25,6 +25,7 @@ from holdfast.errors import (
     HoldfastError,
     LeaseLost,
     PayloadTooLarge,
+    SessionCleaned,
     SessionNotFound,
     StoreUnavailable,
 )
@@ -123,9 +124,16 @@ class SqlCore(Store):
 
     @abstractmethod
     async def _transact(
-        self, make: Callable[[], Tx[T]], *, repeatable: bool, changes: Sequence[str] = ()
+        self,
+        make: Callable[[], Tx[T]],
+        *,
+        repeatable: bool,
+        changes: Sequence[str] = (),
+        long: bool = False,
     ) -> T:
         """Run a transaction that writes and return after the commit. May send it again if `repeatable`.
+
+        One that is `long` never runs on the event loop where it can do without.
 
         Those who wait for the topics that it `changes` are told, here and in other processes.
         """
@@ -180,6 +188,13 @@ class SqlCore(Store):
             orphaned_by=head["orphaned_by"],
             status=head["status"],
         )
+
+    def _refuse_cleaned(self, session_id: str) -> Tx[Head]:
+        """Lock a session and refuse it if its content was cleaned: what came later would escape."""
+        head = yield from self._lock_head(session_id)
+        if head.status in {"cleaning", "cleaned"}:
+            raise SessionCleaned(id=session_id)
+        return head
 
 
 S = TypeVar("S", bound=SqlCore)

@@ -78,13 +78,14 @@ class Leases(SqlCore):
             for row in rows
         ]
 
-    async def acquire(self, session_id: str, holder: Holder) -> Lease:
+    async def acquire(self, session_id: str, holder: Holder, *, cleaned: bool = False) -> Lease:
         # A caller that is cancelled meanwhile leaves nothing behind that it does not know of.
-        return await self._unfinished.run_or_undo(self._acquire(session_id, holder, new_id()), self.release)
+        taking = self._acquire(session_id, holder, new_id(), cleaned)
+        return await self._unfinished.run_or_undo(taking, self.release)
 
     @repeatable
-    def _acquire(self, session_id: str, holder: Holder, tenure: str) -> Tx[Lease]:
-        head = yield from self._lock_head(session_id)
+    def _acquire(self, session_id: str, holder: Holder, tenure: str, cleaned: bool) -> Tx[Lease]:
+        head = yield from (self._lock_head if cleaned else self._refuse_cleaned)(session_id)
         if head.tenure == tenure and head.holder == holder.id:
             return Lease(
                 session_id=session_id,

@@ -113,6 +113,12 @@ def text(name: str, dialect: Dialect, given: frozenset[str] = _NONE) -> str:
 @cache
 def numbered(name: str, given: frozenset[str]) -> tuple[str, tuple[str, ...]]:
     """Return the statement for PostgreSQL with $1, $2, … and the names of these parameters in order."""
+    return numbered_text(text(name, "postgres", given))
+
+
+@cache
+def numbered_text(source: str) -> tuple[str, tuple[str, ...]]:
+    """Do the same with a statement's text."""
     order: list[str] = []
 
     def number(match: re.Match[str]) -> str:
@@ -120,7 +126,7 @@ def numbered(name: str, given: frozenset[str]) -> tuple[str, tuple[str, ...]]:
             order.append(match[1])
         return f"${order.index(match[1]) + 1}"
 
-    return _PARAMETER.sub(number, text(name, "postgres", given)), tuple(order)
+    return _PARAMETER.sub(number, source), tuple(order)
 
 
 @cache

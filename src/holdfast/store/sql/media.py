@@ -29,7 +29,7 @@ class Media(SqlCore):
     def put_blob(self, blob: Blob, *, anew: bool = False, body: bytes | None = None) -> Tx[Blob]:
         if blob.sha256 and not anew:
             for row in (yield sql("touch_stored", location=blob.location, sha256=blob.sha256)):
-                return _blob(row)
+                return to_blob(row)
         for text, what in ((blob.media_type, "media type"), (blob.file_name or "", "file name")):
             self._check_size(text, what)
         self._check_json(blob.metadata, "metadata")
@@ -49,28 +49,28 @@ class Media(SqlCore):
             raise _collected(blob.id)
         if body is not None:
             yield sql("add_chunk", id=blob.id, number=0, body=body)
-        return _blob(rows[0])
+        return to_blob(rows[0])
 
     @registering
     def name_blob(self, blob: Blob, *, anew: bool = False) -> Tx[Blob]:
         if not anew:
             for row in (yield sql("touch_stored", location=blob.location, sha256=blob.sha256)):
-                return _blob(row)
+                return to_blob(row)
         rows = yield sql("name_blob", id=blob.id, sha256=blob.sha256, key=blob.key, size=blob.size)
         if not rows:
             raise _collected(blob.id)
-        return _blob(rows[0])
+        return to_blob(rows[0])
 
     @registering
     def keep_blob(self, blob: Blob, *, replaces: str | None = None) -> Tx[Blob]:
         if replaces is not None:
             yield sql("replace_blob", id=replaces)
         for row in (yield sql("touch_stored", location=blob.location, sha256=blob.sha256)):
-            return _blob(row)
+            return to_blob(row)
         rows = yield sql("keep_blob", id=blob.id)
         if not rows:
             raise _collected(blob.id)
-        return _blob(rows[0])
+        return to_blob(rows[0])
 
     @registering
     def touch_blob(self, blob_id: str) -> Tx[bool]:
@@ -81,7 +81,7 @@ class Media(SqlCore):
         rows = yield sql("blob", location=location, sha256=check_id(sha256, "SHA-256"))
         if not rows:
             raise MediaNotFound(uri=f"media+sha256://{sha256}", location=location)
-        return _blob(rows[0], references=rows[0]["refs"])
+        return to_blob(rows[0], references=rows[0]["refs"])
 
     @reading
     def blobs(
@@ -95,7 +95,7 @@ class Media(SqlCore):
         (after,) = from_cursor(cursor, str)
         rows = yield sql("blobs", location=location, state=state, after=after, limit=page_limit(limit))
         more = to_cursor(rows[-1]["id"]) if len(rows) == limit else None
-        return Page(items=[_blob(row, references=row["refs"]) for row in rows], next_cursor=more)
+        return Page(items=[to_blob(row, references=row["refs"]) for row in rows], next_cursor=more)
 
     @registering
     def condemn_blobs(
@@ -120,7 +120,7 @@ class Media(SqlCore):
         found = [row for row in rows if row["unneeded"]]
         if found and not dry_run:
             found = yield from self._condemn([row["id"] for row in found], ages)
-        return Page(items=[_blob(row) for row in found], next_cursor=more)
+        return Page(items=[to_blob(row) for row in found], next_cursor=more)
 
     @registering
     def condemn_blob(self, location: str, sha256: str) -> Tx[Blob]:
@@ -130,7 +130,7 @@ class Media(SqlCore):
         condemned = yield from self._condemn([rows[0]["id"]], {"grace_us": 0, "dead_us": 0})
         if not condemned:
             raise Conflict(problem=f"a session refers to media+sha256://{sha256}; clean the session first")
-        return _blob(condemned[0])
+        return to_blob(condemned[0])
 
     def _condemn(self, ids: list[str], ages: dict[str, int]) -> Tx[Sequence[Row]]:
         """Mark these, unless somebody has put or referred to them since they were looked up."""
@@ -176,7 +176,8 @@ def _collected(blob_id: str) -> Conflict:
     return Conflict(problem=f"what was being stored as {blob_id} was collected as a leftover; put it again")
 
 
-def _blob(row: Row, *, references: int = 0) -> Blob:
+def to_blob(row: Row, *, references: int = 0) -> Blob:
+    """Return a row of the register as a blob."""
     return Blob(
         id=row["id"],
         location=row["location"],

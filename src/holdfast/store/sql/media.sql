@@ -52,7 +52,8 @@ SELECT page.*, (SELECT max(id) FROM page) AS looked, (SELECT count(*) FROM page)
     WHEN state = 'deleting' THEN 1
     WHEN state = 'storing' AND at <= now_us() - CAST(:dead_us AS bigint) THEN 1
     WHEN state = 'stored' AND at <= now_us() - CAST(:grace_us AS bigint)
-      AND NOT EXISTS (SELECT 1 FROM blob_references r WHERE r.sha256 = page.sha256) THEN 1
+      AND NOT EXISTS (SELECT 1 FROM blob_references r WHERE r.sha256 = page.sha256)
+      AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.archive = page.sha256) THEN 1
     ELSE 0
   END AS unneeded
 FROM page
@@ -73,7 +74,8 @@ UPDATE blobs SET state = 'deleting'
 --[postgres] WHERE id IN (SELECT value FROM json_array_elements_text(CAST(:ids AS json)))
   AND (state = 'deleting' OR (state = 'storing' AND at <= now_us() - CAST(:dead_us AS bigint))
     OR (state = 'stored' AND at <= now_us() - CAST(:grace_us AS bigint)
-      AND NOT EXISTS (SELECT 1 FROM blob_references r WHERE r.sha256 = blobs.sha256)))
+      AND NOT EXISTS (SELECT 1 FROM blob_references r WHERE r.sha256 = blobs.sha256)
+      AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.archive = blobs.sha256)))
 RETURNING *;
 
 -- name: abandon_blob

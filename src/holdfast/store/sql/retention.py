@@ -1,10 +1,26 @@
-"""What retention stands on: deleting a session's content in bounded batches."""
+"""What retention stands on: guards under the lock, deletion in bounded batches, and the marks at its ends."""
 
+import json
+from datetime import datetime
 from typing import Final
 
-from holdfast.errors import Conflict
-from holdfast.store.sql.core import SqlCore, Tx, page_limit, sql, writing
-from holdfast.types import Lease
+from holdfast.errors import Conflict, SessionErased, SessionNotFound
+from holdfast.ids import check_id, new_id
+from holdfast.store.guards import refuse_cleaning, refuse_erasing
+from holdfast.store.sql.core import (
+    Row,
+    SqlCore,
+    Tx,
+    maybe_moment,
+    moment,
+    page_limit,
+    reading,
+    repeatable,
+    sql,
+    writing,
+)
+from holdfast.store.sql.media import to_blob
+from holdfast.types import Blob, Json, Lease, Standing
 
 CONTENT: Final = (
     "drafts",
@@ -25,17 +41,52 @@ CONTENT: Final = (
 """Every table that holds a session's content, in the order in which it is deleted."""
 
 
-KEPT: Final = frozenset({"heads", "audit"})
+KEPT: Final = frozenset({"heads", "audit", "tombstones"})
 """Tables that name sessions and hold none of their content."""
 
 
 class Retention(SqlCore):
     """Deletion, table by table, in an order that leaves nothing pointing at what is gone."""
 
+    @reading
+    def standing(self, session_id: str) -> Tx[Standing]:
+        return (yield from self._standing(session_id))
+
+    @reading
+    def content_counts(self, session_id: str) -> Tx[dict[str, int]]:
+        rows = yield sql("content_counts", session_id=session_id)
+        return {row["kind"]: row["number"] for row in rows if row["number"]}
+
+    @reading
+    def child_sessions(self, session_id: str, *, limit: int = 1000) -> Tx[list[str]]:
+        rows = yield sql("child_sessions", session_id=session_id, limit=page_limit(limit))
+        return [row["session_id"] for row in rows]
+
+    @reading
+    def erased_at(self, session_id: str) -> Tx[datetime | None]:
+        rows = yield sql("tombstone", session_id=session_id)
+        return moment(rows[0]["at"]) if rows else None
+
+    @repeatable
+    def begin_cleaning(self, lease: Lease, *, idle: float, force: bool = False) -> Tx[Standing]:
+        yield from self._fence(lease, 0)
+        if (yield sql("tombstone", session_id=lease.session_id)):
+            raise SessionErased(id=lease.session_id)
+        standing = yield from self._standing(lease.session_id, lease)
+        if standing.status != "cleaned":
+            refuse_cleaning(standing, idle=idle, force=force)
+            yield sql("begin_cleaning", session_id=lease.session_id)
+        return standing
+
+    @repeatable
+    def stop_cleaning(self, lease: Lease) -> Tx[None]:
+        yield from self._fence(lease, 0)
+        yield sql("stop_cleaning", session_id=lease.session_id)
+
     @writing
     def delete_content(self, lease: Lease, *, limit: int = 1000) -> Tx[dict[str, int]]:
         yield from self._fence(lease, 0)
-        if not (yield sql("begin_cleaning", session_id=lease.session_id)):
+        if not (yield sql("begin_deleting", session_id=lease.session_id)):
             raise Conflict(problem=f"session {lease.session_id} is on hold")
         left = page_limit(limit)
         deleted: dict[str, int] = {}
@@ -47,3 +98,109 @@ class Retention(SqlCore):
             if not left:
                 break
         return deleted
+
+    @writing
+    def drop_references(
+        self, lease: Lease, *, grace: float = 0.0, limit: int = 100
+    ) -> Tx[tuple[int, list[Blob]]]:
+        yield from self._fence(lease, 0)
+        if not (yield sql("begin_deleting", session_id=lease.session_id)):
+            raise Conflict(problem=f"session {lease.session_id} is on hold")
+        rows = yield sql("some_references", session_id=lease.session_id, limit=page_limit(limit))
+        blobs = yield from self._condemn_content([row["sha256"] for row in rows], lease.session_id, grace)
+        return len(rows), blobs
+
+    @writing
+    def drop_archive(self, lease: Lease) -> Tx[list[Blob]]:
+        yield from self._fence(lease, 0)
+        standing = yield from self._standing(lease.session_id, lease)
+        yield sql("drop_archive", session_id=lease.session_id)
+        if standing.archive is None:
+            return []
+        return (yield from self._condemn_content([standing.archive], None, 0.0))
+
+    def _condemn_content(self, digests: list[str], session_id: str | None, grace: float) -> Tx[list[Blob]]:
+        """Let go of content and mark, in the same transaction, what nobody else needs."""
+        found = yield sql("blobs_of", digests=json.dumps(digests))
+        ids = json.dumps([row["id"] for row in found])
+        yield sql("lock_blobs", ids=ids)
+        if session_id is not None:
+            # The same rows, in the same order, as those whose digests these are.
+            yield sql("delete_blob_references", session_id=session_id, limit=len(digests) or 1)
+        age = int(grace * 1_000_000)
+        return [to_blob(row) for row in (yield sql("condemn_blobs", ids=ids, grace_us=age, dead_us=2**62))]
+
+    async def finish_cleaning(self, lease: Lease, *, actor: str, detail: Json = "{}") -> datetime:
+        return await self._finish_cleaning(lease, new_id(), actor, detail)
+
+    @repeatable
+    def _finish_cleaning(self, lease: Lease, audit_id: str, actor: str, detail: Json) -> Tx[datetime]:
+        yield from self._fence(lease, 0)
+        rows = yield sql("finish_cleaning", session_id=lease.session_id)
+        if rows:
+            yield sql(
+                "add_audit",
+                id=audit_id,
+                actor=actor,
+                action="clean",
+                session_id=lease.session_id,
+                detail=detail,
+            )
+            return moment(rows[0]["cleaned_at"])
+        standing = yield from self._standing(lease.session_id, lease)
+        if standing.cleaned_at is None:
+            raise Conflict(problem=f"session {lease.session_id} is {standing.status}, not being cleaned")
+        return standing.cleaned_at
+
+    @repeatable
+    def begin_erasing(self, lease: Lease) -> Tx[Standing]:
+        yield from self._fence(lease, 0)
+        standing = yield from self._standing(lease.session_id, lease)
+        refuse_erasing(standing)
+        yield sql("add_tombstone", session_id=lease.session_id)
+        yield sql("begin_deleting", session_id=lease.session_id)
+        return standing
+
+    async def finish_erasing(self, lease: Lease, *, actor: str, detail: Json = "{}") -> datetime:
+        return await self._finish_erasing(lease, new_id(), actor, detail)
+
+    @repeatable
+    def _finish_erasing(self, lease: Lease, audit_id: str, actor: str, detail: Json) -> Tx[datetime]:
+        (tombstone,) = yield sql("tombstone", session_id=lease.session_id)
+        if (yield sql("lock_head", session_id=lease.session_id)):
+            yield from self._fence(lease, 0)
+            yield sql("erase_session", session_id=lease.session_id)
+            yield sql("erase_head", session_id=lease.session_id)
+            yield sql(
+                "add_audit",
+                id=audit_id,
+                actor=actor,
+                action="erase",
+                session_id=lease.session_id,
+                detail=detail,
+            )
+        return moment(tombstone["at"])
+
+    def _standing(self, session_id: str, lease: Lease | None = None) -> Tx[Standing]:
+        rows = yield sql("standing", session_id=check_id(session_id, "session id"))
+        if not rows:
+            raise SessionNotFound(id=session_id)
+        behind = yield sql("cursors_behind", session_id=session_id)
+        return _to_standing(rows[0], [row["consumer"] for row in behind], lease)
+
+
+def _to_standing(row: Row, behind: list[str], lease: Lease | None) -> Standing:
+    ours = lease is not None and row["holder"] == lease.holder
+    return Standing(
+        session_id=row["id"],
+        status=row["status"],
+        hold=bool(row["hold"]),
+        holder=None if ours else row["holder_name"],
+        seq=row["seq"],
+        pending=row["pending"],
+        behind=behind,
+        commands=row["commands"],
+        idle=row["idle_us"] / 1_000_000,
+        cleaned_at=maybe_moment(row["cleaned_at"]),
+        archive=row["archive"],
+    )

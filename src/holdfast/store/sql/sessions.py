@@ -3,7 +3,15 @@
 import json
 import math
 
-from holdfast.errors import BadInput, NotYet, SessionCleaned, SessionExists, SessionNotFound, VersionConflict
+from holdfast.errors import (
+    BadInput,
+    NotYet,
+    SessionCleaned,
+    SessionErased,
+    SessionExists,
+    SessionNotFound,
+    VersionConflict,
+)
 from holdfast.ids import check_choice, check_id, check_name, check_text, new_id
 from holdfast.store.sql.core import (
     Row,
@@ -52,6 +60,8 @@ class Sessions(SqlCore):
             title_folded=title.casefold(),
             metadata=metadata,
         )
+        if (yield sql("tombstone", session_id=session_id)):  # after the insert, which may have waited for it
+            raise SessionErased(id=session_id)
         if created:
             yield sql("create_head", id=session_id)
         elif not exist_ok:
@@ -115,6 +125,8 @@ class Sessions(SqlCore):
             self._check_size(title, "title")
         if metadata is not None:
             self._check_json(metadata, "metadata")
+        if title is not None or metadata is not None:
+            yield from self._refuse_cleaned(session_id)
         yield sql(
             "update_session",
             id=session_id,
@@ -139,9 +151,7 @@ class Sessions(SqlCore):
     @writing
     def set_state(self, session_id: str, body: Json, *, expected: int) -> Tx[State]:
         self._check_json(body, "state")
-        head = yield from self._lock_head(session_id)
-        if head.status in {"cleaning", "cleaned"}:
-            raise SessionCleaned(id=session_id)
+        yield from self._refuse_cleaned(session_id)
         state = yield from self._state(session_id)
         if state.version != expected:
             raise VersionConflict(session_id=session_id, version=state.version, expected=expected)
@@ -186,7 +196,7 @@ class Sessions(SqlCore):
     @repeatable
     def set_cursor(self, session_id: str, consumer: str, seq: int) -> Tx[Cursor]:
         check_id(consumer, "consumer")
-        head = yield from self._lock_head(session_id)
+        head = yield from self._refuse_cleaned(session_id)
         if not 0 <= seq <= head.seq:
             raise NotYet(session_id=session_id, seq=head.seq, number=seq)
         yield sql("set_cursor", session_id=session_id, consumer=consumer, seq=seq)
@@ -246,6 +256,7 @@ def _session(row: Row) -> Session:
         created_at=moment(row["created_at"]),
         active_at=moment(row["active_at"]),
         cleaned_at=maybe_moment(row["cleaned_at"]),
+        archive=row["archive"],
     )
 
 

@@ -12,7 +12,7 @@ INSERT INTO heads (session_id, epoch, seq, writes, written) VALUES (:id, 0, 0, 0
 -- What is said to be running without a live holder is not: it is queued if something waits, else idle.
 SELECT * FROM (
   SELECT s.id, s.agent, s.owner, s.title, s.title_folded, s.waiting_for, s.hold, s.metadata,
-    s.created_at, s.active_at, s.cleaned_at, h.epoch, h.seq, live.name AS holder, live.deadline AS held_until,
+    s.created_at, s.active_at, s.cleaned_at, s.archive, h.epoch, h.seq, live.name AS holder, live.deadline AS held_until,
     (SELECT count(*) FROM submissions q WHERE q.session_id = s.id AND q.ended_at IS NULL) AS pending,
     CASE
       WHEN s.status = 'running' AND live.id IS NOT NULL THEN 'running'

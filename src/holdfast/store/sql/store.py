@@ -1,5 +1,6 @@
 """All topics together: what both SQL engines share."""
 
+from holdfast.store.sql.archive import Archives
 from holdfast.store.sql.check import Check
 from holdfast.store.sql.history import History
 from holdfast.store.sql.journal import Journal
@@ -14,6 +15,6 @@ from holdfast.store.sql.tokens import Tokens
 
 
 class SqlStore(
-    Sessions, Leases, Submissions, Journal, History, Media, Shell, Retention, Tokens, Check, Schema
+    Sessions, Leases, Submissions, Journal, History, Media, Shell, Retention, Archives, Tokens, Check, Schema
 ):
     """A store whose transactions are written in SQL. An engine adds connections, `write` and notifications."""

@@ -32,13 +32,25 @@ CREATE TABLE sessions (
   metadata      text NOT NULL,
   created_at    bigint NOT NULL,
   active_at     bigint NOT NULL,
-  cleaned_at    bigint
+  cleaned_at    bigint,               -- when its content began to be deleted
+  resting       text,                 -- the status it had before it was being cleaned
+  archive       idtext                -- SHA-256 of its archive, which keeps that blob alive
 )
 --[sqlite] WITHOUT ROWID
 ;
 CREATE INDEX sessions_active ON sessions (active_at, id);
 CREATE INDEX sessions_agent ON sessions (agent, active_at, id);
 CREATE INDEX sessions_owner ON sessions (owner, active_at, id);
+CREATE INDEX sessions_archive ON sessions (archive) WHERE archive IS NOT NULL;
+CREATE INDEX sessions_retention ON sessions (active_at, id) WHERE status <> 'cleaned' AND hold = 0;
+
+-- What is left of a session that was erased: its id, which is never used again.
+CREATE TABLE tombstones (
+  session_id    idtext PRIMARY KEY,
+  at            bigint NOT NULL
+)
+--[sqlite] WITHOUT ROWID
+;
 
 CREATE TABLE heads (
   session_id    idtext PRIMARY KEY,
@@ -324,4 +336,4 @@ CREATE TABLE outputs (
 );
 CREATE UNIQUE INDEX outputs_id ON outputs (id);
 CREATE INDEX outputs_log ON outputs (at, id);
-CREATE INDEX outputs_session ON outputs (session_id) WHERE session_id IS NOT NULL;
+CREATE INDEX outputs_session ON outputs (session_id, command_id, number) WHERE session_id IS NOT NULL;

@@ -1,0 +1,291 @@
+"""`holdfast archive`, `holdfast audit`, and what ends sessions: export, clean, rehydrate, erase, hold."""
+
+import asyncio
+import sys
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from getpass import getuser
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.sessions import SessionId
+from holdfast.cli.sessions import app as sessions
+from holdfast.cli.terminal import new_console, new_table, one_line, print_json, time_text
+from holdfast.config import load_settings
+from holdfast.errors import ArchiveFailed
+from holdfast.types import AuditEntry, Page
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from holdfast.media import MediaStore
+    from holdfast.retention import Archive
+
+app = typer.Typer(help="Look at archives of sessions, and bring sessions in from them.", no_args_is_help=True)
+File = Annotated[Path, typer.Argument(help="The archive, plain or compressed.")]
+MediaUrl = Annotated[str | None, typer.Option("--media", help="The media store's URL; else HOLDFAST_MEDIA.")]
+
+
+@app.command()
+def verify(file: File, as_json: AsJson = False) -> None:
+    """Read a whole archive and check everything in it, without a store."""
+    found = _verified(file)
+    if as_json:
+        print_json({"session_id": found.session_id, "sha256": found.sha256, "counts": found.counts})
+        return
+    typer.echo(
+        f"Sound: session {found.session_id}, {sum(found.counts.values())} records, SHA-256 {found.sha256}"
+    )
+
+
+@app.command()
+def show(file: File, as_json: AsJson = False) -> None:
+    """Show what an archive holds, after checking it."""
+    found = _verified(file)
+    if as_json:
+        print_json(asdict(found))
+        return
+    console = new_console()
+    session = found.session
+    lines = {
+        "session": found.session_id,
+        "title": session["title"],
+        "agent": session["agent"],
+        "owner": session["owner"],
+        "status": session["status"],
+        "version": str(found.version),
+        "sha256": found.sha256,
+        "media bytes": str(found.blob_bytes),
+        **{name: str(count) for name, count in found.counts.items() if name != "session"},
+    }
+    for name, value in lines.items():
+        console.print(Text(f"{name:<16}").append_text(one_line(value)), soft_wrap=True)
+
+
+@app.command("import")
+def import_(file: File, store: StoreUrl = None, media: MediaUrl = None, as_json: AsJson = False) -> None:
+    """Bring the session of an archive into a store that does not have it, under the same ids."""
+
+    async def work() -> dict[str, object]:
+        from holdfast.retention import import_archive
+
+        async with _opened(store, media) as opened:
+            with _open(file) as archive:
+                return asdict(await import_archive(opened.store, opened, archive, actor=_actor()))
+
+    _say(asyncio.run(work()), "restored", as_json, "Session {session_id} is here: {total} records.")
+
+
+@sessions.command()
+def export(
+    session_id: SessionId,
+    file: Annotated[
+        Path | None, typer.Option("--to", help="Where the archive goes; else standard output.")
+    ] = None,
+    compress: Annotated[bool, typer.Option("--gzip", help="Compress it.")] = False,
+    store: StoreUrl = None,
+    media: MediaUrl = None,
+) -> None:
+    """Write the archive of a session, as it is at this moment, also while it runs."""
+    partial = None if file is None else file.with_name(f"{file.name}.partial")
+
+    async def work() -> None:
+        from holdfast.retention import write_archive
+
+        async with _opened(store, media) as opened:
+            target = sys.stdout.buffer if partial is None else partial.open("wb")
+            try:
+                async for piece in write_archive(opened.store, opened, session_id, compress=compress):
+                    target.write(piece)
+                target.flush()
+            finally:
+                if partial is not None:
+                    target.close()
+
+    try:
+        asyncio.run(work())
+        if partial is not None and file is not None:
+            partial.replace(file)
+    except OSError as error:
+        raise ArchiveFailed(problem=str(error)) from error
+    finally:
+        if partial is not None:
+            partial.unlink(missing_ok=True)
+
+
+@sessions.command()
+def clean(
+    session_id: SessionId,
+    idle_days: Annotated[float, typer.Option(min=0, help="How long it must have been idle.")] = 7.0,
+    force: Annotated[
+        bool, typer.Option(help="Whatever waits, and however it was active; never what runs.")
+    ] = False,
+    archive: Annotated[bool, typer.Option(help="Keep a verified archive in the media store.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    store: StoreUrl = None,
+    media: MediaUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete what a session contains; it can be brought back from an archive."""
+
+    async def work() -> dict[str, object]:
+        from holdfast.retention import clean
+
+        async with _opened(store, media) as opened:
+            cleaned = await clean(
+                opened.store,
+                opened,
+                session_id,
+                actor=_actor(),
+                idle_days=idle_days,
+                force=force,
+                archive="media" if archive else None,
+                dry_run=dry_run,
+            )
+            return asdict(cleaned)
+
+    words = "{total} rows of session {session_id} " + ("would be deleted." if dry_run else "are deleted.")
+    _say(asyncio.run(work()), "deleted", as_json, words)
+
+
+@sessions.command()
+def rehydrate(
+    session_id: SessionId,
+    file: Annotated[
+        Path | None, typer.Option("--from", help="The archive; else the one that was stored.")
+    ] = None,
+    store: StoreUrl = None,
+    media: MediaUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring a cleaned session back, exactly as it was."""
+
+    async def work() -> dict[str, object]:
+        from holdfast.retention import rehydrate
+
+        async with _opened(store, media) as opened:
+            if file is None:
+                return asdict(await rehydrate(opened.store, opened, session_id, actor=_actor()))
+            with _open(file) as archive:
+                return asdict(await rehydrate(opened.store, opened, session_id, archive, actor=_actor()))
+
+    _say(asyncio.run(work()), "restored", as_json, "Session {session_id} is back: {total} records.")
+
+
+@sessions.command()
+def erase(
+    session_id: SessionId,
+    children: Annotated[bool, typer.Option(help="Also the sessions of its delegate runs.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    store: StoreUrl = None,
+    media: MediaUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete a session for good: content, archive, media. A tombstone and an audit entry remain."""
+    if not yes:
+        typer.confirm(f"Erase session {session_id} for good?", abort=True, err=True)
+
+    async def work() -> dict[str, object]:
+        from holdfast.retention import erase
+
+        async with _opened(store, media) as opened:
+            return asdict(await erase(opened.store, opened, session_id, actor=_actor(), children=children))
+
+    _say(asyncio.run(work()), "deleted", as_json, "Session {session_id} is erased: {total} rows are gone.")
+
+
+@sessions.command()
+def hold(
+    session_id: SessionId,
+    on: Annotated[bool, typer.Option("--on/--off", help="Put it on hold, or lift the hold.")] = True,
+    store: StoreUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Keep retention away from a session, whatever policies and people say."""
+
+    async def work() -> None:
+        async with chosen_store(store) as opened:
+            await opened.update_session(session_id, hold=on)
+            action = "hold" if on else "lift hold"
+            await opened.audit(actor=_actor(), action=action, session_id=session_id, detail="{}")
+
+    asyncio.run(work())
+    if as_json:
+        print_json({"session_id": session_id, "hold": on})
+    else:
+        typer.echo(f"Session {session_id} is {'on hold' if on else 'not on hold'}.")
+
+
+def audit(
+    session: Annotated[str | None, typer.Option(help="Only entries of this session.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 50,
+    cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
+    store: StoreUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """List who cleaned, rehydrated, erased or held what, newest first."""
+
+    async def work() -> Page[AuditEntry]:
+        async with chosen_store(store) as opened:
+            return await opened.audit_log(session_id=session, cursor=cursor, limit=limit)
+
+    page = asyncio.run(work())
+    if as_json:
+        print_json({"entries": [asdict(entry) for entry in page.items], "next_cursor": page.next_cursor})
+        return
+    table = new_table("session", "at", "actor", "action", "detail")
+    for entry in page.items:
+        table.add_row(
+            one_line(entry.session_id),
+            time_text(entry.at),
+            one_line(entry.actor),
+            one_line(entry.action),
+            one_line(entry.detail),
+        )
+    new_console().print(table)
+
+
+@asynccontextmanager
+async def _opened(store: str | None, media: str | None) -> "AsyncGenerator[MediaStore, None]":
+    from holdfast.media import open_media
+
+    async with chosen_store(store) as opened:
+        yield open_media(media, store=opened)
+
+
+def _verified(file: Path) -> "Archive":
+    from holdfast.retention import verify_archive
+    from holdfast.retention.archive import longest_line
+
+    with _open(file) as archive:
+        return verify_archive(archive, longest=longest_line(load_settings().max_payload_bytes))
+
+
+def _open(file: Path) -> IO[bytes]:
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise ArchiveFailed(problem=str(error)) from error
+
+
+def _actor() -> str:
+    try:
+        return f"cli:{getuser()}"
+    except (OSError, KeyError):  # nobody by that number
+        return "cli"
+
+
+def _say(result: dict[str, object], counted: str, as_json: bool, words: str) -> None:
+    if as_json:
+        print_json(result)
+        return
+    counts: dict[str, int] = result[counted]  # pyright: ignore[reportAssignmentType]
+    typer.echo(words.format(session_id=result["session_id"], total=sum(counts.values())))
+    for name, count in counts.items():
+        typer.echo(f"{name:<16}{count}")
+    if result.get("archive"):
+        typer.echo(f"{'archive':<16}{result['archive']}")

@@ -1,0 +1,474 @@
+"""The archive: one session as a self-contained, versioned, digest-checked stream of lines. See docs/reference/archive.md.
+
+Written and read a line at a time, whatever the size. A reader believes nothing: not the order, not a type, not an id,
+not that a record belongs to the session, and no line before it knows how long it is.
+"""
+
+import asyncio
+import base64
+import hashlib
+import json
+import tempfile
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import IO, Any, Final
+
+from holdfast.errors import ArchiveFailed, ArchiveTooNew, BadArchive, BadId, BadText
+from holdfast.ids import check_id, check_text
+from holdfast.media import MediaContext, MediaStore, to_uri
+from holdfast.store import Store
+from holdfast.store.sql.tables import BY_NAME, SESSION, TABLES, Column, Table
+from holdfast.types import STATUSES
+
+FORMAT: Final = "holdfast-archive"
+VERSION: Final = 1
+MEDIA_TYPE: Final = "application/vnd.holdfast.archive+ndjson"
+BLOB_BYTES: Final = 768 * 1024
+"""So many bytes of a blob go on one line: a mebibyte as base64."""
+_GZIP = b"\x1f\x8b"
+_READ = 1024 * 1024
+_FREE_BYTES = 64 * 1024 * 1024
+_LARGEST_RATIO = 200
+"""What is larger than that may not be smaller by more than this when it is compressed: nothing real is."""
+_ORDER: Final = {name: n for n, name in enumerate((SESSION.name, *(t.name for t in TABLES), "end"))}
+_BLOB: Final = Table(
+    "blob_references",
+    ("sha256",),
+    (
+        *BY_NAME["blob_references"].columns,
+        Column("size", "int"),
+        Column("media_type", "text"),
+        Column("file_name", "text", optional=True),
+        Column("metadata", "text"),
+    ),
+)
+"""A reference is archived with the content that it refers to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """What an archive holds: of which session, how many records of each kind, and the digest that its footer has."""
+
+    session_id: str
+    session: Mapping[str, Any]
+    counts: Mapping[str, int]
+    sha256: str
+    blob_bytes: int = 0
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A row, or, without one, the next bytes of the blob before it."""
+
+    table: str
+    row: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    data: bytes = b""
+
+
+def longest_line(max_payload_bytes: int) -> int:
+    """Return how long a line may be: what the largest texts take when they are escaped."""
+    return 4 * max_payload_bytes + 2 * 1024 * 1024
+
+
+async def write_archive(
+    store: Store, media: MediaStore, session_id: str, *, compress: bool = False
+) -> AsyncGenerator[bytes, None]:
+    """Yield the archive of a session as it is at this moment, in pieces of a few mebibytes at most.
+
+    The same content gives the same bytes, wherever it is stored. Raises `SessionNotFound`, `SessionCleaned`; what was
+    written when something fails has no footer, and no reader takes it.
+    """
+    lines = _lines(store, media, session_id, longest_line(store.settings.max_payload_bytes))
+    # The header that zlib writes has no name and no time.
+    packer = zlib.compressobj(6, zlib.DEFLATED, 31) if compress else None
+    async with aclosing(lines):
+        async for piece in lines:
+            if packer is None:
+                yield piece
+            elif packed := await asyncio.to_thread(packer.compress, piece):
+                yield packed
+    if packer is not None:
+        yield packer.flush()
+
+
+async def _lines(
+    store: Store, media: MediaStore, session_id: str, longest: int
+) -> AsyncGenerator[bytes, None]:
+    digest = hashlib.sha256()
+    counts: dict[str, int] = {}
+
+    def finished(lines: list[bytes]) -> bytes:
+        for line in lines:
+            if len(line) > longest:
+                problem = f"a line of it would have {len(line)} bytes, the limit is {longest}; raise max_payload_bytes"
+                raise BadArchive(problem=problem)
+        piece = b"".join(lines)
+        digest.update(piece)
+        return piece
+
+    header = _line({"format": FORMAT, "version": VERSION, "session_id": session_id})
+    pages = store.export_rows(session_id)
+    async with aclosing(pages):
+        async for table, rows in pages:
+            if table == SESSION.name:
+                yield finished([header])
+            counts[table] = counts.get(table, 0) + len(rows)
+            if table != _BLOB.name:
+                yield finished([_line({table: row}) for row in rows])
+                continue
+            for row in rows:
+                async with aclosing(_blob_lines(media, row)) as blob:
+                    async for line in blob:
+                        yield finished([line])
+    end = {"counts": dict(sorted(counts.items())), "sha256": digest.hexdigest()}
+    yield _line({"end": end})
+
+
+async def _blob_lines(media: MediaStore, row: Mapping[str, object]) -> AsyncGenerator[bytes, None]:
+    uri = to_uri(str(row["sha256"]))
+    blob = await media.metadata(uri)
+    facts = {
+        **row,
+        "size": blob.size,
+        "media_type": blob.media_type,
+        "file_name": blob.file_name,
+        "metadata": blob.metadata,
+    }
+    yield _line({_BLOB.name: facts})
+    waiting = bytearray()
+    async with media.open(uri) as chunks:
+        async for chunk in chunks:
+            waiting += chunk
+            while len(waiting) >= BLOB_BYTES:
+                yield _bytes_line(bytes(waiting[:BLOB_BYTES]))
+                del waiting[:BLOB_BYTES]
+    if waiting:
+        yield _bytes_line(bytes(waiting))
+
+
+def _line(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _bytes_line(data: bytes) -> bytes:
+    return b'{"bytes":"' + base64.b64encode(data) + b'"}\n'
+
+
+def read_archive(file: IO[bytes], *, longest: int, finish: Callable[[Archive], None]) -> Iterator[Record]:
+    """Yield the records of an archive, each checked, from where the file is to its end; then call `finish`.
+
+    Raises `BadArchive` at the first thing that is not right, which may be its very last byte: nothing that was
+    yielded counts before `finish`. Takes plain and compressed archives. Blocks: call it on a thread.
+    """
+    digest = hashlib.sha256()
+    reader = _Reader()
+    last = 0
+    for number, line in enumerate(_split(_unpack(file), longest), 1):
+        last = number
+        if reader.ended:
+            raise BadArchive(problem=f"line {number} comes after its end")
+        try:
+            record = reader.read(line, digest.hexdigest)
+        except ArchiveTooNew:
+            raise
+        except BadArchive as error:
+            raise BadArchive(problem=f"line {number}: {error.facts['problem']}") from None
+        digest.update(line)
+        if record is not None:
+            yield record
+    if not reader.ended:
+        raise BadArchive(problem=f"it is cut short after line {last}")
+    finish(reader.archive())
+
+
+def verify_archive(file: IO[bytes], *, longest: int) -> Archive:
+    """Read a whole archive and return what it holds. Raises `BadArchive`. Blocks: call it on a thread."""
+    found: list[Archive] = []
+    for _ in read_archive(file, longest=longest, finish=found.append):
+        pass
+    return found[0]
+
+
+class _Reader:
+    """Where in an archive a reader is, and what may come next."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._session_id = ""
+        self._session: Mapping[str, Any] = {}
+        self._table = ""
+        self._key: tuple[Any, ...] = ()
+        self._counts: dict[str, int] = {}
+        self._blob: tuple[str, int] | None = None  # its digest, and how many bytes are still to come
+        self._blob_digest = hashlib.sha256()
+        self._blob_bytes = 0
+        self._sha256 = ""
+
+    def archive(self) -> Archive:
+        return Archive(
+            session_id=self._session_id,
+            session=self._session,
+            counts=self._counts,
+            sha256=self._sha256,
+            blob_bytes=self._blob_bytes,
+        )
+
+    def read(self, line: bytes, digest: Callable[[], str]) -> Record | None:
+        try:
+            value: Any = json.loads(line)
+        except (ValueError, RecursionError):
+            raise BadArchive(problem="it is not JSON in UTF-8") from None
+        if not isinstance(value, dict):
+            raise BadArchive(problem="it is not a JSON object")
+        if not self._session_id:
+            self._begin(value)  # pyright: ignore[reportUnknownArgumentType]
+            return None
+        if len(value) != 1:  # pyright: ignore[reportUnknownArgumentType]
+            raise BadArchive(problem="a record has one name and what belongs to it")
+        ((name, content),) = value.items()  # pyright: ignore[reportUnknownVariableType]
+        if name == "bytes":
+            return self._bytes(content)  # pyright: ignore[reportUnknownArgumentType]
+        if self._blob is not None:
+            raise BadArchive(problem=f"{self._blob[1]} bytes of media {self._blob[0]} are missing")
+        if name not in _ORDER:
+            raise BadArchive(problem=f"there is no kind of record {name!r}"[:200])
+        if name == "end":
+            self._end(content, digest())  # pyright: ignore[reportUnknownArgumentType]
+            return None
+        return self._row(name, content)  # pyright: ignore[reportUnknownArgumentType]
+
+    def _begin(self, header: dict[str, Any]) -> None:
+        if header.get("format") != FORMAT:
+            raise BadArchive(problem="it is no archive of Holdfast")
+        version = header.get("version")
+        if type(version) is int and version > VERSION:
+            raise ArchiveTooNew(found=version, known=VERSION)
+        if version != VERSION or set(header) != {"format", "version", "session_id"}:
+            raise BadArchive(problem=f"its version {version!r} is not known"[:200])
+        self._session_id = _checked_id(header["session_id"], "session id")
+
+    def _row(self, name: str, content: object) -> Record:
+        table = _BLOB if name == _BLOB.name else BY_NAME[name]
+        row = _checked(table, content)
+        if not self._table and name != SESSION.name:
+            raise BadArchive(problem="the first record is not the session")
+        owner = row["id"] if table is SESSION else row["session_id"]
+        if owner != self._session_id:
+            raise BadArchive(
+                problem=f"the record of {name} belongs to session {owner}, not {self._session_id}"
+            )
+        key = tuple(row[column] for column in table.key)
+        if self._table and not (_ORDER[self._table], self._key) < (_ORDER[name], key):
+            raise BadArchive(
+                problem=f"{name} {', '.join(map(str, key))} is out of order, or there twice"[:300]
+            )
+        self._table, self._key = name, key
+        self._counts[name] = self._counts.get(name, 0) + 1
+        if table is SESSION:
+            self._session = row
+        if table is _BLOB:
+            self._open_blob(row)
+        return Record(name, row)
+
+    def _open_blob(self, row: Mapping[str, Any]) -> None:
+        if row["size"] < 0:
+            raise BadArchive(problem="media has a negative size")
+        self._blob = (row["sha256"], row["size"])
+        self._blob_digest = hashlib.sha256()
+        self._blob_bytes += row["size"]
+        self._close_blob()
+
+    def _bytes(self, content: object) -> Record:
+        if self._blob is None:
+            raise BadArchive(problem="there are bytes that belong to no media")
+        sha256, left = self._blob
+        try:
+            data = base64.b64decode(content, validate=True)  # pyright: ignore[reportArgumentType]
+        except (TypeError, ValueError):
+            raise BadArchive(problem="the bytes are not base64") from None
+        if len(data) != min(left, BLOB_BYTES):
+            raise BadArchive(problem=f"it has {len(data)} bytes of media {sha256} where there must be other")
+        self._blob_digest.update(data)
+        self._blob = (sha256, left - len(data))
+        self._close_blob()
+        return Record(_BLOB.name, data=data)
+
+    def _close_blob(self) -> None:
+        if self._blob is None or self._blob[1]:
+            return
+        if self._blob_digest.hexdigest() != self._blob[0]:
+            raise BadArchive(problem=f"the bytes of media {self._blob[0]} have another SHA-256")
+        self._blob = None
+
+    def _end(self, content: object, digest: str) -> None:
+        if not isinstance(content, dict) or set(content) != {"counts", "sha256"}:  # pyright: ignore[reportUnknownArgumentType]
+            raise BadArchive(problem="it has no proper end")
+        if content["sha256"] != digest:
+            raise BadArchive(problem="its bytes have another SHA-256 than its end says")
+        if content["counts"] != self._counts:
+            raise BadArchive(problem="its end counts other records")
+        if not self._table:
+            raise BadArchive(problem="there is no session in it")
+        self._sha256 = digest
+        self.ended = True
+
+
+def _checked(table: Table, content: object) -> dict[str, Any]:
+    if not isinstance(content, dict) or tuple(content) != (*table.names,):  # pyright: ignore[reportUnknownArgumentType]
+        raise BadArchive(problem=f"a record of {table.name} has other fields than {', '.join(table.names)}")
+    row: dict[str, Any] = content  # pyright: ignore[reportUnknownVariableType]
+    for column in table.columns:
+        value: Any = row[column.name]
+        what = f"{column.name} of {table.name}"
+        if value is None and column.optional:
+            continue
+        if column.kind == "int":
+            if type(value) is not int or not -(2**63) <= value < 2**63:
+                raise BadArchive(problem=f"the {what} is not a number of 64 bits")
+        elif column.kind == "id":
+            _checked_id(value, what)
+        else:
+            try:
+                check_text(value, what)  # pyright: ignore[reportArgumentType]
+            except BadText as error:
+                raise BadArchive(problem=f"the {what} {error.facts['problem']}") from None
+    if table is _BLOB and not _is_metadata(row["metadata"]):
+        raise BadArchive(problem="the metadata of media is not an object of texts")
+    if table is SESSION and row["status"] not in set(STATUSES) - {"cleaning", "cleaned", "running", "queued"}:
+        raise BadArchive(problem=f"a session cannot be {row['status']!r} in an archive"[:200])
+    return row
+
+
+def _is_metadata(text: str) -> bool:
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+
+
+def _checked_id(value: object, what: str) -> str:
+    try:
+        return check_id(value, what)  # pyright: ignore[reportArgumentType]
+    except BadId:
+        raise BadArchive(problem=f"{value!r:.200} cannot be the {what}") from None
+
+
+def _split(pieces: Iterator[bytes], longest: int) -> Iterator[bytes]:
+    """Yield the lines, none of which may be longer than `longest`. What follows the last line's end is an error."""
+    waiting: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        start = 0
+        while (end := piece.find(b"\n", start)) >= 0:
+            waiting.append(piece[start : end + 1])
+            if size + len(waiting[-1]) > longest:
+                raise BadArchive(problem=f"a line of it is longer than {longest} bytes")
+            yield b"".join(waiting)
+            waiting, size, start = [], 0, end + 1
+        waiting.append(piece[start:])
+        size += len(piece) - start
+        if size > longest:
+            raise BadArchive(problem=f"a line of it is longer than {longest} bytes")
+    if size:
+        raise BadArchive(problem="it is cut short within a line")
+
+
+def _unpack(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the bytes, decompressed if they are compressed, and not for longer than that can be real."""
+    first = file.read(_READ)
+    pieces = _pieces(file, first)
+    if not first.startswith(_GZIP):
+        yield from pieces
+        return
+    unpacker = zlib.decompressobj(31)
+    packed = unpacked = 0
+    for piece in pieces:
+        if unpacker.eof:
+            raise BadArchive(problem="something follows its compressed bytes")
+        packed += len(piece)
+        rest = piece
+        while rest:
+            try:
+                data = unpacker.decompress(rest, _READ)
+            except zlib.error as error:
+                raise BadArchive(problem=f"it is not sound gzip: {error}") from None
+            rest = unpacker.unconsumed_tail
+            unpacked += len(data)
+            if unpacked > _FREE_BYTES and unpacked > packed * _LARGEST_RATIO:
+                raise BadArchive(
+                    problem=f"it grows more than {_LARGEST_RATIO} times when it is decompressed;"
+                    " if you trust it, decompress it with gunzip and use that"
+                )
+            yield data
+        if unpacker.unused_data:
+            raise BadArchive(problem="something follows its compressed bytes")
+    if not unpacker.eof:
+        raise BadArchive(problem="its compressed bytes are cut short")
+
+
+def _pieces(file: IO[bytes], first: bytes) -> Iterator[bytes]:
+    piece = first
+    while piece:
+        yield piece
+        piece = file.read(_READ)
+
+
+async def spool(pieces: AsyncIterable[bytes]) -> IO[bytes]:
+    """Write a stream into a temporary file, which is gone when it is closed, and return it at its beginning."""
+    file: IO[bytes] | None = None
+    try:
+        file = await asyncio.to_thread(tempfile.TemporaryFile)
+        async for piece in pieces:
+            await asyncio.to_thread(file.write, piece)
+        await asyncio.to_thread(file.seek, 0)  # which writes what waits
+    except BaseException as error:
+        if file is not None:
+            with suppress(OSError):
+                file.close()
+        if isinstance(error, OSError):
+            raise ArchiveFailed(problem=f"{error} in {tempfile.gettempdir()}") from error
+        raise
+    return file
+
+
+async def put_blobs(media: MediaStore, file: IO[bytes], *, longest: int) -> int:
+    """Store the media of a verified archive and return how many blobs it has. Those that are stored already stay."""
+    await asyncio.to_thread(file.seek, 0)
+    records = read_archive(file, longest=longest, finish=lambda _: None)
+    count = 0
+    record = await asyncio.to_thread(_next_blob, records)
+    while record is not None:
+        count += 1
+        row, uri = record.row, to_uri(record.row["sha256"])
+        left: int = row["size"]
+        context = MediaContext(
+            media_type=row["media_type"], file_name=row["file_name"], metadata=json.loads(row["metadata"])
+        )
+        async with media.open(context=context) as writer:
+            while left:
+                part = await asyncio.to_thread(next, records)
+                left -= len(part.data)
+                await writer.write(part.data)
+        if writer.uri != uri:
+            raise BadArchive(problem=f"the bytes of {uri} have another SHA-256")
+        record = await asyncio.to_thread(_next_blob, records)
+    return count
+
+
+def _next_blob(records: Iterator[Record]) -> Record | None:
+    return next((record for record in records if record.table == _BLOB.name and record.row), None)
+
+
+def rows_of(file: IO[bytes], *, longest: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the rows of an archive as a store takes them. Blocks; whoever reads to the end has verified it again."""
+    file.seek(0)
+    names = BY_NAME[_BLOB.name].names
+    for record in read_archive(file, longest=longest, finish=lambda _: None):
+        if record.table != _BLOB.name:
+            yield record.table, record.row
+        elif record.row:
+            yield record.table, {name: record.row[name] for name in names}

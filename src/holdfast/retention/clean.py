@@ -1,0 +1,156 @@
+"""Clean: delete what a session contains, behind guards, under its lease, the marker last. It converges when it is killed.
+
+Nothing is deleted before an archive that was asked for has been read back and verified.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+from holdfast.errors import BadArchive, BadInput, HoldfastError, RetentionRefused
+from holdfast.media import MediaContext, MediaStore, digest_of, to_uri
+from holdfast.retention.archive import longest_line, spool, verify_archive, write_archive
+from holdfast.retention.holding import give_space_back, held
+from holdfast.store import Store
+from holdfast.store.guards import refuse_cleaning
+from holdfast.types import Lease, Standing
+
+IDLE_DAYS = 7.0
+_DAY = 86400.0
+_ROWS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleaned:
+    """What a clean did: how many rows of each table are gone, and where the archive is, if one was made."""
+
+    session_id: str
+    cleaned_at: datetime | None
+    archive: str | None = None
+    deleted: Mapping[str, int] = field(default_factory=dict[str, int])
+    dry_run: bool = False
+
+
+async def clean(
+    store: Store,
+    media: MediaStore,
+    session_id: str,
+    *,
+    actor: str,
+    idle_days: float = IDLE_DAYS,
+    force: bool = False,
+    archive: Literal["media"] | None = None,
+    dry_run: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Cleaned:
+    """Delete the content of a session. Cleaning a cleaned one changes nothing and reports zeros.
+
+    Raises `RetentionRefused` with the guard: `running`, `hold`, and unless `force` is given, `pending`, `cursor` and
+    `idle`. With `archive="media"` an archive goes to the media store first. `dry_run` only says what would be deleted.
+    """
+    if not idle_days >= 0:
+        raise BadInput(problem=f"a session is idle for 0 or more days, not {idle_days}")
+    if archive not in {None, "media"}:
+        raise BadInput(problem=f'an archive goes to "media" or is not made, not to {archive!r}')
+    if dry_run:
+        return await _would_clean(store, session_id, idle_days * _DAY, force)
+    async with held(store, session_id) as lease:
+        standing = await store.begin_cleaning(lease, idle=idle_days * _DAY, force=force)
+        if standing.status == "cleaned":
+            return Cleaned(
+                session_id=session_id, cleaned_at=standing.cleaned_at, archive=_uri(standing.archive)
+            )
+        kept = standing.archive
+        if archive is not None:
+            kept = await _archived(store, media, lease, standing)
+        deleted = await delete(
+            store, media, lease, grace=store.settings.media_grace_seconds, progress=progress
+        )
+        detail = {"deleted": deleted, "archive": _uri(kept), "force": force, "idle_days": idle_days}
+        cleaned_at = await store.finish_cleaning(lease, actor=actor, detail=json.dumps(detail))
+    await give_space_back(store)
+    return Cleaned(session_id=session_id, cleaned_at=cleaned_at, archive=_uri(kept), deleted=deleted)
+
+
+async def delete(
+    store: Store,
+    media: MediaStore,
+    lease: Lease,
+    *,
+    grace: float,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, int]:
+    """Delete all that a session contains, a bounded number of rows at a time, and count them by table."""
+    deleted: dict[str, int] = {}
+    while True:
+        count, blobs = await store.drop_references(lease, grace=grace)
+        if not count:
+            break
+        deleted["blob_references"] = deleted.get("blob_references", 0) + count
+        for blob in blobs:
+            if blob.location == media.location:
+                with suppress(HoldfastError):  # it is marked, and the collector finishes it
+                    await media.remove(blob)
+    while batch := await store.delete_content(lease, limit=_ROWS):
+        for table, count in batch.items():
+            deleted[table] = deleted.get(table, 0) + count
+        if progress is not None:
+            progress(sum(deleted.values()))
+    return deleted
+
+
+async def _would_clean(store: Store, session_id: str, idle: float, force: bool) -> Cleaned:
+    standing = await store.standing(session_id)
+    if standing.status != "cleaned":
+        refuse_cleaning(standing, idle=idle, force=force)
+    return Cleaned(
+        session_id=session_id,
+        cleaned_at=standing.cleaned_at,
+        archive=_uri(standing.archive),
+        deleted=await store.content_counts(session_id),
+        dry_run=True,
+    )
+
+
+async def _archived(store: Store, media: MediaStore, lease: Lease, standing: Standing) -> str:
+    """Return the digest of an archive that is stored, verified and noted; deletion may begin."""
+    if standing.status == "cleaning" and standing.cleaned_at is not None:
+        if standing.archive is not None:
+            return standing.archive  # an earlier try was killed after it had begun to delete
+        raise RetentionRefused(
+            session_id=lease.session_id,
+            guard="archive",
+            problem="its deletion has begun without an archive",
+            lift="Finish it without one.",
+        )
+    try:
+        sha256 = await _store_archive(store, media, lease.session_id)
+        await store.keep_archive(lease, sha256)
+    except BaseException:
+        with suppress(HoldfastError):  # it stays `cleaning`, and the next clean goes on from there
+            await asyncio.shield(store.stop_cleaning(lease))
+        raise
+    return sha256
+
+
+async def _store_archive(store: Store, media: MediaStore, session_id: str) -> str:
+    context = MediaContext(media_type="application/gzip", file_name=f"{session_id}.ndjson.gz")
+    async with media.open(context=context) as writer:
+        async for piece in write_archive(store, media, session_id, compress=True):
+            await writer.write(piece)
+    async with media.open(writer.uri) as chunks:
+        file = await spool(chunks)
+    with file:
+        longest = longest_line(store.settings.max_payload_bytes)
+        archive = await asyncio.to_thread(verify_archive, file, longest=longest)
+    if archive.session_id != session_id:
+        raise BadArchive(problem=f"it is of session {archive.session_id}, not {session_id}")
+    return digest_of(writer.uri)
+
+
+def _uri(sha256: str | None) -> str | None:
+    return None if sha256 is None else to_uri(sha256)

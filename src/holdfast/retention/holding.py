@@ -1,0 +1,62 @@
+"""Holding a session while it is cleaned, brought back or erased, so that whoever else would write to it is fenced."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+
+from holdfast.errors import HoldfastError, RetentionRefused, SessionBusy, StoreError
+from holdfast.store import Store
+from holdfast.types import Holder, Lease
+
+_TRIES = 4
+_PAUSE_SECONDS = 0.25
+_PAGES = 1000
+"""So many free pages are given back to the file system at a time."""
+
+
+@asynccontextmanager
+async def held(store: Store, session_id: str) -> AsyncGenerator[Lease, None]:
+    """Take the lease of a session, cleaned or not, keep it alive, and let it go in the end.
+
+    Raises `RetentionRefused` if a live holder has it. One that died has not: whoever was killed here before is no obstacle.
+    """
+    holder = await store.join("retention", ttl=store.settings.lease_ttl_seconds)
+    renewing = asyncio.create_task(_renew(store, holder))
+    try:
+        yield await _acquire(store, session_id, holder)
+    finally:
+        renewing.cancel()
+        with suppress(HoldfastError):  # then its deadline passes
+            await store.leave(holder)
+
+
+async def give_space_back(store: Store) -> None:
+    """Return what deletion has freed to the file system, as far as that is possible now."""
+    with suppress(StoreError):  # it is given back with the next deletion
+        left = await store.shrink(limit=_PAGES)
+        while left and (now := await store.shrink(limit=_PAGES)) < left:
+            left = now
+
+
+async def _acquire(store: Store, session_id: str, holder: Holder) -> Lease:
+    for left in reversed(range(_TRIES)):
+        try:
+            return await store.acquire(session_id, holder, cleaned=True)
+        except SessionBusy as error:
+            if not left:
+                raise RetentionRefused(
+                    session_id=session_id,
+                    guard="running",
+                    problem=f"it is running, held by {error.facts['holder']} until {error.facts['until']}",
+                    lift="Interrupt it, or wait for its end; force does not help.",
+                ) from error
+            await store.reclaim()
+            await asyncio.sleep(_PAUSE_SECONDS)
+    raise AssertionError
+
+
+async def _renew(store: Store, holder: Holder) -> None:
+    while True:
+        await asyncio.sleep(store.settings.lease_renew_seconds)
+        with suppress(HoldfastError):  # the next write says so, if it matters
+            await store.renew(holder)

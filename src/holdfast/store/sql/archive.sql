@@ -1,0 +1,46 @@
+-- name: export_session
+-- Its status as it is at rest: nothing runs in an archive, and being cleaned is no part of what it was.
+SELECT s.id, s.agent, s.owner, s.title,
+  CASE
+    WHEN s.status = 'cleaning' AND s.cleaned_at IS NOT NULL THEN 'cleaned'
+    WHEN s.status = 'cleaning' AND s.resting IN ('waiting', 'failed') THEN s.resting
+    WHEN s.status IN ('cleaning', 'running', 'queued') THEN 'idle'
+    ELSE s.status
+  END AS status,
+  s.waiting_for, s.hold, s.metadata, s.created_at, s.active_at, h.seq
+FROM sessions s JOIN heads h ON h.session_id = s.id
+WHERE s.id = :session_id;
+
+-- name: import_session
+INSERT INTO sessions (id, agent, owner, title, title_folded, status, waiting_for, hold, metadata, created_at, active_at)
+VALUES (:id, :agent, :owner, :title, :title_folded, :status, :waiting_for, :hold, :metadata, :created_at, :active_at)
+ON CONFLICT (id) DO NOTHING
+RETURNING id;
+
+-- name: import_head
+INSERT INTO heads (session_id, epoch, seq, writes, written) VALUES (:id, 0, :seq, 0, 0);
+
+-- name: rehydrate_session
+-- What it was, except what says whose it is, and the hold, which may have been set since.
+UPDATE sessions SET status = :status, title = :title, title_folded = :title_folded, waiting_for = :waiting_for,
+  metadata = :metadata, active_at = :active_at, cleaned_at = NULL, resting = NULL, archive = NULL
+WHERE id = :id;
+
+-- name: imported_commands_lost
+-- Whoever ran them is not here.
+UPDATE commands SET state = 'lost', exit_code = -1, ended_at = last_at
+WHERE session_id = :session_id AND ended_at IS NULL;
+
+-- name: ready_if_work
+UPDATE heads SET ready_at = now_us()
+WHERE session_id = :session_id AND holder IS NULL AND ready_at IS NULL AND EXISTS (
+  SELECT 1 FROM submissions q
+  WHERE q.session_id = :session_id AND q.ended_at IS NULL AND q.state <> 'waiting'
+    AND q.lane = 'control'   --? control_only
+  );
+
+-- name: lock_stored
+-- A collector waits for this, and then looks again.
+SELECT sha256 FROM blobs WHERE sha256 = :sha256 AND state = 'stored'
+--[postgres] FOR SHARE
+;

@@ -1,0 +1,58 @@
+"""The commands of retention, as a person uses them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from holdfast.media import open_media
+from holdfast.store import open_store
+from tests.promises.sessions import fill
+
+
+def holdfast(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "holdfast", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+async def test_there_and_back(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/store.db"
+    async with open_store(url) as store:
+        session_id = await fill(store, open_media(store=store), ["hello"], blobs=[b"picture"])
+    for gzip in ([], ["--gzip"]):
+        file = tmp_path / "talk"
+        done = holdfast(tmp_path, "sessions", "export", session_id, "--to", "talk", *gzip, "--store", url)
+        assert (done.returncode, done.stderr) == (0, "")
+        shown = json.loads(holdfast(tmp_path, "archive", "show", "talk", "--json").stdout)
+        assert (shown["session_id"], shown["counts"]["messages"]) == (session_id, 2)
+        assert "Sound" in holdfast(tmp_path, "archive", "verify", "talk").stdout
+        refused = holdfast(tmp_path, "sessions", "clean", session_id, "--store", url)
+        assert refused.returncode == 2
+        assert "it was active" in refused.stderr
+        cleaned = holdfast(tmp_path, "sessions", "clean", session_id, "--force", "--store", url, "--json")
+        assert json.loads(cleaned.stdout)["deleted"]["messages"] == 2
+        back = holdfast(tmp_path, "sessions", "rehydrate", session_id, "--from", "talk", "--store", url)
+        assert "is back" in back.stdout
+    file.write_bytes(file.read_bytes()[:-5])
+    cut = holdfast(tmp_path, "archive", "verify", "talk")
+    assert (cut.returncode, "cut short" in cut.stderr) == (2, True)
+    assert not list(tmp_path.glob("*.partial"))
+
+
+async def test_hold_erase_import_audit(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/store.db"
+    async with open_store(url) as store:
+        session_id = await fill(store, open_media(store=store), ["hello"])
+    async with open_store(f"sqlite:///{tmp_path}/other.db"):
+        pass
+    holdfast(tmp_path, "sessions", "export", session_id, "--to", "talk", "--store", url)
+    moved = holdfast(tmp_path, "archive", "import", "talk", "--store", f"sqlite:///{tmp_path}/other.db")
+    assert "is here" in moved.stdout
+    holdfast(tmp_path, "sessions", "hold", session_id, "--store", url)
+    held = holdfast(tmp_path, "sessions", "erase", session_id, "--yes", "--store", url)
+    assert "on hold" in held.stderr
+    holdfast(tmp_path, "sessions", "hold", session_id, "--off", "--store", url)
+    erased = holdfast(tmp_path, "sessions", "erase", session_id, "--yes", "--store", url, "--json")
+    assert json.loads(erased.stdout)["deleted"]["messages"] == 2
+    audit = json.loads(holdfast(tmp_path, "audit", "--store", url, "--json").stdout)
+    assert [entry["action"] for entry in audit["entries"]] == ["erase", "lift hold", "hold"]

@@ -1,0 +1,86 @@
+"""A process that cleans or rehydrates a session and is killed at a given step: python -m tests.promises.cutter URL ID ACTION N FILE."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import holdfast.retention.clean as cleaning
+from holdfast.media import open_media
+from holdfast.retention import clean, erase, rehydrate
+from holdfast.store import Store, open_store
+
+STEPS = (
+    "acquire",
+    "begin_cleaning",
+    "begin_erasing",
+    "put_blob",
+    "put_chunks",
+    "keep_blob",
+    "keep_archive",
+    "drop_archive",
+    "drop_references",
+    "forget_blob",
+    "delete_content",
+    "finish_cleaning",
+    "finish_erasing",
+    "import_rows",
+    "leave",
+    "shrink",
+)
+
+
+class Cutter:
+    """Counts steps, before and after each call and within the import, and kills its process at one of them."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+
+    def step(self) -> None:
+        self._left -= 1
+        if not self._left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch(self, store: Store) -> None:
+        for name in STEPS:
+            setattr(store, name, self._stepping(getattr(store, name)))
+
+    def _stepping(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            self.step()
+            if method.__name__ == "import_rows":
+                rows = args[1]
+                args = (args[0], lambda: self._rows(rows()), *args[2:])
+            result = await method(*args, **kwargs)
+            self.step()
+            return result
+
+        return call
+
+    def _rows(self, rows: Iterator[tuple[str, Mapping[str, Any]]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for number, row in enumerate(rows):
+            if number % 8 == 0:
+                self.step()
+            yield row
+
+
+async def main(url: str, session_id: str, action: str, at: int, file: Path) -> None:
+    cleaning._ROWS = 7  # pyright: ignore[reportPrivateUsage]
+    async with open_store(url) as store:
+        Cutter(at).watch(store)
+        media = open_media(store=store)
+        match action:
+            case "clean":
+                await clean(store, media, session_id, actor="test", force=True, archive="media")
+            case "erase":
+                await erase(store, media, session_id, actor="test")
+            case _:
+                with file.open("rb") as archive:
+                    await rehydrate(store, media, session_id, archive, actor="test")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), Path(sys.argv[5])))

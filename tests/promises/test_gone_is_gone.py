@@ -1,0 +1,191 @@
+"""Promise 9. Gone is gone: after clean or erase no content is left in any table, blob, draft or file."""
+
+import io
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from holdfast.errors import (
+    Conflict,
+    LeaseLost,
+    RetentionRefused,
+    SessionCleaned,
+    SessionErased,
+    SessionNotFound,
+)
+from holdfast.media import collect, open_media
+from holdfast.retention import clean, erase, import_archive, rehydrate
+from holdfast.store import Store, open_store
+from holdfast.types import Batch, Message, NewEvent, Run, Segment
+from tests.builders import held_session, new_session
+from tests.conftest import Engine
+from tests.promises.sessions import fill
+from tests.promises.test_exact_return import export
+
+MARK = "mark-of-content-93b1"
+
+
+async def everything(engine: Engine, store: Store, folder: Path) -> bytes:
+    """Return all that is stored, as bytes: the files of SQLite, every row of PostgreSQL."""
+    if engine.name == "postgres":
+        connection = await asyncpg.connect(engine.url, server_settings={"search_path": "holdfast"})
+        tables = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'holdfast'")
+        found = b""
+        for table in tables:
+            for row in await connection.fetch(f"SELECT * FROM {table['tablename']}"):
+                found += b"\n".join(v if isinstance(v, bytes) else str(v).encode() for v in row.values())
+        await connection.close()
+        return found
+    return b"".join(file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("how", ["clean", "erase"])
+@pytest.mark.parametrize("kept_in", ["database", "disk"])
+async def test_no_content_is_left(engine: Engine, tmp_path: Path, how: str, kept_in: str):
+    async with open_store(engine.url) as store:
+        url = "database" if kept_in == "database" else f"disk://{tmp_path}/media"
+        media = open_media(url, store=store)
+        other = await fill(store, media, ["another"] * 50)
+        session_id = await fill(
+            store, media, [f"{MARK} {n} " + "x" * n for n in range(300)], blobs=[MARK.encode() * 20_000]
+        )
+        holder = await store.join("writer")
+        lease = await store.acquire(session_id, holder)
+        await store.write(
+            lease,
+            Batch(
+                segments=[Segment(number=3)],
+                messages=[Message(segment=3, position=n, body=MARK * 5000) for n in range(20)],
+            ),
+        )
+        await store.leave(holder)
+        assert MARK.encode() in await everything(engine, store, tmp_path)
+        await store.shrink(limit=1)  # so that all of it is in the file
+        size = (tmp_path / "store.db").stat().st_size if engine.name == "sqlite" else 0
+        if how == "clean":
+            await clean(store, media, session_id, actor="test", force=True)
+        else:
+            await clean(store, media, session_id, actor="test", force=True, archive="media")
+            await erase(store, media, session_id, actor="test")
+        await collect(media, grace=0)  # the media is young: somebody else might be about to refer to it
+        found = await everything(engine, store, tmp_path)
+        assert found.count(MARK.encode()) == 0
+        assert b"another" in found
+        if engine.name == "sqlite":
+            assert (tmp_path / "store.db").stat().st_size < size / 2
+        assert (await store.session(other)).status == "idle"
+        assert await store.check() == []
+
+
+async def test_late_writers_are_refused(store: Store):
+    media = open_media(store=store)
+    lease, holder = await held_session(store)
+    session_id = lease.session_id
+    await store.write(lease, Batch(events=[NewEvent(kind="tick")]))
+    await store.release(lease)
+    lease.lost = False
+    await clean(store, media, session_id, actor="test", force=True)
+    for late in (
+        store.write(lease, Batch(events=[NewEvent(kind="tick")])),
+        store.submit(session_id, "message"),
+        store.acquire(session_id, holder),
+        store.set_state(session_id, "{}", expected=0),
+        store.set_cursor(session_id, "reader", 1),
+        store.update_session(session_id, title="again"),
+    ):
+        with pytest.raises((LeaseLost, SessionCleaned)):
+            await late
+    assert await store.content_counts(session_id) == {}
+
+
+async def test_what_was_erased_does_not_come_back(store: Store):
+    media = open_media(store=store)
+    session_id = await fill(store, media, ["hello"], blobs=[b"shared", b"own"])
+    other = await fill(store, media, ["hello"], blobs=[b"shared"])
+    archive = await export(store, session_id)
+    first = await erase(store, media, session_id, actor="ada")
+    assert first.deleted["events"] > 0
+    again = await erase(store, media, session_id, actor="ada")
+    assert (again.erased_at, again.deleted) == (first.erased_at, {})
+    assert [blob.size for blob in (await media.list()).items] == [6]
+    with pytest.raises(SessionNotFound):
+        await store.session(session_id)
+    with pytest.raises(SessionNotFound):
+        await store.submit(session_id, "message")
+    for exist_ok in (True, False):
+        with pytest.raises(SessionErased):
+            await store.create_session(agent="a", owner="o", id=session_id, exist_ok=exist_ok)
+    for back in (
+        rehydrate(store, media, session_id, io.BytesIO(archive), actor="ada"),
+        import_archive(store, media, io.BytesIO(archive), actor="ada"),
+        clean(store, media, session_id, actor="ada"),
+    ):
+        with pytest.raises((SessionErased, SessionNotFound)):
+            await back
+    (entry,) = (await store.audit_log(session_id=session_id)).items
+    assert (entry.actor, entry.action) == ("ada", "erase")
+    assert await export(store, other)
+
+
+async def test_children_go_when_asked(store: Store):
+    media = open_media(store=store)
+    lease, holder = await held_session(store)
+    await store.write(lease, Batch(runs=[Run(id="parent", status="completed")]))
+    child = await store.acquire(await new_session(store, id="child"), holder)
+    await store.write(child, Batch(runs=[Run(id="delegate", parent_id="parent", status="completed")]))
+    await store.leave(holder)
+    erased = await erase(store, media, lease.session_id, actor="test", children=True)
+    assert [gone.session_id for gone in erased.children] == ["child"]
+    assert (await store.sessions()).items == []
+
+
+async def test_each_guard_says_what_would_lift_it(store: Store):
+    media = open_media(store=store)
+    lease, holder = await held_session(store)
+    session_id = lease.session_id
+
+    async def refused(**how: bool | float) -> str:
+        with pytest.raises(RetentionRefused) as caught:
+            await clean(store, media, session_id, actor="test", **how)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(RetentionRefused) as dry:
+            await clean(store, media, session_id, actor="test", dry_run=True, **how)  # pyright: ignore[reportArgumentType]
+        assert dry.value.facts["guard"] == caught.value.facts["guard"]
+        return str(caught.value.facts["guard"])
+
+    assert await refused(force=True) == "running"
+    with pytest.raises(RetentionRefused, match="running"):
+        await erase(store, media, session_id, actor="test")
+    await store.release(lease)
+    assert await refused() == "idle"
+    await store.set_cursor(session_id, "reader", 0)
+    await store.submit(session_id, "message", id="s")
+    assert await refused(idle_days=0) == "pending"
+    lease = await store.acquire(session_id, holder)
+    await store.take(lease)
+    from holdfast.types import SubmissionChange
+
+    await store.write(lease, Batch(submissions=[SubmissionChange(id="s", state="done")]))
+    await store.release(lease)
+    assert await refused(idle_days=0) == "cursor"
+    await store.set_cursor(session_id, "reader", (await store.session(session_id)).seq)
+    await store.update_session(session_id, hold=True)
+    assert await refused(idle_days=0, force=True) == "hold"
+    with pytest.raises(RetentionRefused, match="hold"):
+        await erase(store, media, session_id, actor="test")
+    await store.update_session(session_id, hold=False)
+    would = await clean(store, media, session_id, actor="test", idle_days=0, dry_run=True)
+    assert (await clean(store, media, session_id, actor="test", idle_days=0)).deleted == would.deleted
+
+
+async def test_an_archive_that_cannot_be_stored_deletes_nothing(store: Store, tmp_path: Path):
+    session_id = await fill(store, open_media(store=store), ["hello"])
+    before = await export(store, session_id)
+    (tmp_path / "file").write_text("in the way")
+    media = open_media(f"disk://{tmp_path}/file/media", store=store)
+    with pytest.raises(Exception, match=r".") as caught:
+        await clean(store, media, session_id, actor="test", force=True, archive="media")
+    assert not isinstance(caught.value, Conflict)
+    assert await export(store, session_id) == before
+    assert (await store.session(session_id)).status == "idle"

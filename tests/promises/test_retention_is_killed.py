@@ -1,0 +1,89 @@
+"""Clean, rehydrate and erase are killed at every step, and tried again: they converge, and nothing is lost."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.media import collect, open_media
+from holdfast.retention import clean, erase, rehydrate
+from holdfast.store import Store, open_store
+from tests.conftest import Engine
+from tests.promises.sessions import fill
+from tests.promises.test_exact_return import export
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+STRIDE = {"sqlite": 2, "postgres": 5}
+"""Every so manieth step is one to be killed at: a process for each takes its time."""
+
+
+def run(engine: Engine, session_id: str, action: str, at: int, file: Path) -> int:
+    command = [
+        sys.executable,
+        "-m",
+        "tests.promises.cutter",
+        engine.url,
+        session_id,
+        action,
+        str(at),
+        str(file),
+    ]
+    return subprocess.run(command, check=False).returncode
+
+
+async def whole(store: Store, session_id: str, before: bytes) -> None:
+    assert await export(store, session_id) == before
+    assert await store.check() == []
+
+
+@pytest.mark.parametrize("action", ["clean", "rehydrate"])
+async def test_a_killed_one_is_tried_again(engine: Engine, tmp_path: Path, action: str):
+    file = tmp_path / "archive"
+    async with open_store(engine.url) as store:
+        media = open_media(store=store)
+        session_id = await fill(store, media, ["hello"] * 20, blobs=[b"one", b"two"])
+        before = await export(store, session_id)
+        file.write_bytes(before)
+        killed, code = 0, -9
+        for at in range(1, 1000, STRIDE[engine.name]):
+            if action == "rehydrate":
+                await clean(store, media, session_id, actor="test", force=True)
+            code = run(engine, session_id, action, at, file)
+            assert code in {0, -9}
+            killed += code == -9
+            status = (await store.session(session_id)).status
+            if action == "clean":
+                # Whatever is left of it, the same command finishes it, and the archive has everything.
+                await clean(store, media, session_id, actor="test", force=True, archive="media")
+                await rehydrate(store, media, session_id, actor="test")
+            else:
+                # It is back, or as if nothing had been tried.
+                assert status in {"cleaned", "idle"}
+                if status == "cleaned":
+                    assert await store.content_counts(session_id) == {}
+                    with file.open("rb") as archive:
+                        await rehydrate(store, media, session_id, archive, actor="test")
+            await whole(store, session_id, before)
+            if code == 0:
+                break
+        assert code == 0
+        assert killed > 4
+
+
+async def test_a_killed_erasure_is_finished(engine: Engine, tmp_path: Path):
+    async with open_store(engine.url) as store:
+        media = open_media(store=store)
+        code = -9
+        for at in range(1, 1000, 2 * STRIDE[engine.name]):
+            session_id = await fill(store, media, ["hello"] * 10, blobs=[b"one"])
+            code = run(engine, session_id, "erase", at, tmp_path)
+            await erase(store, media, session_id, actor="test")
+            await collect(media, grace=0)
+            assert (await media.list()).items == []
+            assert await store.content_counts(session_id) == {}
+            assert await store.check() == []
+            assert await store.erased_at(session_id) is not None
+            if code == 0:
+                break
+        assert code == 0
