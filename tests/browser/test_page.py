@@ -28,6 +28,7 @@ async def test_say_something_and_come_back_to_it(site: Site):
     await page.locator("article.answer code", has_text="code").wait_for()
     assert await texts(page, "article.user") == ["say **bold** words and `code`"]
     assert await texts(page, "article.answer") == ["bold words and code"]
+    await page.locator(".sessions .title").wait_for()
     assert await texts(page, ".sessions .title") == ["First"]
 
 
@@ -182,6 +183,7 @@ async def test_what_is_said_is_text_and_what_is_large_is_bounded(site: Site):
     await say(page, f"say {hostile}")
     await page.locator("article.answer", has_text="<script>").wait_for()
     await page.locator(".session .status.idle").wait_for()
+    await page.locator(".sessions .title").wait_for()
     assert await texts(page, ".sessions .title") == [hostile]
     assert await page.locator("article :is(img, script, a)").count() == 0
     assert await page.evaluate("window.hurt") is None
