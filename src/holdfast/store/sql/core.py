@@ -191,7 +191,7 @@ class SqlCore(Store):
 
     def _refuse_cleaned(self, session_id: str) -> Tx[Head]:
         """Lock a session and refuse it if its content was cleaned: what came later would escape."""
-        head = yield from self._lock_head(session_id)
+        head = yield from self._lock_head(check_id(session_id, "session id"))
         if head.status in {"cleaning", "cleaned"}:
             raise SessionCleaned(id=session_id)
         return head
