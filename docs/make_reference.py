@@ -68,6 +68,30 @@ def media() -> str:
     return "\n".join(parts)
 
 
+def http() -> str:
+    """Return the page of the HTTP interface: every route with its rule, from the decorators of the server's modules."""
+    parts = [
+        "# HTTP\n",
+        "JSON, under `/api`. `GET /openapi.json` is the whole document: models, parameters, errors. An error is",
+        '`{"error": {"code", "message"}}`; a list is `{"items", "next_cursor"}`. Who may: nobody needs to be known for `public`; `user` is',
+        "any principal; `read`, `write` and `delete` are for the owner of the session or run, and for administrators, to",
+        "everybody else it does not exist; `shell` needs that scope. How to start it: [how-to](../how-to/serve.md).\n",
+    ]
+    for module in ("sessions", "runs", "media", "retention", "shell", "operation"):
+        rows: list[str] = []
+        for node in ast.parse((SOURCE / "server" / f"{module}.py").read_text()).body:
+            if not isinstance(node, ast.AsyncFunctionDef) or not node.decorator_list:
+                continue
+            decorator = node.decorator_list[0]
+            if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "route":
+                method, path, rule = [ast.literal_eval(argument) for argument in decorator.args[1:4]]
+                what = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
+                rows.append(f"| {method} `{path}` | {rule} | {what} |")
+        if rows:
+            parts += [f"## {module.capitalize()}\n", "| route | who may | what |\n|---|---|---|", *rows, ""]
+    return "\n".join(parts)
+
+
 def types() -> str:
     """Return the page of the types: the words that fields may have, then every noun with its fields."""
     tree = ast.parse((SOURCE / "types.py").read_text())
@@ -112,6 +136,7 @@ MADE: dict[str, Callable[[], str]] = {
     "media.md": media,
     "types.md": types,
     "errors.md": errors,
+    "http.md": http,
 }
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def test_every_setting_is_documented():
         assert f"| `{default}` |" in row
 
 
-@pytest.mark.parametrize("page", ["store.md", "media.md", "types.md", "errors.md"])
+@pytest.mark.parametrize("page", ["store.md", "media.md", "types.md", "errors.md", "http.md"])
 def test_the_reference_is_up_to_date(page: str):
     made = subprocess.run(
         [sys.executable, "-c", f"import make_reference; print(make_reference.MADE['{page}'](), end='')"],

@@ -96,7 +96,11 @@ async def test_a_seal_is_bound_to_its_session_its_name_and_its_key(store: Store,
         await Credentials(store, old).get(session, "token")
 
 
-@pytest.mark.parametrize("key", [None, "", "short", "no base64 ☃", new_key() + ",x"])
+@pytest.mark.parametrize(
+    "key",
+    [None, "", "short", "no base64 ☃", new_key() + ",x"],
+    ids=["none", "empty", "short", "no base64", "one bad"],
+)
 async def test_a_bad_key_is_refused(store: Store, key: str | None):
     with pytest.raises(BadSettings):
         Credentials(store, key)
