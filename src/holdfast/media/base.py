@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Final, Protocol, Self, TypeAlias, overload
 from urllib.parse import quote
 
-from holdfast.errors import BadInput, BadKey, BadUri, Conflict, HoldfastError, MediaDamaged, MediaNotFound
+from holdfast.errors import BadInput, BadKey, BadUri, HoldfastError, MediaDamaged, MediaNotFound
 from holdfast.ids import new_id
 from holdfast.store import Store
 from holdfast.types import Blob, Page
@@ -261,7 +261,7 @@ class MediaStore(ABC):
         beating = self.beat(blob)
         try:
             await work()
-            kept = await self._keep(blob, replaces)
+            kept = await self.store.keep_blob(blob, replaces=replaces)
         except BaseException:
             await self._give_up(blob)
             raise
@@ -280,12 +280,6 @@ class MediaStore(ABC):
     async def _give_up(self, blob: Blob) -> None:
         """Clean up after storing failed."""
         await self.discard(blob)
-
-    async def _keep(self, blob: Blob, replaces: str | None) -> Blob:
-        try:
-            return await self.store.keep_blob(blob, replaces=replaces)
-        except Conflict:  # somebody else stored the same at this very moment; or it was collected
-            return await self.store.keep_blob(blob, replaces=replaces)
 
     def beat(self, blob: Blob) -> "asyncio.Task[None]":
         """Give signs of life of a blob that is being stored, until this is cancelled."""

@@ -1,10 +1,8 @@
 """Media in the session database itself, in chunks: nothing to set up, and any size on either engine."""
 
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from dataclasses import replace
 
-from holdfast.errors import Conflict
 from holdfast.media.base import CHUNK, MediaContext, MediaStore, PublicUrl, Stage
 from holdfast.store import Store
 from holdfast.types import Blob
@@ -22,8 +20,6 @@ class DatabaseMedia(MediaStore):
     async def _put(self, blob: Blob, data: bytes) -> str:
         if len(data) > CHUNK:
             return await super()._put(blob, data)
-        with suppress(Conflict):  # somebody else stored the same at this very moment: then it is found
-            return (await self.store.put_blob(blob, body=data)).uri
         return (await self.store.put_blob(blob, body=data)).uri
 
     async def _write(self, blob: Blob, data: bytes) -> None:

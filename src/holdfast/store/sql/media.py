@@ -27,6 +27,8 @@ class Media(SqlCore):
 
     @registering
     def put_blob(self, blob: Blob, *, anew: bool = False, body: bytes | None = None) -> Tx[Blob]:
+        if body is not None:
+            yield sql("lock_content", sha256=blob.sha256)
         if blob.sha256 and not anew:
             for row in (yield sql("touch_stored", location=blob.location, sha256=blob.sha256)):
                 return to_blob(row)
@@ -63,6 +65,7 @@ class Media(SqlCore):
 
     @registering
     def keep_blob(self, blob: Blob, *, replaces: str | None = None) -> Tx[Blob]:
+        yield sql("lock_content", sha256=blob.sha256)
         if replaces is not None:
             yield sql("replace_blob", id=replaces)
         for row in (yield sql("touch_stored", location=blob.location, sha256=blob.sha256)):

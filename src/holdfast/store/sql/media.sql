@@ -1,6 +1,11 @@
 -- The register of blobs. A put touches what is stored already, or adds an entry; the collector marks what nobody needs,
 -- has the bytes deleted, and then removes the entry. No key is used twice, so neither can harm the other.
 
+-- name: lock_content
+-- Of those who store the same content, one after the other: who comes second finds what the first one stored.
+--[sqlite] SELECT 1 AS locked;
+--[postgres] SELECT pg_advisory_xact_lock(hashtextextended(:sha256, 0)) AS locked;
+
 -- name: touch_stored
 -- Before anybody relies on it: from now on it is too young to be collected.
 UPDATE blobs SET at = now_us() WHERE location = :location AND sha256 = :sha256 AND state = 'stored' RETURNING *;
