@@ -243,7 +243,8 @@ class Batch:
     """Everything one step changed, each noun in its new state. It is written whole or not at all.
 
     `drafts_done` names the runs whose drafts are complete messages now. `blobs` are the SHA-256s of the media that its
-    messages, effects and events refer to: the session keeps them alive from now on.
+    messages, effects and events refer to: the session keeps them alive from now on. With `release` the session is let
+    go in the same transaction, in a `status` that is not running.
     """
 
     events: Sequence[NewEvent] = ()
@@ -257,6 +258,7 @@ class Batch:
     blobs: Sequence[str] = ()
     status: Status | None = None
     waiting_for: str | None = None
+    release: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,7 +304,7 @@ class Lease:
 
     Not frozen. `writes` counts the batches written under it, so that a batch whose answer was lost is recognized
     when it is sent again. `seq` is the session's number as far as the holder knows. `lost` is set once a write was
-    refused, or its fate could not be learned.
+    refused, or its fate could not be learned; and, with `released`, once the session was let go.
     """
 
     session_id: str
@@ -312,6 +314,17 @@ class Lease:
     writes: int = field(default=0, compare=False)
     seq: int = field(default=0, compare=False)
     lost: bool = field(default=False, compare=False)
+    released: bool = field(default=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A session that was claimed because it has something to do, and what that is."""
+
+    lease: Lease
+    session: Session
+    submission: Submission | None
+    """None if what is first in the queue was tried too often, or nothing is there any more: `take` tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

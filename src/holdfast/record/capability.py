@@ -173,9 +173,9 @@ class _Recorder(AbstractCapability[Any]):
             await self._store.create_session(
                 agent=agent, owner=self._settings.owner, id=session_id, exist_ok=True
             )
-        with suppress(NotFound):
-            run = await self._store.run(self._run_id)
-            raise Conflict(problem=f"run {run.id} is on record already; an explicit run id is used once")
+            with suppress(NotFound):
+                run = await self._store.run(self._run_id)
+                raise Conflict(problem=f"run {run.id} is on record already; an explicit run id is used once")
         async with self._leased(session_id) as lease:
             self._lease = lease
             await self._begin(ctx, agent)
@@ -579,6 +579,7 @@ class _Recorder(AbstractCapability[Any]):
             )
             others = [c for c in batch.submissions if c.id != change.id]
             batch.submissions = [*others, change]
+            batch.release = turn.last
         await self._send(batch)
         if turn is not None:
             turn.ended, turn.waits = True, bool(waits)

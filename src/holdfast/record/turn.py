@@ -35,6 +35,8 @@ class Turn:
     """The run that this one goes on for; it is ended when this one begins."""
     fresh: bool = False
     """Whether the session is known to have no history yet."""
+    last: bool = False
+    """Whether nothing else is to be taken: the session is let go with the end of the run."""
     recovered: bool = False
     """Whether that run was cut off, so that going on is worth an event."""
     steered: Callable[[], Awaitable[Sequence[Steered]]] = _nothing

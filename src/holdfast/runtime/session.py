@@ -40,17 +40,19 @@ from holdfast.store import Store
 from holdfast.types import (
     Batch,
     Checkpoint,
-    Lease,
     NewEvent,
     Run,
     Session,
     State,
     Submission,
     SubmissionChange,
+    Work,
 )
 
 _LOOK_SECONDS = 1.0
 """A lost hint costs this much."""
+_SHORT_SECONDS = 0.05
+"""A turn that is over within this needs no look at the inbox."""
 _CONTENT: TypeAdapter[list[UserContent]] = TypeAdapter(list[UserContent])
 _log = logging.getLogger(__name__)
 
@@ -90,19 +92,21 @@ class SessionRunner:
     def __init__(
         self,
         store: Store,
-        lease: Lease,
+        work: Work,
         agents: Mapping[str, AgentSetup],
         *,
         max_attempts: int = 5,
         credential_key: str | None = None,
     ) -> None:
         self._store = store
-        self._lease = lease
+        self._work = work
+        self._lease = work.lease
         self._agents = agents
         self._max_attempts = max_attempts
         self._credential_key = credential_key
         self._turn: Turn | None = None
         self._reason: str | None = None  # why the session is handed over
+        self._left = 0  # how much may still be taken
         self._steering = False  # whether a message wants to enter the turn
 
     def hand_over(self, reason: str) -> None:
@@ -124,19 +128,21 @@ class SessionRunner:
         """Take one submission after the other until none is left of those that waited in the beginning."""
         if self._lease.taken_from is not None:
             await self._tell("takeover", taken_from=self._lease.taken_from)
-        session: Session | None = await self._store.session(self._session_id)
+        session: Session | None = self._work.session
+        submission = self._work.submission
         waiting = session.status == "waiting"
         # What comes meanwhile is seen when the session is let go: then it is ready again.
-        left = session.pending
-        while left > 0 and self._reason is None and not self._lease.lost:
-            left -= 1
-            submission = await self._store.take(
-                self._lease, lane="control" if waiting else None, max_attempts=self._max_attempts
-            )
+        self._left = session.pending
+        while self._left > 0 and self._reason is None and not self._lease.lost:
+            self._left -= 1
+            if submission is None:
+                submission = await self._store.take(
+                    self._lease, lane="control" if waiting else None, max_attempts=self._max_attempts
+                )
             if submission is None:
                 return
             waiting = await self._carry_out(submission, session)
-            session = None  # what was read before the first one may be old now
+            session = submission = None  # what was read before the first one may be old now
 
     @property
     def _session_id(self) -> str:
@@ -170,6 +176,7 @@ class SessionRunner:
             submission_id=submission.id,
             steered=self._steered,
             fresh=place.checkpoint is None,
+            last=self._left == 0,
             limit=setup.run_timeout,
         )
         if place.chain:
@@ -207,7 +214,7 @@ class SessionRunner:
         _current.reset(token)
         self._turn = turn
         turn.draining = self._reason is not None
-        minding = asyncio.create_task(self._mind_inbox(turn))
+        minding = asyncio.create_task(self._mind_inbox(turn, alone=session.pending == 1))
         try:
             await asyncio.wait([task], timeout=turn.limit)
             if not task.done():
@@ -259,9 +266,11 @@ class SessionRunner:
 
     # What overtakes
 
-    async def _mind_inbox(self, turn: Turn) -> None:
-        """Look, while a turn runs, for what must not wait for its end."""
+    async def _mind_inbox(self, turn: Turn, *, alone: bool) -> None:
+        """Look, while a turn runs, for what must not wait for its end: at once, unless it was alone a moment ago."""
         with self._store.inbox_bell(self._session_id) as bell:
+            if alone:
+                await bell.wait(_SHORT_SECONDS)
             while True:
                 try:
                     await self._look_at_inbox(turn)

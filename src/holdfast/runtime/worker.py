@@ -17,9 +17,11 @@ from holdfast.runtime.agents import Agents, by_name
 from holdfast.runtime.keeper import Keeper
 from holdfast.runtime.session import SessionRunner
 from holdfast.store import Store
-from holdfast.types import Holder, Lease
+from holdfast.types import Holder, Lease, Work
 
 _LOOK_SECONDS = 1.0
+_AT_ONCE = 8
+"""So many sessions are claimed at once: few enough to leave some to the others."""
 _RESCUE_SECONDS = 0.25
 _PAUSE_SECONDS = 0.5
 _log = logging.getLogger(__name__)
@@ -99,10 +101,15 @@ class Worker:
     async def _claim_until_stopped(self, holder: Holder) -> None:
         with self._store.ready_bell() as bell:
             while not (self._stopping.is_set() or self._lost.is_set()):
-                lease = None
-                if len(self._running) < self._concurrency:
+                found: list[Work] = []
+                if free := self._concurrency - len(self._running):
                     try:
-                        lease = await self._store.claim(holder, agents=sorted(self._agents))
+                        found = await self._store.next_work(
+                            holder,
+                            agents=sorted(self._agents),
+                            limit=min(free, _AT_ONCE),
+                            max_attempts=self._max_attempts,
+                        )
                     except HolderLost:
                         self._lost.set()
                         return
@@ -112,15 +119,16 @@ class Worker:
                         _log.warning("cannot claim: %s", error)
                         await self._pause()
                         continue
-                if lease is None:
+                for work in found:
+                    self._start(work)
+                if not found:
                     await self._first(bell.wait(_LOOK_SECONDS))
-                else:
-                    self._start(lease)
 
-    def _start(self, lease: Lease) -> None:
+    def _start(self, work: Work) -> None:
+        lease = work.lease
         runner = SessionRunner(
             self._store,
-            lease,
+            work,
             self._agents,
             max_attempts=self._max_attempts,
             credential_key=self._credential_key,
@@ -150,7 +158,7 @@ class Worker:
 
     async def _release(self, lease: Lease) -> None:
         """Let go of a session, however often that takes: nobody else can while our deadline is renewed."""
-        while not self._lost.is_set():
+        while not (lease.released or self._lost.is_set()):
             try:
                 await self._store.release(lease)
             except (NotFound, StoreClosed):

@@ -52,6 +52,7 @@ from holdfast.types import (
     Token,
     Violation,
     WhenBusy,
+    Work,
 )
 
 
@@ -231,6 +232,15 @@ class Store(ABC):
         """Take the lease of the session that has been ready longest, if there is one. No two callers get the same.
 
         Raises `HolderLost`. Sessions of dead holders are ready once `reclaim` has freed them.
+        """
+
+    @abstractmethod
+    async def next_work(
+        self, holder: Holder, *, agents: Sequence[str] | None = None, limit: int = 1, max_attempts: int = 5
+    ) -> list[Work]:
+        """Claim up to `limit` ready sessions and take the first submission of each, all in one transaction.
+
+        What `claim` and then `take` would do, at the price of one. Raises `HolderLost`.
         """
 
     @abstractmethod

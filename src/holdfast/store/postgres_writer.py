@@ -4,6 +4,7 @@ A group is one statement: the fence and every arm of write.sql, in which a refus
 """
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import cache
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import asyncpg
 
 from holdfast.errors import Conflict
+from holdfast.store.hub import READY
 from holdfast.store.sql import library
 from holdfast.store.sql.core import Row, lease_lost, sql
 from holdfast.store.sql.library import Statement
@@ -121,6 +123,8 @@ class _Job:
 
     def succeed(self, seq: int) -> None:
         self.lease.writes += 1
+        if self.writing.release:
+            self.lease.lost = self.lease.released = True
         if not self.future.done():
             self.future.set_result(seq)
 
@@ -245,7 +249,7 @@ class Committer:
         ]
         for arm in arms:
             values += zip(*(row for job in group for row in job.writing.rows.get(arm, ())), strict=True)
-        written = await self._fetch(arms, values, group)
+        written, ready = await self._fetch(arms, values, group)
         for job in group:
             seq = written.get(job.lease.session_id)
             if seq is None and sent_before:
@@ -256,19 +260,24 @@ class Committer:
             else:
                 job.succeed(seq)
                 self._announce(job.lease.session_id)
+        if ready:
+            self._announce(READY)
 
     async def _fetch(
         self, arms: tuple[str, ...], values: list[Sequence[Any]], group: list[_Job]
-    ) -> dict[str, int]:
-        """Send the statement. Alone it is a transaction.
+    ) -> tuple[dict[str, int], bool]:
+        """Send the statement. Alone it is a transaction. Say also whether a session was let go with work left.
 
         Where submissions change it is checked before the commit. Drafts are dropped by a statement after it, which
-        also sees those that were put while it waited for the head. So are references to media added.
+        also sees those that were put while it waited for the head. So are references to media added, and sessions let
+        go: what was submitted meanwhile is work.
         """
         assert self._connection is not None  # noqa: S101
         done = [row for job in group for row in job.writing.rows.get("drop_drafts", ())]
         referring = [job for job in group if "refer_blobs" in job.writing.rows]
-        if "change_submissions" not in arms and not done and not referring:
+        releasing = [job.lease.session_id for job in group if job.writing.release]
+        ready = False
+        if not ("change_submissions" in arms or done or referring or releasing):
             rows = await self._connection.fetch(_group(arms), *values)
         else:
             jobs = {job.lease.session_id: job for job in group}
@@ -282,7 +291,17 @@ class Committer:
                 if kept:
                     await self._connection.execute(_DROP_DRAFTS, *map(list, zip(*kept, strict=True)))
                 await self._refer([job for job in referring if job.lease.session_id in accepted])
-        return {row["session_id"]: row["seq"] for row in rows}
+                if freed := accepted.intersection(releasing):
+                    ready = await self._free(sorted(freed))
+        return {row["session_id"]: row["seq"] for row in rows}, ready
+
+    async def _free(self, session_ids: list[str]) -> bool:
+        """Let go of sessions whose heads are locked; say whether one has work left."""
+        which = json.dumps(session_ids)
+        await execute(self._connection, sql("requeue_all_claimed", session_ids=which))
+        return any(
+            row["ready"] for row in await execute(self._connection, sql("free_heads", session_ids=which))
+        )
 
     async def _refer(self, jobs: list[_Job]) -> None:
         """Add the references of these batches to media, all of which must be stored."""
@@ -302,6 +321,7 @@ class Committer:
         assert self._connection is not None  # noqa: S101
         for head in await execute(self._connection, sql("head", session_id=job.lease.session_id)):
             ours = (head["epoch"], head["holder"], head["writes"])
-            if ours == (job.lease.epoch, job.lease.holder, job.lease.writes + 1):
+            holder = None if job.writing.release else job.lease.holder
+            if ours == (job.lease.epoch, holder, job.lease.writes + 1):
                 return head["written"]
         return None

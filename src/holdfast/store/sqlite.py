@@ -4,6 +4,7 @@ Durable means durable: `synchronous=FULL`. Other processes' commits are noticed 
 """
 
 import asyncio
+import json
 import re
 import sqlite3
 import threading
@@ -29,10 +30,10 @@ from holdfast.errors import (
     StoreUnavailable,
 )
 from holdfast.store.beacon import FileBeacons
-from holdfast.store.hub import Hub
+from holdfast.store.hub import READY, Hub
 from holdfast.store.sql import library
 from holdfast.store.sql.archive import PAGE_BYTES, PAGE_ROWS, page_text
-from holdfast.store.sql.core import Row, Tx, lease_lost
+from holdfast.store.sql.core import Row, Tx, lease_lost, sql
 from holdfast.store.sql.library import Dialect, Statement
 from holdfast.store.sql.store import SqlStore
 from holdfast.store.sql.tables import SESSION, TABLES
@@ -111,10 +112,15 @@ class SqliteStore(SqlStore):
         writing = Writing(lease.session_id, batch, self._check_size)
         work = partial(_write, lease=lease, writing=writing)
         try:
-            return await self._running().submit(work, changes=(lease.session_id,))
+            seq, ready = await self._running().submit(work, changes=(lease.session_id,))
         except StoreUnavailable:
             lease.lost = True
             raise
+        if batch.release:
+            lease.lost = lease.released = True
+        if ready:
+            self._hub.changed((READY,))
+        return seq
 
     async def shrink(self, *, limit: int = 1000) -> int:
         def vacuum(connection: sqlite3.Connection) -> int:
@@ -265,8 +271,11 @@ def _pages(connection: sqlite3.Connection, session_id: str) -> Iterator[tuple[st
             yield table.name, rows
 
 
-def _write(connection: sqlite3.Connection, lease: Lease, writing: Writing) -> int:
-    """Do what `SqlCore._fence` and the arms do, with as little as possible around it: this is the hot path."""
+def _write(connection: sqlite3.Connection, lease: Lease, writing: Writing) -> tuple[int, bool]:
+    """Do what `SqlCore._fence` and the arms do, with as little as possible around it: this is the hot path.
+
+    Returns the number that the session is at, and whether it was let go with work left.
+    """
     if lease.lost:
         raise lease_lost(lease, "it was released, or lost before")
     seq = lease.seq + writing.count
@@ -283,7 +292,14 @@ def _write(connection: sqlite3.Connection, lease: Lease, writing: Writing) -> in
         problem_of = _COUNTED.get(arm)
         if problem_of and (problem := problem_of(sum(r.rowcount for r in results), writing)):
             raise problem
-    return seq
+    return seq, writing.release and _free(connection, lease.session_id)
+
+
+def _free(connection: sqlite3.Connection, session_id: str) -> bool:
+    session_ids = json.dumps([session_id])
+    _execute(connection, sql("requeue_all_claimed", session_ids=session_ids))
+    (freed,) = _execute(connection, sql("free_heads", session_ids=session_ids))
+    return bool(freed["ready"])
 
 
 _COUNTED: Final = {"change_submissions": missing, "refer_blobs": unstored}

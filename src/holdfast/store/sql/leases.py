@@ -147,7 +147,7 @@ class Leases(SqlCore):
 
     async def release(self, lease: Lease) -> None:
         await self._release(lease)
-        lease.lost = True
+        lease.lost = lease.released = True
 
     @waking
     def _release(self, lease: Lease) -> Tx[None]:

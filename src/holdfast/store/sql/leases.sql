@@ -83,6 +83,23 @@ UPDATE heads SET holder = NULL, orphaned_by = :orphaned_by, ready_at = CASE WHEN
   ) THEN now_us() END
 WHERE session_id = :session_id;
 
+-- name: requeue_all_claimed
+UPDATE submissions SET state = 'queued' WHERE ended_at IS NULL AND state = 'claimed'
+--[sqlite]   AND session_id IN (SELECT value FROM json_each(:session_ids))
+--[postgres]   AND session_id IN (SELECT value FROM json_array_elements_text(CAST(:session_ids AS json)))
+;
+
+-- name: free_heads
+-- The same for sessions whose heads are locked and whose status is written. `ready` says whether there is work left.
+UPDATE heads SET holder = NULL, orphaned_by = NULL, ready_at = CASE WHEN EXISTS (
+    SELECT 1 FROM submissions q JOIN sessions s ON s.id = q.session_id
+    WHERE q.session_id = heads.session_id AND q.ended_at IS NULL AND q.state <> 'waiting'
+      AND (q.lane = 'control' OR s.status <> 'waiting')
+  ) THEN now_us() END
+--[sqlite] WHERE session_id IN (SELECT value FROM json_each(:session_ids))
+--[postgres] WHERE session_id IN (SELECT value FROM json_array_elements_text(CAST(:session_ids AS json)))
+RETURNING session_id, ready_at IS NOT NULL AS ready;
+
 -- name: not_running
 -- Nothing is running without a lease.
 UPDATE sessions SET status = 'idle', active_at = now_us() WHERE id = :session_id AND status = 'running';

@@ -76,7 +76,7 @@ class Sessions(SqlCore):
         rows = yield sql("sessions", id=check_id(session_id, "session id"), limit=1)
         if not rows:
             raise SessionNotFound(id=session_id)
-        return _session(rows[0])
+        return to_session(rows[0])
 
     @reading
     def sessions(
@@ -110,7 +110,7 @@ class Sessions(SqlCore):
             limit=page_limit(limit),
         )
         more = to_cursor(rows[-1]["active_at"], rows[-1]["id"]) if len(rows) == limit else None
-        return Page(items=[_session(row) for row in rows], next_cursor=more)
+        return Page(items=[to_session(row) for row in rows], next_cursor=more)
 
     @repeatable
     def update_session(
@@ -238,7 +238,8 @@ class Sessions(SqlCore):
         return Page(items=items, next_cursor=to_cursor(items[-1].id) if len(items) == limit else None)
 
 
-def _session(row: Row) -> Session:
+def to_session(row: Row) -> Session:
+    """Return a row of `sessions` as a session."""
     return Session(
         id=row["id"],
         agent=row["agent"],

@@ -88,7 +88,7 @@ class Submissions(SqlCore):
         if not same and idempotency_key is not None:
             same = yield sql("submission_by_key", session_id=session_id, idempotency_key=idempotency_key)
         if same:
-            before = _submission(same[0])
+            before = to_submission(same[0])
             if (before.kind, before.lane, before.payload) != (kind, lane, payload):
                 if before.id == id:
                     raise Conflict(problem=f"submission {id} was sent before with another content")
@@ -114,8 +114,8 @@ class Submissions(SqlCore):
             payload=payload,
             idempotency_key=idempotency_key,
         )
-        submission = _submission(rows[0])
-        yield _event(submission, "submission_queued", submission.position)
+        submission = to_submission(rows[0])
+        yield _event(submission, "submission_queued", submission.position, _facts(submission))
         yield sql("touch_session", session_id=session_id)
         return submission
 
@@ -132,7 +132,7 @@ class Submissions(SqlCore):
     @reading
     def urgent(self, session_id: str, *, limit: int = 20) -> Tx[list[Submission]]:
         rows = yield sql("urgent_submissions", session_id=session_id, limit=page_limit(limit))
-        return [_submission(row) for row in rows]
+        return [to_submission(row) for row in rows]
 
     @writing
     def _take_next(
@@ -150,13 +150,13 @@ class Submissions(SqlCore):
                 rows = yield sql("queued_submission", session_id=lease.session_id, id=id)
             if not rows:
                 return None
-            found = _submission(rows[0])
+            found = to_submission(rows[0])
             seq = yield from self._fence(lease, 1)
             key = {"session_id": lease.session_id, "position": found.position}
             if found.attempts < max_attempts:
                 taken = yield sql("claim_submission", **key)
-                submission = _submission(taken[0])
-                yield _event(submission, "submission_started", seq, attempt=submission.attempts)
+                submission = to_submission(taken[0])
+                yield _event(submission, "submission_started", seq, started(submission))
                 return submission
             reason = f"given up after {found.attempts} attempts that never ended"
             if found.reason is not None:
@@ -164,7 +164,7 @@ class Submissions(SqlCore):
             yield sql("bury_submission", reason=reason, **key)
             if found.run_id is not None:
                 yield sql("bury_run", session_id=lease.session_id, id=found.run_id, reason=reason)
-            yield _event(found, "submission_failed", seq, state="dead", reason=reason)
+            yield _event(found, "submission_failed", seq, _facts(found, state="dead", reason=reason))
 
     async def _put_back(self, lease: Lease, taken: Submission | None) -> None:
         if taken is not None:
@@ -197,11 +197,19 @@ class Submissions(SqlCore):
         )
         rows = yield from self._of_session(session_id, wanted)
         more = to_cursor(rows[-1]["position"]) if len(rows) == limit else None
-        return Page(items=[_submission(row) for row in rows], next_cursor=more)
+        return Page(items=[to_submission(row) for row in rows], next_cursor=more)
 
 
-def _event(submission: Submission, kind: str, seq: int, **more: object) -> Statement:
-    payload = {"submission_id": submission.id, "kind": submission.kind, **more}
+def started(submission: Submission) -> dict[str, object]:
+    """Return what is told of a submission that was taken."""
+    return _facts(submission, attempt=submission.attempts)
+
+
+def _facts(submission: Submission, **more: object) -> dict[str, object]:
+    return {"submission_id": submission.id, "kind": submission.kind, **more}
+
+
+def _event(submission: Submission, kind: str, seq: int, payload: dict[str, object]) -> Statement:
     return sql(
         "insert_event",
         session_id=submission.session_id,
@@ -213,7 +221,8 @@ def _event(submission: Submission, kind: str, seq: int, **more: object) -> State
     )
 
 
-def _submission(row: Row) -> Submission:
+def to_submission(row: Row) -> Submission:
+    """Return a row as a submission."""
     return Submission(
         id=row["id"],
         session_id=row["session_id"],

@@ -38,13 +38,16 @@ _NOWHERE = (None, None)
 class Writing:
     """A batch on its way into the store: how many numbers it needs, and its rows by arm."""
 
-    __slots__ = ("count", "rows", "size")
+    __slots__ = ("count", "release", "rows", "size")
 
     def __init__(self, session_id: str, batch: Batch, check: Callable[[str, str], int]) -> None:
         events = batch.events
         if batch.submissions:
             events = [*events, *filter(None, map(_ending, batch.submissions))]
         self.count = len(events)
+        self.release = batch.release
+        if batch.release and batch.status in {None, "running"}:
+            raise BadInput(problem="a session that is let go is not running: give its status")
         self.rows: dict[str, list[Row]] = {}
         if events:
             self.rows["add_events"] = [

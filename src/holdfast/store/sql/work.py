@@ -1,0 +1,84 @@
+"""What a worker asks for most: ready sessions, each with its lease and the submission to begin with, at once."""
+
+import json
+from collections.abc import Sequence
+
+from holdfast.errors import HolderLost
+from holdfast.ids import new_id
+from holdfast.store.sql.core import Tx, page_limit, reading, repeatable, sql
+from holdfast.store.sql.leases import Leases
+from holdfast.store.sql.sessions import to_session
+from holdfast.store.sql.submissions import Submissions, started, to_submission
+from holdfast.types import Holder, Lease, Submission, Work
+
+
+class Worklist(Leases, Submissions):
+    """The transactions of work.sql."""
+
+    async def next_work(
+        self, holder: Holder, *, agents: Sequence[str] | None = None, limit: int = 1, max_attempts: int = 5
+    ) -> list[Work]:
+        wanted = None if agents is None else json.dumps(list(agents))
+        if not await self._any_ready(holder, wanted):
+            return []
+        taking = self._next_work(holder, new_id(), wanted, page_limit(limit), max_attempts, [])
+        return await self._unfinished.run_or_undo(taking, self._give_back)
+
+    @reading
+    def _any_ready(self, holder: Holder, agents: str | None) -> Tx[bool]:
+        (found,) = yield sql("any_ready", holder=holder.id, agents=agents)
+        if not found["live"]:
+            raise HolderLost(id=holder.id)
+        return bool(found["ready"])
+
+    @repeatable
+    def _next_work(
+        self,
+        holder: Holder,
+        tenure: str,
+        agents: str | None,
+        limit: int,
+        max_attempts: int,
+        tries: list[str],
+    ) -> Tx[list[Work]]:
+        ours = {"holder": holder.id, "tenure": tenure}
+        claimed = []
+        if tries:
+            yield sql("claim_lock", tenure=tenure)
+            claimed = yield sql("tenure", **ours)
+        tries.append(tenure)
+        if claimed:
+            rows = yield sql("begun_submissions", **ours)
+        elif (yield sql("claim_ready", agents=agents, limit=limit, **ours)):
+            rows = yield sql("begin_submissions", max_attempts=max_attempts, **ours)
+            yield from self._tell_begun([to_submission(row) for row in rows])
+        else:
+            return []  # others were quicker
+        begun = {row["session_id"]: to_submission(row) for row in rows}
+        return [
+            Work(
+                lease=Lease(
+                    session_id=row["id"],
+                    epoch=row["epoch"],
+                    holder=holder.id,
+                    taken_from=row["orphaned_by"],
+                    seq=row["seq"],
+                ),
+                session=to_session(row),
+                submission=begun.get(row["id"]),
+            )
+            for row in (yield sql("claimed_sessions", **ours))
+        ]
+
+    def _tell_begun(self, begun: list[Submission]) -> Tx[None]:
+        if not begun:
+            return
+        numbered = yield sql("number_begun", session_ids=json.dumps([s.session_id for s in begun]))
+        seqs = {row["session_id"]: row["seq"] for row in numbered}
+        events = [(s.session_id, seqs[s.session_id], s.run_id, json.dumps(started(s))) for s in begun]
+        yield sql("tell_begun", events=json.dumps(events))
+
+    async def _give_back(self, taken: list[Work]) -> None:
+        for work in taken:
+            await self._put_back(work.lease, work.submission)
+            await self.release(work.lease)

@@ -1,0 +1,74 @@
+-- What a worker asks for most: ready sessions, each with the submission to begin with. All statements are over as many
+-- sessions as are claimed, so that several cost no more than one.
+
+-- name: any_ready
+-- Without a lock: most of the time there is nothing.
+SELECT
+  EXISTS (
+    SELECT 1 FROM heads h
+    JOIN sessions s ON s.id = h.session_id   --? agents
+    WHERE h.ready_at IS NOT NULL
+--[sqlite]       AND s.agent IN (SELECT value FROM json_each(:agents))   --? agents
+--[postgres]       AND s.agent IN (SELECT value FROM json_array_elements_text(CAST(:agents AS json)))   --? agents
+  ) AS ready,
+  EXISTS (SELECT 1 FROM holders WHERE id = :holder AND deadline > now_us()) AS live;
+
+-- name: claim_ready
+-- Who sends this again waits for the first try, by its lock.
+--[sqlite] WITH ready AS MATERIALIZED (
+--[postgres] WITH tried AS MATERIALIZED (SELECT pg_advisory_xact_lock(hashtextextended(:tenure, 0))),
+--[postgres] ready AS MATERIALIZED (
+  SELECT h.session_id FROM heads h
+  JOIN sessions s ON s.id = h.session_id   --? agents
+  WHERE h.ready_at IS NOT NULL
+--[sqlite]     AND s.agent IN (SELECT value FROM json_each(:agents))   --? agents
+--[postgres]     AND s.agent IN (SELECT value FROM json_array_elements_text(CAST(:agents AS json)))   --? agents
+  ORDER BY h.ready_at
+  LIMIT :limit
+--[postgres]   FOR UPDATE OF h SKIP LOCKED
+)
+UPDATE heads SET holder = :holder, tenure = :tenure, epoch = epoch + 1, writes = 0, written = seq, ready_at = NULL
+WHERE session_id IN (SELECT session_id FROM ready)
+--[postgres]   AND (SELECT count(*) FROM tried) = 1
+  AND EXISTS (SELECT 1 FROM holders d WHERE d.id = :holder AND d.deadline > now_us())
+RETURNING session_id;
+
+-- name: begin_submissions
+-- The first in each queue, as `take` would: the control lane, and nothing else while a person is waited for.
+UPDATE submissions SET state = 'claimed', attempts = attempts + 1, started_at = now_us()
+WHERE ended_at IS NULL AND state = 'queued' AND attempts < :max_attempts
+  AND (session_id, position) IN (
+    SELECT h.session_id, (
+      SELECT q.position FROM submissions q
+      WHERE q.session_id = h.session_id AND q.ended_at IS NULL AND q.state = 'queued'
+        AND (q.lane = 'control' OR s.status <> 'waiting')
+      ORDER BY q.lane, q.position LIMIT 1)
+    FROM heads h JOIN sessions s ON s.id = h.session_id
+    WHERE h.holder = :holder AND h.tenure = :tenure)
+RETURNING *;
+
+-- name: begun_submissions
+SELECT q.* FROM heads h JOIN submissions q ON q.session_id = h.session_id AND q.ended_at IS NULL AND q.state = 'claimed'
+WHERE h.holder = :holder AND h.tenure = :tenure;
+
+-- name: number_begun
+UPDATE heads SET seq = seq + 1
+--[sqlite] WHERE session_id IN (SELECT value FROM json_each(:session_ids))
+--[postgres] WHERE session_id IN (SELECT value FROM json_array_elements_text(CAST(:session_ids AS json)))
+RETURNING session_id, seq;
+
+-- name: tell_begun
+INSERT INTO events (session_id, seq, kind, run_id, step, at, payload)
+--[sqlite] SELECT value ->> 0, value ->> 1, 'submission_started', value ->> 2, NULL, now_us(), value ->> 3
+--[sqlite] FROM json_each(:events);
+--[postgres] SELECT value ->> 0, CAST(value ->> 1 AS bigint), 'submission_started', value ->> 2, NULL, now_us(), value ->> 3
+--[postgres] FROM json_array_elements(CAST(:events AS json));
+
+-- name: claimed_sessions
+SELECT s.id, s.agent, s.owner, s.title, s.waiting_for, s.hold, s.metadata, s.created_at, s.active_at, s.cleaned_at,
+  s.archive, h.epoch, h.seq, h.orphaned_by, d.name AS holder, d.deadline AS held_until,
+  (SELECT count(*) FROM submissions q WHERE q.session_id = s.id AND q.ended_at IS NULL) AS pending,
+  CASE WHEN s.status IN ('idle', 'failed') THEN 'queued' ELSE s.status END AS status
+FROM heads h JOIN sessions s ON s.id = h.session_id JOIN holders d ON d.id = h.holder
+WHERE h.holder = :holder AND h.tenure = :tenure
+ORDER BY s.active_at, s.id;
