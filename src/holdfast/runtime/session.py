@@ -52,7 +52,7 @@ from holdfast.types import (
 _LOOK_SECONDS = 1.0
 """A lost hint costs this much."""
 _SHORT_SECONDS = 0.05
-"""A turn that is over within this needs no look at the inbox."""
+"""A turn that is over within this needs no look at the inbox. So much later is what overtakes noticed, at most."""
 _CONTENT: TypeAdapter[list[UserContent]] = TypeAdapter(list[UserContent])
 _log = logging.getLogger(__name__)
 
@@ -214,9 +214,13 @@ class SessionRunner:
         _current.reset(token)
         self._turn = turn
         turn.draining = self._reason is not None
-        minding = asyncio.create_task(self._mind_inbox(turn, alone=session.pending == 1))
+        minding: asyncio.Task[None] | None = None
         try:
-            await asyncio.wait([task], timeout=turn.limit)
+            if session.pending == 1:  # nothing else was there a moment ago
+                await asyncio.wait([task], timeout=_SHORT_SECONDS)
+            if not task.done():
+                minding = asyncio.create_task(self._mind_inbox(turn))
+                await asyncio.wait([task], timeout=turn.limit)
             if not task.done():
                 turn.cancel("timeout")
                 await asyncio.wait([task])
@@ -226,8 +230,9 @@ class SessionRunner:
             raise
         finally:
             self._turn = None
-            minding.cancel()
-            await asyncio.gather(minding, return_exceptions=True)
+            if minding is not None:
+                minding.cancel()
+                await asyncio.gather(minding, return_exceptions=True)
         error = None if task.cancelled() else task.exception()
         if turn.ended:
             return turn.waits
@@ -266,11 +271,9 @@ class SessionRunner:
 
     # What overtakes
 
-    async def _mind_inbox(self, turn: Turn, *, alone: bool) -> None:
-        """Look, while a turn runs, for what must not wait for its end: at once, unless it was alone a moment ago."""
+    async def _mind_inbox(self, turn: Turn) -> None:
+        """Look, while a turn runs, for what must not wait for its end."""
         with self._store.inbox_bell(self._session_id) as bell:
-            if alone:
-                await bell.wait(_SHORT_SECONDS)
             while True:
                 try:
                     await self._look_at_inbox(turn)

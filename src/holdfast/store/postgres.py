@@ -125,6 +125,11 @@ class PostgresStore(SqlStore):
             raise StoreClosed(url=self.url)
         return await self._committer.submit(lease, writing)
 
+    def _queue(self, new: Mapping[str, object], told: str, *, ready: bool) -> Tx[Row]:
+        """Do in one statement what others do in four."""
+        rows = yield sql("queue_submission", told=told, ready=int(ready), **new)
+        return rows[0]
+
     async def shrink(self, *, limit: int = 1000) -> int:
         """Do nothing: autovacuum gives the space of deleted rows back to the table."""
         del limit

@@ -59,7 +59,7 @@ Tx: TypeAlias = Generator[Statement, Rows, T]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A session's head while it is locked, and the status it was last given."""
+    """A session's head while it is locked, the status it was last given, and how many submissions have not ended."""
 
     epoch: int
     seq: int
@@ -67,6 +67,7 @@ class Head:
     tenure: str | None
     orphaned_by: str | None
     status: str
+    pending: int
 
 
 class Unfinished:
@@ -187,6 +188,7 @@ class SqlCore(Store):
             tenure=head["tenure"],
             orphaned_by=head["orphaned_by"],
             status=head["status"],
+            pending=head["pending"],
         )
 
     def _refuse_cleaned(self, session_id: str) -> Tx[Head]:

@@ -1,6 +1,7 @@
 """Submissions: the durable queue of a session, and its control lane."""
 
 import json
+from collections.abc import Mapping
 
 from holdfast.errors import Conflict, KeyReused, QueueFull, SessionCleaned, SessionNotFound, TurnInProgress
 from holdfast.ids import check_choice, check_id, check_name, new_id
@@ -96,28 +97,41 @@ class Submissions(SqlCore):
             return before
         if head.status in {"cleaning", "cleaned"}:
             raise SessionCleaned(id=session_id)
-        pending = (yield sql("count_pending", session_id=session_id))[0]["pending"]
+        pending = head.pending
         if pending >= self._max_pending and lane == "main":
             raise QueueFull(session_id=session_id, pending=pending, limit=self._max_pending)
         if pending and when_busy == "reject":
             raise TurnInProgress(session_id=session_id, pending=pending)
         ready = head.holder is None and (lane == "control" or head.status != "waiting")
+        new = {
+            "session_id": session_id,
+            "id": id,
+            "kind": kind,
+            "lane": lane,
+            "when_busy": when_busy,
+            "payload": payload,
+            "idempotency_key": idempotency_key,
+        }
+        told = json.dumps({"submission_id": id, "kind": kind})
+        return to_submission((yield from self._queue(new, told, ready=ready)))
+
+    def _queue(self, new: Mapping[str, object], told: str, *, ready: bool) -> Tx[Row]:
+        """Put it into the queue of a session whose head is locked, and tell of it."""
+        session_id = new["session_id"]
         numbered = yield sql("number_submission", session_id=session_id, ready=int(ready))
-        rows = yield sql(
-            "insert_submission",
+        seq = numbered[0]["seq"]
+        rows = yield sql("insert_submission", position=seq, **new)
+        yield sql(
+            "insert_event",
             session_id=session_id,
-            position=numbered[0]["seq"],
-            id=id,
-            kind=kind,
-            lane=lane,
-            when_busy=when_busy,
-            payload=payload,
-            idempotency_key=idempotency_key,
+            seq=seq,
+            kind="submission_queued",
+            run_id=None,
+            step=None,
+            payload=told,
         )
-        submission = to_submission(rows[0])
-        yield _event(submission, "submission_queued", submission.position, _facts(submission))
         yield sql("touch_session", session_id=session_id)
-        return submission
+        return rows[0]
 
     async def take(
         self, lease: Lease, *, lane: Lane | None = None, id: str | None = None, max_attempts: int = 5
