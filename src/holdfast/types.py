@@ -325,6 +325,8 @@ class Work:
     session: Session
     submission: Submission | None
     """None if what is first in the queue was tried too often, or nothing is there any more: `take` tells."""
+    fresh: bool = False
+    """Whether it has no history yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

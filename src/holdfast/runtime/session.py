@@ -29,7 +29,7 @@ from holdfast.ids import new_id
 from holdfast.record.capability import Holdfast
 from holdfast.record.history import History
 from holdfast.record.large import Large
-from holdfast.record.recovery import find_place, fork, know_tools
+from holdfast.record.recovery import Place, find_place, fork, know_tools
 from holdfast.record.turn import Steered, Stop, Turn
 from holdfast.record.validity import pending_calls
 from holdfast.runtime import approvals
@@ -170,7 +170,10 @@ class SessionRunner:
     async def _message(self, submission: Submission, session: Session) -> bool:
         setup = self._setup(session)
         content = parse_content(submission)
-        place = await find_place(self._store, self._session_id, submission.run_id)
+        if self._work.fresh and submission == self._work.submission and submission.run_id is None:
+            place = Place(messages=[])
+        else:
+            place = await find_place(self._store, self._session_id, submission.run_id)
         turn = Turn(
             lease=self._lease,
             submission_id=submission.id,

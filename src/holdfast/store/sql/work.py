@@ -66,6 +66,7 @@ class Worklist(Leases, Submissions):
                 ),
                 session=to_session(row),
                 submission=begun.get(row["id"]),
+                fresh=bool(row["fresh"]),
             )
             for row in (yield sql("claimed_sessions", **ours))
         ]

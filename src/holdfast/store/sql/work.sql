@@ -68,7 +68,8 @@ INSERT INTO events (session_id, seq, kind, run_id, step, at, payload)
 SELECT s.id, s.agent, s.owner, s.title, s.waiting_for, s.hold, s.metadata, s.created_at, s.active_at, s.cleaned_at,
   s.archive, h.epoch, h.seq, h.orphaned_by, d.name AS holder, d.deadline AS held_until,
   (SELECT count(*) FROM submissions q WHERE q.session_id = s.id AND q.ended_at IS NULL) AS pending,
-  CASE WHEN s.status IN ('idle', 'failed') THEN 'queued' ELSE s.status END AS status
+  CASE WHEN s.status IN ('idle', 'failed') THEN 'queued' ELSE s.status END AS status,
+  NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.session_id = s.id) AS fresh
 FROM heads h JOIN sessions s ON s.id = h.session_id JOIN holders d ON d.id = h.holder
 WHERE h.holder = :holder AND h.tenure = :tenure
 ORDER BY s.active_at, s.id;
