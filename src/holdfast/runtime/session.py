@@ -178,7 +178,8 @@ class SessionRunner:
             lease=self._lease,
             submission_id=submission.id,
             steered=self._steered,
-            fresh=place.checkpoint is None,
+            checkpoint=place.checkpoint,
+            recorded=place.recorded,
             last=self._left == 0,
             limit=setup.run_timeout,
         )
