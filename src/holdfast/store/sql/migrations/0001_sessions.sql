@@ -201,9 +201,10 @@ CREATE TABLE effects (
   started_at        bigint NOT NULL,
   ended_at          bigint,
   PRIMARY KEY (session_id, run_id, call_id)
-);
+)
+--[sqlite] WITHOUT ROWID
+;
 CREATE INDEX effects_order ON effects (session_id, started_at, run_id, call_id);
-CREATE INDEX effects_unresolved ON effects (session_id) WHERE ended_at IS NULL;
 
 CREATE TABLE cursors (
   session_id    idtext NOT NULL,
