@@ -34,6 +34,7 @@ from holdfast.record.turn import Steered, Stop, Turn
 from holdfast.record.validity import pending_calls
 from holdfast.runtime import approvals
 from holdfast.runtime.agents import AgentSetup
+from holdfast.runtime.attachment import UNWATCHED, Attachment, attachment, detached
 from holdfast.runtime.credentials import Credentials
 from holdfast.runtime.drafts import Drafting
 from holdfast.store import Store
@@ -188,6 +189,7 @@ class SessionRunner:
         given = await approvals.given_answers(self._store, self._session_id, place.chain)
         if place.begun:
             know_tools(setup.agent, place.messages)
+        attached = attachment(session.metadata)
         recording = Holdfast(
             self._store,
             agent=session.agent,
@@ -210,20 +212,29 @@ class SessionRunner:
                 Drafting(self._store, self._lease) if setup.can_stream(model) else None  # pyright: ignore[reportArgumentType]
             ),
         )
-        return await self._run(turn, session, running, submission)
+        return await self._run(turn, session, running, submission, attached)
 
-    async def _run(self, turn: Turn, session: Session, running: Any, submission: Submission) -> bool:
+    async def _run(
+        self,
+        turn: Turn,
+        session: Session,
+        running: Any,
+        submission: Submission,
+        attached: Attachment | None,
+    ) -> bool:
         token = _current.set(SessionContext(session=session, store=self._store, keys=self._credential_key))
         turn.task = task = asyncio.ensure_future(running)
         _current.reset(token)
         self._turn = turn
         turn.draining = self._reason is not None
-        minding: asyncio.Task[None] | None = None
+        minding: list[asyncio.Task[None]] = []
+        if attached is not None:
+            minding.append(asyncio.create_task(self._mind_watchers(turn, attached)))
         try:
             if session.pending == 1:  # nothing else was there a moment ago
                 await asyncio.wait([task], timeout=_SHORT_SECONDS)
             if not task.done():
-                minding = asyncio.create_task(self._mind_inbox(turn))
+                minding.append(asyncio.create_task(self._mind_inbox(turn)))
                 await asyncio.wait([task], timeout=turn.limit)
             if not task.done():
                 turn.cancel("timeout")
@@ -234,9 +245,9 @@ class SessionRunner:
             raise
         finally:
             self._turn = None
-            if minding is not None:
-                minding.cancel()
-                await asyncio.gather(minding, return_exceptions=True)
+            for task_beside in minding:
+                task_beside.cancel()
+            await asyncio.gather(*minding, return_exceptions=True)
         error = None if task.cancelled() else task.exception()
         if turn.ended:
             return turn.waits
@@ -256,6 +267,10 @@ class SessionRunner:
         """Say why, and give back what is not done: as if it had not been taken."""
         reason = self._reason or "shutdown"
         self._reason = reason
+        if reason in {UNWATCHED, "background"}:
+            session = await self._store.session(self._session_id)
+            if (metadata := detached(session.metadata)) is not None:
+                await self._store.update_session(session.id, metadata=metadata)
         ended: list[Run] = []
         if turn.run_id is not None:
             run = await self._store.run(turn.run_id)
@@ -272,6 +287,23 @@ class SessionRunner:
                 status="idle",
             ),
         )
+
+    async def _mind_watchers(self, turn: Turn, attached: Attachment) -> None:
+        """Stop, or hand over, a turn that nobody has watched for as long as the session allows."""
+        while True:
+            try:
+                left = attached.grace - await self._store.unwatched(self._session_id)
+            except HoldfastError as error:
+                _log.warning("session %s: who watches it is not known: %s", self._session_id, error)
+                left = _LOOK_SECONDS
+            if left <= 0:
+                break
+            await asyncio.sleep(min(left, attached.grace / 4) + 0.01)
+        _log.info("session %s was not watched for %g s", self._session_id, attached.grace)
+        if attached.then == "interrupt":
+            turn.cancel("interrupt")
+        else:
+            self.hand_over(UNWATCHED)
 
     # What overtakes
 

@@ -131,6 +131,14 @@ class Store(ABC):
         """List sessions, last active first. `search` finds a part of the title, whatever its case."""
 
     @abstractmethod
+    async def watched(self, session_ids: Sequence[str]) -> None:
+        """Note that somebody watches these sessions right now. Those that do not exist are left out."""
+
+    @abstractmethod
+    async def unwatched(self, session_id: str) -> float:
+        """Return for how many seconds nobody was noted to watch the session or to ask something of it."""
+
+    @abstractmethod
     async def update_session(
         self,
         session_id: str,

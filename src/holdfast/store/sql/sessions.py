@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 
 from holdfast.errors import (
     BadInput,
@@ -22,6 +23,7 @@ from holdfast.store.sql.core import (
     moment,
     page_limit,
     reading,
+    registering,
     repeatable,
     sql,
     to_cursor,
@@ -111,6 +113,21 @@ class Sessions(SqlCore):
         )
         more = to_cursor(rows[-1]["active_at"], rows[-1]["id"]) if len(rows) == limit else None
         return Page(items=[to_session(row) for row in rows], next_cursor=more)
+
+    async def watched(self, session_ids: Sequence[str]) -> None:
+        if session_ids:
+            await self._watched(json.dumps(sorted(session_ids)))
+
+    @registering
+    def _watched(self, session_ids: str) -> Tx[None]:
+        yield sql("watched", session_ids=session_ids)
+
+    @reading
+    def unwatched(self, session_id: str) -> Tx[float]:
+        rows = yield sql("unwatched", id=check_id(session_id, "session id"))
+        if not rows:
+            raise SessionNotFound(id=session_id)
+        return rows[0]["microseconds"] / 1_000_000
 
     @repeatable
     def update_session(

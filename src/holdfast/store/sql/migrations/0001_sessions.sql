@@ -61,7 +61,8 @@ CREATE TABLE heads (
   orphaned_by   idtext,               -- the holder that died with it, until it is released cleanly
   writes        bigint NOT NULL,      -- batches written under this epoch
   written       bigint NOT NULL,      -- seq after the last of them
-  ready_at      bigint
+  ready_at      bigint,
+  watched_at    bigint                -- when somebody was last seen to watch; of attached sessions only
 )
 --[sqlite] WITHOUT ROWID
 --[postgres] WITH (fillfactor = 50)
