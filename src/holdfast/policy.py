@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -86,7 +86,7 @@ def applied(
 ) -> Applied | None:
     """Return the first policy that matches a session, and when the session is due: by whichever limit comes first."""
     found: Any = json.loads(metadata)
-    pairs: Mapping[str, Any] = found if isinstance(found, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+    pairs = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     for name, policy in named(policies):
         if policy.matches(agent, pairs):
             limits = ((policy.idle_days, active_at), (policy.max_age_days, created_at))
@@ -108,7 +108,7 @@ def parse(text: str) -> list[Any]:
     value: Any = json.loads(text, object_pairs_hook=once)
     if not isinstance(value, list):
         message = 'it must be a list of policies: [{"agent": …, "idle_days": …, "action": …}]'
-        raise ValueError(message)
+        raise ValueError(message)  # noqa: TRY004 - pydantic takes this one for a mistake in what was given
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
