@@ -3,6 +3,7 @@
 from holdfast.retention.archive import Archive, spool, verify_archive, write_archive
 from holdfast.retention.clean import Cleaned, clean
 from holdfast.retention.erase import Erased, erase
+from holdfast.retention.outlook import Outlook, outlook
 from holdfast.retention.rehydrate import Restored, import_archive, rehydrate
 from holdfast.retention.sweep import Outcome, Swept, sweep
 
@@ -11,11 +12,13 @@ __all__ = [
     "Cleaned",
     "Erased",
     "Outcome",
+    "Outlook",
     "Restored",
     "Swept",
     "clean",
     "erase",
     "import_archive",
+    "outlook",
     "rehydrate",
     "spool",
     "sweep",

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import random
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 
 from holdfast.errors import HoldfastError
@@ -42,6 +42,30 @@ async def sweeping(store: Store) -> AsyncGenerator[None, None]:
         yield
     finally:
         await asyncio.to_thread(thread.stop)
+
+
+async def sweep_apart(
+    store: Store,
+    *,
+    actor: str,
+    dry_run: bool = False,
+    limit: int | None = None,
+    tell: Callable[[Outcome], None] | None = None,
+) -> Swept | None:
+    """Sweep once, as `sweep` does, off this event loop where that is possible. `tell` is called on another thread."""
+
+    async def work(opened: Store) -> Swept | None:
+        media = open_media(store=opened)
+        return await sweep(opened, media, actor=actor, dry_run=dry_run, limit=limit, tell=tell)
+
+    async def open_and_work(twin: Store) -> Swept | None:
+        async with twin:
+            return await work(twin)
+
+    twin = store.twin()
+    if twin is None:
+        return await work(store)
+    return await asyncio.to_thread(lambda: asyncio.run(open_and_work(twin)))
 
 
 class _Thread:

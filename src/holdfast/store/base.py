@@ -140,8 +140,12 @@ class Store(ABC):
         title: str | None = None,
         hold: bool | None = None,
         metadata: Json | None = None,
+        actor: str | None = None,
     ) -> Session:
-        """Change what is given and leave the rest as it is. Raises `SessionNotFound`."""
+        """Change what is given and leave the rest as it is. Raises `SessionNotFound`.
+
+        With an `actor` a hold that is set or lifted goes into the audit, with the change.
+        """
 
     @abstractmethod
     async def state(self, session_id: str) -> State:
