@@ -170,7 +170,7 @@ async def test_an_administrator_sweeps(governed: Store):
         gone = await fill(governed, media, ["hello"], agent="old")
         path = "/api/retention/sweep"
         assert (await client.post(path, json={}, headers=bearer(ADA))).status_code == 403
-        for wrong in ({"dry_run": "yes"}, {"dryrun": True}, {"limit": 0}, {"limit": True}):
+        for wrong in ({"dry_run": "yes"}, {"dryrun": True}, {"limit": 0}, {"limit": 1.5}):
             assert (await client.post(path, json=wrong, headers=bearer(ADMIN))).status_code == 422
         dry = (await client.post(path, json={"dry_run": True}, headers=bearer(ADMIN))).json()
         assert {item["session_id"]: item["outcome"] for item in dry["items"]} == {

@@ -85,7 +85,7 @@ class SweepBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     dry_run: bool = Field(False, description="Only say what would be done.")
-    limit: int = Field(1000, ge=1, le=10000, description="How many sessions at most.")
+    limit: int = Field(1000, ge=1, le=10000, strict=False, description="How many sessions at most.")
 
 
 class OutcomeOut(BaseModel):
