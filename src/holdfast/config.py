@@ -2,17 +2,19 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
 
 from holdfast.errors import BadSettings
+from holdfast.policy import Policy, check_names, parse
 
 PREFIX = "HOLDFAST_"
 FILE = Path("holdfast.toml")
@@ -82,9 +84,31 @@ class Settings(BaseSettings):
     retention_min_idle_days: Annotated[float, Field(ge=0)] = Field(
         7.0, description="Cleaning what was active within so many days needs an administrator."
     )
+    retention: Annotated[tuple[Policy, ...], NoDecode] = Field(
+        (), description="What happens to sessions in the end: policies, the first that matches applies. JSON."
+    )
+    retention_sweep_seconds: Annotated[float, Field(ge=1)] = Field(
+        3600.0, description="How often the sweep looks for what is due."
+    )
+    submission_retention_seconds: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="How long a submission that has ended is kept; unset keeps it with its session."
+    )
     stream_comment_seconds: Annotated[float, Field(gt=0)] = Field(
         15.0, description="How often a silent event stream says that it lives."
     )
+
+    @field_validator("retention", mode="before")
+    @classmethod
+    def _read_policies(cls, given: Any) -> Any:
+        """Read what the environment says; a list, as the file has it, becomes what is stored."""
+        found = parse(given) if isinstance(given, str) else given
+        return tuple(found) if isinstance(found, list) else found  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+    @field_validator("retention")
+    @classmethod
+    def _tell_policies_apart(cls, policies: tuple[Policy, ...]) -> tuple[Policy, ...]:
+        check_names(policies)
+        return policies
 
     @classmethod
     def settings_customise_sources(
@@ -111,7 +135,7 @@ def load_settings(**given: object) -> Settings:
     try:
         settings = Settings(**given)  # pyright: ignore[reportArgumentType]
     except ValidationError as error:
-        problems = [_complaint(str(e["loc"][0]), e["type"], e["msg"]) for e in error.errors()]
+        problems = [_complaint(e["loc"], e["type"], e["msg"]) for e in error.errors()]
         raise BadSettings(problem=" ".join(problems)) from error
     except ValueError as error:
         raise BadSettings(problem=f"{FILE} is not valid TOML: {error}.") from error
@@ -124,7 +148,12 @@ def load_settings(**given: object) -> Settings:
     return settings
 
 
-def _complaint(name: str, kind: str, message: str) -> str:
-    if kind == "extra_forbidden":
+def _complaint(place: tuple[int | str, ...], kind: str, message: str) -> str:
+    name = str(place[0])
+    if len(place) > 1:
+        message = f"{''.join(f'[{part}]' if isinstance(part, int) else f'.{part}' for part in place[1:])}: {message}"
+        if kind == "extra_forbidden":
+            message += f"; known: {', '.join(Policy.model_fields)}"
+    elif kind == "extra_forbidden":
         return f"Unknown in {FILE}: {name}. Known: {', '.join(sorted(Settings.model_fields))}."
     return f"{name} (that is {PREFIX}{name.upper()}, or {name} in {FILE}): {message}."

@@ -21,6 +21,7 @@ Role: TypeAlias = Literal["user", "admin"]
 BlobState: TypeAlias = Literal["storing", "stored", "deleting"]
 CommandState: TypeAlias = Literal["running", "done", "timed_out", "stopped", "killed", "lost"]
 ShellKind: TypeAlias = Literal["command", "output"]
+DueBy: TypeAlias = Literal["idle", "age", "cleaned", "submissions"]
 
 ROLES: tuple[str, ...] = get_args(Role)
 STATUSES: tuple[str, ...] = get_args(Status)
@@ -32,6 +33,7 @@ EFFECT_STATES: tuple[str, ...] = get_args(EffectState)
 CHECKPOINT_KINDS: tuple[str, ...] = get_args(CheckpointKind)
 COMMAND_STATES: tuple[str, ...] = get_args(CommandState)
 SHELL_KINDS: tuple[str, ...] = get_args(ShellKind)
+DUE_BY: tuple[str, ...] = get_args(DueBy)
 
 T = TypeVar("T")
 
@@ -86,6 +88,31 @@ class Standing:
     idle: float
     cleaned_at: datetime | None
     archive: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """A session that may be due for retention, as it stood at `now` on the store's clock; or one of its submissions."""
+
+    session_id: str
+    agent: str
+    status: str
+    metadata: Json
+    created_at: datetime
+    active_at: datetime
+    now: datetime
+    submission_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duty:
+    """What one holder at a time does for all. `holder` names who is at it, `detail` says what came of the last time."""
+
+    name: str
+    holder: str | None
+    taken_at: datetime
+    done_at: datetime | None
+    detail: Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

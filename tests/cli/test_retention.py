@@ -56,3 +56,33 @@ async def test_hold_erase_import_audit(tmp_path: Path):
     assert json.loads(erased.stdout)["deleted"]["messages"] == 2
     audit = json.loads(holdfast(tmp_path, "audit", "--store", url, "--json").stdout)
     assert [entry["action"] for entry in audit["entries"]] == ["erase", "lift hold", "hold"]
+
+
+async def test_sweep(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/store.db"
+    async with open_store(url) as store:
+        session_id = await fill(store, open_media(store=store), ["hello"])
+        waiting = await fill(store, open_media(store=store), ["hello"])
+        await store.submit(waiting, "message")
+    nothing = holdfast(tmp_path, "sweep", "--store", url)
+    assert (nothing.returncode, "There is no policy" in nothing.stderr) == (2, True)
+    (tmp_path / "holdfast.toml").write_text(
+        '[[retention]]\nname = "all"\nagent = "*"\nidle_days = 1e-9\naction = "clean"\n'
+    )
+    shown = holdfast(tmp_path, "sessions", "retention", session_id, "--store", url)
+    assert "all" in shown.stdout
+    assert (
+        json.loads(
+            holdfast(tmp_path, "sessions", "retention", waiting, "--store", url, "--json").stdout
+        ).items()
+        >= {"policy": "all", "guard": "pending"}.items()
+    )
+    dry = holdfast(tmp_path, "sweep", "--dry-run", "--store", url)
+    assert (dry.returncode, "Due: 1 dry run, 1 refused." in dry.stdout) == (0, True)
+    assert "refused: pending" in dry.stdout
+    swept = holdfast(tmp_path, "sweep", "--store", url, "--json")
+    assert json.loads(swept.stdout)["outcomes"] == {"cleaned": 1, "refused": 1}
+    typo = '[[retention]]\nagent = "*"\nidle_day = 1\naction = "erase"\n'
+    (tmp_path / "holdfast.toml").write_text(typo)
+    stopped = holdfast(tmp_path, "sweep", "--store", url)
+    assert (stopped.returncode, "idle_day" in stopped.stderr) == (2, True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli import db, demo, media, retention, runs, serve, sessions, shell, talk, worker
+from holdfast.cli import db, demo, media, retention, runs, serve, sessions, shell, sweep, talk, worker
 from holdfast.errors import HoldfastError
 
 app = typer.Typer(
@@ -34,6 +34,7 @@ for command in (
     talk.interrupt,
     talk.approve,
     retention.audit,
+    sweep.sweep,
 ):
     app.command()(command)
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from holdfast.errors import HolderLost, HoldfastError, LeaseLost, NotFound, StoreClosed
+from holdfast.retention.sweeper import sweeping
 from holdfast.runtime.agents import Agents, by_name
 from holdfast.runtime.keeper import Keeper
 from holdfast.runtime.session import SessionRunner
@@ -66,7 +67,11 @@ class Worker:
         self._stopping.set()
 
     async def run(self) -> bool:
-        """Serve until stopped; say whether every run could be handed over at a settled point."""
+        """Serve until stopped, and sweep; say whether every run could be handed over at a settled point."""
+        async with sweeping(self._store):
+            return await self._serve_until_stopped()
+
+    async def _serve_until_stopped(self) -> bool:
         clean = True
         while not self._stopping.is_set():
             try:

@@ -2,14 +2,17 @@
 
 import asyncio
 import json
+from typing import get_args
 
 from fastapi import Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from holdfast.errors import HoldfastError
+from holdfast.retention.sweep import DUTY, Result
 from holdfast.server.routes import channels_of, new_router, principal_of, route, store_of
 from holdfast.server.sessions import CursorText, Limit
-from holdfast.server.wire import AuditOut, Health, Items, Me, WorkerOut
+from holdfast.server.wire import AuditOut, Health, Id, Items, Me, WorkerOut
+from holdfast.types import Duty
 
 router = new_router("operation")
 
@@ -42,10 +45,27 @@ class Metrics:
                 ("expired_holders", "Holders past their deadline that nobody has removed yet."),
             )
         }
+        self._swept_at = Gauge(
+            "holdfast_sweep_timestamp_seconds",
+            "When the last sweep of retention ended.",
+            registry=self.registry,
+        )
+        self._swept = Gauge(
+            "holdfast_sweep_sessions", "Sessions of the last sweep.", ["outcome"], registry=self.registry
+        )
 
     def dropped(self) -> None:
         """Count a stream that was dropped."""
         self._dropped.inc()
+
+    def set_sweep(self, duty: Duty | None) -> None:
+        """Note what came of the last sweep, whichever worker did it."""
+        if duty is None or duty.done_at is None:
+            return
+        self._swept_at.set(duty.done_at.timestamp())
+        outcomes = json.loads(duty.detail).get("outcomes", {})
+        for outcome in get_args(Result):
+            self._swept.labels(outcome).set(outcomes.get(outcome, 0))
 
     def set_store(self, facts: object) -> None:
         """Note how much is in the store."""
@@ -72,9 +92,11 @@ async def workers(request: Request) -> Items[WorkerOut]:
 
 
 @route(router, "GET", "/api/audit", "admin")
-async def audit(request: Request, cursor: CursorText = None, limit: Limit = 50) -> Items[AuditOut]:
-    """Read the audit, newest first."""
-    page = await store_of(request).audit_log(cursor=cursor, limit=limit)
+async def audit(
+    request: Request, session_id: Id | None = None, cursor: CursorText = None, limit: Limit = 50
+) -> Items[AuditOut]:
+    """Read the audit, newest first; of all sessions, or of one."""
+    page = await store_of(request).audit_log(session_id=session_id, cursor=cursor, limit=limit)
     items = [
         AuditOut(
             id=entry.id,
@@ -122,4 +144,5 @@ async def metrics(request: Request) -> Response:
     counted: Metrics = request.app.state.metrics
     counted.streams.set(channels_of(request).clients)
     counted.set_store(await store_of(request).schema())
+    counted.set_sweep(await store_of(request).duty(DUTY))
     return Response(generate_latest(counted.registry), media_type="text/plain; version=0.0.4")

@@ -105,6 +105,7 @@ async def change_session(request: Request, session_id: SessionId, body: SessionC
         title=body.title,
         hold=body.hold,
         metadata=None if body.metadata is None else json.dumps(body.metadata),
+        actor=principal_of(request).owner,
     )
     return SessionOut.of(changed)
 

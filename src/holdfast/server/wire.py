@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from holdfast.types import (
     Checkpoint,
@@ -74,7 +74,7 @@ class SessionChange(Given):
     """What to change of a session."""
 
     title: Line | None = None
-    hold: bool | None = Field(None, description="Whether retention must not touch it.")
+    hold: StrictBool | None = Field(None, description="Whether retention must not touch it.")
     metadata: dict[str, Any] | None = None
 
 

@@ -29,6 +29,9 @@ from holdfast.types import (
     Credential,
     Cursor,
     Draft,
+    Due,
+    DueBy,
+    Duty,
     Effect,
     Event,
     Holder,
@@ -146,8 +149,12 @@ class Store(ABC):
         title: str | None = None,
         hold: bool | None = None,
         metadata: Json | None = None,
+        actor: str | None = None,
     ) -> Session:
-        """Change what is given and leave the rest as it is. Raises `SessionNotFound`."""
+        """Change what is given and leave the rest as it is. Raises `SessionNotFound`.
+
+        With an `actor` a hold that is set or lifted goes into the audit, with the change.
+        """
 
     @abstractmethod
     async def state(self, session_id: str) -> State:
@@ -665,6 +672,44 @@ class Store(ABC):
     @abstractmethod
     async def finish_erasing(self, lease: Lease, *, actor: str, detail: Json = "{}") -> datetime:
         """Remove the session and its head, write the audit, and return the time on the tombstone."""
+
+    # The sweep
+
+    @abstractmethod
+    async def agents(self) -> list[str]:
+        """Return the names of all agents that have sessions."""
+
+    @abstractmethod
+    async def due(
+        self,
+        by: DueBy,
+        *,
+        agent: str | None = None,
+        older_than: float,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[Due]:
+        """List what may be due for retention, longest due first, at the cost of what is found; holds left out.
+
+        `idle`: sessions of the agent that were active last so many seconds ago, or earlier; `age`: created then;
+        `cleaned`: created then, and cleaned. The others list no cleaned ones. `submissions`: ended then, of all agents.
+        """
+
+    @abstractmethod
+    async def drop_submissions(self, ids: Sequence[str]) -> int:
+        """Delete those of these submissions that have ended and whose session is not on hold; return how many."""
+
+    @abstractmethod
+    async def take_duty(self, name: str, holder: Holder, *, every: float = 0.0) -> bool:
+        """Take what one holder at a time does for all; false if a live one has it, or did it within `every` seconds."""
+
+    @abstractmethod
+    async def leave_duty(self, name: str, holder: Holder, *, detail: Json | None = None) -> None:
+        """Let go of it; with `detail`, having done it. Changes nothing if another holder has it."""
+
+    @abstractmethod
+    async def duty(self, name: str) -> Duty | None:
+        """Return who is at it and what came of the last time; None if nobody ever took it."""
 
     @abstractmethod
     async def shrink(self, *, limit: int = 1000) -> int:

@@ -129,14 +129,26 @@ class Sessions(SqlCore):
             raise SessionNotFound(id=session_id)
         return rows[0]["microseconds"] / 1_000_000
 
-    @repeatable
-    def update_session(
+    async def update_session(
         self,
         session_id: str,
         *,
         title: str | None = None,
         hold: bool | None = None,
         metadata: Json | None = None,
+        actor: str | None = None,
+    ) -> Session:
+        audit = None if actor is None or hold is None else (new_id(), check_name(actor, "actor"))
+        return await self._update_session(session_id, title, hold, metadata, audit)
+
+    @repeatable
+    def _update_session(
+        self,
+        session_id: str,
+        title: str | None,
+        hold: bool | None,
+        metadata: Json | None,
+        audit: tuple[str, str] | None,
     ) -> Tx[Session]:
         if title is not None:
             self._check_size(title, "title")
@@ -152,7 +164,14 @@ class Sessions(SqlCore):
             hold=None if hold is None else int(hold),
             metadata=metadata,
         )
-        return (yield from self._session(session_id))
+        session = yield from self._session(session_id)
+        if audit is not None:
+            audit_id, actor = audit
+            action = "hold" if hold else "lift hold"
+            yield sql(
+                "add_audit", id=audit_id, actor=actor, action=action, session_id=session_id, detail="{}"
+            )
+        return session
 
     @reading
     def state(self, session_id: str) -> Tx[State]:

@@ -42,7 +42,10 @@ CREATE INDEX sessions_active ON sessions (active_at, id);
 CREATE INDEX sessions_agent ON sessions (agent, active_at, id);
 CREATE INDEX sessions_owner ON sessions (owner, active_at, id);
 CREATE INDEX sessions_archive ON sessions (archive) WHERE archive IS NOT NULL;
-CREATE INDEX sessions_retention ON sessions (active_at, id) WHERE status <> 'cleaned' AND hold = 0;
+-- What the sweep looks for, each in the order in which it becomes due: idle, old, and cleaned but not erased.
+CREATE INDEX sessions_retention ON sessions (agent, active_at, id) WHERE status <> 'cleaned' AND hold = 0;
+CREATE INDEX sessions_age ON sessions (agent, created_at, id) WHERE status <> 'cleaned' AND hold = 0;
+CREATE INDEX sessions_cleaned ON sessions (agent, created_at, id) WHERE status = 'cleaned' AND hold = 0;
 
 -- What is left of a session that was erased: its id, which is never used again.
 CREATE TABLE tombstones (
@@ -81,6 +84,17 @@ CREATE TABLE holders (
 --[sqlite] WITHOUT ROWID
 ;
 
+-- What one holder at a time does for all, such as the sweep. It is free when its holder is not alive.
+CREATE TABLE duties (
+  name          idtext PRIMARY KEY,
+  holder        idtext,
+  taken_at      bigint NOT NULL,
+  done_at       bigint,               -- when it was last brought to its end
+  detail        text NOT NULL         -- what came of that
+)
+--[sqlite] WITHOUT ROWID
+;
+
 CREATE TABLE submissions (
   session_id       idtext NOT NULL,
   position         bigint NOT NULL,
@@ -103,6 +117,7 @@ CREATE UNIQUE INDEX submissions_id ON submissions (id);
 CREATE UNIQUE INDEX submissions_key ON submissions (session_id, idempotency_key)
   WHERE idempotency_key IS NOT NULL;
 CREATE INDEX submissions_open ON submissions (session_id, lane, position) WHERE ended_at IS NULL;
+CREATE INDEX submissions_ended ON submissions (ended_at, session_id, position) WHERE ended_at IS NOT NULL;
 
 CREATE TABLE runs (
   session_id    idtext NOT NULL,
