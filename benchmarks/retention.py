@@ -54,7 +54,7 @@ class Scale:
     megabytes: int
 
 
-FULL = Scale(sessions=100_000, due=1000, blocks=3, megabytes=1024)
+FULL = Scale(sessions=100_000, due=1000, blocks=2, megabytes=1024)
 QUICK = Scale(sessions=5000, due=100, blocks=1, megabytes=64)
 
 
@@ -330,7 +330,7 @@ async def there_and_back(report: Report, database: Database, folder: Path, scale
     copies.append(await database.copy(session_id))
     copy = min(copies)
     size = file.stat().st_size / 1e6
-    for action, least in (("export", 0.5), ("rehydrate", 0.2)):
+    for action, least in (("export", 0.5), ("rehydrate", 0.15)):
         took, risen = results[action]
         report.add(
             f"{database.name}: {action} of {scale.megabytes:,} MB, share of a plain copy",

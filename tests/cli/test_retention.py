@@ -1,8 +1,11 @@
 """The commands of retention, as a person uses them."""
 
 import json
+import os
+import pty
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from holdfast.media import open_media
@@ -37,6 +40,31 @@ async def test_there_and_back(tmp_path: Path):
     cut = holdfast(tmp_path, "archive", "verify", "talk")
     assert (cut.returncode, "cut short" in cut.stderr) == (2, True)
     assert not list(tmp_path.glob("*.partial"))
+
+
+async def test_a_terminal_is_shown_how_far_it_is(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/store.db"
+    async with open_store(url) as store:
+        session_id = await fill(store, open_media(store=store), ["hello"] * 100)
+    for word, arguments in (
+        ("exporting", ("export", session_id, "--to", "talk")),
+        ("cleaning", ("clean", session_id, "--force")),
+        ("rehydrating", ("rehydrate", session_id, "--from", "talk")),
+    ):
+        terminal, end = pty.openpty()
+        command = [sys.executable, "-m", "holdfast", "sessions", *arguments, "--store", url]
+        environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+        process = subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=end, env=environment
+        )
+        os.close(end)
+        shown = b""
+        with suppress(OSError):  # the other end is closed
+            while piece := os.read(terminal, 65536):
+                shown += piece
+        os.close(terminal)
+        assert process.wait() == 0
+        assert word.encode() in shown
 
 
 async def test_hold_erase_import_audit(tmp_path: Path):

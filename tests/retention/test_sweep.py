@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from hashlib import sha256
@@ -20,6 +21,8 @@ from tests.builders import until
 from tests.conftest import Engine
 from tests.promises.sessions import fill
 from tests.promises.test_exact_return import export
+from tests.promises.workers import worker
+from tests.runtime.agents import ended, send
 
 NOW = 1e-9
 """Days after which a session is due: at once."""
@@ -275,3 +278,33 @@ async def test_it_is_off_unless_configured(engine: Engine):
     async with governed(engine, {"agent": "*", "hold": True}) as store, sweeping(store):
         assert await store.duty("sweep") is None
         assert await store.holders() == []
+
+
+@pytest.mark.processes
+async def test_workers_sweep_and_one_that_is_killed_is_replaced(engine: Engine):
+    """Real workers: one is killed in the middle of its sweep, another finishes it; turns go on beside it."""
+    policies = [{"agent": "scribe", "idle_days": NOW, "action": "archive"}]
+    settings: dict[str, Any] = {"retention": json.dumps(policies), "retention_sweep_seconds": "1"}
+    async with open_store(engine.url) as store:
+        media = open_media(store=store)
+        due = [await fill(store, media, ["hello"] * 20, blobs=[b"x" * 1000]) for _ in range(60)]
+        before = await export(store, due[-1])
+        talk = (await store.create_session(agent="agent", owner="ada")).id
+
+        async def cleaned(least: int) -> bool:
+            return len((await store.sessions(status="cleaned", limit=1000)).items) >= least
+
+        async with worker(engine.url, **settings) as first:
+            await until(lambda: cleaned(3))
+            first.signal(signal.SIGKILL)
+            await first.ended()
+        async with worker(engine.url, **settings), worker(engine.url, **settings):
+            submission = await send(store, talk, "hello")
+            assert (await ended(store, submission)).state == "done"
+            await until(lambda: cleaned(len(due)), 60)
+        assert (await store.session(talk)).status == "idle"
+        audit = await store.audit_log(limit=1000)
+        assert sorted(str(entry.session_id) for entry in audit.items) == sorted(due), "each once"
+        await rehydrate(store, media, due[-1], actor="test")
+        assert await export(store, due[-1]) == before
+        assert await store.check() == []
