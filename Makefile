@@ -33,6 +33,7 @@ bench: .venv/ready ## every claim about speed, measured side by side
 	$(BIN)/python -m benchmarks.shell
 	$(BIN)/python -m benchmarks.record
 	$(BIN)/python -m benchmarks.runtime
+	$(BIN)/python -m benchmarks.stream
 
 bench-compare: .venv/ready ## the same claims against peers, which are installed apart
 	$(BIN)/python -m benchmarks.record --peer

@@ -33,6 +33,7 @@ from holdfast.server import media, operation, page, retention, runs, sessions
 from holdfast.server import shell as shell_routes
 from holdfast.server.auth import Doorkeeper
 from holdfast.server.channel import Channels
+from holdfast.server.stream import DIRECT
 from holdfast.shell import ShellService
 from holdfast.store import Store
 
@@ -79,7 +80,7 @@ def create_app(
         yield
         app.state.channels.close()
 
-    app = FastAPI(
+    app = _Application(
         title="Holdfast",
         description="Durable sessions for AI agents.",
         version="1",
@@ -94,7 +95,7 @@ def create_app(
     app.state.store = store
     app.state.agents = frozenset(agents)
     app.state.doorkeeper = Doorkeeper(settings, store)
-    app.state.channels = Channels(store)
+    app.state.channels = Channels(store, comment_seconds=settings.stream_comment_seconds)
     app.state.metrics = operation.Metrics()
     app.state.shell = shell
     routers = [sessions.router, runs.router, media.router, retention.router, operation.router, page.router]
@@ -113,6 +114,14 @@ def create_app(
     app.openapi = lambda: _document(app)
     app.add_api_route("/openapi.json", _openapi, include_in_schema=False)
     return app
+
+
+class _Application(FastAPI):
+    """The application, which leaves the server's own `send` where streams find it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[DIRECT] = send
+        await super().__call__(scope, receive, send)
 
 
 async def _openapi(request: Request) -> JSONResponse:

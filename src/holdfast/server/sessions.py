@@ -232,9 +232,8 @@ async def events(
     if "text/event-stream" in request.headers.get("accept", ""):
         state, channels = request.app.state, channels_of(request)
         return EventStream(
-            lambda: channels.join(session_id, session.seq),
+            lambda send: channels.join(session_id, session.seq, send),
             after,
-            comment_seconds=state.settings.stream_comment_seconds,
             dropped=state.metrics.dropped,
         )
     page = await store.events(session_id, after=after, limit=limit)
