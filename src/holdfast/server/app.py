@@ -20,6 +20,7 @@ from holdfast.errors import (
     Conflict,
     Forbidden,
     HoldfastError,
+    MissingExtra,
     NotFound,
     PayloadTooLarge,
     QueueFull,
@@ -51,6 +52,7 @@ _STATUS: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
     (SessionBusy, 409),
     (StoreError, 503),
     (ArchiveFailed, 503),
+    (MissingExtra, 501),
 )
 _HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),

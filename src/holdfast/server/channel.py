@@ -121,6 +121,11 @@ class Channel:
             asyncio.create_task(self._follow_drafts()),
         ]
 
+    @property
+    def latest(self) -> int:
+        """The number of the last event that is known here."""
+        return self._base + len(self._ring)
+
     async def close(self) -> None:
         """Stop following."""
         for task in self._tasks:
@@ -165,7 +170,7 @@ class Channel:
     async def _follow_events(self) -> None:
         while self.ended is None:
             try:
-                async for event in self._store.watch(self._session_id, after=self._base + len(self._ring)):
+                async for event in self._store.watch(self._session_id, after=self.latest):
                     self._add(encode(event))
             except SessionNotFound:
                 self.end("erased")

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from types import MappingProxyType
 from typing import Any
 
 from starlette.responses import Response
@@ -24,14 +25,15 @@ class EventStream(Response):
     def __init__(
         self,
         join: Callable[[Send], AbstractAsyncContextManager[tuple[Channel, Client]]],
-        after: int,
+        feed: Callable[[Channel, Client], Awaitable[None]],
         *,
         dropped: Callable[[], None],
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._join = join
-        self._after = after
+        self._feed = feed
         self._dropped = dropped
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,9 +54,6 @@ class EventStream(Response):
             finally:
                 leaving.cancel()
                 await asyncio.gather(leaving, return_exceptions=True)
-
-    async def _feed(self, channel: Channel, client: Client) -> None:
-        await channel.feed(client, self._after)
 
 
 def _hang_up(send: Any) -> None:
