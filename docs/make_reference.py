@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "holdfast"
 PAGES = ROOT / "docs" / "reference"
-_MEDIA = {"put", "get", "open", "exists", "metadata", "public_url", "delete", "list"}
+_MEDIA = {"put", "get", "open", "part", "exists", "metadata", "public_url", "delete", "list"}
 
 
 def store() -> str:

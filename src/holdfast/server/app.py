@@ -20,6 +20,7 @@ from holdfast.errors import (
     Conflict,
     Forbidden,
     HoldfastError,
+    MediaError,
     MissingExtra,
     NotFound,
     PayloadTooLarge,
@@ -52,6 +53,7 @@ _STATUS: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
     (SessionBusy, 409),
     (StoreError, 503),
     (ArchiveFailed, 503),
+    (MediaError, 503),
     (MissingExtra, 501),
 )
 _HEADERS: Final = (
@@ -163,6 +165,9 @@ async def _say_ours(request: Request, error: Any) -> JSONResponse:
     if isinstance(error, StoreError):
         _log.error("%s", error)
         return _error(503, error.code, "The store does not answer. Try again in a moment.")
+    if isinstance(error, MediaError):
+        _log.error("%s", error)
+        return _error(503, error.code, "The media store does not answer, or what it has is damaged.")
     return _error(status, error.code, str(error))
 
 
@@ -178,7 +183,13 @@ async def _say_invalid(request: Request, error: Any) -> JSONResponse:
 
 async def _say_http(request: Request, error: Any) -> JSONResponse:
     del request
-    codes = {404: "not_found", 405: "method_not_allowed", 413: "payload_too_large", 400: "bad_input"}
+    codes = {
+        400: "bad_input",
+        404: "not_found",
+        405: "method_not_allowed",
+        413: "payload_too_large",
+        416: "range_not_satisfiable",
+    }
     status = 422 if error.status_code == 400 else error.status_code  # noqa: PLR2004
     answer = _error(status, codes.get(error.status_code, "http_error"), str(error.detail))
     answer.headers.update(error.headers or {})
