@@ -90,7 +90,10 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """Something asked of a session. `position` is its place in the queue and the seq of its queued event."""
+    """Something asked of a session. `position` is its place in the queue and the seq of its queued event.
+
+    `trace` is the trace context of whoever submitted it, as a `traceparent`.
+    """
 
     id: str
     session_id: str
@@ -107,6 +110,7 @@ class Submission:
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

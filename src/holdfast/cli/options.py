@@ -13,6 +13,12 @@ StoreUrl = Annotated[
         "--store", help="The store's URL; else HOLDFAST_STORE, else holdfast.toml.", show_default=False
     ),
 ]
+LogAs = Annotated[
+    str | None,
+    typer.Option(
+        "--log-format", help="text or json; else HOLDFAST_LOG_FORMAT, else holdfast.toml.", show_default=False
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
 
 

@@ -13,11 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.options import AsJson, LogAs, StoreUrl, chosen_store
 from holdfast.cli.terminal import new_console, new_table, one_line, print_json, time_text
 from holdfast.config import Settings, load_settings
 from holdfast.errors import BadInput, BadSettings
 from holdfast.ids import check_choice
+from holdfast.logs import start_logging
 from holdfast.types import ROLES, Token
 
 tokens = typer.Typer(help="Say who may come in.", no_args_is_help=True)
@@ -34,15 +35,14 @@ def serve(
     enable_shell: Annotated[
         bool, typer.Option("--enable-shell", help="Let principals with the scope shell run commands here.")
     ] = False,
+    log_format: LogAs = None,
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Open all doors; on loopback only.")] = False,
 ) -> None:
     """Serve sessions over HTTP and run them in worker processes, until SIGTERM or Ctrl-C."""
     check_choice(role, ("all", "front"), "role")
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    given: dict[str, Any] = {"store": store, "host": host, "port": port}
+    given: dict[str, Any] = {"store": store, "host": host, "port": port, "log_format": log_format}
     settings = load_settings(**{name: value for name, value in given.items() if value is not None})
+    start_logging(settings.log_format)
     if no_auth:
         settings = settings.model_copy(update={"auth": "none"})
     if settings.auth == "none" and not _is_loopback(settings.host):
@@ -83,12 +83,14 @@ async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bo
         if made:
             application.state.doorkeeper.admin_token = new_token()
         server = uvicorn.Server(
-            uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=5, lifespan="on")
+            uvicorn.Config(
+                application, log_config=None, access_log=False, timeout_graceful_shutdown=5, lifespan="on"
+            )
         )
         # Signals are ours: streams must end before the server waits for them.
         setattr(server, "capture_signals", nullcontext)  # noqa: B010 - typed as a method
         listening = socket.create_server((settings.host, settings.port), backlog=2048)
-        crew = Crew(app or "", settings.store, workers)
+        crew = Crew(app or "", settings, workers)
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -117,8 +119,9 @@ def _say_where(listening: socket.socket, token: str | None) -> None:
 class Crew:
     """The worker processes: as many as were asked for; who dies is replaced, after a pause that grows."""
 
-    def __init__(self, app: str, store: str, size: int) -> None:
-        self._command = [sys.executable, "-m", "holdfast", "worker", app, "--store", store]
+    def __init__(self, app: str, settings: Settings, size: int) -> None:
+        options = ["--store", settings.store, "--log-format", settings.log_format]
+        self._command = [sys.executable, "-m", "holdfast", "worker", app, *options]
         self._size = size
 
     async def keep(self, stopping: asyncio.Event) -> None:

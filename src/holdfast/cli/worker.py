@@ -1,17 +1,16 @@
 """`holdfast worker` runs sessions; `holdfast workers` shows who does."""
 
 import asyncio
-import logging
 import signal
-import sys
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.options import AsJson, LogAs, StoreUrl, chosen_store
 from holdfast.cli.terminal import new_console, new_table, one_line, print_json, time_text
 from holdfast.config import load_settings
+from holdfast.logs import start_logging
 from holdfast.types import Holder
 
 CUT_OFF = 3
@@ -25,6 +24,7 @@ def worker(
     store: StoreUrl = None,
     concurrency: Annotated[int, typer.Option(min=1, help="How many sessions run at once.")] = 100,
     grace: Annotated[float, typer.Option(min=0, help="Seconds a run has to hand over after SIGTERM.")] = 20.0,
+    log_format: LogAs = None,
     name: Annotated[str | None, typer.Option(help="What others see; else host and process id.")] = None,
 ) -> None:
     """Run sessions until SIGTERM or Ctrl-C; then hand over what runs. A second signal cuts it off.
@@ -33,11 +33,10 @@ def worker(
     """
     from holdfast.runtime import Worker, load_agents
 
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    given = {"store": store, "log_format": log_format}
+    settings = load_settings(**{name: value for name, value in given.items() if value is not None})
+    start_logging(settings.log_format)
     agents = load_agents(app)
-    settings = load_settings() if store is None else load_settings(store=store)
     key = settings.credential_key
 
     async def work() -> int:

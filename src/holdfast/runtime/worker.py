@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from holdfast.errors import HolderLost, HoldfastError, LeaseLost, NotFound, StoreClosed
+from holdfast.logs import about
 from holdfast.runtime.agents import Agents, by_name
 from holdfast.runtime.keeper import Keeper
 from holdfast.runtime.session import SessionRunner
@@ -133,6 +134,7 @@ class Worker:
             _log.info("took over session %s", lease.session_id)
 
     async def _serve(self, runner: SessionRunner, lease: Lease) -> None:
+        about(lambda: {"session_id": lease.session_id})
         try:
             await runner.serve()
         except (LeaseLost, NotFound) as error:

@@ -121,10 +121,15 @@ def create_app(
 
 
 class _Application(FastAPI):
-    """The application, which leaves the server's own `send` where streams find it."""
+    """The application, which leaves the server's own `send` where streams find it.
+
+    The address that a person opens has a token in it. Only the page gets to see it, not whoever traces requests.
+    """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[DIRECT] = send
+        if scope.get("path") == "/":
+            scope[page.QUERY], scope["query_string"] = scope["query_string"], b""
         await super().__call__(scope, receive, send)
 
 

@@ -35,6 +35,7 @@ from holdfast.server.wire import (
     SubmissionOut,
     event_json,
 )
+from holdfast.tracing import SUBMIT, carried, span
 from holdfast.types import Lane, Status, Submission, SubmissionState
 
 router = new_router("sessions")
@@ -125,9 +126,11 @@ async def _submit(
     lane: Lane = "main",
     **options: Any,
 ) -> SubmissionOut:
-    sent: Submission = await store_of(request).submit(
-        session_id, kind, json.dumps(payload), lane=lane, **options
-    )
+    within = request.headers.get("traceparent")
+    with span("holdfast submit", SUBMIT, within=within, session_id=session_id, kind=kind):
+        sent: Submission = await store_of(request).submit(
+            session_id, kind, json.dumps(payload), lane=lane, trace=carried(), **options
+        )
     return SubmissionOut.of(sent)
 
 

@@ -16,9 +16,9 @@ RETURNING seq;
 
 -- name: insert_submission
 INSERT INTO submissions (
-  session_id, position, id, kind, lane, when_busy, payload, idempotency_key, state, attempts, created_at)
+  session_id, position, id, kind, lane, when_busy, payload, idempotency_key, state, attempts, created_at, trace)
 VALUES (
-  :session_id, :position, :id, :kind, :lane, :when_busy, :payload, :idempotency_key, 'queued', 0, now_us())
+  :session_id, :position, :id, :kind, :lane, :when_busy, :payload, :idempotency_key, 'queued', 0, now_us(), :trace)
 RETURNING *;
 
 -- name: touch_session
