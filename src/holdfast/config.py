@@ -63,6 +63,9 @@ class Settings(BaseSettings):
     log_format: LogFormat = Field(
         "text", description="How commands log: `text` for people, `json` for programs."
     )
+    url: str | None = Field(
+        None, description="The server that commands talk to, where they can, instead of the store."
+    )
     host: str = Field("127.0.0.1", description="The address that `holdfast serve` listens on.")
     port: Annotated[int, Field(ge=0, lt=65536)] = Field(8350, description="Its port; 0 takes a free one.")
     auth: Literal["token", "none"] = Field(

@@ -431,7 +431,10 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaStatus:
-    """Which schema a store has, which one this code needs, and how much is in it."""
+    """Which schema a store has, which one this code needs, and how much is in it.
+
+    `lag` is how many seconds the session waits that has been ready longest.
+    """
 
     engine: str
     version: int
@@ -441,3 +444,5 @@ class SchemaStatus:
     pending: int = 0
     holders: int = 0
     expired_holders: int = 0
+    leases: int = 0
+    lag: float = 0.0

@@ -7,8 +7,10 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -78,7 +80,8 @@ async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bo
             from holdfast.shell import ShellService
 
             commands = await stack.enter_async_context(ShellService(opened, settings=settings))
-        application = create_app(settings, opened, names, shell=commands)
+        numbers = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-metrics-"))
+        application = create_app(settings, opened, names, shell=commands, worker_metrics=Path(numbers))
         made = settings.auth == "token" and settings.token is None and settings.jwt_keys is None
         if made:
             application.state.doorkeeper.admin_token = new_token()
@@ -90,7 +93,7 @@ async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bo
         # Signals are ours: streams must end before the server waits for them.
         setattr(server, "capture_signals", nullcontext)  # noqa: B010 - typed as a method
         listening = socket.create_server((settings.host, settings.port), backlog=2048)
-        crew = Crew(app or "", settings, workers)
+        crew = Crew(app or "", settings, workers, numbers)
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -119,7 +122,8 @@ def _say_where(listening: socket.socket, token: str | None) -> None:
 class Crew:
     """The worker processes: as many as were asked for; who dies is replaced, after a pause that grows."""
 
-    def __init__(self, app: str, settings: Settings, size: int) -> None:
+    def __init__(self, app: str, settings: Settings, size: int, numbers: str) -> None:
+        self._environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": numbers}
         options = ["--store", settings.store, "--log-format", settings.log_format]
         self._command = [sys.executable, "-m", "holdfast", "worker", app, *options]
         self._size = size
@@ -132,7 +136,7 @@ class Crew:
         pause = 0.2
         while not stopping.is_set():
             started = asyncio.get_running_loop().time()
-            process = await asyncio.create_subprocess_exec(*self._command, env=os.environ)
+            process = await asyncio.create_subprocess_exec(*self._command, env=self._environment)
             ended = asyncio.create_task(process.wait())
             told = asyncio.create_task(stopping.wait())
             await asyncio.wait([ended, told], return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,10 @@
 """`holdfast worker` runs sessions; `holdfast workers` shows who does."""
 
 import asyncio
+import os
 import signal
+from collections.abc import Generator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict
 from typing import Annotated
 
@@ -10,6 +13,8 @@ import typer
 from holdfast.cli.options import AsJson, LogAs, StoreUrl, chosen_store
 from holdfast.cli.terminal import new_console, new_table, one_line, print_json, time_text
 from holdfast.config import load_settings
+from holdfast.counting import counted_by
+from holdfast.errors import MissingExtra
 from holdfast.logs import start_logging
 from holdfast.types import Holder
 
@@ -25,6 +30,9 @@ def worker(
     concurrency: Annotated[int, typer.Option(min=1, help="How many sessions run at once.")] = 100,
     grace: Annotated[float, typer.Option(min=0, help="Seconds a run has to hand over after SIGTERM.")] = 20.0,
     log_format: LogAs = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Show what is counted here to Prometheus.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="What others see; else host and process id.")] = None,
 ) -> None:
     """Run sessions until SIGTERM or Ctrl-C; then hand over what runs. A second signal cuts it off.
@@ -40,7 +48,7 @@ def worker(
     key = settings.credential_key
 
     async def work() -> int:
-        async with chosen_store(store, upgrade=True) as opened:
+        async with chosen_store(store, upgrade=True) as opened, AsyncExitStack() as stack:
             serving = Worker(
                 opened,
                 [*agents.values()],
@@ -51,6 +59,7 @@ def worker(
                 renew=settings.lease_renew_seconds,
                 credential_key=None if key is None else key.get_secret_value(),
             )
+            stack.enter_context(_counting(metrics_port, settings.host))
             running = asyncio.ensure_future(serving.run())
             told: list[int] = []
 
@@ -69,6 +78,26 @@ def worker(
                 return FORCED
 
     raise typer.Exit(asyncio.run(work()))
+
+
+@contextmanager
+def _counting(port: int | None, host: str) -> Generator[None, None, None]:
+    """Count what happens here, if somebody wants to know: on a port, or in the files of `holdfast serve`."""
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if port is None and folder is None:
+        yield
+        return
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        from holdfast.metrics import WORKER, Counts
+    except ModuleNotFoundError as error:
+        raise MissingExtra(extra="server") from error
+    registry = CollectorRegistry()
+    with counted_by(Counts(registry, WORKER)):
+        if port is not None:
+            start_http_server(port, host, registry)
+        yield
 
 
 def workers(store: StoreUrl = None, as_json: AsJson = False) -> None:

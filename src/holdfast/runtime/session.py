@@ -24,6 +24,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
+from holdfast.counting import count
 from holdfast.errors import BadInput, Conflict, HoldfastError, LeaseLost, NotFound, SessionExists, StoreError
 from holdfast.ids import new_id
 from holdfast.logs import about
@@ -231,6 +232,8 @@ class SessionRunner:
         error = None if task.cancelled() else task.exception()
         how = turn.stop or ("completed" if error is None else f"failed, {type(error).__name__}")
         _log.info("the run ended: %s", "waits for answers" if turn.waits else how)
+        outcome = "waiting" if turn.waits else turn.stop or ("completed" if error is None else "failed")
+        count("runs", outcome=outcome)
         if turn.ended:
             return turn.waits
         if turn.stop == "lost" or self._lease.lost:

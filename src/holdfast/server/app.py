@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
@@ -14,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.config import Settings
+from holdfast.counting import counted_by
 from holdfast.errors import (
     ArchiveFailed,
     BadInput,
@@ -72,16 +74,23 @@ _HEADERS: Final = (
 
 
 def create_app(
-    settings: Settings, store: Store, agents: Iterable[str] = (), *, shell: ShellService | None = None
+    settings: Settings,
+    store: Store,
+    agents: Iterable[str] = (),
+    *,
+    shell: ShellService | None = None,
+    worker_metrics: Path | None = None,
 ) -> FastAPI:
     """Make the application on an open store. `agents` names those that sessions can be created for; empty: any.
 
     With an open `shell` commands can be run, by principals with that scope; without one there are no such routes.
+    `worker_metrics` is a folder where workers leave what they count.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
-        yield
+        with counted_by(app.state.metrics.count):
+            yield
         app.state.channels.close()
 
     app = _Application(
@@ -100,7 +109,8 @@ def create_app(
     app.state.agents = frozenset(agents)
     app.state.doorkeeper = Doorkeeper(settings, store)
     app.state.channels = Channels(store, comment_seconds=settings.stream_comment_seconds)
-    app.state.metrics = operation.Metrics()
+    app.state.metrics = operation.Metrics(worker_metrics)
+    app.state.migrated = False
     app.state.shell = shell
     routers = [sessions.router, runs.router, media.router, retention.router, operation.router, page.router]
     for router in [*routers, shell_routes.router] if shell is not None else routers:

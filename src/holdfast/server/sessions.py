@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Header, Path, Query, Request, Response
 
+from holdfast.counting import count
 from holdfast.errors import BadInput, Forbidden, NotYet
 from holdfast.runtime.approvals import asked
 from holdfast.server.channel import Channel
@@ -131,6 +132,7 @@ async def _submit(
         sent: Submission = await store_of(request).submit(
             session_id, kind, json.dumps(payload), lane=lane, trace=carried(), **options
         )
+    count("submissions", kind=kind)
     return SubmissionOut.of(sent)
 
 
