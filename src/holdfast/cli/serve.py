@@ -125,7 +125,7 @@ class Crew:
     def __init__(self, app: str, settings: Settings, size: int, numbers: str) -> None:
         self._environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": numbers}
         options = ["--store", settings.store, "--log-format", settings.log_format]
-        self._command = [sys.executable, "-m", "holdfast", "worker", app, *options]
+        self._command = [sys.executable, "-m", "holdfast", "worker", app, "--supervised", *options]
         self._size = size
 
     async def keep(self, stopping: asyncio.Event) -> None:
@@ -136,7 +136,10 @@ class Crew:
         pause = 0.2
         while not stopping.is_set():
             started = asyncio.get_running_loop().time()
-            process = await asyncio.create_subprocess_exec(*self._command, env=self._environment)
+            # Its input ends with this process, also when this is killed: then it hands over and ends as well.
+            process = await asyncio.create_subprocess_exec(
+                *self._command, env=self._environment, stdin=asyncio.subprocess.PIPE
+            )
             ended = asyncio.create_task(process.wait())
             told = asyncio.create_task(stopping.wait())
             await asyncio.wait([ended, told], return_when=asyncio.FIRST_COMPLETED)

@@ -1,9 +1,11 @@
 """`holdfast worker` runs sessions; `holdfast workers` shows who does."""
 
 import asyncio
+import logging
 import os
 import signal
-from collections.abc import Generator
+import sys
+from collections.abc import Callable, Generator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict
 from typing import Annotated
@@ -18,6 +20,7 @@ from holdfast.errors import MissingExtra
 from holdfast.logs import start_logging
 from holdfast.types import Holder
 
+_log = logging.getLogger("holdfast.worker")
 CUT_OFF = 3
 """The exit code of a worker that had to cut runs off when its grace period was over."""
 FORCED = 4
@@ -33,6 +36,9 @@ def worker(
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Show what is counted here to Prometheus.")
     ] = None,
+    supervised: Annotated[
+        bool, typer.Option("--supervised", help="Stop, as if told to, when standard input ends.")
+    ] = False,
     name: Annotated[str | None, typer.Option(help="What others see; else host and process id.")] = None,
 ) -> None:
     """Run sessions until SIGTERM or Ctrl-C; then hand over what runs. A second signal cuts it off.
@@ -72,12 +78,27 @@ def worker(
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, stop)
+            if supervised:
+                _at_the_end_of_input(loop, serving.stop)
             try:
                 return 0 if await running else CUT_OFF
             except asyncio.CancelledError:
                 return FORCED
 
     raise typer.Exit(asyncio.run(work()))
+
+
+def _at_the_end_of_input(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+    """Stop when whoever holds the other end of standard input is gone, however it went."""
+    descriptor = sys.stdin.fileno()
+
+    def look() -> None:
+        if not os.read(descriptor, 1024):
+            loop.remove_reader(descriptor)
+            _log.warning("whoever started this worker is gone")
+            stop()
+
+    loop.add_reader(descriptor, look)
 
 
 @contextmanager
