@@ -4,6 +4,7 @@ import asyncio
 import ipaddress
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -71,7 +72,10 @@ async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bo
     from holdfast.runtime.agents import load_agents
     from holdfast.server import create_app
     from holdfast.server.auth import new_token
+    from holdfast.server.protocol import MAX_HEAD_BYTES, Protocol
 
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a stream is an open file
     names = () if app is None else tuple(load_agents(app))
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(chosen_store(settings.store, upgrade=True))
@@ -87,7 +91,13 @@ async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bo
             application.state.doorkeeper.admin_token = new_token()
         server = uvicorn.Server(
             uvicorn.Config(
-                application, log_config=None, access_log=False, timeout_graceful_shutdown=5, lifespan="on"
+                application,
+                http=Protocol,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=5,
+                lifespan="on",
             )
         )
         # Signals are ours: streams must end before the server waits for them.
