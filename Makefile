@@ -34,6 +34,7 @@ bench: .venv/ready ## every claim about speed, measured side by side
 	$(BIN)/python -m benchmarks.record
 	$(BIN)/python -m benchmarks.runtime
 	$(BIN)/python -m benchmarks.retention
+	$(BIN)/python -m benchmarks.stream
 
 bench-compare: .venv/ready ## the same claims against peers, which are installed apart
 	$(BIN)/python -m benchmarks.record --peer
@@ -44,7 +45,7 @@ bench-compare: .venv/ready ## the same claims against peers, which are installed
 	@echo "Setting up .venv; this takes about half a minute."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.3' -c constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --build-constraint constraints.txt -e '.[credentials,postgres,s3,server]' --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --build-constraint constraints.txt -e '.[ag-ui,credentials,postgres,s3,server]' --group dev
 	touch $@
 
 clean:

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "holdfast"
 PAGES = ROOT / "docs" / "reference"
-_MEDIA = {"put", "get", "open", "exists", "metadata", "public_url", "delete", "list"}
+_MEDIA = {"put", "get", "open", "part", "exists", "metadata", "public_url", "delete", "list"}
 
 
 def store() -> str:
@@ -76,6 +76,8 @@ def http() -> str:
         '`{"error": {"code", "message"}}`; a list is `{"items", "next_cursor"}`. Who may: nobody needs to be known for `public`; `user` is',
         "any principal; `read`, `write` and `delete` are for the owner of the session or run, and for administrators, to",
         "everybody else it does not exist; `shell` needs that scope. How to start it: [how-to](../how-to/serve.md).\n",
+        "Codes are those of the [errors](errors.md), and of HTTP itself: `bad_request` (400, no request at all), `not_found`,",
+        "`method_not_allowed`, `payload_too_large`, `range_not_satisfiable`, `bad_input` (422), `internal` (500).\n",
     ]
     for module in ("sessions", "runs", "media", "retention", "shell", "operation"):
         rows: list[str] = []

@@ -25,7 +25,7 @@ class Postgres:
         self._folder = folder
         self._binaries = _postgres_binaries(folder)
         self._process: subprocess.Popen[Any] | None = None
-        self.port = _free_port()
+        self.port = free_port()
         self._call(
             "initdb",
             "-D",
@@ -221,7 +221,7 @@ def seaweedfs() -> Generator[SeaweedFs, None, None]:
 def _free_pair() -> int:
     """Return a free port whose number plus 10,000 is free as well: SeaweedFS opens both."""
     while True:
-        port = _free_port()
+        port = free_port()
         if port > 55_000:
             continue
         with socket.socket() as probe:
@@ -260,7 +260,7 @@ def _unprivileged() -> dict[str, Any]:
     return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -28,12 +28,19 @@ class ServerError(HoldfastError):
     code = "server_error"
 
 
+class ServerUnavailable(HoldfastError):
+    """The server at {url} cannot be reached: {problem}. Check the address, and whether it runs."""
+
+    code = "server_unavailable"
+
+
 class AsyncClient:
     """Talks to one server. Use it with `async with`."""
 
     def __init__(self, url: str, token: str | None = None, *, timeout: float = 30.0) -> None:
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         unlimited = httpx2.Limits(max_connections=None)  # every stream is a connection of its own
+        self._url = url
         self._http = httpx2.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=unlimited)
 
     async def __aenter__(self) -> Self:
@@ -45,8 +52,11 @@ class AsyncClient:
         await self._http.aclose()
 
     async def request(self, method: str, path: str, **options: Any) -> Any:
-        """Send any request and return what it answers. Raises `ServerError`."""
-        return _answer(await self._http.request(method, path, **options))
+        """Send any request and return what it answers. Raises `ServerError`, or `ServerUnavailable`."""
+        try:
+            return _answer(await self._http.request(method, path, **options))
+        except (httpx2.TransportError, httpx2.InvalidURL) as error:
+            raise ServerUnavailable(url=str(self._url), problem=_why(error)) from error
 
     async def create_session(self, agent: str, **given: Any) -> dict[str, Any]:
         """Create a session."""
@@ -197,6 +207,10 @@ async def _blocks(response: httpx2.Response) -> AsyncGenerator[tuple[str, dict[s
         elif not line and lines:
             yield kind, json.loads("\n".join(lines))
             kind, lines = "message", []
+
+
+def _why(error: Exception) -> str:
+    return str(error).rstrip(".") or type(error).__name__
 
 
 def _answer(response: httpx2.Response) -> Any:

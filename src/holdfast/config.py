@@ -14,6 +14,7 @@ from pydantic_settings import (
 )
 
 from holdfast.errors import BadSettings
+from holdfast.logs import LogFormat
 from holdfast.policy import Policy, check_names, parse
 
 PREFIX = "HOLDFAST_"
@@ -60,6 +61,12 @@ class Settings(BaseSettings):
     )
     media_grace_seconds: Annotated[float, Field(ge=0)] = Field(
         3600.0, description="How long media that no session refers to is kept before it is collected."
+    )
+    log_format: LogFormat = Field(
+        "text", description="How commands log: `text` for people, `json` for programs."
+    )
+    url: str | None = Field(
+        None, description="The server that commands talk to, where they can, instead of the store."
     )
     host: str = Field("127.0.0.1", description="The address that `holdfast serve` listens on.")
     port: Annotated[int, Field(ge=0, lt=65536)] = Field(8350, description="Its port; 0 takes a free one.")

@@ -117,7 +117,10 @@ class Duty:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """Something asked of a session. `position` is its place in the queue and the seq of its queued event."""
+    """Something asked of a session. `position` is its place in the queue and the seq of its queued event.
+
+    `trace` is the trace context of whoever submitted it, as a `traceparent`.
+    """
 
     id: str
     session_id: str
@@ -134,6 +137,7 @@ class Submission:
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -469,7 +473,10 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaStatus:
-    """Which schema a store has, which one this code needs, and how much is in it."""
+    """Which schema a store has, which one this code needs, and how much is in it.
+
+    `lag` is how many seconds the session waits that has been ready longest.
+    """
 
     engine: str
     version: int
@@ -479,3 +486,5 @@ class SchemaStatus:
     pending: int = 0
     holders: int = 0
     expired_holders: int = 0
+    leases: int = 0
+    lag: float = 0.0

@@ -4,20 +4,24 @@ import asyncio
 import ipaddress
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
+import tempfile
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.options import AsJson, LogAs, StoreUrl, chosen_store
 from holdfast.cli.terminal import new_console, new_table, one_line, print_json, time_text
 from holdfast.config import Settings, load_settings
 from holdfast.errors import BadInput, BadSettings
 from holdfast.ids import check_choice
+from holdfast.logs import start_logging
 from holdfast.types import ROLES, Token
 
 tokens = typer.Typer(help="Say who may come in.", no_args_is_help=True)
@@ -34,15 +38,14 @@ def serve(
     enable_shell: Annotated[
         bool, typer.Option("--enable-shell", help="Let principals with the scope shell run commands here.")
     ] = False,
+    log_format: LogAs = None,
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Open all doors; on loopback only.")] = False,
 ) -> None:
     """Serve sessions over HTTP and run them in worker processes, until SIGTERM or Ctrl-C."""
     check_choice(role, ("all", "front"), "role")
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    given: dict[str, Any] = {"store": store, "host": host, "port": port}
+    given: dict[str, Any] = {"store": store, "host": host, "port": port, "log_format": log_format}
     settings = load_settings(**{name: value for name, value in given.items() if value is not None})
+    start_logging(settings.log_format)
     if no_auth:
         settings = settings.model_copy(update={"auth": "none"})
     if settings.auth == "none" and not _is_loopback(settings.host):
@@ -69,7 +72,10 @@ async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bo
     from holdfast.runtime.agents import load_agents
     from holdfast.server import create_app
     from holdfast.server.auth import new_token
+    from holdfast.server.protocol import MAX_HEAD_BYTES, Protocol
 
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a stream is an open file
     names = () if app is None else tuple(load_agents(app))
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(chosen_store(settings.store, upgrade=True))
@@ -78,17 +84,26 @@ async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bo
             from holdfast.shell import ShellService
 
             commands = await stack.enter_async_context(ShellService(opened, settings=settings))
-        application = create_app(settings, opened, names, shell=commands)
+        numbers = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-metrics-"))
+        application = create_app(settings, opened, names, shell=commands, worker_metrics=Path(numbers))
         made = settings.auth == "token" and settings.token is None and settings.jwt_keys is None
         if made:
             application.state.doorkeeper.admin_token = new_token()
         server = uvicorn.Server(
-            uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=5, lifespan="on")
+            uvicorn.Config(
+                application,
+                http=Protocol,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=5,
+                lifespan="on",
+            )
         )
         # Signals are ours: streams must end before the server waits for them.
         setattr(server, "capture_signals", nullcontext)  # noqa: B010 - typed as a method
         listening = socket.create_server((settings.host, settings.port), backlog=2048)
-        crew = Crew(app or "", settings.store, workers)
+        crew = Crew(app or "", settings, workers, numbers)
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -117,8 +132,10 @@ def _say_where(listening: socket.socket, token: str | None) -> None:
 class Crew:
     """The worker processes: as many as were asked for; who dies is replaced, after a pause that grows."""
 
-    def __init__(self, app: str, store: str, size: int) -> None:
-        self._command = [sys.executable, "-m", "holdfast", "worker", app, "--store", store]
+    def __init__(self, app: str, settings: Settings, size: int, numbers: str) -> None:
+        self._environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": numbers}
+        options = ["--store", settings.store, "--log-format", settings.log_format]
+        self._command = [sys.executable, "-m", "holdfast", "worker", app, "--supervised", *options]
         self._size = size
 
     async def keep(self, stopping: asyncio.Event) -> None:
@@ -129,7 +146,10 @@ class Crew:
         pause = 0.2
         while not stopping.is_set():
             started = asyncio.get_running_loop().time()
-            process = await asyncio.create_subprocess_exec(*self._command, env=os.environ)
+            # Its input ends with this process, also when this is killed: then it hands over and ends as well.
+            process = await asyncio.create_subprocess_exec(
+                *self._command, env=self._environment, stdin=asyncio.subprocess.PIPE
+            )
             ended = asyncio.create_task(process.wait())
             told = asyncio.create_task(stopping.wait())
             await asyncio.wait([ended, told], return_when=asyncio.FIRST_COMPLETED)

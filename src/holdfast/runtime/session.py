@@ -24,8 +24,10 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
+from holdfast.counting import count
 from holdfast.errors import BadInput, Conflict, HoldfastError, LeaseLost, NotFound, SessionExists, StoreError
 from holdfast.ids import new_id
+from holdfast.logs import about
 from holdfast.record.capability import Holdfast
 from holdfast.record.history import History
 from holdfast.record.large import Large
@@ -38,6 +40,7 @@ from holdfast.runtime.attachment import UNWATCHED, Attachment, attachment, detac
 from holdfast.runtime.credentials import Credentials
 from holdfast.runtime.drafts import Drafting
 from holdfast.store import Store
+from holdfast.tracing import TURN, span
 from holdfast.types import (
     Batch,
     Checkpoint,
@@ -151,10 +154,14 @@ class SessionRunner:
 
     async def _carry_out(self, submission: Submission, session: Session | None) -> bool:
         """Do what is asked, and say whether the session waits for a person now. Whatever fails, fails visibly."""
+        facts = {"session_id": self._session_id, "submission_id": submission.id}
         try:
-            if submission.kind == "message":
-                return await self._message(submission, session or await self._store.session(self._session_id))
-            return await self._other(submission)
+            with span(f"holdfast {submission.kind}", TURN, within=submission.trace, **facts):
+                if submission.kind == "message":
+                    return await self._message(
+                        submission, session or await self._store.session(self._session_id)
+                    )
+                return await self._other(submission)
         except (LeaseLost, StoreError):
             raise  # not its fault: whoever takes the session next goes on
         except HoldfastError as error:
@@ -198,6 +205,7 @@ class SessionRunner:
             policies=setup.policies,
             turn=turn,
         )
+        about(lambda: {"session_id": self._session_id, "run_id": turn.run_id})
         model = _model(session, setup)
         running = setup.agent.run(
             None if place.begun else content,
@@ -249,6 +257,10 @@ class SessionRunner:
                 task_beside.cancel()
             await asyncio.gather(*minding, return_exceptions=True)
         error = None if task.cancelled() else task.exception()
+        how = turn.stop or ("completed" if error is None else f"failed, {type(error).__name__}")
+        _log.info("the run ended: %s", "waits for answers" if turn.waits else how)
+        outcome = "waiting" if turn.waits else turn.stop or ("completed" if error is None else "failed")
+        count("runs", outcome=outcome)
         if turn.ended:
             return turn.waits
         if turn.stop == "lost" or self._lease.lost:
@@ -259,7 +271,7 @@ class SessionRunner:
             raise error
         else:
             said = "interrupted" if error is None else f"{type(error).__name__}: {error}"
-            _log.warning("session %s: the run failed before it began: %s", self._session_id, said)
+            _log.warning("session %s: the run failed before it began", self._session_id, exc_info=error)
             await self._end(submission, "failed", said)
         return False
 

@@ -12,7 +12,9 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any
 
+from holdfast.counting import count
 from holdfast.errors import HolderLost, HoldfastError, LeaseLost, NotFound, StoreClosed
+from holdfast.logs import about
 from holdfast.retention.sweeper import sweeping
 from holdfast.runtime.agents import Agents, by_name
 from holdfast.runtime.keeper import Keeper
@@ -143,9 +145,11 @@ class Worker:
         self.counters["claimed"] += 1
         if lease.taken_from is not None:
             self.counters["taken_over"] += 1
+            count("takeovers")
             _log.info("took over session %s", lease.session_id)
 
     async def _serve(self, runner: SessionRunner, lease: Lease) -> None:
+        about(lambda: {"session_id": lease.session_id})
         try:
             await runner.serve()
         except (LeaseLost, NotFound) as error:

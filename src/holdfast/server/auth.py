@@ -126,13 +126,15 @@ class Doorkeeper:
     async def _session(self, principal: Principal, path: Mapping[str, Any]) -> Session:
         if "run_id" in path:
             session_id = (await self.store.run(path["run_id"])).session_id
-            missing: NotFound = NotFound(what="run", id=path["run_id"])
         else:
             session_id = path["session_id"]
-            missing = SessionNotFound(id=session_id)
         session = await self.store.session(session_id)
         if not principal.may_see(session):
-            raise missing
+            raise (
+                NotFound(what="run", id=path["run_id"])
+                if "run_id" in path
+                else SessionNotFound(id=session_id)
+            )
         return session
 
 

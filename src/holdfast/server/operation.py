@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import get_args
 
 from fastapi import Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from holdfast.errors import HoldfastError
+from holdfast.metrics import FRONT, Counts, OfWorkers
 from holdfast.retention.sweep import DUTY, Result
 from holdfast.server.routes import channels_of, new_router, principal_of, route, store_of
 from holdfast.server.sessions import CursorText, Limit
@@ -18,10 +20,13 @@ router = new_router("operation")
 
 
 class Metrics:
-    """What this process counts."""
+    """What this process counts, and what its workers have counted if it has a folder of theirs."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: Path | None = None) -> None:
         self.registry = CollectorRegistry()
+        self.count = Counts(self.registry, FRONT)
+        if workers is not None:
+            self.registry.register(OfWorkers(workers))
         self.requests = Counter(
             "holdfast_http_requests",
             "Requests by route and status.",
@@ -36,13 +41,15 @@ class Metrics:
             "holdfast_streams_dropped", "Streams whose client did not read.", registry=self.registry
         )
         self._gauges = {
-            name: Gauge(f"holdfast_{name}", text, registry=self.registry)
-            for name, text in (
-                ("sessions", "Sessions in the store."),
-                ("events", "Events in the store."),
-                ("pending", "Submissions that have not ended."),
-                ("holders", "Workers and bare runs that are registered."),
-                ("expired_holders", "Holders past their deadline that nobody has removed yet."),
+            name: Gauge(f"holdfast_{name}{unit}", text, registry=self.registry)
+            for name, unit, text in (
+                ("sessions", "", "Sessions in the store."),
+                ("events", "", "Events in the store."),
+                ("pending", "", "Submissions that have not ended."),
+                ("holders", "", "Workers and bare runs that are registered."),
+                ("expired_holders", "", "Holders past their deadline that nobody has removed yet."),
+                ("leases", "", "Sessions that somebody holds."),
+                ("lag", "_seconds", "How long the session waits for a worker that has been ready longest."),
             )
         }
         self._swept_at = Gauge(
@@ -120,13 +127,18 @@ async def health() -> Health:
 @route(router, "GET", "/ready", "public", responses={503: {"model": Health}})
 async def ready(request: Request, response: Response) -> Health:
     """Say whether the store answers and has the schema that this code needs."""
+    store, state = store_of(request), request.app.state
     try:
         async with asyncio.timeout(3):
-            schema = await store_of(request).schema()
+            if state.migrated:
+                await store.token("")  # to count all there is would take its time
+            else:
+                schema = await store.schema()
+                state.migrated = schema.version == schema.latest
     except (HoldfastError, TimeoutError):
         response.status_code = 503
         return Health(status="unavailable", problem="The store does not answer.")
-    if schema.version != schema.latest:
+    if not state.migrated:
         response.status_code = 503
         return Health(status="unavailable", problem="The schema is not up to date.")
     return Health(status="ok")

@@ -10,6 +10,7 @@ from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from holdfast.counting import count
 from holdfast.errors import Forbidden, SweepRunning
 from holdfast.media import open_media, to_uri
 from holdfast.policy import Action
@@ -133,6 +134,7 @@ async def export(
     store = store_of(request)
     pieces = write_archive(store, open_media(store=store), session_id, compress=gzip)
     first = await anext(pieces)  # what is wrong from the start is an answer of its own
+    count("retention", action="export")
     name = f"{session_id}.ndjson" + (".gz" if gzip else "")
     return StreamingResponse(
         _from(first, pieces),
@@ -168,6 +170,7 @@ async def clean(request: Request, session_id: SessionId, body: CleanBody) -> Cle
         archive=body.archive,
         dry_run=body.dry_run,
     )
+    count("retention", action="clean")
     return CleanedOut(
         session_id=session_id,
         cleaned_at=cleaned.cleaned_at,
@@ -194,6 +197,7 @@ async def rehydrate(request: Request, session_id: SessionId) -> Response:
         await rehydrate_session(
             store, open_media(store=store), session_id, given, actor=principal_of(request).owner
         )
+    count("retention", action="rehydrate")
     return Response(status_code=204)
 
 
@@ -210,6 +214,7 @@ async def erase(
     erased = await erase_session(
         store, open_media(store=store), session_id, actor=principal.owner, children=children
     )
+    count("retention", action="erase")
     return ErasedOut(
         session_id=session_id,
         erased_at=erased.erased_at,

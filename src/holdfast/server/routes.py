@@ -6,6 +6,7 @@ from typing import Any, cast
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
+from holdfast.logs import about
 from holdfast.server.auth import Doorkeeper, Principal, Rule
 from holdfast.server.channel import Channels
 from holdfast.server.wire import ErrorBody
@@ -46,7 +47,9 @@ class GuardedRoute(APIRoute):
 
         async def guarded(request: Request) -> Response:
             doorkeeper: Doorkeeper = request.app.state.doorkeeper
-            await doorkeeper.authorize(request, cast("Rule", rule), request.path_params)
+            path = request.path_params
+            about(lambda: {name: path[name] for name in ("session_id", "run_id") if name in path})
+            await doorkeeper.authorize(request, cast("Rule", rule), path)
             return await handler(request)
 
         return guarded

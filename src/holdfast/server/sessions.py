@@ -1,18 +1,23 @@
 """The routes of sessions: what they are, what is asked of them, what they say."""
 
 import json
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Header, Path, Query, Request, Response
 
+from holdfast.counting import count
 from holdfast.errors import BadInput, Forbidden, NotYet
 from holdfast.runtime.approvals import asked
+from holdfast.server.channel import Channel
+from holdfast.server.formats import HEADERS, Format, Formatter, speaker
 from holdfast.server.routes import channels_of, new_router, principal_of, route, session_of, store_of
 from holdfast.server.stream import EventStream
 from holdfast.server.wire import (
     Answer,
     Asked,
     CursorOut,
+    ErrorBody,
     EventOut,
     ForkOf,
     Id,
@@ -31,6 +36,7 @@ from holdfast.server.wire import (
     SubmissionOut,
     event_json,
 )
+from holdfast.tracing import SUBMIT, carried, span
 from holdfast.types import Lane, Status, Submission, SubmissionState
 
 router = new_router("sessions")
@@ -122,9 +128,12 @@ async def _submit(
     lane: Lane = "main",
     **options: Any,
 ) -> SubmissionOut:
-    sent: Submission = await store_of(request).submit(
-        session_id, kind, json.dumps(payload), lane=lane, **options
-    )
+    within = request.headers.get("traceparent")
+    with span("holdfast submit", SUBMIT, within=within, session_id=session_id, kind=kind):
+        sent: Submission = await store_of(request).submit(
+            session_id, kind, json.dumps(payload), lane=lane, trace=carried(), **options
+        )
+    count("submissions", kind=kind)
     return SubmissionOut.of(sent)
 
 
@@ -210,7 +219,9 @@ async def background(request: Request, session_id: SessionId) -> SubmissionOut:
             "model": Items[EventOut],
             "description": "A page of events; with `Accept: text/event-stream` all of them, and those that come.",
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
-        }
+        },
+        204: {"description": "With `follow=false`: nothing runs, and nothing is to be told."},
+        501: {"model": ErrorBody, "description": "This server was not installed with that format."},
     },
 )
 async def events(
@@ -221,6 +232,12 @@ async def events(
     last_event_id: Annotated[
         str | None, Header(pattern="^[0-9]{0,18}$", description="Wins over `after`.")
     ] = None,
+    format: Annotated[
+        Format | None, Query(description="A stream in the words of another protocol, whatever is accepted.")
+    ] = None,
+    follow: Annotated[
+        bool, Query(description="Of a stream with a `format`: whether it goes on when a run has ended.")
+    ] = True,
 ) -> Response:
     """Read the journal: as pages, or as a stream that replays what you miss and goes on with what comes."""
     store, session = store_of(request), session_of(request)
@@ -230,14 +247,16 @@ async def events(
         session = await store.session(session_id)  # it may have moved on since
     if after > session.seq:
         raise NotYet(session_id=session_id, seq=session.seq, number=after)
+    state, channels = request.app.state, channels_of(request)
+    join = partial(channels.join, session_id, session.seq)
+    if format is not None:
+        formatter = Formatter(store, session_id, speaker(format, session_id), follow)
+        if not follow and after == session.seq and session.status not in {"queued", "running"}:
+            return Response(status_code=204)
+        feed = partial(formatter.feed, after=after)
+        return EventStream(join, feed, dropped=state.metrics.dropped, headers=HEADERS[format])
     if "text/event-stream" in request.headers.get("accept", ""):
-        state, channels = request.app.state, channels_of(request)
-        return EventStream(
-            lambda: channels.join(session_id, session.seq),
-            after,
-            comment_seconds=state.settings.stream_comment_seconds,
-            dropped=state.metrics.dropped,
-        )
+        return EventStream(join, partial(Channel.feed, after=after), dropped=state.metrics.dropped)
     page = await store.events(session_id, after=after, limit=limit)
     more = f'"{page[-1].seq}"' if len(page) == limit else "null"
     items = ",".join(map(event_json, page))

@@ -284,12 +284,13 @@ class Store(ABC):
         lane: Lane = "main",
         when_busy: WhenBusy = "queue",
         idempotency_key: str | None = None,
+        trace: str | None = None,
     ) -> Submission:
         """Queue something for the session, once: the same id or idempotency key returns the submission it made.
 
         The same means the same text, to the letter. `when_busy` is kept for the worker that takes it, except `reject`:
         that raises `TurnInProgress` if anything is queued or under way. Raises `KeyReused` if what is asked differs,
-        `QueueFull`, `SessionCleaned` or `SessionNotFound`.
+        `QueueFull`, `SessionCleaned` or `SessionNotFound`. `trace` is kept for the one who carries it out.
         """
 
     @abstractmethod

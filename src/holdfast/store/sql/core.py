@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from holdfast.config import Settings
+from holdfast.counting import count
 from holdfast.errors import (
     BadCursor,
     BadInput,
@@ -281,6 +282,7 @@ def sql(name: str, /, **params: object) -> Statement:
 def lease_lost(lease: Lease, reason: str) -> LeaseLost:
     """Note on the lease that it is lost, and return the error that says so."""
     lease.lost = True
+    count("refused_writes")
     return LeaseLost(session_id=lease.session_id, epoch=lease.epoch, reason=reason)
 
 

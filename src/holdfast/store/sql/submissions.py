@@ -48,6 +48,7 @@ class Submissions(SqlCore):
         lane: Lane = "main",
         when_busy: WhenBusy = "queue",
         idempotency_key: str | None = None,
+        trace: str | None = None,
     ) -> Submission:
         # The id is chosen before the first try, so that a try whose answer was lost is recognized.
         return await self._submit(
@@ -58,6 +59,7 @@ class Submissions(SqlCore):
             lane=lane,
             when_busy=when_busy,
             idempotency_key=idempotency_key,
+            trace=trace,
             tries=[] if id is None else [id],
         )
 
@@ -72,6 +74,7 @@ class Submissions(SqlCore):
         lane: Lane,
         when_busy: WhenBusy,
         idempotency_key: str | None,
+        trace: str | None,
         tries: list[str],
     ) -> Tx[Submission]:
         check_name(kind, "kind")
@@ -80,6 +83,8 @@ class Submissions(SqlCore):
         self._check_json(payload, "payload")
         if idempotency_key is not None:
             check_name(idempotency_key, "idempotency key")
+        if trace is not None:
+            check_name(trace, "trace context")
         head = yield from self._lock_head(session_id)
         # An id that was made for the first try is nowhere yet.
         same = (yield sql("submission_by_id", id=id)) if tries else ()
@@ -111,6 +116,7 @@ class Submissions(SqlCore):
             "when_busy": when_busy,
             "payload": payload,
             "idempotency_key": idempotency_key,
+            "trace": trace,
         }
         told = json.dumps({"submission_id": id, "kind": kind})
         return to_submission((yield from self._queue(new, told, ready=ready)))
@@ -253,4 +259,5 @@ def to_submission(row: Row) -> Submission:
         created_at=moment(row["created_at"]),
         started_at=maybe_moment(row["started_at"]),
         ended_at=maybe_moment(row["ended_at"]),
+        trace=row["trace"],
     )

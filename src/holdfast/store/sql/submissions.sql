@@ -13,9 +13,9 @@ RETURNING seq;
 
 -- name: insert_submission
 INSERT INTO submissions (
-  session_id, position, id, kind, lane, when_busy, payload, idempotency_key, state, attempts, created_at)
+  session_id, position, id, kind, lane, when_busy, payload, idempotency_key, state, attempts, created_at, trace)
 VALUES (
-  :session_id, :position, :id, :kind, :lane, :when_busy, :payload, :idempotency_key, 'queued', 0, now_us())
+  :session_id, :position, :id, :kind, :lane, :when_busy, :payload, :idempotency_key, 'queued', 0, now_us(), :trace)
 RETURNING *;
 
 -- name: queue_submission
@@ -31,8 +31,8 @@ WITH head AS (
   UPDATE sessions SET active_at = now_us() WHERE id = :session_id
 )
 INSERT INTO submissions (
-  session_id, position, id, kind, lane, when_busy, payload, idempotency_key, state, attempts, created_at)
-SELECT session_id, seq, :id, :kind, :lane, :when_busy, :payload, :idempotency_key, 'queued', 0, now_us() FROM head
+  session_id, position, id, kind, lane, when_busy, payload, idempotency_key, state, attempts, created_at, trace)
+SELECT session_id, seq, :id, :kind, :lane, :when_busy, :payload, :idempotency_key, 'queued', 0, now_us(), :trace FROM head
 RETURNING *;
 
 -- name: touch_session

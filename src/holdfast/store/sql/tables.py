@@ -93,7 +93,7 @@ TABLES: Final = (
         _columns(
             "session_id id, position int, id id, kind text, lane text, when_busy text, payload text,"
             " idempotency_key text?, state text, attempts int, reason text?, run_id text?, created_at int,"
-            " started_at int?, ended_at int?"
+            " started_at int?, ended_at int?, trace text?"
         ),
         unique="id",
     ),

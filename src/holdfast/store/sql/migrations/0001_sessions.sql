@@ -111,6 +111,7 @@ CREATE TABLE submissions (
   created_at       bigint NOT NULL,
   started_at       bigint,
   ended_at         bigint,
+  trace            text,
   PRIMARY KEY (session_id, position)
 );
 CREATE UNIQUE INDEX submissions_id ON submissions (id);
