@@ -235,16 +235,24 @@ async def sweeps(report: Report, few: Database, many: Database, scale: Scale) ->
         at_most=1.3,
         detail=f"{each[0]:.2f} ms and {each[1]:.2f} ms a session",
     )
-    for database in (few, many):
-        store, idle = stores[database], list[float]()
-        for _ in range(20):
+
+    def idle(database: Database) -> Callable[[], Awaitable[float]]:
+        async def work() -> float:
+            store = stores[database]
             started = time.perf_counter()
             await sweep(store, open_media(store=store), actor="benchmark")
-            idle.append(time.perf_counter() - started)
-        size = scale.sessions if database is many else scale.due
-        report.add(
-            f"{few.name}: a sweep with nothing due among {size:,}, median", 1000 * sorted(idle)[10], "ms"
-        )
+            return time.perf_counter() - started
+
+        return work
+
+    duel = await side_by_side(idle(many), idle(few), blocks=20)
+    report.add(
+        f"{few.name}: sweep with nothing due among {scale.sessions:,}, against among {scale.due:,}",
+        duel.ratio,
+        at_most=1.3,
+        detail=duel.times("many", "few"),
+    )
+    for store in stores.values():
         await store.close()
 
 

@@ -1,4 +1,5 @@
--- Finding what is due, at the cost of what is found: each statement follows the index that has its order.
+-- Finding what is due, at the cost of what is found: each statement follows the index that has its order. The time is
+-- a scalar subquery, taken once: PostgreSQL does not look up what a volatile function says in an index.
 
 -- name: agents
 -- From one name to the next, without looking at all sessions.
@@ -11,20 +12,20 @@ SELECT agent FROM names WHERE agent IS NOT NULL;
 
 -- name: due_idle
 SELECT id, agent, status, metadata, created_at, active_at, active_at AS place, now_us() AS now FROM sessions
-WHERE agent = :agent AND status <> 'cleaned' AND hold = 0 AND active_at <= now_us() - CAST(:older_us AS bigint)
+WHERE agent = :agent AND status <> 'cleaned' AND hold = 0 AND active_at <= (SELECT now_us()) - CAST(:older_us AS bigint)
   AND (active_at, id) > (CAST(:after AS bigint), CAST(:after_id AS text))   --? after
 ORDER BY active_at, id LIMIT :limit;
 
 -- name: due_age
 SELECT id, agent, status, metadata, created_at, active_at, created_at AS place, now_us() AS now FROM sessions
-WHERE agent = :agent AND status <> 'cleaned' AND hold = 0 AND created_at <= now_us() - CAST(:older_us AS bigint)
+WHERE agent = :agent AND status <> 'cleaned' AND hold = 0 AND created_at <= (SELECT now_us()) - CAST(:older_us AS bigint)
   AND (created_at, id) > (CAST(:after AS bigint), CAST(:after_id AS text))   --? after
 ORDER BY created_at, id LIMIT :limit;
 
 -- name: due_cleaned
 -- Nothing is left of them but what an erasure takes. None was active before it was created.
 SELECT id, agent, status, metadata, created_at, active_at, created_at AS place, now_us() AS now FROM sessions
-WHERE agent = :agent AND status = 'cleaned' AND hold = 0 AND created_at <= now_us() - CAST(:older_us AS bigint)
+WHERE agent = :agent AND status = 'cleaned' AND hold = 0 AND created_at <= (SELECT now_us()) - CAST(:older_us AS bigint)
   AND (created_at, id) > (CAST(:after AS bigint), CAST(:after_id AS text))   --? after
 ORDER BY created_at, id LIMIT :limit;
 
@@ -33,7 +34,7 @@ ORDER BY created_at, id LIMIT :limit;
 SELECT s.id, s.agent, s.status, s.metadata, s.created_at, s.active_at, q.ended_at AS place, now_us() AS now,
   q.id AS submission_id, q.position
 FROM submissions q JOIN sessions s ON s.id = q.session_id
-WHERE q.ended_at IS NOT NULL AND q.ended_at <= now_us() - CAST(:older_us AS bigint) AND s.hold = 0
+WHERE q.ended_at IS NOT NULL AND q.ended_at <= (SELECT now_us()) - CAST(:older_us AS bigint) AND s.hold = 0
   AND (q.ended_at, q.session_id, q.position) > (   --? after
     CAST(:after AS bigint), CAST(:after_id AS text), CAST(:after_position AS bigint))   --? after
 ORDER BY q.ended_at, q.session_id, q.position LIMIT :limit;
