@@ -18,7 +18,7 @@ from holdfast.types import Batch, NewEvent
 from tests.conftest import Engine
 from tests.server.fronts import Front, front
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 TOKEN = "hf_crowd"
 
 
@@ -42,7 +42,7 @@ def stream(server: Front, session: str, *, buffer: int | None = None) -> socket.
     connection.sendall("\r\n".join([*lines, f"Authorization: Bearer {TOKEN}", "", ""]).encode())
     head = b""
     while b"\r\n\r\n" not in head:
-        head += connection.recv(1)
+        head += connection.recv(4096)
     assert b" 200 " in head
     return connection
 

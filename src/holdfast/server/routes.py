@@ -6,6 +6,7 @@ from typing import Any, cast
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
+from holdfast.errors import BadInput
 from holdfast.logs import about
 from holdfast.server.auth import Doorkeeper, Principal, Rule
 from holdfast.server.channel import Channels
@@ -44,12 +45,16 @@ class GuardedRoute(APIRoute):
         """Ask the doorkeeper first."""
         handler = super().get_route_handler()
         (rule,) = {RULES[method, self.path] for method in self.methods or ()}
+        known = {parameter.alias for parameter in self.dependant.query_params}
 
         async def guarded(request: Request) -> Response:
             doorkeeper: Doorkeeper = request.app.state.doorkeeper
             path = request.path_params
             about(lambda: {name: path[name] for name in ("session_id", "run_id") if name in path})
             await doorkeeper.authorize(request, cast("Rule", rule), path)
+            if unknown := sorted(set(request.query_params) - known):
+                problem = f"there is no parameter {unknown[0][:100]!r}; there are: {', '.join(sorted(known)) or 'none'}"
+                raise BadInput(problem=problem.encode("utf-8", "replace").decode())
             return await handler(request)
 
         return guarded
