@@ -60,6 +60,8 @@ class Metrics:
         self._swept = Gauge(
             "holdfast_sweep_sessions", "Sessions of the last sweep.", ["outcome"], registry=self.registry
         )
+        for outcome in get_args(Result):
+            self._swept.labels(outcome)  # there from the beginning, as 0
 
     def dropped(self) -> None:
         """Count a stream that was dropped."""
