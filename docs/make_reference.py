@@ -77,7 +77,8 @@ def http() -> str:
         "any principal; `read`, `write` and `delete` are for the owner of the session or run, and for administrators, to",
         "everybody else it does not exist; `shell` needs that scope. How to start it: [how-to](../how-to/serve.md).\n",
     ]
-    for module in ("sessions", "runs", "media", "retention", "shell", "operation"):
+    constants = {"PATH": "/sockets/bash-events"}
+    for module in ("sessions", "runs", "media", "retention", "shell", "sockets", "operation"):
         rows: list[str] = []
         for node in ast.parse((SOURCE / "server" / f"{module}.py").read_text()).body:
             if not isinstance(node, ast.AsyncFunctionDef) or not node.decorator_list:
@@ -87,6 +88,10 @@ def http() -> str:
                 method, path, rule = [ast.literal_eval(argument) for argument in decorator.args[1:4]]
                 what = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
                 rows.append(f"| {method} `{path}` | {rule} | {what} |")
+            elif isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "socket":
+                where, rule = constants[ast.unparse(decorator.args[1])], ast.literal_eval(decorator.args[2])
+                what = " ".join((ast.get_docstring(node) or "").split())
+                rows.append(f"| WebSocket `{where}` | {rule} | {what} |")
         if rows:
             parts += [f"## {module.capitalize()}\n", "| route | who may | what |\n|---|---|---|", *rows, ""]
     return "\n".join(parts)

@@ -83,7 +83,13 @@ async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bo
         if made:
             application.state.doorkeeper.admin_token = new_token()
         server = uvicorn.Server(
-            uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=5, lifespan="on")
+            uvicorn.Config(
+                application,
+                log_level="warning",
+                timeout_graceful_shutdown=5,
+                lifespan="on",
+                ws_max_size=settings.max_body_bytes,
+            )
         )
         # Signals are ours: streams must end before the server waits for them.
         setattr(server, "capture_signals", nullcontext)  # noqa: B010 - typed as a method

@@ -29,7 +29,7 @@ from holdfast.errors import (
     Unauthenticated,
 )
 from holdfast.ids import new_id
-from holdfast.server import media, operation, page, retention, runs, sessions
+from holdfast.server import media, operation, page, retention, runs, sessions, sockets
 from holdfast.server import shell as shell_routes
 from holdfast.server.auth import Doorkeeper
 from holdfast.server.channel import Channels
@@ -98,7 +98,9 @@ def create_app(
     app.state.metrics = operation.Metrics()
     app.state.shell = shell
     routers = [sessions.router, runs.router, media.router, retention.router, operation.router, page.router]
-    for router in [*routers, shell_routes.router] if shell is not None else routers:
+    if shell is not None:
+        routers += [shell_routes.router, sockets.router]
+    for router in routers:
         app.include_router(router)
     app.add_exception_handler(HoldfastError, _say_ours)
     app.add_exception_handler(RequestValidationError, _say_invalid)

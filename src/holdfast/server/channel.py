@@ -165,6 +165,7 @@ class Channels:
         self._store = store
         self._open: dict[str, Channel] = {}
         self.closing = False
+        self.closed = asyncio.Event()
 
     @property
     def clients(self) -> int:
@@ -192,5 +193,6 @@ class Channels:
     def close(self) -> None:
         """End all streams with a hint to come back: another front goes on from the same number."""
         self.closing = True
+        self.closed.set()
         for channel in self._open.values():
             channel.end("closing")

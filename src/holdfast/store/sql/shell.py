@@ -100,6 +100,7 @@ class Shell(SqlCore):
                 command_id=id,
                 number=command.outputs + number,
                 session_id=rows[0]["session_id"],
+                owner=rows[0]["owner"],
                 id=ids[number],
                 stdout=output.stdout,
                 stderr=output.stderr,
@@ -146,6 +147,7 @@ class Shell(SqlCore):
         self,
         *,
         session_id: str | None = None,
+        owner: str | None = None,
         state: CommandState | None = None,
         holder: str | None = None,
         cursor: str | None = None,
@@ -157,6 +159,7 @@ class Shell(SqlCore):
         rows = yield sql(
             "commands",
             session_id=session_id,
+            owner=owner,
             state=state,
             holder=holder,
             still_running=True if state == "running" else None,
@@ -203,6 +206,7 @@ class Shell(SqlCore):
         *,
         kind: ShellKind | None = None,
         command_id: str | None = None,
+        owner: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         after_order: int | None = None,
@@ -213,6 +217,7 @@ class Shell(SqlCore):
         if kind is not None:
             check_choice(kind, SHELL_KINDS, "kind of event")
         filters: dict[str, object] = {
+            "owner": owner,
             "since": _microseconds(since),
             "until": _microseconds(until),
             "oldest_first": None if newest_first else True,
@@ -262,7 +267,7 @@ class Shell(SqlCore):
         limit = int(str(filters["limit"])) - 1
         first: list[tuple[int, Command | Output]] = []
         if with_command and (place is None or (newest_first and place >= 0)):
-            rows = yield sql("commands", id=id, limit=1)
+            rows = yield sql("commands", id=id, owner=filters["owner"], limit=1)
             first = [(-1, _command(row)) for row in rows if _is_logged(row, filters)]
         outputs: list[tuple[int, Command | Output]] = []
         if with_outputs:
@@ -273,23 +278,27 @@ class Shell(SqlCore):
         return Page(items=[event for _, event in events[:limit]], next_cursor=more)
 
     @reading
-    def shell_events_by_id(self, ids: Sequence[str]) -> Tx[list[Command | Output | None]]:
+    def shell_events_by_id(
+        self, ids: Sequence[str], *, owner: str | None = None
+    ) -> Tx[list[Command | Output | None]]:
         known = [check_uuid(each, "event") for each in ids]
         wanted = json.dumps(known)
         found: dict[str, Command | Output] = {}
-        for row in (yield sql("outputs_by_id", ids=wanted)):
+        for row in (yield sql("outputs_by_id", ids=wanted, owner=owner)):
             found[row["id"]] = _output(row)
-        for row in (yield sql("commands_by_id", ids=wanted)):
+        for row in (yield sql("commands_by_id", ids=wanted, owner=owner)):
             found[row["id"]] = _command(row)
         return [found.get(each) for each in known]
 
     @repeatable
-    def purge_commands(self, *, older_than: float, limit: int = 1000) -> Tx[int]:
+    def purge_commands(self, *, older_than: float, owner: str | None = None, limit: int = 1000) -> Tx[int]:
         if not (math.isfinite(older_than) and older_than >= 0):
             raise BadInput(problem=f"a number of seconds is 0 or more, not {older_than}")
         left = page_limit(limit)
         seconds = min(older_than, _LARGEST / 4_000_000)
-        ended = yield sql("commands_to_purge", older_than_us=round(seconds * 1_000_000), limit=left)
+        ended = yield sql(
+            "commands_to_purge", older_than_us=round(seconds * 1_000_000), owner=owner, limit=left
+        )
         for row in ended:
             gone = yield sql("purge_outputs", command_id=row["id"], limit=left)
             left -= len(gone)

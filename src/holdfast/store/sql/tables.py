@@ -114,7 +114,7 @@ TABLES: Final = (
         "outputs",
         ("command_id", "number"),
         _columns(
-            "command_id id, number int, session_id id, id id, stdout text?, stderr text?, exit_code int?,"
+            "command_id id, number int, session_id id, owner text, id id, stdout text?, stderr text?, exit_code int?,"
             " damaged int, at int"
         ),
         unique="id",
