@@ -78,7 +78,7 @@ def http() -> str:
         "everybody else it does not exist; `shell` needs that scope. How to start it: [how-to](../how-to/serve.md).\n",
     ]
     constants = {"PATH": "/sockets/bash-events"}
-    for module in ("sessions", "runs", "media", "retention", "shell", "sockets", "operation"):
+    for module in ("sessions", "commands", "runs", "media", "retention", "shell", "sockets", "operation"):
         rows: list[str] = []
         for node in ast.parse((SOURCE / "server" / f"{module}.py").read_text()).body:
             if not isinstance(node, ast.AsyncFunctionDef) or not node.decorator_list:

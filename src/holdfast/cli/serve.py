@@ -51,9 +51,12 @@ def serve(
         )
     if role == "all" and app is None:
         raise BadInput(problem="name the agents to serve as module:attribute, or use --role front")
-    raise typer.Exit(
-        asyncio.run(_serve(app, settings, workers=workers if role == "all" else 0, shell=enable_shell))
-    )
+    raise typer.Exit(run_server(app, settings, workers=workers if role == "all" else 0, shell=enable_shell))
+
+
+def run_server(app: str | None, settings: Settings, *, workers: int, shell: bool, demo: bool = False) -> int:
+    """Serve until SIGTERM or Ctrl-C and return the exit code. In the demo a worker can be killed from the page."""
+    return asyncio.run(_serve(app, settings, workers=workers, shell=shell, demo=demo))
 
 
 def _is_loopback(host: str) -> bool:
@@ -63,7 +66,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bool) -> int:
+async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bool, demo: bool) -> int:
     import uvicorn
 
     from holdfast.runtime.agents import load_agents
@@ -78,7 +81,8 @@ async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bo
             from holdfast.shell import ShellService
 
             commands = await stack.enter_async_context(ShellService(opened, settings=settings))
-        application = create_app(settings, opened, names, shell=commands)
+        crew = Crew(app or "", settings.store, workers)
+        application = create_app(settings, opened, names, shell=commands, kill=crew.kill if demo else None)
         made = settings.auth == "token" and settings.token is None and settings.jwt_keys is None
         if made:
             application.state.doorkeeper.admin_token = new_token()
@@ -94,7 +98,6 @@ async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bo
         # Signals are ours: streams must end before the server waits for them.
         setattr(server, "capture_signals", nullcontext)  # noqa: B010 - typed as a method
         listening = socket.create_server((settings.host, settings.port), backlog=2048)
-        crew = Crew(app or "", settings.store, workers)
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -126,20 +129,32 @@ class Crew:
     def __init__(self, app: str, store: str, size: int) -> None:
         self._command = [sys.executable, "-m", "holdfast", "worker", app, "--store", store]
         self._size = size
+        self._pids: set[int] = set()
 
     async def keep(self, stopping: asyncio.Event) -> None:
         """Keep them running until told to stop, then let them hand over."""
         await asyncio.gather(*(self._keep_one(stopping) for _ in range(self._size)))
+
+    def kill(self, pid: int | None) -> int | None:
+        """Kill one of them with no chance to say a word, this one if it is ours; return which."""
+        if pid not in self._pids:
+            pid = next(iter(self._pids), None)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+        return pid
 
     async def _keep_one(self, stopping: asyncio.Event) -> None:
         pause = 0.2
         while not stopping.is_set():
             started = asyncio.get_running_loop().time()
             process = await asyncio.create_subprocess_exec(*self._command, env=os.environ)
+            self._pids.add(process.pid)
             ended = asyncio.create_task(process.wait())
             told = asyncio.create_task(stopping.wait())
             await asyncio.wait([ended, told], return_when=asyncio.FIRST_COMPLETED)
             told.cancel()
+            if ended.done():
+                self._pids.discard(process.pid)
             if not ended.done():
                 process.send_signal(signal.SIGTERM)
                 await ended

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -29,10 +29,11 @@ from holdfast.errors import (
     Unauthenticated,
 )
 from holdfast.ids import new_id
-from holdfast.server import media, operation, page, retention, runs, sessions, sockets
+from holdfast.server import commands, media, operation, page, retention, runs, sessions, sockets
 from holdfast.server import shell as shell_routes
 from holdfast.server.auth import Doorkeeper
 from holdfast.server.channel import Channels
+from holdfast.server.demo import demo_router
 from holdfast.shell import ShellService
 from holdfast.store import Store
 
@@ -67,11 +68,17 @@ _HEADERS: Final = (
 
 
 def create_app(
-    settings: Settings, store: Store, agents: Iterable[str] = (), *, shell: ShellService | None = None
+    settings: Settings,
+    store: Store,
+    agents: Iterable[str] = (),
+    *,
+    shell: ShellService | None = None,
+    kill: Callable[[int | None], int | None] | None = None,
 ) -> FastAPI:
     """Make the application on an open store. `agents` names those that sessions can be created for; empty: any.
 
     With an open `shell` commands can be run, by principals with that scope; without one there are no such routes.
+    `kill` is for the demo: it kills a worker.
     """
 
     @asynccontextmanager
@@ -97,9 +104,20 @@ def create_app(
     app.state.channels = Channels(store)
     app.state.metrics = operation.Metrics()
     app.state.shell = shell
-    routers = [sessions.router, runs.router, media.router, retention.router, operation.router, page.router]
+    routers = [
+        sessions.router,
+        commands.router,
+        runs.router,
+        media.router,
+        retention.router,
+        operation.router,
+        page.router,
+    ]
     if shell is not None:
         routers += [shell_routes.router, sockets.router]
+    app.state.demo = kill is not None
+    if kill is not None:
+        routers.append(demo_router(kill))
     for router in routers:
         app.include_router(router)
     app.add_exception_handler(HoldfastError, _say_ours)

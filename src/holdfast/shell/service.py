@@ -116,6 +116,7 @@ class ShellService:
         env: Mapping[str, str] | None = None,
         session_id: str | None = None,
         owner: str = "local",
+        call_id: str | None = None,
     ) -> Command:
         """Start a command and return it as it is on record. It is a line for bash, or sh where there is no bash.
 
@@ -138,6 +139,7 @@ class ShellService:
             timeout=timeout,
             owner=owner,
             session_id=session_id,
+            call_id=call_id,
             holder=holder.id,
             host=self._host,
         )

@@ -41,6 +41,7 @@ class Shell(SqlCore):
         self._check_size(command.command, "command")
         self._check_size(command.cwd or "", "folder")
         check_name(command.owner, "owner")
+        self._check_size(command.call_id or "", "call id")
         if command.session_id is not None:
             head = yield from self._lock_head(check_id(command.session_id, "session id"))
             if head.status in {"cleaning", "cleaned"}:
@@ -50,6 +51,7 @@ class Shell(SqlCore):
             id=key,
             session_id=command.session_id,
             owner=command.owner,
+            call_id=command.call_id,
             command=command.command,
             cwd=command.cwd,
             timeout_us=None if command.timeout is None else round(command.timeout * 1_000_000),
@@ -341,6 +343,7 @@ def _command(row: Row) -> Command:
         timeout=None if row["timeout_us"] is None else row["timeout_us"] / 1_000_000,
         owner=row["owner"],
         session_id=row["session_id"],
+        call_id=row["call_id"],
         holder=row["holder"],
         host=row["host"],
         pid=row["pid"],

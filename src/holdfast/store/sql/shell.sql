@@ -1,8 +1,8 @@
 -- name: insert_command
 -- Once, however often it is sent. What belongs to a session belongs to whoever owns that.
-INSERT INTO commands (id, session_id, owner, command, cwd, timeout_us, holder, host, pid, pid_started, state,
+INSERT INTO commands (id, session_id, owner, call_id, command, cwd, timeout_us, holder, host, pid, pid_started, state,
   stop_requested, outputs, stdout_bytes, stderr_bytes, left_out_bytes, damaged, started_at, last_at)
-VALUES (:id, :session_id, COALESCE((SELECT owner FROM sessions WHERE id = CAST(:session_id AS idtext)), :owner), :command, :cwd, :timeout_us, :holder, :host, :pid, :pid_started, 'running',
+VALUES (:id, :session_id, COALESCE((SELECT owner FROM sessions WHERE id = CAST(:session_id AS idtext)), :owner), :call_id, :command, :cwd, :timeout_us, :holder, :host, :pid, :pid_started, 'running',
   0, 0, 0, 0, 0, 0, now_us(), 0)
 ON CONFLICT (id) DO NOTHING;
 

@@ -297,6 +297,7 @@ CREATE TABLE commands (
   id              idtext PRIMARY KEY,
   session_id      idtext,
   owner           text NOT NULL,
+  call_id         text,               -- the tool call that started it
   command         text NOT NULL,
   cwd             text,
   timeout_us      bigint,
