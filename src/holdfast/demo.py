@@ -138,7 +138,7 @@ def _brief(part: ToolReturnPart) -> str:
         return f"ended with {code[1]}"
     if part.tool_name == "draw":
         return "a picture"
-    return " ".join(str(part.content).split())[:120].replace("|", "/")
+    return " ".join(str(part.content).split())[:90].replace("|", "/")
 
 
 def _verdict(messages: list[ModelMessage]) -> str:

@@ -4,7 +4,8 @@
 const ENDED = new Set(["run_completed", "run_failed", "run_interrupted", "approval_requested"]);
 
 export class Journal {
-  constructor() {
+  constructor(session) {
+    this.session = session;
     this.seq = 0;
     this.version = 0;
     this.items = [];
@@ -89,7 +90,7 @@ export class Journal {
         this._mark(event, "good", "Recovered: its worker was gone, and another goes on from what is on record.");
         break;
       case "takeover":
-        this._mark(event, "note", "Taken over: the worker that held it did not renew its deadline.");
+        this._mark(event, "note", "Taken over: the worker that held it is gone.");
         break;
       case "handover":
         this._ran(event, "handed over");
@@ -204,7 +205,7 @@ export class Journal {
     if (before) return before;
     const parts = message.parts.map((part) => {
       if (part.part_kind !== "tool-call") return { kind: part.part_kind, text: part.content, part };
-      const call = { id: part.tool_call_id, tool: part.tool_name, arguments: part.args, run: event.run_id };
+      const call = { id: part.tool_call_id, tool: part.tool_name, arguments: part.args, run: event.run_id, session: this.session };
       Object.assign(call, { state: "planned", started: null, ended: null, startedIn: null, endedIn: null, result: undefined });
       this._calls.set(call.id, call);
       return { kind: "call", call };

@@ -6,6 +6,7 @@ import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
 import { Journal } from "./journal.js";
 import { Ledger } from "./ledger.js";
+import { Retention } from "./retention.js";
 import { follow } from "./stream.js";
 import { Timeline } from "./timeline.js";
 import { STATUS, count, titleOf } from "./words.js";
@@ -13,10 +14,12 @@ import { STATUS, count, titleOf } from "./words.js";
 const BUSY = new Set(["running", "queued", "waiting"]);
 
 // Follows a session's feed into a journal; draws at most once per frame.
-function useJournal(id) {
+function useJournal(id, life) {
   const [, redraw] = useState(0);
   const kept = useRef(null);
-  if (kept.current?.id !== id) kept.current = { id, journal: new Journal(), link: "connecting", reason: null };
+  if (kept.current?.id !== id || kept.current.life !== life) {
+    kept.current = { id, life, journal: new Journal(id), link: "connecting", reason: null };
+  }
   const here = kept.current;
   useEffect(() => {
     let frame = 0;
@@ -43,7 +46,7 @@ function useJournal(id) {
         draw(false);
       },
     });
-  }, [id]);
+  }, [id, life]);
   return here;
 }
 
@@ -149,8 +152,9 @@ function Usage({ usage }) {
   </span>`;
 }
 
-export function Session({ id, view }) {
-  const { journal, link, reason } = useJournal(id);
+export function Session({ id, view, me }) {
+  const [life, setLife] = useState(0); // what was cleaned or brought back is read anew
+  const { journal, link, reason } = useJournal(id, life);
   const [detail, reread] = useDetail(id, journal.seq);
   const { queued, send } = useSent(id, journal);
   const [problem, setProblem] = useState(null);
@@ -166,6 +170,13 @@ export function Session({ id, view }) {
     if (detail && !BUSY.has(status)) setBackground(false);
   }, [detail]);
 
+  const before = useRef(null);
+  useEffect(() => {
+    if (!detail) return;
+    if (before.current?.id === id && before.current.cleaned !== detail.cleaned_at) setLife((n) => n + 1);
+    before.current = { id, cleaned: detail.cleaned_at };
+  }, [detail]);
+
   const ask = (what, then = () => {}) => async () => {
     setProblem(null);
     try {
@@ -177,7 +188,7 @@ export function Session({ id, view }) {
     }
   };
   const at = (name) => `#/s/${encodeURIComponent(id)}${name ? `/${name}` : ""}`;
-  const tabs = [["", "Conversation"], ["timeline", "Timeline"], ["ledger", "Ledger"]];
+  const tabs = [["", "Conversation"], ["timeline", "Timeline"], ["ledger", "Ledger"], ["retention", "Retention"]];
   const closed = link === "gone" || status === "cleaned" || status === "cleaning";
 
   return html`<section class="session" aria-label="Session">
@@ -204,7 +215,8 @@ export function Session({ id, view }) {
     ${problem && html`<p class="banner bad" role="alert">${problem} <button type="button" class="quiet" onClick=${() => setProblem(null)}>Dismiss</button></p>`}
     ${background && html`<p class="banner good" role="status">Running in the background. You can close this tab.</p>`}
     ${view === "timeline" && html`<${Timeline} id=${id} journal=${journal} version=${journal.version} />`}
-    ${view === "ledger" && html`<${Ledger} id=${id} journal=${journal} detail=${detail} onChanged=${reread} />`}
+    ${view === "ledger" && html`<${Ledger} id=${id} journal=${journal} />`}
+    ${view === "retention" && html`<${Retention} key=${id} id=${id} detail=${detail} admin=${me.role === "admin"} onChanged=${reread} onReset=${() => setLife((n) => n + 1)} />`}
     ${view === "" &&
     html`<${Conversation} key=${id} journal=${journal} version=${journal.version} queued=${queued}>
         ${(journal.seq ? (detail?.asked ?? []) : []).map(
@@ -217,6 +229,7 @@ export function Session({ id, view }) {
           <button type="button" disabled=${!busy} onClick=${ask(api.interrupt)}>■ Stop</button>
           <button type="button" disabled=${status !== "running"} onClick=${ask(api.background, () => setBackground(true))}>Background</button>
           <button type="button" disabled=${busy || closed || !journal.runs.size} onClick=${ask(api.undo)}>Undo</button>
+          ${me.demo && html`<button type="button" class="kill" disabled=${!busy} title="Really: kill -9. For this demo only." onClick=${ask(api.killWorker)}>☠ Kill the worker</button>`}
         </div>
         <${Composer} key=${id} busy=${status === "running" || status === "queued"} disabled=${closed} onSend=${send} />
       </footer>`}
