@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { Code, Markdown } from "./markdown.js";
 import { clock, lasting, pretty } from "./words.js";
 
-const SHOWN = 120; // entries at first; earlier ones on demand
+const SHOWN = 80; // entries at first; earlier ones on demand
 const PREVIEW = 4_000; // characters of a result at first
 const MOST = 200_000;
 
@@ -215,14 +215,44 @@ class Entry extends Component {
   }
 }
 
-function Drafts({ drafts }) {
-  if (!drafts.size) return null;
-  const parts = [...drafts.values()].sort((one, other) => one.part - other.part);
+// Where a text that grows can be cut: what is before it will not change any more.
+function settled(text) {
+  let at = text.lastIndexOf("\n\n");
+  while (at > 0 && text.slice(0, at).split("```").length % 2 === 0) at = text.lastIndexOf("\n\n", at - 1);
+  return Math.max(0, at);
+}
+
+class Settled extends Component {
+  shouldComponentUpdate(next) {
+    return next.text !== this.props.text;
+  }
+
+  render({ text }) {
+    return html`<${Markdown} text=${text} />`;
+  }
+}
+
+function Growing({ text }) {
+  const at = settled(text);
+  return html`${at > 0 && html`<${Settled} text=${text.slice(0, at)} />`}<${Markdown} text=${text.slice(at)} />`;
+}
+
+// What the model is saying; drawn by itself, so that a word costs what a word costs.
+function Drafts({ journal }) {
+  const [, redraw] = useState(0);
+  useEffect(() => {
+    journal.drawDrafts = () => redraw((n) => n + 1);
+    return () => {
+      journal.drawDrafts = () => {};
+    };
+  }, [journal]);
+  if (!journal.drafts.size) return null;
+  const parts = [...journal.drafts.values()].sort((one, other) => one.part - other.part);
   return html`<article class="answer draft" aria-label="The agent is saying">
     ${parts.map((draft) =>
       draft.kind === "thinking"
         ? html`<details class="thinking" key=${draft.key}><summary>Thinking…</summary><${Markdown} text=${draft.text} /></details>`
-        : html`<${Markdown} key=${draft.key} text=${draft.text} />`,
+        : html`<${Growing} key=${draft.key} text=${draft.text} />`,
     )}
   </article>`;
 }
@@ -261,7 +291,7 @@ export function Conversation({ journal, version, queued, children }) {
       ${hidden > 0 &&
       html`<button type="button" class="quiet earlier" onClick=${earlier}>Show earlier (${hidden.toLocaleString()} more)</button>`}
       ${items.map((item) => html`<${Entry} key=${item.key} item=${item} version=${item.version} />`)}
-      <${Drafts} drafts=${journal.drafts} />
+      <${Drafts} journal=${journal} />
       ${children}
       ${queued.map(
         (one) => html`<article key=${one.key} class="user queued" aria-label="Queued">

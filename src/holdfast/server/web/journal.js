@@ -10,6 +10,7 @@ export class Journal {
     this.version = 0;
     this.items = [];
     this.drafts = new Map(); // run and part -> draft
+    this.drawDrafts = () => {}; // set by whoever shows them
     this.runs = new Map(); // id -> run with its spans, in the order in which they began
     this.marks = []; // what happened to the session, for the timeline
     this.queue = new Map(); // submission id -> what waits for its turn

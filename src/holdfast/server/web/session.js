@@ -24,21 +24,30 @@ function useJournal(id, life) {
   useEffect(() => {
     let frame = 0;
     let late = 0;
+    let since = 0; // when the first of what is not drawn yet came
+    let whole = false; // or only the drafts
     const now = () => {
       clearTimeout(late);
       cancelAnimationFrame(frame);
-      frame = late = 0;
-      redraw((n) => n + 1);
+      frame = late = since = 0;
+      if (whole) redraw((n) => n + 1);
+      else here.journal.drawDrafts();
+      whole = false;
     };
-    const draw = (many) => {
-      // While much is caught up with, once it is over. A hidden tab gets no frames, and must not fall behind either.
-      if (many || document.hidden) late ||= setTimeout(now, 150);
-      else frame ||= requestAnimationFrame(now);
+    const draw = (many, everything = true) => {
+      whole ||= everything;
+      // While much is caught up with, once it is over, or twice a second. A hidden tab gets no frames, and must not fall
+      // behind either.
+      if (many || document.hidden) {
+        since ||= performance.now();
+        clearTimeout(late);
+        late = setTimeout(now, Math.min(document.hidden ? 150 : 40, Math.max(0, since + 500 - performance.now())));
+      } else frame ||= requestAnimationFrame(now);
     };
     return follow(id, here.journal.seq, {
       batch(events, drafts) {
         here.journal.take(events, drafts);
-        draw(events.length > 20);
+        draw(events.length > 20, events.length > 0);
       },
       state(link, reason = null) {
         here.link = link;
