@@ -82,6 +82,9 @@ async def test_the_three_things_to_try(site: Site, demo: str, tmp_path: Path):
     await comes_true(
         page, "document.querySelector('.approval').getBoundingClientRect().bottom <= innerHeight"
     )
+    await page.locator(
+        ".sessions .status.waiting"
+    ).wait_for()  # the list has a mark on what waits for a person
     await shoot(page, "approval")
     if picture := os.environ.get("PICTURE"):
         await page.set_viewport_size({"width": 1200, "height": 1000})
