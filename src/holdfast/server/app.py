@@ -104,6 +104,7 @@ def create_app(
     app.state.channels = Channels(store)
     app.state.metrics = operation.Metrics()
     app.state.shell = shell
+    app.state.sockets = 0
     routers = [
         sessions.router,
         commands.router,

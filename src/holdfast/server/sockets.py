@@ -51,12 +51,7 @@ class BashError(BaseModel):
 @socket(router, PATH, "shell")
 async def bash_events(websocket: WebSocket) -> None:
     """Send the log as it grows; with `resend_mode=all` (or `resend_all=true`) what is in it, first."""
-    state = websocket.app.state
-    state.sockets = getattr(state, "sockets", 0) + 1
-    try:
-        await _Connection(websocket).serve(crowded=state.sockets > _MOST)
-    finally:
-        state.sockets -= 1
+    await _Connection(websocket).serve()
 
 
 class _Connection:
@@ -70,7 +65,7 @@ class _Connection:
         self._token: str | None = None
         self._sending = asyncio.Lock()
 
-    async def serve(self, *, crowded: bool) -> None:
+    async def serve(self) -> None:
         query = self._socket.query_params
         try:
             welcome = await self._authorize_before()
@@ -78,18 +73,34 @@ class _Connection:
         except HoldfastError as error:
             await self._deny(error)
             return
-        if crowded:
-            await self._socket.accept()
-            await self._close(_TOO_MANY, "Too many connections")
-            return
         if not welcome:
             await self._socket.accept()
             if not await self._authorize_first():
                 return
+        state = self._socket.app.state
+        if state.sockets >= _MOST:
+            if welcome:
+                await self._socket.accept()
+            await self._close(_TOO_MANY, "Too many connections")
+            return
+        state.sockets += 1  # of those who may: nobody else can take their place
+        try:
+            await self._go_on(resend, accept=welcome)
+        finally:
+            state.sockets -= 1
+
+    async def _go_on(self, resend: bool, *, accept: bool) -> None:
         feed = Feed(self._shell.store, owner=self._socket.state.principal.sees)
-        if not resend:
-            await feed.skip()  # before it is accepted: what is started after that is seen
-        if welcome:
+        try:
+            if not resend:
+                await feed.skip()  # before it is accepted: what is started after that is seen
+        except HoldfastError as error:
+            if accept:
+                await self._deny(error)
+            else:
+                await self._close(_RESTART, "The store does not answer; come back")
+            return
+        if accept:
             await self._socket.accept()
         await self._talk(feed, resend)
 

@@ -14,7 +14,7 @@ from holdfast.types import Command, Output
 
 _LOOK_SECONDS = 0.1
 _PAUSE_SECONDS = 1.0
-_LATE = timedelta(seconds=30)
+_LATE = timedelta(seconds=10)
 """A command may be committed so long after the time that it bears, and is still found."""
 _PAGE = 100
 _MANY = 1000
