@@ -240,7 +240,7 @@ async def test_what_is_said_is_text_and_what_is_large_is_bounded(site: Site):
             link = card.get_by_role("link", name="kept as media")
             answer = await page.request.get(site.url + await link.get_attribute("href"))
             assert "text/html" not in answer.headers["content-type"]
-            assert len(await answer.body()) >= size
+            assert len(await answer.body()) > size // 2  # what looks like base64 is kept decoded
         assert len(await card.inner_text()) < 10_000
     assert await page.get_by_text("56,000 more characters").count() == 1
 
