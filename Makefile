@@ -2,12 +2,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run test browser-test check format bench bench-compare clean
+.PHONY: help run tour test browser-test check format bench bench-compare clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
-run: .venv/ready ## a tour of what works today, on a real file with real processes
+run: .venv/ready ## the demo: a server, a scripted agent and a page to look at, on a file that is thrown away
+	$(BIN)/holdfast demo
+
+tour: .venv/ready ## a tour of the store in the terminal, on a real file with real processes
 	$(BIN)/python examples/tour.py
 
 test: check ## lint, types and all tests, against real servers

@@ -393,7 +393,8 @@ class Command:
     `done` means that it ended by itself; its exit code is 128 + n if signal n ended it. In every other end the code
     is -1: `timed_out`, `stopped` on request, `killed` with its service, or `lost`, when nobody saw how it ended.
     A purged command has lost its text and folder. Sizes count what it wrote, kept or not. `service` is the name of the
-    live holder that runs it; a running command without one is an orphan.
+    live holder that runs it; a running command without one is an orphan. `owner` is who may see it: the owner of its
+    session if it has one, whatever was asked for. `call_id` is the tool call that started it.
     """
 
     id: str
@@ -402,6 +403,7 @@ class Command:
     timeout: float | None = None
     owner: str = ""
     session_id: str | None = None
+    call_id: str | None = None
     holder: str = ""
     host: str = ""
     pid: int = 0

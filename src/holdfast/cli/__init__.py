@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli import db, demo, media, retention, runs, serve, sessions, shell, sweep, talk, worker
+from holdfast.cli import (
+    db,
+    demo,
+    doctor,
+    media,
+    retention,
+    runs,
+    serve,
+    sessions,
+    shell,
+    sweep,
+    talk,
+    worker,
+)
 from holdfast.errors import HoldfastError
 
 app = typer.Typer(
@@ -29,6 +42,8 @@ for command in (
     demo.demo,
     worker.worker,
     worker.workers,
+    doctor.doctor,
+    doctor.top,
     talk.send,
     talk.tail,
     talk.interrupt,

@@ -54,9 +54,12 @@ def serve(
         )
     if role == "all" and app is None:
         raise BadInput(problem="name the agents to serve as module:attribute, or use --role front")
-    raise typer.Exit(
-        asyncio.run(_serve(app, settings, workers=workers if role == "all" else 0, shell=enable_shell))
-    )
+    raise typer.Exit(run_server(app, settings, workers=workers if role == "all" else 0, shell=enable_shell))
+
+
+def run_server(app: str | None, settings: Settings, *, workers: int, shell: bool, demo: bool = False) -> int:
+    """Serve until SIGTERM or Ctrl-C and return the exit code. In the demo a worker can be killed from the page."""
+    return asyncio.run(_serve(app, settings, workers=workers, shell=shell, demo=demo))
 
 
 def _is_loopback(host: str) -> bool:
@@ -66,7 +69,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bool) -> int:
+async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bool, demo: bool) -> int:
     import uvicorn
 
     from holdfast.runtime.agents import load_agents
@@ -85,7 +88,15 @@ async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bo
 
             commands = await stack.enter_async_context(ShellService(opened, settings=settings))
         numbers = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-metrics-"))
-        application = create_app(settings, opened, names, shell=commands, worker_metrics=Path(numbers))
+        crew = Crew(app or "", settings, workers, numbers)
+        application = create_app(
+            settings,
+            opened,
+            names,
+            shell=commands,
+            worker_metrics=Path(numbers),
+            kill=crew.kill if demo else None,
+        )
         made = settings.auth == "token" and settings.token is None and settings.jwt_keys is None
         if made:
             application.state.doorkeeper.admin_token = new_token()
@@ -98,12 +109,12 @@ async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bo
                 access_log=False,
                 timeout_graceful_shutdown=5,
                 lifespan="on",
+                ws_max_size=settings.max_body_bytes,
             )
         )
         # Signals are ours: streams must end before the server waits for them.
         setattr(server, "capture_signals", nullcontext)  # noqa: B010 - typed as a method
         listening = socket.create_server((settings.host, settings.port), backlog=2048)
-        crew = Crew(app or "", settings, workers, numbers)
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -137,10 +148,19 @@ class Crew:
         options = ["--store", settings.store, "--log-format", settings.log_format]
         self._command = [sys.executable, "-m", "holdfast", "worker", app, "--supervised", *options]
         self._size = size
+        self._pids: set[int] = set()
 
     async def keep(self, stopping: asyncio.Event) -> None:
         """Keep them running until told to stop, then let them hand over."""
         await asyncio.gather(*(self._keep_one(stopping) for _ in range(self._size)))
+
+    def kill(self, pid: int | None) -> int | None:
+        """Kill one of them with no chance to say a word, this one if it is ours; return which."""
+        if pid not in self._pids:
+            pid = next(iter(self._pids), None)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+        return pid
 
     async def _keep_one(self, stopping: asyncio.Event) -> None:
         pause = 0.2
@@ -150,10 +170,13 @@ class Crew:
             process = await asyncio.create_subprocess_exec(
                 *self._command, env=self._environment, stdin=asyncio.subprocess.PIPE
             )
+            self._pids.add(process.pid)
             ended = asyncio.create_task(process.wait())
             told = asyncio.create_task(stopping.wait())
             await asyncio.wait([ended, told], return_when=asyncio.FIRST_COMPLETED)
             told.cancel()
+            if ended.done():
+                self._pids.discard(process.pid)
             if not ended.done():
                 process.send_signal(signal.SIGTERM)
                 await ended

@@ -263,6 +263,8 @@ class _Reader:
             raise BadArchive(
                 problem=f"the record of {name} belongs to session {owner}, not {self._session_id}"
             )
+        if self._session and row.get("owner", self._session["owner"]) != self._session["owner"]:
+            raise BadArchive(problem=f"a record of {name} does not belong to the session's owner")
         key = tuple(row[column] for column in table.key)
         if self._table and not (_ORDER[self._table], self._key) < (_ORDER[name], key):
             raise BadArchive(

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -33,10 +33,11 @@ from holdfast.errors import (
     Unauthenticated,
 )
 from holdfast.ids import new_id
-from holdfast.server import media, operation, page, retention, runs, sessions
+from holdfast.server import commands, media, operation, page, retention, runs, sessions, sockets
 from holdfast.server import shell as shell_routes
 from holdfast.server.auth import Doorkeeper
 from holdfast.server.channel import Channels
+from holdfast.server.demo import demo_router
 from holdfast.server.stream import DIRECT
 from holdfast.shell import ShellService
 from holdfast.store import Store
@@ -80,11 +81,13 @@ def create_app(
     *,
     shell: ShellService | None = None,
     worker_metrics: Path | None = None,
+    kill: Callable[[int | None], int | None] | None = None,
 ) -> FastAPI:
     """Make the application on an open store. `agents` names those that sessions can be created for; empty: any.
 
     With an open `shell` commands can be run, by principals with that scope; without one there are no such routes.
     `worker_metrics` is a folder where workers leave what they count.
+    `kill` is for the demo: it kills a worker.
     """
 
     @asynccontextmanager
@@ -112,8 +115,22 @@ def create_app(
     app.state.metrics = operation.Metrics(worker_metrics)
     app.state.migrated = False
     app.state.shell = shell
-    routers = [sessions.router, runs.router, media.router, retention.router, operation.router, page.router]
-    for router in [*routers, shell_routes.router] if shell is not None else routers:
+    app.state.sockets = 0
+    routers = [
+        sessions.router,
+        commands.router,
+        runs.router,
+        media.router,
+        retention.router,
+        operation.router,
+        page.router,
+    ]
+    if shell is not None:
+        routers += [shell_routes.router, sockets.router]
+    app.state.demo = kill is not None
+    if kill is not None:
+        routers.append(demo_router(kill))
+    for router in routers:
         app.include_router(router)
     app.add_exception_handler(HoldfastError, _say_ours)
     app.add_exception_handler(RequestValidationError, _say_invalid)

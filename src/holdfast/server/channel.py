@@ -233,6 +233,7 @@ class Channels:
         self._clock = Clock()
         self._ticking: asyncio.Task[None] | None = None
         self.closing = False
+        self.closed = asyncio.Event()
 
     @property
     def clients(self) -> int:
@@ -266,6 +267,7 @@ class Channels:
     def close(self) -> None:
         """End all streams with a hint to come back: another front goes on from the same number."""
         self.closing = True
+        self.closed.set()
         for channel in self._open.values():
             channel.end("closing")
 

@@ -91,6 +91,7 @@ async def me(request: Request) -> Me:
         role=principal.role,
         scopes=sorted(principal.scopes),
         agents=sorted(request.app.state.agents),
+        demo=request.app.state.demo,
     )
 
 

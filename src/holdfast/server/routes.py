@@ -76,6 +76,12 @@ def route(router: APIRouter, method: str, path: str, rule: Rule, **options: Any)
     return router.api_route(path, methods=[method], openapi_extra=extra, **options)
 
 
+def socket(router: APIRouter, path: str, rule: Rule) -> Callable[[Any], Any]:
+    """Add a WebSocket with its rule, which it has to ask itself: a token may come as its first message."""
+    RULES["WEBSOCKET", path] = rule
+    return router.websocket(path)
+
+
 def store_of(request: Request) -> Store:
     """Return the store that the application was made with."""
     return request.app.state.store

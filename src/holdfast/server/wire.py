@@ -445,6 +445,7 @@ class Me(BaseModel):
     role: Role
     scopes: Sequence[str]
     agents: Sequence[str] = Field(description="The agents that sessions can be created for.")
+    demo: bool = Field(False, description="Whether this is `holdfast demo`, where a worker can be killed.")
 
 
 class Health(BaseModel):

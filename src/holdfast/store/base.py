@@ -536,6 +536,7 @@ class Store(ABC):
         self,
         *,
         session_id: str | None = None,
+        owner: str | None = None,
         state: CommandState | None = None,
         holder: str | None = None,
         cursor: str | None = None,
@@ -557,6 +558,7 @@ class Store(ABC):
         *,
         kind: ShellKind | None = None,
         command_id: str | None = None,
+        owner: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         after_order: int | None = None,
@@ -564,18 +566,20 @@ class Store(ABC):
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[Command | Output]:
-        """Search the log: commands that were not purged, and output, by time and then id.
+        """Search the log, or one owner's: commands that were not purged, and output, by time and then id.
 
         `since` is included, `until` is not. Only output has an order: with `after_order` there are no commands. A
         cursor stays valid when the event it was made from is gone.
         """
 
     @abstractmethod
-    async def shell_events_by_id(self, ids: Sequence[str]) -> list[Command | Output | None]:
-        """Return these events of the log, in this order; None for each that is not there."""
+    async def shell_events_by_id(
+        self, ids: Sequence[str], *, owner: str | None = None
+    ) -> list[Command | Output | None]:
+        """Return these events of the log, in this order; None for each that is not there, or not this owner's."""
 
     @abstractmethod
-    async def purge_commands(self, *, older_than: float, limit: int = 1000) -> int:
+    async def purge_commands(self, *, older_than: float, owner: str | None = None, limit: int = 1000) -> int:
         """Delete up to `limit` events of commands that ended so many seconds ago or earlier, oldest first.
 
         Their results stay. What runs, and what belongs to a session on hold, is left alone. Returns how many events

@@ -315,6 +315,7 @@ CREATE TABLE commands (
   id              idtext PRIMARY KEY,
   session_id      idtext,
   owner           text NOT NULL,
+  call_id         text,               -- the tool call that started it
   command         text NOT NULL,
   cwd             text,
   timeout_us      bigint,
@@ -336,6 +337,7 @@ CREATE TABLE commands (
   purged_at       bigint
 );
 CREATE INDEX commands_log ON commands (started_at, id) WHERE purged_at IS NULL;
+CREATE INDEX commands_owner ON commands (owner, started_at, id) WHERE purged_at IS NULL;
 CREATE INDEX commands_running ON commands (id) WHERE ended_at IS NULL;
 CREATE INDEX commands_ended ON commands (ended_at, id) WHERE ended_at IS NOT NULL AND purged_at IS NULL;
 CREATE INDEX commands_session ON commands (session_id, id) WHERE session_id IS NOT NULL;
@@ -344,6 +346,7 @@ CREATE TABLE outputs (
   command_id    idtext NOT NULL,
   number        bigint NOT NULL,
   session_id    idtext,
+  owner         text NOT NULL,        -- its command's, so that each owner's log is an index scan
   id            idtext NOT NULL,
   stdout        text,
   stderr        text,
@@ -354,4 +357,5 @@ CREATE TABLE outputs (
 );
 CREATE UNIQUE INDEX outputs_id ON outputs (id);
 CREATE INDEX outputs_log ON outputs (at, id);
+CREATE INDEX outputs_owner ON outputs (owner, at, id);
 CREATE INDEX outputs_session ON outputs (session_id, command_id, number) WHERE session_id IS NOT NULL;
