@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from starlette.types import Send
 
@@ -107,7 +107,7 @@ class Clock:
 class Channel:
     """What is new in one session."""
 
-    def __init__(self, store: Store, session_id: str, after: int) -> None:
+    def __init__(self, store: Store, session_id: str, after: int, grace: float | None) -> None:
         self.clients: set[Client] = set()
         self.ended: str | None = None
         self.drafts: dict[tuple[str, int], Draft] = {}
@@ -120,6 +120,8 @@ class Channel:
             asyncio.create_task(self._follow_events()),
             asyncio.create_task(self._follow_drafts()),
         ]
+        if grace is not None:
+            self._tasks.append(asyncio.create_task(self._say_watched(grace)))
 
     @property
     def latest(self) -> int:
@@ -131,6 +133,13 @@ class Channel:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _say_watched(self, grace: float) -> None:
+        """Let whoever runs an attached session know that it is watched."""
+        while True:
+            with suppress(HoldfastError):  # the next time makes up for it
+                await self._store.watched([self._session_id])
+            await asyncio.sleep(min(grace / 4, 30))
 
     def end(self, reason: str) -> None:
         """Tell all clients that this is it."""
@@ -242,12 +251,15 @@ class Channels:
 
     @asynccontextmanager
     async def join(
-        self, session_id: str, seq: int, send: Send
+        self, session_id: str, seq: int, grace: float | None, send: Send
     ) -> AsyncGenerator[tuple[Channel, Client], None]:
-        """Hand out the channel of a session whose last event has this number, and a client of it."""
+        """Hand out the channel of a session whose last event has this number, and a client of it.
+
+        An attached session has its `grace`: it is noted that somebody watches.
+        """
         channel = self._open.get(session_id)
         if channel is None or channel.ended is not None:
-            channel = self._open[session_id] = Channel(self._store, session_id, seq)
+            channel = self._open[session_id] = Channel(self._store, session_id, seq, grace)
         if self.closing:
             channel.end("closing")
         if self._ticking is None or self._ticking.done():

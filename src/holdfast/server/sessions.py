@@ -1,6 +1,7 @@
 """The routes of sessions: what they are, what is asked of them, what they say."""
 
 import json
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any
 
@@ -9,6 +10,8 @@ from fastapi import Header, Path, Query, Request, Response
 from holdfast.counting import count
 from holdfast.errors import BadInput, Forbidden, NotYet
 from holdfast.runtime.approvals import asked
+from holdfast.runtime.attachment import attachment
+from holdfast.runtime.attachment import parse as parse_attachment
 from holdfast.server.channel import Channel
 from holdfast.server.formats import HEADERS, Format, Formatter, speaker
 from holdfast.server.routes import channels_of, new_router, principal_of, route, session_of, store_of
@@ -37,7 +40,7 @@ from holdfast.server.wire import (
     event_json,
 )
 from holdfast.tracing import SUBMIT, carried, span
-from holdfast.types import Lane, Status, Submission, SubmissionState
+from holdfast.types import Lane, Session, Status, Submission, SubmissionState
 
 router = new_router("sessions")
 SessionId = Annotated[Id, Path(description="The session's id.")]
@@ -60,9 +63,22 @@ async def create_session(request: Request, body: NewSession) -> SessionOut:
         owner=body.owner or principal.owner,
         id=body.id,
         title=body.title,
-        metadata=json.dumps(body.metadata),
+        metadata=_metadata(body.metadata),
     )
     return SessionOut.of(session)
+
+
+def _metadata(given: dict[str, Any]) -> str:
+    parse_attachment(given.get("attached"))
+    return json.dumps(given)
+
+
+def _grace(session: Session) -> float | None:
+    """Return for how long an attached session may be without a watcher."""
+    with suppress(BadInput):  # as a library may have written it; its worker says so
+        attached = attachment(session.metadata)
+        return None if attached is None else attached.grace
+    return None
 
 
 @route(router, "GET", "/api/sessions", "user")
@@ -110,7 +126,7 @@ async def change_session(request: Request, session_id: SessionId, body: SessionC
         session_id,
         title=body.title,
         hold=body.hold,
-        metadata=None if body.metadata is None else json.dumps(body.metadata),
+        metadata=None if body.metadata is None else _metadata(body.metadata),
         actor=principal_of(request).owner,
     )
     return SessionOut.of(changed)
@@ -248,7 +264,7 @@ async def events(
     if after > session.seq:
         raise NotYet(session_id=session_id, seq=session.seq, number=after)
     state, channels = request.app.state, channels_of(request)
-    join = partial(channels.join, session_id, session.seq)
+    join = partial(channels.join, session_id, session.seq, _grace(session))
     if format is not None:
         formatter = Formatter(store, session_id, speaker(format, session_id), follow)
         if not follow and after == session.seq and session.status not in {"queued", "running"}:

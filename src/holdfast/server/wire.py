@@ -66,7 +66,11 @@ class NewSession(Given):
     agent: Name
     id: Id | None = None
     title: Line = ""
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Yours, except `model` (one of the agent's) and `attached`: `true`, or an object with `grace`"
+        " seconds and `then`, which is `handover` or `interrupt`.",
+    )
     owner: Name | None = Field(None, description="Another owner than yourself; for administrators.")
 
 
