@@ -25,7 +25,7 @@ def holdfast(*arguments: str, cwd: Path | None = None, **more: str) -> subproces
         text=True,
         check=False,
         cwd=cwd,
-        env=os.environ | more,
+        env=os.environ | {"COLUMNS": "200"} | more,
     )
 
 
