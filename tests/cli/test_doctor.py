@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from datetime import timedelta
@@ -80,6 +81,11 @@ async def test_top_shows_sessions_and_workers(store: Store, engine: Engine):
     assert [each["sessions"] for each in found["workers"]] == [1]
 
 
+def _hear_ctrl_c() -> None:
+    """A shell has what it starts in the background ignore it, and that is inherited."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 async def test_top_on_a_terminal_goes_on_until_ctrl_c(tmp_path: Path):
     url = f"sqlite:///{tmp_path}/store.db"
     async with open_store(url) as store:
@@ -90,6 +96,7 @@ async def test_top_on_a_terminal_goes_on_until_ctrl_c(tmp_path: Path):
             stdout=theirs,
             env=os.environ | {"COLUMNS": "160"},
             start_new_session=True,
+            preexec_fn=_hear_ctrl_c,
         )
         os.close(theirs)
         seen = ""
@@ -99,7 +106,7 @@ async def test_top_on_a_terminal_goes_on_until_ctrl_c(tmp_path: Path):
             await store.create_session(agent="bot", owner="ada", title="Second")
             while "Second" not in seen:
                 seen += (await asyncio.to_thread(os.read, ours, 65536)).decode()
-        process.send_signal(2)
+        process.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(process.wait(), 10) == 0
         os.close(ours)
 
