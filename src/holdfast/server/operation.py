@@ -3,9 +3,9 @@
 import asyncio
 import json
 from pathlib import Path
-from typing import get_args
+from typing import Annotated, get_args
 
-from fastapi import Request, Response
+from fastapi import Query, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from holdfast.errors import HoldfastError
@@ -13,7 +13,7 @@ from holdfast.metrics import FRONT, Counts, OfWorkers
 from holdfast.retention.sweep import DUTY, Result
 from holdfast.server.routes import channels_of, new_router, principal_of, route, store_of
 from holdfast.server.sessions import CursorText, Limit
-from holdfast.server.wire import AuditOut, Health, Id, Items, Me, WorkerOut
+from holdfast.server.wire import AuditOut, Health, Items, Me, WorkerOut
 from holdfast.types import Duty
 
 router = new_router("operation")
@@ -103,10 +103,18 @@ async def workers(request: Request) -> Items[WorkerOut]:
 
 @route(router, "GET", "/api/audit", "admin")
 async def audit(
-    request: Request, session_id: Id | None = None, cursor: CursorText = None, limit: Limit = 50
+    request: Request,
+    session_id: Annotated[
+        str,
+        Query(
+            max_length=128, pattern=r"^([A-Za-z0-9][A-Za-z0-9._:@=+~-]*)?$", description="Only of this one."
+        ),
+    ] = "",
+    cursor: CursorText = None,
+    limit: Limit = 50,
 ) -> Items[AuditOut]:
     """Read the audit, newest first; of all sessions, or of one."""
-    page = await store_of(request).audit_log(session_id=session_id, cursor=cursor, limit=limit)
+    page = await store_of(request).audit_log(session_id=session_id or None, cursor=cursor, limit=limit)
     items = [
         AuditOut(
             id=entry.id,
