@@ -157,6 +157,9 @@ async def test_a_parameter_that_nobody_knows_is_a_mistake(http: httpx2.AsyncClie
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "bad_input")
     assert "'afer'" in answer.json()["error"]["message"]
     assert "after" in answer.json()["error"]["message"]
+    answer = await http.get("/api/sessions?owner=ada&owner=bob")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "bad_input")
+    assert "more than once" in answer.json()["error"]["message"]
 
 
 async def test_ids_that_are_paths(http: httpx2.AsyncClient, session: str):

@@ -1,7 +1,8 @@
 """What every route has: a rule that is asked before anything of the request is read, and the errors it may answer."""
 
+from collections import Counter
 from collections.abc import Callable, Coroutine
-from typing import Any, cast
+from typing import Any, cast, get_origin
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
@@ -46,6 +47,7 @@ class GuardedRoute(APIRoute):
         handler = super().get_route_handler()
         (rule,) = {RULES[method, self.path] for method in self.methods or ()}
         known = {parameter.alias for parameter in self.dependant.query_params}
+        lists = {p.alias for p in self.dependant.query_params if get_origin(p.field_info.annotation) is list}
 
         async def guarded(request: Request) -> Response:
             doorkeeper: Doorkeeper = request.app.state.doorkeeper
@@ -55,6 +57,9 @@ class GuardedRoute(APIRoute):
             if unknown := sorted(set(request.query_params) - known):
                 problem = f"there is no parameter {unknown[0][:100]!r}; there are: {', '.join(sorted(known)) or 'none'}"
                 raise BadInput(problem=problem.encode("utf-8", "replace").decode())
+            given = Counter(name for name, _ in request.query_params.multi_items())
+            if twice := sorted(name for name in given if given[name] > 1 and name not in lists):
+                raise BadInput(problem=f"the parameter {twice[0]!r} is given more than once")
             return await handler(request)
 
         return guarded
