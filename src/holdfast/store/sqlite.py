@@ -119,8 +119,11 @@ class SqliteStore(SqlStore):
         if batch.release:
             lease.lost = lease.released = True
         if ready:
-            self._hub.changed((READY,))
+            self._announce(READY)
         return seq
+
+    def _announce(self, *topics: str) -> None:
+        self._hub.changed(topics)  # other processes look by themselves
 
     async def shrink(self, *, limit: int = 1000) -> int:
         def vacuum(connection: sqlite3.Connection) -> int:

@@ -144,6 +144,10 @@ class SqlCore(Store):
     async def _read(self, make: Callable[[], Tx[T]]) -> T:
         """Run a transaction that only reads, on one consistent cut."""
 
+    @abstractmethod
+    def _announce(self, *topics: str) -> None:
+        """Tell those who wait for these topics, here and in other processes."""
+
     def _check_size(self, text: str, what: str) -> int:
         size = check_text(text, what)
         if size > self._max_payload_bytes:

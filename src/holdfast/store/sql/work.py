@@ -22,7 +22,9 @@ class Worklist(Leases, Submissions):
         if not await self._any_ready(holder, wanted):
             return []
         taking = self._next_work(holder, new_id(), wanted, page_limit(limit), max_attempts, [])
-        return await self._unfinished.run_or_undo(taking, self._give_back)
+        taken = await self._unfinished.run_or_undo(taking, self._give_back)
+        self._announce(*(work.session.id for work in taken))
+        return taken
 
     @reading
     def _any_ready(self, holder: Holder, agents: str | None) -> Tx[bool]:
