@@ -34,7 +34,7 @@ class Terminal:
             capture_output=True,
             text=True,
             cwd=self.folder,
-            env=os.environ | self.environment,
+            env=os.environ | {"COLUMNS": "200"} | self.environment,
             timeout=60,
             check=False,
         )
