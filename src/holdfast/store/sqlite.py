@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 MEMORY: Final = ":memory:"
 _READERS = 4
-_POLL_SECONDS = 0.01
+_POLL_SECONDS = 0.004
 
 
 class SqliteStore(SqlStore):

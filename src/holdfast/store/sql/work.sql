@@ -47,6 +47,30 @@ WHERE ended_at IS NULL AND state = 'queued' AND attempts < :max_attempts
     WHERE h.holder = :holder AND h.tenure = :tenure)
 RETURNING *;
 
+-- name: begin_and_tell
+-- For PostgreSQL, where one statement can change several tables: the one before and the two after `begun_submissions`.
+WITH begun AS (
+  UPDATE submissions SET state = 'claimed', attempts = attempts + 1, started_at = now_us()
+  WHERE ended_at IS NULL AND state = 'queued' AND attempts < :max_attempts
+    AND (session_id, position) IN (
+      SELECT h.session_id, (
+        SELECT q.position FROM submissions q
+        WHERE q.session_id = h.session_id AND q.ended_at IS NULL AND q.state = 'queued'
+          AND (q.lane = 'control' OR s.status <> 'waiting')
+        ORDER BY q.lane, q.position LIMIT 1)
+      FROM heads h JOIN sessions s ON s.id = h.session_id
+      WHERE h.holder = :holder AND h.tenure = :tenure)
+  RETURNING *
+), numbered AS (
+  UPDATE heads SET seq = seq + 1 WHERE session_id IN (SELECT session_id FROM begun) RETURNING session_id, seq
+), told AS (
+  INSERT INTO events (session_id, seq, kind, run_id, step, at, payload)
+  SELECT session_id, n.seq, 'submission_started', b.run_id, NULL, now_us(),
+    json_build_object('submission_id', b.id, 'kind', b.kind, 'attempt', b.attempts)
+  FROM begun b JOIN numbered n USING (session_id)
+)
+SELECT * FROM begun;
+
 -- name: begun_submissions
 SELECT q.* FROM heads h JOIN submissions q ON q.session_id = h.session_id AND q.ended_at IS NULL AND q.state = 'claimed'
 WHERE h.holder = :holder AND h.tenure = :tenure;
