@@ -1,5 +1,6 @@
 """Settings: from `HOLDFAST_*` variables, then `holdfast.toml`, then defaults. A typo is an error, never ignored."""
 
+import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -129,6 +130,14 @@ class Settings(BaseSettings):
         """Arguments win over the environment, the environment over the file."""
         del dotenv_settings, file_secret_settings
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether a name or address is this machine's own, which nobody else can reach."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def load_settings(**given: object) -> Settings:
