@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run tour test browser-test check format bench bench-compare clean
+.PHONY: help run tour test browser-test check format bench bench-compare audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -43,6 +43,11 @@ bench-compare: .venv/ready ## the same claims against peers, which are installed
 	$(BIN)/python -m benchmarks.record --peer
 	$(BIN)/python -m benchmarks.runtime --peer
 
+audit: ## the pinned dependencies against the published advisories; needs the network
+	$(PYTHON) -m venv .audit
+	.audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	.audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
+
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Holdfast needs Python 3.11 or later")'
 	@echo "Setting up .venv; this takes about half a minute."
@@ -52,4 +57,4 @@ bench-compare: .venv/ready ## the same claims against peers, which are installed
 	touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .audit .pytest_cache .ruff_cache .hypothesis
