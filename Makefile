@@ -38,6 +38,7 @@ bench: .venv/ready ## every claim about speed, measured side by side
 	$(BIN)/python -m benchmarks.runtime
 	$(BIN)/python -m benchmarks.retention
 	$(BIN)/python -m benchmarks.stream
+	$(BIN)/python -m benchmarks.growth
 
 bench-compare: .venv/ready ## the same claims against peers, which are installed apart
 	$(BIN)/python -m benchmarks.record --peer
