@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_ai.messages import (
@@ -26,7 +26,7 @@ from pydantic_ai.messages import (
 
 from holdfast.errors import BadImport
 from holdfast.importers.report import Notes, Progress, Report, microseconds, nothing
-from holdfast.importers.session import Draft, Place, import_sessions
+from holdfast.importers.session import Body, Draft, Place, import_sessions
 from holdfast.media import MediaStore
 from holdfast.record import ledger
 from holdfast.record.history import dump
@@ -246,7 +246,7 @@ class _Task:
         first = draft.event("run_started", began, {"agent": self._agent, "parent": None}, run_id=run_id)
         turns, pending = self._closed()
         messages = [self._message(turn) for turn in turns]
-        segment, places = draft.history.add([dump(message) for message in messages])
+        segment, places = draft.history.add([Body(dump(message)) for message in messages])
         for turn, place in zip(turns, places, strict=True):
             payload = {"agentex": turn.of} if turn.of else {}
             draft.event("message", microseconds(turn.at), payload, run_id=run_id, message=place)
@@ -277,9 +277,8 @@ class _Task:
         at = self._clock if message.created_at is None else _aware(message.created_at)
         self._clock = at
         where = message.id or "?"
-        moved = {"content": {"content", "data", "arguments"} | ({"summary"} if _thought(content) else set())}
         of: dict[str, Any] = message.model_dump(
-            mode="json", exclude={"task_id": True, **moved}, exclude_none=True
+            mode="json", exclude={"task_id": True, "content": _in_history(content)}, exclude_none=True
         )
         if message.streaming_status == "IN_PROGRESS":
             self._notes.add("messages that were still being streamed: what there was is kept", where)
@@ -359,10 +358,10 @@ class _Task:
         return turns, pending
 
     def _message(self, turn: _Turn) -> ModelMessage:
-        names = {"run_id": self._run_id, "conversation_id": self._snapshot.task_id}
+        task, run_id = self._snapshot.task_id, self._run_id
         if turn.by_model:
-            return ModelResponse(parts=turn.parts, timestamp=turn.at, **names)
-        return ModelRequest(parts=turn.parts, timestamp=turn.at, **names)
+            return ModelResponse(parts=turn.parts, timestamp=turn.at, run_id=run_id, conversation_id=task)
+        return ModelRequest(parts=turn.parts, timestamp=turn.at, run_id=run_id, conversation_id=task)
 
     def _ledger(self, turns: list[_Turn], places: list[Place]) -> None:
         """Add an entry for each call. A call that nothing answers was begun, and nobody knows what came of it."""
@@ -372,15 +371,8 @@ class _Task:
                 name = ledger.entry(call.tool_call_id, made[call.tool_call_id])
                 made[call.tool_call_id] += 1
                 answers = [] if following is None else following.parts
-                answer = next(
-                    (
-                        part
-                        for part in answers
-                        if isinstance(part, ToolReturnPart)
-                        and part.tool_call_id == call.tool_call_id
-                        and part.outcome != "interrupted"
-                    ),
-                    None,
+                answer: ToolReturnPart[Any] | None = next(
+                    (part for part in answers if _answers(part, call.tool_call_id)), None
                 )
                 failed = answer is not None and answer.outcome == "failed"
                 state = "started" if answer is None else "failed" if failed else "completed"
@@ -428,9 +420,16 @@ class _Task:
         self._draft.add("states", version=1, body=json.dumps(body), at=at)
 
 
-def _thought(content: _Content) -> bool:
-    """Say whether the summary of a reasoning is what the history has of it."""
-    return isinstance(content, _Reasoning) and not content.content
+def _answers(part: object, call_id: str) -> TypeGuard[ToolReturnPart[Any]]:
+    """Say whether a part has the result of a call."""
+    return isinstance(part, ToolReturnPart) and part.tool_call_id == call_id and part.outcome != "interrupted"
+
+
+def _in_history(content: _Content) -> set[str]:
+    """Return the fields of a content that the history has: the rest is kept with the event."""
+    if isinstance(content, _Reasoning):
+        return {"content"} if content.content else {"summary"}
+    return {"content", "data", "arguments"}
 
 
 def _aware(at: datetime) -> datetime:

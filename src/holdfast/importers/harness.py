@@ -6,9 +6,7 @@ where this store keeps large content.
 
 import base64
 import binascii
-import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,13 +15,14 @@ from functools import partial
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
-from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart
 
-from holdfast.errors import BadImport, BadInput
+from holdfast.errors import BadInput
 from holdfast.ids import check_id
-from holdfast.importers.harness_sources import Found, Source
+from holdfast.importers.harness_media import MARK, Whole
+from holdfast.importers.harness_sources import Found, Source, is_object
 from holdfast.importers.report import Notes, Progress, Report, microseconds, nothing
-from holdfast.importers.session import Draft, Place, import_sessions, message_of
+from holdfast.importers.session import Body, Draft, Place, import_sessions, message_of
 from holdfast.media import MediaStore
 from holdfast.record import ledger
 from holdfast.record.validity import answers, is_provider_valid
@@ -36,16 +35,9 @@ _KINDS: Final = frozenset(
     for what in ("run", "model_request", "tool_call")
     for how in ("started", "completed", "failed")
 )
-_MARK: Final = "__harness_external"
-_MEDIA: Final = f"{_MARK}_media__"
-_TEXT: Final = f"{_MARK}_text__"
-_URI: Final = f"{_MARK}_uri__"
-_ESCAPED: Final = f"{_MARK}_escaped_keys__"
-_FORMAT: Final = f"{_MARK}_marker_format__"
-_URL_SAFE: Final = f"{_MARK}_urlsafe__"
-_LITERAL: Final = f"{_MARK}_literal__"
-_REFERENCE: Final = re.compile(r"media\+sha256://([0-9a-f]{64})")
 _DERIVED: Final = "sp-"
+_MARKS: Final = {"timestamp", "run_id", "conversation_id", "instructions"}
+"""What Pydantic AI sets on a request when it is sent: a snapshot may have been taken before."""
 _BEHIND: Final = 1_000_000_000
 """Events come behind the messages of the same moment."""
 
@@ -193,7 +185,7 @@ async def _run(source: Source, run_id: str, notes: Notes) -> _Run:
             raise source.bad(f"of run {run_id} there is nothing but its name")
         known = {} if first is None else first.model_dump(include=set(_Of.model_fields) - {"metadata"})
         at = effects[0].started_at if first is None else first.timestamp
-        run = _Run(**{"run_id": run_id, **known, "started_at": at})
+        run = _Run.model_validate({**known, "run_id": run_id, "started_at": at})
     for value, what in (
         (run.run_id, "run id"),
         (run.parent_run_id, "run id"),
@@ -209,9 +201,9 @@ async def _run(source: Source, run_id: str, notes: Notes) -> _Run:
 
 @dataclass(slots=True)
 class _Text:
-    """A message of a snapshot: its body here, and what it says of itself."""
+    """A message of a snapshot: its text here, and what that says."""
 
-    body: Json
+    body: Body
     message: ModelMessage
 
 
@@ -220,8 +212,12 @@ class _Calls:
     """Which tool calls the latest histories of a conversation hold, and where they are answered."""
 
     made: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
-    answered: dict[tuple[str, str, int], Place] = field(default_factory=dict[tuple[str, str, int], Place])
-    answered_in: dict[tuple[str, str], Place] = field(default_factory=dict[tuple[str, str], Place])
+    answered: dict[tuple[str, str, int], tuple[Place, datetime]] = field(
+        default_factory=dict[tuple[str, str, int], tuple[Place, datetime]]
+    )
+    answered_in: dict[tuple[str, str], tuple[Place, datetime]] = field(
+        default_factory=dict[tuple[str, str], tuple[Place, datetime]]
+    )
 
     def look(self, messages: list[tuple[ModelMessage, Place]], run_id: str) -> None:
         """Look at a snapshot of a run."""
@@ -234,12 +230,17 @@ class _Calls:
                 made.update((origin, call_id) for call_id in calls)
                 continue
             for part in answers(message):
-                self.answered[origin, part.tool_call_id, made[origin, part.tool_call_id]] = place
-                self.answered_in[run_id, part.tool_call_id] = place
+                if getattr(part, "outcome", None) == "interrupted":
+                    continue  # nobody knew what came of it, and the model was told so
+                self.answered[origin, part.tool_call_id, made[origin, part.tool_call_id]] = (
+                    place,
+                    part.timestamp,
+                )
+                self.answered_in[run_id, part.tool_call_id] = (place, part.timestamp)
         self.made.update(made)
 
-    def place(self, run_id: str, call_id: str) -> tuple[str, Place | None]:
-        """Return the name of a run's latest call with this id in the ledger, and the message that answers it."""
+    def place(self, run_id: str, call_id: str) -> tuple[str, tuple[Place, datetime] | None]:
+        """Return the name of a run's latest call with this id in the ledger, and where and when it is answered."""
         count = self.made.get((run_id, call_id), 0)
         if count:
             return ledger.entry(call_id, count - 1), self.answered.get((run_id, call_id, count))
@@ -319,7 +320,7 @@ class _Conversation:
             kind, payload = "imported", {"system": SYSTEM, "kind": event.kind}
         facts = {"tool": event.tool_name, "call_id": event.tool_call_id, "error": event.error}
         payload |= {name: value for name, value in facts.items() if value is not None}
-        payload |= {"metadata": event.metadata} if event.metadata else {}
+        payload |= {"metadata": event.metadata} if event.metadata not in ({}, run.metadata) else {}
         self._draft.event(kind, at, payload, run_id=run.run_id, step=event.step_index)
 
     def _begin(self, run: _Run, at: int, step: int = 0) -> None:
@@ -337,6 +338,10 @@ class _Conversation:
             texts = [
                 await self._text(text, found[0]) for text in self._named(run, snapshot.messages, found[0])
             ]
+            while texts and isinstance(texts[-1].message, ModelRequest) and not texts[-1].message.parts:
+                del texts[
+                    -1
+                ]  # an interrupted request with nothing in it would hide the calls that wait for an answer
             known = len(self._draft.history.messages)
             segment, places = self._draft.history.add([text.body for text in texts])
             new = len(texts) - (len(self._draft.history.messages) - known)
@@ -386,10 +391,10 @@ class _Conversation:
     def _named(self, run: _Run, texts: list[Json], where: str) -> list[Json]:
         """Find out what a run is called in its own messages, if that is not its id: the ledger needs to know."""
         if run.run_id not in self._names.values() and texts:
-            tail: Any = self._source.parsed(texts[-1], where)
-            said = tail.get("run_id") if isinstance(tail, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            tail = self._source.parsed(texts[-1], where)
+            said: object = tail.get("run_id") if is_object(tail) else None
             others = {other.run_id for other in self._runs if other is not run}
-            if isinstance(said, str) and said not in {*self._names, *others}:
+            if is_object(tail) and isinstance(said, str) and said not in {*self._names, *others}:
                 here: object = tail.get("conversation_id")
                 if here is None or here == run.conversation_id:
                     self._names[said] = run.run_id
@@ -400,78 +405,22 @@ class _Conversation:
         known = self._texts.get(text)
         if known is not None:
             return known
-        body = text
         value: Any = self._source.parsed(text, where)
-        if not isinstance(value, dict):
+        if not is_object(value):
             raise self._source.bad(f"{where} has a message that is none")
-        if _MARK in text:
-            value = await self._whole(value, where)
+        if MARK in text:
+            value = await Whole(self._source, where).restored(value)
         name = self._names.get(str(value.get("run_id")))
-        if name is not None and name != value["run_id"]:
+        renamed = name is not None and name != value["run_id"]
+        if renamed:
             value["run_id"] = name
-        elif _MARK not in text:
-            value = None  # as it is, to the letter
-        if value is not None:
-            body = json.dumps(value, separators=(",", ":"))
-        self._texts[text] = made = _Text(body, message_of(body, source=self._source.name, where=where))
+        written = _text(value) if renamed or MARK in text else text  # else as it is, to the letter
+        core = None
+        if value.get("kind") == "request":
+            core = _text({key: each for key, each in value.items() if key not in _MARKS})
+        body = Body(written, core, marked=value.get("run_id") is not None)
+        self._texts[text] = made = _Text(body, message_of(written, source=self._source.name, where=where))
         return made
-
-    async def _whole(self, node: Any, where: str) -> Any:
-        """Put back what the harness had moved out of a message."""
-        if isinstance(node, list):
-            return [await self._whole(each, where) for each in node]  # pyright: ignore[reportUnknownVariableType]
-        if not isinstance(node, dict):
-            return node
-        value: dict[str, Any] = node  # pyright: ignore[reportUnknownVariableType]
-        if set(value) == {_LITERAL, _FORMAT} and str(value[_FORMAT]).startswith("literal-v"):
-            if value[_FORMAT] != "literal-v1":
-                raise self._newer(where)
-            value = value[_LITERAL]
-        elif value.get(_MEDIA) is True:
-            return await self._inlined(value, where)
-        return {key: await self._whole(each, where) for key, each in value.items()}
-
-    async def _inlined(self, marker: dict[str, Any], where: str) -> dict[str, Any]:
-        """Return the part that a marker stands for."""
-        ours = {_MEDIA, _TEXT, _URI}
-        escaped: Any = marker.get(_ESCAPED)
-        moved: dict[str, Any] = {}
-        stamp = marker.get(_FORMAT)
-        if (
-            isinstance(escaped, dict)
-            and escaped
-            and isinstance(stamp, str)
-            and stamp.startswith("escaped-keys-v")
-        ):
-            if stamp != "escaped-keys-v1":
-                raise self._newer(where)
-            moved = escaped
-            ours |= {_ESCAPED, _FORMAT}
-        url_safe = marker.get(_URL_SAFE) == "base64-urlsafe-v1"
-        ours |= {_URL_SAFE} if url_safe else set()
-        uri = marker.get(_URI, marker.get("uri"))
-        if _URI not in marker or marker.get("uri") == uri:
-            ours.add("uri")
-        reference = _REFERENCE.fullmatch(str(uri))
-        if reference is None:
-            raise self._source.bad(f"{where} refers to {uri!r:.200}, which names no media")
-        data = await self._source.media(reference[1])
-        if data is None:
-            raise self._source.bad(
-                f"{where} refers to {uri}, which is not in it; if the harness kept media elsewhere, put it back first"
-            )
-        if hashlib.sha256(data).hexdigest() != reference[1]:
-            raise self._source.bad(f"the bytes of {uri} are damaged")
-        part = {key: await self._whole(each, where) for key, each in marker.items() if key not in ours}
-        part |= {key: await self._whole(each, where) for key, each in moved.items()}
-        if marker.get(_TEXT) is True:
-            part["content"] = data.decode("utf-8", "surrogatepass")
-        else:
-            part["data"] = (base64.urlsafe_b64encode if url_safe else base64.b64encode)(data).decode()
-        return part
-
-    def _newer(self, where: str) -> BadImport:
-        return self._source.bad(f"{where} keeps large content in a way that is not known; upgrade Holdfast")
 
     async def _ledger(self, run: _Run, errors: Mapping[tuple[str, str], str]) -> None:
         """Add what the ledger says of a run's calls. Results are in the messages, if anywhere."""
@@ -480,28 +429,34 @@ class _Conversation:
             effect = _read(self._source, _Effect, found, self._notes)
             effects[effect.tool_call_id] = effect
         for call_id, effect in effects.items():
-            name, place = self._calls.place(run.run_id, call_id)
+            name, answer = self._calls.place(run.run_id, call_id)
+            state = effect.status
+            if state == "started" and answer is not None:
+                state = "completed"
+                self._notes.add(
+                    "calls without an end on the ledger that the history answers: completed", call_id
+                )
+            ended = effect.ended_at or (effect.started_at if answer is None else answer[1])
+            segment, position = (None, None) if answer is None else answer[0]
             error = errors.get((run.run_id, call_id)) or effect.effect_summary or "unknown"
-            ended = None if effect.status == "started" else effect.ended_at or effect.started_at
-            gone = effect.status == "completed" and place is None
-            segment, position = (None, None) if ended is None or place is None else place
+            summary = None if state == "failed" and effect.effect_summary == error else effect.effect_summary
             self._draft.add(
                 "effects",
                 run_id=run.run_id,
                 call_id=name,
                 tool=effect.tool_name,
-                state=effect.status,
+                state=state,
                 step=None,
                 arguments_digest=None,
                 idempotency_key=effect.idempotency_key,
-                result='{"kind":"unserializable"}' if gone else None,
-                error=error if effect.status == "failed" else None,
-                summary=effect.effect_summary,
+                result='{"kind":"unserializable"}' if state == "completed" and answer is None else None,
+                error=error if state == "failed" else None,
+                summary=summary,
                 segment=segment,
                 position=position,
                 attempts=1,
                 started_at=self._draft.seen(microseconds(effect.started_at)),
-                ended_at=None if ended is None else self._draft.seen(microseconds(ended)),
+                ended_at=None if state == "started" else self._draft.seen(microseconds(ended)),
             )
 
     def _add_run(self, run: _Run, end: _Event | None) -> None:
@@ -529,6 +484,10 @@ class _Conversation:
             started_at=self._draft.seen(microseconds(run.started_at)),
             ended_at=max(last) if ended is None else ended,
         )
+
+
+def _text(value: object) -> Json:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _derived(run_id: str) -> str | None:

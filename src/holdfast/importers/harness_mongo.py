@@ -3,15 +3,17 @@
 import hashlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from importlib import import_module
 from typing import Any
 
 from holdfast.errors import BadImport, MissingExtra
-from holdfast.importers.harness_sources import Found, Source, looked_up, referred
+from holdfast.importers.harness_sources import Found, Source, is_object, looked_up, referred
 from holdfast.importers.report import Notes
 from holdfast.types import Json
 
 _KNOWN = ("runs", "events", "snapshots", "tool_effects")
 _AT_ONCE = 1000
+_PATIENCE_MS = 30_000
 
 
 class Mongo(Source):
@@ -49,8 +51,10 @@ class Mongo(Source):
             where = f"snapshot {record.pop('seq', '?')} of run {run_id}"
             del record["_id"]
             messages = self.parsed(record["messages"], where)
-            inline = not isinstance(messages, dict)
-            texts = self.texts(messages, where) if inline else await self._history(messages, where)  # pyright: ignore[reportUnknownArgumentType]
+            if is_object(messages):
+                texts = await self._history(messages, where)
+            else:
+                texts = self.texts(messages, where)
             yield where, {**record, "messages": texts}
 
     async def media(self, sha256: str) -> bytes | None:
@@ -87,19 +91,18 @@ class Mongo(Source):
 async def open_mongo(address: str, name: str, database: str | None) -> AsyncGenerator[Source, None]:
     """Open the database that the address names, or `database`."""
     try:
-        from pymongo import AsyncMongoClient
-        from pymongo.errors import ConfigurationError, PyMongoError
+        pymongo: Any = import_module("pymongo")
+        errors: Any = import_module("pymongo.errors")
     except ModuleNotFoundError as error:
         raise MissingExtra(extra="mongo") from error
     try:
-        client: Any = AsyncMongoClient(address, serverSelectionTimeoutMS=30_000)
+        client = pymongo.AsyncMongoClient(address, serverSelectionTimeoutMS=_PATIENCE_MS)
         try:
-            chosen = client[database] if database else client.get_default_database()
-            yield Mongo(name, chosen)
+            yield Mongo(name, client[database] if database else client.get_default_database())
         finally:
             await client.close()
-    except ConfigurationError as error:
+    except errors.ConfigurationError as error:
         problem = f"{error}; name the database in the URL or with --database"
         raise BadImport(source=name, problem=problem) from error
-    except (PyMongoError, ValueError) as error:
+    except (errors.PyMongoError, ValueError) as error:
         raise BadImport(source=name, problem=f"it cannot be read: {error}") from error

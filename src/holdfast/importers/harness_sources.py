@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeGuard
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from holdfast.errors import BadImport, MissingExtra
@@ -26,6 +26,16 @@ _TABLES: Final = ("runs", "events", "snapshots", "tool_effects")
 _BESIDE: Final = {"snapshot_idempotency_keys", "sqlite_sequence"}
 """What only keeps the harness from writing something twice."""
 _IN_A_RUN: Final = {"run.json", "events.jsonl", "tool_effects.jsonl", "snapshot-keys.jsonl", "snapshots"}
+
+
+def is_object(value: object) -> TypeGuard[dict[str, Any]]:
+    """Say whether a value of JSON is an object."""
+    return isinstance(value, dict)
+
+
+def is_list(value: object) -> TypeGuard[list[Any]]:
+    """Say whether a value of JSON is a list."""
+    return isinstance(value, list)
 
 
 class Source(ABC):
@@ -143,9 +153,9 @@ class Files(Source):
 
     def _object(self, path: Path) -> Found:
         value = self.parsed(path.read_bytes(), str(path))
-        if not isinstance(value, dict):
+        if not is_object(value):
             raise self.bad(f"{path} is not a JSON object")
-        return str(path), value  # pyright: ignore[reportUnknownVariableType]
+        return str(path), value
 
     def _lines(self, run_id: str, name: str) -> Iterator[Found]:
         path = self._root / run_id / name
@@ -155,9 +165,9 @@ class Files(Source):
             if line.strip():
                 where = f"{path}:{number}"
                 value = self.parsed(line, where)
-                if not isinstance(value, dict):
+                if not is_object(value):
                     raise self.bad(f"{where} is not a JSON object")
-                yield where, value  # pyright: ignore[reportReturnType]
+                yield where, value
 
 
 class Tables(Source):
@@ -219,10 +229,10 @@ class Tables(Source):
             )
             where = f"snapshot {row['seq']} of run {run_id}"
             messages = self.parsed(row["messages"], where)
-            inline = not isinstance(messages, dict)
-            texts = (
-                self.texts(messages, where) if inline else await self._history(row["seq"], messages, where)
-            )  # pyright: ignore[reportUnknownArgumentType]
+            if is_object(messages):
+                texts = await self._history(row["seq"], messages, where)
+            else:
+                texts = self.texts(messages, where)
             del row["seq"]
             yield where, {**row, "messages": texts}
 
@@ -312,9 +322,9 @@ class Postgres(Tables):
 def referred(source: Source, refers: Mapping[str, Any], where: str) -> Sequence[str]:
     """Return the keys of the messages that a snapshot refers to."""
     keys: Any = refers.get("message_refs")
-    if set(refers) != {"message_refs"} or not isinstance(keys, list):
+    if set(refers) != {"message_refs"} or not is_list(keys):
         raise source.bad(f"{where} keeps its messages in a way that is not known; upgrade Holdfast")
-    return [str(key) for key in keys]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    return [str(key) for key in keys]
 
 
 def looked_up(source: Source, keys: Sequence[str], messages: Mapping[str, Json], where: str) -> list[Json]:

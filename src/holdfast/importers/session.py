@@ -36,40 +36,64 @@ LEFT_ALONE: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The text of a message; and what it says without marks that were set on it later, if it may be met without them."""
+
+    text: Json
+    core: str | None = None
+    marked: bool = True
+
+
 @dataclass(slots=True)
 class History:
     """Histories of a session as a tree of segments: what two of them have in common at their beginning is stored once."""
 
     segments: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    messages: list[tuple[Place, Json]] = field(default_factory=list[tuple[Place, Json]])
-    _places: list[Place] = field(default_factory=lambda: [(0, -1)])
-    _next: dict[tuple[int, Json], int] = field(default_factory=dict[tuple[int, Json], int])
+    messages: list[tuple[Place, Body]] = field(default_factory=list[tuple[Place, Body]])
+    _next: dict[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
+    _cores: dict[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     _ends: dict[int, int] = field(default_factory=dict[int, int])
 
-    def add(self, bodies: Sequence[Json]) -> tuple[int, list[Place]]:
+    def add(self, bodies: Sequence[Body]) -> tuple[int, list[Place]]:
         """Add a history and return the segment that it is seen from, and where its messages are."""
-        node, places = 0, list[Place]()
+        node, segment, places = 0, 0, list[Place]()
         for body in bodies:
-            known = self._next.get((node, body))
+            known = self._known(node, body)
             if known is None:
                 break
             node = known
-            places.append(self._places[node])
-        segment, length = self._places[node][0], len(places)
+            places.append(self.messages[node - 1][0])
+            segment = places[-1][0]
+        length = len(places)
         if segment == 0 or (length < len(bodies) and self._ends[segment] != length):
-            self.segments.append(
-                {"number": len(self.segments) + 1, "parent": segment or None, "start": length}
-            )
-            segment = len(self.segments)
+            parent = segment or None
+            segment = len(self.segments) + 1
+            self.segments.append({"number": segment, "parent": parent, "start": length})
             self._ends[segment] = length
         for body in bodies[length:]:
-            place = (segment, len(places))
-            self._next[node, body] = node = len(self._places)
-            self._places.append(place)
-            self.messages.append((place, body))
-            places.append(place)
+            places.append((segment, len(places)))
+            self.messages.append((places[-1], body))
+            before, node = node, len(self.messages)
+            self._next[before, body.text] = node
+            if body.core is not None:
+                self._cores.setdefault((before, body.core), node)
             self._ends[segment] = len(places)
         return segment, places
+
+    def _known(self, node: int, body: Body) -> int | None:
+        """Return the message that follows on another, if it is known: then with its marks, if it is met without."""
+        known = self._next.get((node, body.text))
+        if known is None and body.core is not None:
+            known = self._cores.get((node, body.core))
+            if known is not None:
+                place, other = self.messages[known - 1]
+                if other.marked and body.marked:
+                    return None  # two that only look alike
+                if body.marked:
+                    self.messages[known - 1] = (place, body)
+                self._next[node, body.text] = known
+        return known
 
 
 class Draft:
@@ -156,7 +180,7 @@ class Draft:
         for segment in self.history.segments:
             self.add("segments", **segment)
         for (segment, position), body in self.history.messages:
-            self.add("messages", segment=segment, position=position, body=body)
+            self.add("messages", segment=segment, position=position, body=body.text)
         self.history = History()
         session = {
             "id": self.id,
