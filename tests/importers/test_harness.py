@@ -22,7 +22,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from holdfast import continue_session, inspect_run, load_history
+from holdfast import continue_session, inspect_run, load_history, resume
 from holdfast.config import load_settings
 from holdfast.errors import BadImport, MissingExtra
 from holdfast.importers import Report, import_harness
@@ -242,6 +242,42 @@ async def test_an_agent_goes_on_after_calls_that_were_closed_elsewhere(store: St
     assert (await store.run(result.run_id)).status == "completed"
 
 
+@pytest.mark.parametrize("session_id", ["killed", "beside"])
+async def test_a_run_that_was_killed_there_is_resumed_here(store: Store, folder: str, session_id: str):
+    await imported(store, folder)
+    (run,) = (await store.runs(session_id=session_id)).items
+    ran: list[str] = []
+
+    def die() -> str:
+        ran.append("die")
+        return "no"
+
+    def wait_and_die() -> str:
+        ran.append("wait_and_die")
+        return "no"
+
+    def add(a: int, b: int) -> int:
+        ran.append("add")
+        return a + b
+
+    agent = recorded(store, *([[TextPart("x")]] * 2), [TextPart("y")], tools=[die, wait_and_die, add])
+    result = await resume(agent, store, run.id)
+    assert ran == []
+    assert is_provider_valid(result.all_messages())
+    assert (await store.run(result.run_id)).status == "completed"
+
+
+async def test_ids_that_cannot_be_ids_are_given_others(store: Store, tmp_path: Path):
+    folder = harness_folder(tmp_path)
+    no_id(folder)
+    report = await imported(store, str(folder), rename=True)
+    assert report.imported == 7
+    (session_id,) = set(await sessions(store)) - set(NAMES)
+    assert json.loads((await store.session(session_id)).metadata) == {"conversation_id": "to be/side"}
+    assert (await store.run("beside-1")).session_id == session_id
+    assert (await imported(store, str(folder), rename=True)).present == 7
+
+
 async def test_a_run_has_one_name(memory: Store, source: str):
     """The harness may call a run otherwise than its messages do; here both have the name on record."""
     await imported(memory, source)
@@ -272,6 +308,9 @@ async def test_a_session_goes_on_from_the_conversation_not_from_a_delegate(store
             for snapshot in path.parent.glob("snapshots/*.json"):
                 snapshot.unlink()  # killed while the delegate was at work
             boss = path.parent.name
+            break
+    else:
+        pytest.fail("the fixture has no boss")
     await imported(store, str(folder))
     checkpoint, messages = await last(store, "delegating")
     assert (checkpoint.run_id, messages) == (boss, [])
@@ -451,8 +490,6 @@ async def test_sqlite_of_another_format_is_refused(store: Store, tmp_path: Path)
 async def test_sqlite_that_lacks_messages_is_refused(store: Store, tmp_path: Path):
     file = harness_sqlite(tmp_path)
     connection = sqlite3.connect(file)
-    connection.execute("CREATE TABLE conversations (id TEXT)")
-    connection.execute("INSERT INTO conversations VALUES ('c')")
     connection.execute(
         "DELETE FROM snapshot_messages WHERE sha256 IN (SELECT sha256 FROM snapshot_messages LIMIT 1)"
     )
@@ -460,6 +497,19 @@ async def test_sqlite_that_lacks_messages_is_refused(store: Store, tmp_path: Pat
     connection.close()
     with pytest.raises(BadImport, match="lacks 1 of its"):
         await imported(store, str(file))
+
+
+async def test_tables_of_others_are_told_of(memory: Store, tmp_path: Path):
+    file = harness_sqlite(tmp_path)
+    connection = sqlite3.connect(file)
+    connection.execute("CREATE TABLE conversations (id TEXT)")
+    connection.execute("INSERT INTO conversations VALUES ('c'), ('d')")
+    connection.execute("ALTER TABLE runs ADD COLUMN mood TEXT")
+    connection.commit()
+    connection.close()
+    told = {note.what: note.count for note in (await imported(memory, str(file))).not_understood}
+    assert told["rows of tables that no step store has"] == 2
+    assert told["a field of a harness run that is not known: mood"] == 10
 
 
 async def test_postgres_that_is_not_there_or_has_other_tables(store: Store, postgres_server: Postgres):

@@ -49,10 +49,10 @@ def write(folder: Path, after: float, kind: str, command_id: str | None = None, 
 
 def run(folder: Path, after: float, command: str, *codes: int | None, **fields: Any) -> str:
     """Write a command and one output for each of the exit codes."""
-    given = {"cwd": "/workspace", "timeout": 300, **fields}
+    given: dict[str, Any] = {"cwd": "/workspace", "timeout": 300, **fields}
     command_id = write(folder, after, "BashCommand", command=command, **given)
     for order, code in enumerate(codes):
-        text = {"stdout": f"out {order}\n", "stderr": None}
+        text: dict[str, Any] = {"stdout": f"out {order}\n", "stderr": None}
         write(folder, after + order + 1, "BashOutput", command_id, order=order, exit_code=code, **text)
     return command_id
 

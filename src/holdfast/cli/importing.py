@@ -39,6 +39,9 @@ def harness(
     database: Annotated[
         str | None, typer.Option(help="The database, on MongoDB; else that of the URL.", show_default=False)
     ] = None,
+    rename: Annotated[
+        bool, typer.Option("--rename", help="Give other ids to conversations whose own cannot be ids here.")
+    ] = False,
     owner: Owner = "local",
     agent: Agent = None,
     dry_run: DryRun = False,
@@ -63,6 +66,7 @@ def harness(
                     found,
                     owner=owner,
                     agent=agent,
+                    rename=rename,
                     actor=actor(),
                     dry_run=dry_run,
                     progress=progress,

@@ -7,6 +7,7 @@ where this store keeps large content.
 import base64
 import binascii
 import json
+import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -113,6 +114,7 @@ async def import_harness(
     *,
     owner: str = "local",
     agent: str | None = None,
+    rename: bool = False,
     actor: str,
     dry_run: bool = False,
     progress: Progress = nothing,
@@ -120,13 +122,14 @@ async def import_harness(
     """Import every conversation of a step store, opened with `open_source`, that is not here yet.
 
     Nothing goes in before all of it was read and checked; then each conversation goes in whole. `agent` is who is to
-    go on with the sessions, else the one on record. Raises `BadImport`.
+    go on with the sessions, else the one on record. With `rename` a conversation whose id cannot be one here gets another,
+    always the same, and keeps its own in its metadata. Raises `BadImport`.
     """
     notes = Notes()
     await source.strangers(notes)
     conversations: dict[str, list[_Run]] = {}
     for run_id in await source.run_ids():
-        run = await _run(source, run_id, notes)
+        run = await _run(source, run_id, rename, notes)
         conversations.setdefault(run.conversation_id or run.run_id, []).append(run)
     drafts: list[Callable[[Notes], Awaitable[Draft]]] = []
     for session_id, runs in sorted(conversations.items()):
@@ -163,7 +166,7 @@ def _read(source: Source, kind: type[R], found: Found, notes: Notes) -> R:
     return record
 
 
-async def _run(source: Source, run_id: str, notes: Notes) -> _Run:
+async def _run(source: Source, run_id: str, rename: bool, notes: Notes) -> _Run:
     """Return the record of a run; if it was never registered, one that is made of what else there is of it."""
     found = await source.run(run_id)
     if found is not None:
@@ -186,16 +189,12 @@ async def _run(source: Source, run_id: str, notes: Notes) -> _Run:
         known = {} if first is None else first.model_dump(include=set(_Of.model_fields) - {"metadata"})
         at = effects[0].started_at if first is None else first.timestamp
         run = _Run.model_validate({**known, "run_id": run_id, "started_at": at})
-    for value, what in (
-        (run.run_id, "run id"),
-        (run.parent_run_id, "run id"),
-        (run.conversation_id, "session id"),
-    ):
-        if value is not None:
-            try:
-                check_id(value, what)
-            except BadInput as error:
-                raise source.bad(f"of run {run_id!r:.200}: {str(error).rstrip('.')}") from None
+    for value, what in ((run.run_id, "run id"), (run.parent_run_id, "run id")):
+        if value is not None and not _is_id(value):
+            raise source.bad(f"of run {run_id!r:.200}: {value!r:.200} cannot be a {what} here")
+    if run.conversation_id is not None and not _is_id(run.conversation_id) and not rename:
+        problem = f"{run.conversation_id!r:.200} cannot be a session id here; with --rename it gets another"
+        raise source.bad(problem)
     return run
 
 
@@ -265,8 +264,15 @@ class _Conversation:
     async def draft(self, notes: Notes) -> Draft:
         """Read all of it and return it as a session."""
         self._notes = notes
+        session_id = _renamed(self._id)
+        metadata = json.dumps({} if session_id == self._id else {"conversation_id": self._id})
         self._draft = draft = Draft(
-            self._id, source=self._source.name, system=SYSTEM, agent=self._agent, owner=self._owner
+            session_id,
+            source=self._source.name,
+            system=SYSTEM,
+            agent=self._agent,
+            owner=self._owner,
+            metadata=metadata,
         )
         self._texts: dict[str, _Text] = {}
         # What a run is called in its messages, and on record.
@@ -484,6 +490,21 @@ class _Conversation:
             started_at=self._draft.seen(microseconds(run.started_at)),
             ended_at=max(last) if ended is None else ended,
         )
+
+
+def _is_id(value: str) -> bool:
+    try:
+        check_id(value)
+    except BadInput:
+        return False
+    return True
+
+
+def _renamed(conversation_id: str) -> str:
+    """Return the id of the session of a conversation: its own, or one made of it."""
+    if _is_id(conversation_id):
+        return conversation_id
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{SYSTEM}:{conversation_id}"))
 
 
 def _text(value: object) -> Json:

@@ -99,9 +99,12 @@ class History:
 class Draft:
     """A session on its way in."""
 
-    def __init__(self, session_id: str, *, source: str, system: str, agent: str, owner: str) -> None:
+    def __init__(
+        self, session_id: str, *, source: str, system: str, agent: str, owner: str, metadata: Json = "{}"
+    ) -> None:
         self.source = source
         self.system = system
+        self._metadata = metadata
         try:
             self.id = check_id(session_id, "session id")
             self._agent, self._owner = check_name(agent, "agent"), check_name(owner, "owner")
@@ -190,7 +193,7 @@ class Draft:
             "status": "idle",
             "waiting_for": None,
             "hold": 0,
-            "metadata": "{}",
+            "metadata": self._metadata,
             "created_at": max(self._first, 0),
             "active_at": max(self.latest, 0),
             "seq": self.seq,
