@@ -291,6 +291,36 @@ async def test_a_run_has_one_name(memory: Store, source: str):
     assert messages[0].run_id == "explicit-1"
 
 
+async def test_a_run_has_one_name_also_if_a_snapshot_ends_with_what_was_not_sent(
+    memory: Store, tmp_path: Path
+):
+    """As `StepPersistence(run_id=…)` writes it: only the records have that id, the messages have their own."""
+    folder = harness_folder(tmp_path)
+    (run_id,) = [
+        path.parent.name
+        for path in folder.glob("*/run.json")
+        if json.loads(path.read_text())["metadata"].get("team") == "red"
+    ]
+    (folder / run_id).rename(folder / "given")
+    for path in (folder / "given").rglob("*.json*"):
+        path.write_text(path.read_text().replace(f'"run_id": "{run_id}", "k', '"run_id": "given", "k'))
+        path.write_text(path.read_text().replace(f'{{"run_id": "{run_id}"', '{"run_id": "given"'))
+        path.write_text(
+            path.read_text().replace(f'"run_id": "{run_id}", "status', '"run_id": "given", "status')
+        )
+    first = json.loads((folder / "given" / "snapshots" / "0.json").read_text())
+    assert (first["run_id"], first["messages"][1]["run_id"], first["messages"][2]["run_id"]) == (
+        "given",
+        run_id,
+        None,
+    )
+    await imported(memory, str(folder))
+    _, messages = await last(memory, "talk")
+    assert [message.run_id for message in messages[:6]] == ["given"] * 6
+    assert [effect.call_id for effect in (await inspect_run(memory, "given")).completed] == ["c1~2"]
+    assert json.loads((await memory.run("given")).metadata)["pydantic_ai_run_id"] == run_id
+
+
 async def test_delegates_keep_their_parents(memory: Store, source: str):
     await imported(memory, source)
     boss, helper = (await memory.runs(session_id="delegating")).items

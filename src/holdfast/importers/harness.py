@@ -134,7 +134,7 @@ async def import_harness(
     drafts: list[Callable[[Notes], Awaitable[Draft]]] = []
     for session_id, runs in sorted(conversations.items()):
         runs.sort(key=lambda run: (microseconds(run.started_at), run.run_id))
-        drafts.append(_Conversation(source, session_id, runs, owner, agent).draft)
+        drafts.append(partial(_draft, source, session_id, runs, owner, agent))
     return await import_sessions(
         store,
         media,
@@ -146,6 +146,12 @@ async def import_harness(
         progress=progress,
         notes=notes,
     )
+
+
+async def _draft(
+    source: Source, id: str, runs: list[_Run], owner: str, agent: str | None, notes: Notes
+) -> Draft:
+    return await _Conversation(source, id, runs, owner, agent).draft(notes)
 
 
 def _read(source: Source, kind: type[R], found: Found, notes: Notes) -> R:
@@ -344,10 +350,9 @@ class _Conversation:
             texts = [
                 await self._text(text, found[0]) for text in self._named(run, snapshot.messages, found[0])
             ]
+            # An interrupted request with nothing in it would hide the calls that wait for an answer.
             while texts and isinstance(texts[-1].message, ModelRequest) and not texts[-1].message.parts:
-                del texts[
-                    -1
-                ]  # an interrupted request with nothing in it would hide the calls that wait for an answer
+                del texts[-1]
             known = len(self._draft.history.messages)
             segment, places = self._draft.history.add([text.body for text in texts])
             new = len(texts) - (len(self._draft.history.messages) - known)
@@ -396,14 +401,18 @@ class _Conversation:
 
     def _named(self, run: _Run, texts: list[Json], where: str) -> list[Json]:
         """Find out what a run is called in its own messages, if that is not its id: the ledger needs to know."""
-        if run.run_id not in self._names.values() and texts:
-            tail = self._source.parsed(texts[-1], where)
-            said: object = tail.get("run_id") if is_object(tail) else None
-            others = {other.run_id for other in self._runs if other is not run}
-            if is_object(tail) and isinstance(said, str) and said not in {*self._names, *others}:
-                here: object = tail.get("conversation_id")
-                if here is None or here == run.conversation_id:
-                    self._names[said] = run.run_id
+        if run.run_id in self._names.values():
+            return texts
+        others = {other.run_id for other in self._runs if other is not run}
+        for text in reversed(texts):
+            message = self._source.parsed(text, where)
+            said: object = message.get("run_id") if is_object(message) else None
+            if not is_object(message) or not isinstance(said, str):
+                continue  # it was not sent yet
+            here: object = message.get("conversation_id")
+            if said not in {*self._names, *others} and (here is None or here == run.conversation_id):
+                self._names[said] = run.run_id
+            break
         return texts
 
     async def _text(self, text: Json, where: str) -> _Text:

@@ -50,7 +50,7 @@ class Mongo(Source):
         async for record in self._database["snapshots"].find({"run_id": run_id}).sort("seq", 1):
             where = f"snapshot {record.pop('seq', '?')} of run {run_id}"
             del record["_id"]
-            messages = self.parsed(record["messages"], where)
+            messages = self.parsed(record.get("messages"), where)
             if is_object(messages):
                 texts = await self._history(messages, where)
             else:
@@ -62,7 +62,7 @@ class Mongo(Source):
         if manifest is None:
             return None
         size = manifest.get("chunk_size", {"$exists": False})
-        where = {"files_id": sha256, "chunk_size": size, "n": {"$lt": manifest["chunk_count"]}}
+        where = {"files_id": sha256, "chunk_size": size, "n": {"$lt": manifest.get("chunk_count", 0)}}
         data = b"".join(
             [chunk["data"] async for chunk in self._database["media_chunks"].find(where).sort("n", 1)]
         )

@@ -79,7 +79,7 @@ class Source(ABC):
         """Return what a text says as JSON. Raises `BadImport`."""
         try:
             return json.loads(text)
-        except (ValueError, RecursionError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise self.bad(f"{where} is not JSON, or is cut short ({error})") from None
 
     def texts(self, messages: object, where: str) -> list[Json]:
