@@ -41,11 +41,10 @@ async def test_moving_in_from_all_three(tmp_path: Path):
         done = holdfast(tmp_path, "import", name, source, "--owner", "ada")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith(said)
-        again = holdfast(tmp_path, "import", name, source, "--owner", "ada")
-        assert "0 imported" in again.stdout
-        assert "Nothing was changed." in again.stdout
         report = json.loads(holdfast(tmp_path, "import", name, source, "--owner", "ada", "--json").stdout)
         assert (report["imported"], report["present"]) == (0, report["found"])
+    again = holdfast(tmp_path, "import", "harness", "steps", "--owner", "ada")
+    assert "0 imported, 7 here already, unchanged. Nothing was changed." in again.stdout
     checked = holdfast(tmp_path, "db", "check")
     assert (checked.returncode, checked.stdout) == (0, "Every invariant holds.\n")
     async with open_store(f"sqlite:///{tmp_path}/store.db") as store:
