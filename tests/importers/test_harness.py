@@ -448,6 +448,11 @@ def other_media(folder: Path) -> None:
         path.write_text("something else")
 
 
+def too_deep(folder: Path) -> None:
+    for path in folder.glob("*/snapshots/*.json"):
+        path.write_text(path.read_text().replace('"not a marker"', "[" * 700 + "]" * 700))
+
+
 def no_time(folder: Path) -> None:
     path = folder / "beside-1" / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"started_at": "yesterday"}))
@@ -465,6 +470,7 @@ def no_time(folder: Path) -> None:
         (new_marks, "in a way that is not known; upgrade Holdfast"),
         (no_media, "which is not in it"),
         (other_media, "are damaged"),
+        (too_deep, "nested too deeply"),
         (no_time, "of a version that is not known (started_at"),
     ],
 )

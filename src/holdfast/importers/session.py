@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from pydantic_ai.messages import ModelMessage
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 
 from holdfast.errors import BadArchive, BadImport, BadInput, NotFound, SessionNotFound
 from holdfast.ids import check_id, check_name
@@ -334,7 +334,7 @@ async def import_sessions(
     present = 0
     progress(0, len(drafts))
     for make in drafts:
-        found = ready(await make(notes), store)
+        found = await _made(make, store, source, notes)
         how = await standing(store, found, source=source, system=system)
         if how == "new":
             new.append(make)
@@ -347,7 +347,7 @@ async def import_sessions(
     if not dry_run:
         progress(0, len(drafts) + len(new))
         for make in new:
-            found = ready(await make(Notes()), store)
+            found = await _made(make, store, source, Notes())
             records.update(await put(store, media, found, system=system, actor=actor))
             progress(1, None)
     return Report(
@@ -362,3 +362,11 @@ async def import_sessions(
         left_alone=left.all(),
         not_understood=notes.all(),
     )
+
+
+async def _made(make: Callable[[Notes], Awaitable[Draft]], store: Store, source: str, notes: Notes) -> Ready:
+    try:
+        return ready(await make(notes), store)
+    except (RecursionError, PydanticSerializationError) as error:
+        problem = f"something in it cannot be kept, as it is nested too deeply ({str(error)[:100]})"
+        raise BadImport(source=source, problem=problem) from None
