@@ -3,6 +3,7 @@
 import json
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import count
 from typing import Any
@@ -16,12 +17,13 @@ from holdfast.errors import (
     SessionExists,
     SessionNotFound,
 )
-from holdfast.ids import check_id, new_id
+from holdfast.ids import check_id, check_uuid, new_id
 from holdfast.store.hub import READY, inbox
 from holdfast.store.sql.core import SqlCore, Tx, lease_lost, sql
 from holdfast.store.sql.library import Dialect, Statement
+from holdfast.store.sql.shell import imported_command
 from holdfast.store.sql.tables import BY_NAME, SESSION, Table
-from holdfast.types import Json, Lease
+from holdfast.types import Command, Json, Lease, Output
 
 PAGE_ROWS = 500
 PAGE_BYTES = 1024 * 1024
@@ -183,6 +185,34 @@ class Archives(SqlCore):
             return
         for row in batch:
             yield Statement(table.name, row, text=text)
+
+    async def import_commands(self, commands: Sequence[tuple[Command, Sequence[Output]]]) -> list[str]:
+        return await self._transact(lambda: self._import_commands(commands), repeatable=True, long=True)
+
+    def _import_commands(self, commands: Sequence[tuple[Command, Sequence[Output]]]) -> Tx[list[str]]:
+        owners: dict[str, str] = {}
+        for session_id in sorted({c.session_id for c, _ in commands if c.session_id is not None}):
+            yield from self._refuse_cleaned(session_id)
+            (session,) = yield sql("standing", session_id=session_id)
+            owners[session_id] = session["owner"]
+        rows: list[tuple[str, Imported]] = []
+        for command, outputs in commands:
+            key = check_uuid(command.id, "command")
+            if (yield sql("commands", id=key, limit=1)):
+                continue
+            owner = owners.get(command.session_id or "", command.owner)
+            row, written = imported_command(replace(command, id=key, owner=owner), outputs)
+            for text in (
+                row["command"],
+                row["cwd"],
+                *(o[name] for o in written for name in ("stdout", "stderr")),
+            ):
+                self._check_size(text or "", "command")
+            rows += [("commands", row), *(("outputs", output) for output in written)]
+        rows.sort(key=lambda row: row[0])
+        for table, batch in _batches(iter(rows)):
+            yield from self._insert(table, batch)
+        return [row["id"] for name, row in rows if name == "commands"]
 
     async def keep_archive(self, lease: Lease, sha256: str) -> None:
         await self._transact(
