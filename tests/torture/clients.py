@@ -121,6 +121,7 @@ class Clients:
     async def _until_answered(
         self, method: str, path: str, body: dict[str, Any], sent: Sent | None = None
     ) -> dict[str, Any]:
+        pause = 0.1
         while True:
             if sent is not None:
                 sent.tries += 1
@@ -138,7 +139,8 @@ class Clients:
             else:
                 self.tally.answers[200] += 1
                 return answer
-            await asyncio.sleep(self._chance.uniform(0.05, 0.4))
+            await asyncio.sleep(self._chance.uniform(pause / 2, pause))
+            pause = min(2 * pause, 1.5)
 
     async def approve(self) -> None:
         """Say yes to whatever is asked, again and again: an answer may get lost, and a second one does no harm."""
@@ -169,6 +171,7 @@ class Reader:
 
     async def read(self) -> None:
         tally = self._clients.tally
+        pause = 0.1
         while True:
             url = self._chance.choice(self._clients.urls)
             left = self._chance.randint(10, 300)
@@ -181,6 +184,7 @@ class Reader:
                 ) as response:
                     tally.answers[response.status_code] += 1
                     if response.status_code == 200:
+                        pause = 0.1
                         async for number, kind, data in _blocks(response):
                             self._take(number, kind, data)
                             left -= 1
@@ -192,7 +196,8 @@ class Reader:
             except (httpx2.TransportError, httpx2.StreamError):
                 tally.unreachable += 1
             tally.reconnects += 1
-            await asyncio.sleep(self._chance.uniform(0.05, 0.6))
+            await asyncio.sleep(self._chance.uniform(pause / 2, pause))
+            pause = min(2 * pause, 3)
 
     def _take(self, number: int | None, kind: str, data: bytes) -> None:
         if number is None:  # a draft, or the end of the stream

@@ -38,7 +38,7 @@ class Plan:
     submitters: int = 12
     open: int = 100
     """So many submissions wait or run at once, at most."""
-    pace: float = 0.7
+    pace: float = 0.55
     """The mean of the seconds between two faults."""
     rest: float = 120.0
     """Within so many seconds after the last fault everything must have ended."""

@@ -54,9 +54,9 @@ class Driver:
         """Hit for so long; then let everything that is paused go on, and have the database run."""
         until = time.monotonic() + seconds
         kinds: dict[Callable[[], Coroutine[Any, Any, None]], float] = {
-            self._kill: 28,
-            self._pause: 50,
-            self._terminate: 6,
+            self._kill: 18,
+            self._pause: 64,
+            self._terminate: 4,
         }
         if self._server is not None:
             kinds |= {
@@ -69,11 +69,16 @@ class Driver:
             kinds[self._fill_disk] = 3
         while (left := until - time.monotonic()) > 0:
             await asyncio.sleep(min(left, self._chance.expovariate(1 / self._pace)))
+            while not self._someone_is_up() and time.monotonic() < until:
+                await asyncio.sleep(0.05)
             (fault,) = self._chance.choices(list(kinds), list(kinds.values()))
             task = asyncio.create_task(fault())
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
         await asyncio.gather(*self._under_way)
+
+    def _someone_is_up(self) -> bool:
+        return any(member.standing == "up" for member in self._members)
 
     def _note(self, fault: str, target: str = "") -> None:
         self.counts[f"{fault} {target}".strip()] += 1
@@ -104,8 +109,8 @@ class Driver:
         if target is None or target.standing == "paused":
             return
         # Mostly a hiccup; often enough so long that others take over in the meantime.
-        short = self._chance.random() < 0.7
-        seconds = self._chance.uniform(0.05, 1) if short else self._ttl + self._chance.uniform(0.2, 2)
+        short = self._chance.random() < 0.75
+        seconds = self._chance.uniform(0.05, 0.8) if short else self._ttl + self._chance.uniform(0.2, 2)
         self._note("SIGSTOP", f"{target.kind}, {'short' if short else 'beyond the deadline'}")
         await target.pause(seconds)
 
