@@ -197,7 +197,7 @@ class Reader:
                 tally.unreachable += 1
             tally.reconnects += 1
             await asyncio.sleep(self._chance.uniform(pause / 2, pause))
-            pause = min(2 * pause, 3)
+            pause = min(2 * pause, 5)
 
     def _take(self, number: int | None, kind: str, data: bytes) -> None:
         if number is None:  # a draft, or the end of the stream

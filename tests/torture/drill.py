@@ -4,11 +4,12 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +39,7 @@ class Plan:
     submitters: int = 12
     open: int = 100
     """So many submissions wait or run at once, at most."""
-    pace: float = 0.55
+    pace: float = 0.45
     """The mean of the seconds between two faults."""
     rest: float = 120.0
     """Within so many seconds after the last fault everything must have ended."""
@@ -259,10 +260,17 @@ def _small_disk(folder: Path) -> Generator[Path | None, None, None]:
 def run(plan: Plan, say: Callable[[str], None]) -> Outcome:
     """Do it in a folder of its own, which is kept if something is broken."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-torture-"))
-    outcome = asyncio.run(torture(plan, folder, say))
+    outcome = asyncio.run(_until_told(torture(plan, folder, say)))
     if outcome.holds:
         shutil.rmtree(folder, ignore_errors=True)
     return outcome
+
+
+async def _until_told(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """Do it; who is told to stop ends all that it has started."""
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
 
 
 def report(outcome: Outcome) -> str:

@@ -54,9 +54,9 @@ class Driver:
         """Hit for so long; then let everything that is paused go on, and have the database run."""
         until = time.monotonic() + seconds
         kinds: dict[Callable[[], Coroutine[Any, Any, None]], float] = {
-            self._kill: 18,
-            self._pause: 64,
-            self._terminate: 4,
+            self._kill: 14,
+            self._pause: 68,
+            self._terminate: 3,
         }
         if self._server is not None:
             kinds |= {
@@ -88,9 +88,17 @@ class Driver:
         """Choose who is hit: as a rule one that serves, now and then one that is just starting."""
         standing = "starting" if self._chance.random() < 0.07 else "up"
         found = [member for member in self._members if member.standing == standing]
-        return self._chance.choice(found) if found else None
+        if not found:
+            return None
+        # Workers more often: they have more to lose, and without fronts nobody asks them for anything.
+        (target,) = self._chance.choices(found, [3 if member.kind == "worker" else 1 for member in found])
+        return target
 
     async def _kill(self) -> None:
+        up = sum(member.standing == "up" for member in self._members)
+        if 2 * up <= len(self._members) and self._chance.random() < 0.8:
+            await self._pause()  # a machine that starts slowly is not to spend all its time on that
+            return
         target = self._target()
         if target is not None and target.hit(signal.SIGKILL):
             self._note("SIGKILL", target.kind)
@@ -109,7 +117,7 @@ class Driver:
         if target is None or target.standing == "paused":
             return
         # Mostly a hiccup; often enough so long that others take over in the meantime.
-        short = self._chance.random() < 0.75
+        short = self._chance.random() < 0.8
         seconds = self._chance.uniform(0.05, 0.8) if short else self._ttl + self._chance.uniform(0.2, 2)
         self._note("SIGSTOP", f"{target.kind}, {'short' if short else 'beyond the deadline'}")
         await target.pause(seconds)

@@ -65,7 +65,7 @@ class Member:
         try:
             await asyncio.wait_for(process.wait(), seconds)
         except TimeoutError:
-            process.kill()
+            _send(process, signal.SIGKILL)
             await self._living
             return None
         await self._living
@@ -75,8 +75,7 @@ class Member:
         """Kill it, whatever it does."""
         self._ending = True
         if self._process is not None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+            _send(self._process, signal.SIGKILL)
         if self._living is not None:
             self._living.cancel()
 
@@ -85,8 +84,7 @@ class Member:
         if self._process is None or self._process.returncode is not None:
             return False
         self._told = number
-        with suppress(ProcessLookupError):
-            self._process.send_signal(number)
+        _send(self._process, number)
         return True
 
     async def pause(self, seconds: float) -> None:
@@ -94,15 +92,14 @@ class Member:
         process, before = self._process, self.standing
         if process is None:
             return
-        with suppress(ProcessLookupError):
-            process.send_signal(signal.SIGSTOP)
-            self.standing = "paused"
-            try:
-                await asyncio.sleep(seconds)
-            finally:
-                if self.standing == "paused":
-                    self.standing = "up" if self._up.is_set() else before
-                process.send_signal(signal.SIGCONT)
+        _send(process, signal.SIGSTOP)
+        self.standing = "paused"
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            if self.standing == "paused":
+                self.standing = "up" if self._up.is_set() else before
+            _send(process, signal.SIGCONT)
 
     async def _live(self) -> None:
         pause = random.Random(self.name)
@@ -157,7 +154,15 @@ class Member:
         for name in ("SKEW", "PYTHONPATH"):
             self._environment.pop(name, None)
         if seconds is not None:
-            self._environment |= {"SKEW": str(seconds), "PYTHONPATH": str(SKEWED)}
+            path = [str(SKEWED), os.environ.get("PYTHONPATH", "")]
+            self._environment |= {"SKEW": str(seconds), "PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
+def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Send a signal. `Process.send_signal` would look first whether it has ended, and so take its end from asyncio."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
 
 
 def worker(number: int, url: str, folder: Path, settings: dict[str, str]) -> Member:
