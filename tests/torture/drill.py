@@ -101,6 +101,10 @@ async def torture(plan: Plan, folder: Path, say: Callable[[str], None]) -> Outco
         finally:
             (folder / "faults.log").write_text("\n".join(driver.log))
         await _judge(plan, url, members, driver, clients, outcome, say)
+        if disk is not None and not outcome.holds:
+            for file in disk.glob("store.db*"):
+                if file.is_file():
+                    shutil.copy(file, folder)  # the disk goes
     return outcome
 
 
