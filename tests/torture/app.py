@@ -56,7 +56,8 @@ def _next(messages: Sequence[ModelMessage]) -> list[ToolCallPart] | str:
 def _prompt(message: ModelMessage) -> Any:
     if not isinstance(message, ModelRequest):
         return None
-    return next((part.content for part in message.parts if isinstance(part, UserPromptPart)), None)
+    # The last one: behind a message that was given up unanswered, the next one joins its request.
+    return next((p.content for p in reversed(message.parts) if isinstance(p, UserPromptPart)), None)
 
 
 def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:

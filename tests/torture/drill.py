@@ -37,7 +37,7 @@ class Plan:
     workers: int = 3
     fronts: int = 2
     submitters: int = 12
-    open: int = 100
+    open: int = 40
     """So many submissions wait or run at once, at most."""
     pace: float = 0.45
     """The mean of the seconds between two faults."""

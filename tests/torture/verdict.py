@@ -1,6 +1,7 @@
 """What must hold when the dust has settled: the store, the file of effects and what clients saw, against each other."""
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any
 
 from pydantic_ai.messages import ModelResponse, TextPart, ToolReturnPart
 
-from holdfast import is_provider_valid, load_history
+from holdfast import is_provider_valid
+from holdfast.record.recovery import find_place
 from holdfast.server.wire import event_json
 from holdfast.store import Store
 from holdfast.types import Event, Submission
@@ -18,6 +20,7 @@ from tests.torture.clients import Clients, Reader, Sent, digest
 _UNKNOWN = "whether it took effect is not known"
 _OF_A_RUN = ("run_", "model_request_", "tool_call_", "message")
 _ATTEMPTS = 5
+_DID = re.compile(r"did (\S+) at epoch (\d+)")
 UNRECORDED = "results without an effect, or effects without a record"
 
 
@@ -170,12 +173,17 @@ def _judge_runs(session_id: str, events: list[Event], verdict: Verdict) -> None:
     over: set[str] = set()
     current: str | None = None
     epochs: list[int] = []
+    known: set[str] = set()
     for event in events:
         if event.kind in {"takeover", "recovered", "handover"}:
             verdict.counts[f"{event.kind} events"] += 1
-        if event.message is not None and " at epoch " in event.message:
-            # Of those that are answered together some may be older, from the ledger.
-            epochs.append(max(int(part.split('"')[0]) for part in event.message.split(" at epoch ")[1:]))
+        # Of results that are answered together some may be older, from the ledger; and a message may be on record again.
+        new = {
+            found[0]: int(found[1]) for found in _DID.findall(event.message or "") if found[0] not in known
+        }
+        known |= new.keys()
+        if new:
+            epochs.append(max(new.values()))
         if event.run_id is None or not event.kind.startswith(_OF_A_RUN):
             continue
         if event.run_id in over:
@@ -198,10 +206,8 @@ async def _judge_history(
     verdict: Verdict,
 ) -> None:
     """The history can be sent to a provider, and every turn in it is what was asked for, once."""
-    latest = (await store.checkpoints(session_id=session_id, limit=1)).items
-    if not latest:
-        return
-    history = await load_history(store, latest[0])
+    # As the next message would find it: calls that a turn which was given up has left open are closed there.
+    history = (await find_place(store, session_id, None)).messages
     if not is_provider_valid(history):
         verdict.add("histories that no provider would take", [session_id])
     states = {s.idempotency_key: s.state for s in submissions}
