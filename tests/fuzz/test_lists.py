@@ -2,7 +2,6 @@
 
 import base64
 import json
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -20,18 +19,20 @@ def cursor(value: object) -> str:
     return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
 
 
-LISTS: list[Callable[..., Any]] = [
-    lambda store, at, n: store.sessions(cursor=at, limit=n),
-    lambda store, at, n: store.submissions("s1", cursor=at, limit=n),
-    lambda store, at, n: store.checkpoints(session_id="s1", cursor=at, limit=n),
-    lambda store, at, n: store.runs(session_id="s1", cursor=at, limit=n),
-    lambda store, at, n: store.effects("s1", cursor=at, limit=n),
-    lambda store, at, n: store.audit_log(cursor=at, limit=n),
-    lambda store, at, n: store.shell_events(cursor=at, limit=n),
-    lambda store, at, n: store.shell_events(command_id="0" * 32, cursor=at, limit=n),
-    lambda store, at, n: store.commands(cursor=at, limit=n),
-    lambda store, at, n: store.blobs(cursor=at, limit=n),
+_COMMAND = {"command_id": "0" * 32}
+LISTS: list[tuple[str, dict[str, str]]] = [
+    ("sessions", {}),
+    ("submissions", {"session_id": "s1"}),
+    ("checkpoints", {"session_id": "s1"}),
+    ("runs", {"session_id": "s1"}),
+    ("effects", {"session_id": "s1"}),
+    ("audit_log", {}),
+    ("shell_events", {}),
+    ("shell_events", _COMMAND),
+    ("commands", {}),
+    ("blobs", {}),
 ]
+"""Every list of the store, and what it is to be a list of."""
 
 
 async def prepared(store: Store) -> None:
@@ -48,10 +49,11 @@ async def prepared(store: Store) -> None:
 @example(LISTS[0], cursor([10**25, "x"]), 5)
 @example(LISTS[0], cursor([1, "\ud800"]), 5)
 @example(LISTS[0], cursor([1, "\x00"]), 5)
-def test_any_cursor(opened: Opened, ask: Callable[..., Any], at: str, limit: int):
+def test_any_cursor(opened: Opened, ask: tuple[str, dict[str, str]], at: str, limit: int):
     opened.run(prepared(opened.store))
+    name, of = ask
     try:
-        page = opened.run(ask(opened.store, at, limit))
+        page = opened.run(getattr(opened.store, name)(**of, cursor=at, limit=limit))
     except HoldfastError:
         return
     assert isinstance(page, Page)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
 import httpx2
@@ -148,7 +148,7 @@ def test_the_client_reads_any_stream_however_it_is_cut(
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=5)))
     pieces = [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
 
-    async def sent() -> Any:
+    async def sent() -> AsyncGenerator[bytes, None]:
         for piece in pieces:
             yield piece
 

@@ -3,6 +3,7 @@
 import argparse
 import sys
 import time
+from typing import Any
 
 from tests.torture.drill import Plan, report, run
 
@@ -19,7 +20,9 @@ def main() -> int:
     parser.add_argument("--fronts", type=int, default=Plan.fronts)
     parser.add_argument("--pace", type=float, default=Plan.pace, help="mean seconds between two faults")
     given = parser.parse_args()
-    chosen = vars(given) | {"seed": int(time.time()) % 100_000 if given.seed is None else given.seed}
+    chosen: dict[str, Any] = vars(given) | {
+        "seed": int(time.time()) % 100_000 if given.seed is None else given.seed
+    }
     outcome = run(Plan(**chosen), lambda text: print(text, file=sys.stderr, flush=True))
     print(report(outcome), flush=True)
     return 0 if outcome.holds else 1

@@ -33,8 +33,6 @@ class Member:
         self.fell: list[str] = []
         """How it ended without having been hit, after it had served."""
         self.start_failures = 0
-        self.codes: list[int] = []
-        """How it ended when it was told to stop."""
         self._command = command
         self._environment = environment
         self._log = log
@@ -135,9 +133,8 @@ class Member:
                     self.tracebacks.append(f"{self.name}, start {self.starts}")
                 if not served and " serves " in line:
                     served = True
-                    if self.standing != "paused":
-                        self.standing = "up"
                     self._up.set()
+                    self._rise()
                     log.flush()
             code = await process.wait()
             log.write(f"--- {self.name} ended with {code}, told {self._told}\n")
@@ -146,8 +143,10 @@ class Member:
                 self.fell.append(f"{self.name} ended with {code}: {''.join(self._last[-3:]).strip()}")
             else:
                 self.start_failures += 1
-        elif self._told == signal.SIGTERM:
-            self.codes.append(code)
+
+    def _rise(self) -> None:
+        if self.standing != "paused":  # else it does when it goes on
+            self.standing = "up"
 
     def move_clock(self, seconds: float | None) -> None:
         """Have the next process believe in another time."""
