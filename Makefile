@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run tour test browser-test check format bench bench-compare audit clean
+.PHONY: help run tour test browser-test check format bench bench-compare torture audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -43,6 +43,9 @@ bench: .venv/ready ## every claim about speed, measured side by side
 bench-compare: .venv/ready ## the same claims against peers, which are installed apart
 	$(BIN)/python -m benchmarks.record --peer
 	$(BIN)/python -m benchmarks.runtime --peer
+
+torture: .venv/ready ## the promises under fire: DURATION=600 SEED=7 ENGINE=sqlite or postgres
+	$(BIN)/python -m tests.torture --duration $(or $(DURATION),600) --engine $(or $(ENGINE),sqlite) $(if $(SEED),--seed $(SEED))
 
 audit: ## the pinned dependencies against the published advisories; needs the network
 	$(PYTHON) -m venv .audit

@@ -153,7 +153,7 @@ def load_settings(**given: object) -> Settings:
     except ValidationError as error:
         problems = [_complaint(e["loc"], e["type"], e["msg"]) for e in error.errors()]
         raise BadSettings(problem=" ".join(problems)) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadSettings(problem=f"{FILE} is not valid TOML: {error}.") from error
     if settings.lease_renew_seconds * 2 > settings.lease_ttl_seconds:
         raise BadSettings(problem="lease_ttl_seconds must be at least twice lease_renew_seconds.")
