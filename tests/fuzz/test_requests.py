@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import AsyncGenerator, Generator
 from typing import Any
+from urllib.parse import quote
 
 import httpx2
 import pytest
@@ -85,7 +86,7 @@ def test_any_place_in_a_stream(
 @FUZZ
 @given(NUMBERS.map(str) | HEADERS)
 def test_a_wrong_place_in_a_stream_is_no_stream(opened: Opened, http: httpx2.AsyncClient, last: str):
-    if last.isdigit() and last.isascii() and int(last) <= 3:
+    if last.isdigit() and len(last) < 19 and int(last) <= 3:
         return  # that is a place, and its stream goes on
     headers = {"last-event-id": last, "accept": "text/event-stream"}
     if not last:
@@ -124,9 +125,7 @@ def test_any_range(opened: Opened, http: httpx2.AsyncClient, wanted: str, condit
 @FUZZ
 @given(st.sampled_from(["sessions", "runs", "media", "sessions/s1/cursors"]), TEXTS)
 def test_any_id_in_a_path(opened: Opened, http: httpx2.AsyncClient, what: str, name: str):
-    path = httpx2.URL(f"http://test/api/{what}/").join(
-        httpx2.URL("http://test").copy_with(path=f"/api/{what}/{name.encode('utf-8', 'replace').decode()}")
-    )
+    path = f"/api/{what}/{quote(name.encode('utf-8', 'replace'), safe='')}"[:8000]
     answered(opened.run(http.get(path)))
 
 

@@ -20,7 +20,7 @@ from holdfast.errors import (
 from holdfast.ids import check_id, check_uuid, new_id
 from holdfast.store.hub import READY, inbox
 from holdfast.store.sql.core import SqlCore, Tx, lease_lost, sql
-from holdfast.store.sql.library import Dialect, Statement
+from holdfast.store.sql.library import Dialect, Statement, optional, statement_names
 from holdfast.store.sql.shell import imported_command
 from holdfast.store.sql.tables import BY_NAME, SESSION, Table
 from holdfast.types import Command, Json, Lease, Output
@@ -72,6 +72,12 @@ def _taken_text(table: Table, dialect: Dialect) -> str:
     ids = "json_each(:ids)" if dialect == "sqlite" else "json_array_elements_text(CAST(:ids AS json))"
     column = table.unique
     return f"SELECT {column} AS id FROM {table.name} WHERE {column} IN (SELECT value FROM {ids}) LIMIT 1"  # noqa: S608
+
+
+@cache
+def _of_a_session() -> list[str]:
+    """Return the invariants that can be asked of one session."""
+    return sorted(n for n in statement_names() if n.startswith("check_") and "session_id" in optional(n))
 
 
 class Archives(SqlCore):
@@ -145,6 +151,9 @@ class Archives(SqlCore):
         yield sql("imported_commands_lost", session_id=session_id)
         control_only = True if session["status"] == "waiting" else None
         yield sql("ready_if_work", session_id=session_id, control_only=control_only)
+        for name in _of_a_session():
+            for broken in (yield sql(name, session_id=session_id, limit=1)):
+                raise BadArchive(problem=f"it does not fit together: {broken['detail']}"[:300])
         audit_id, actor, detail = audit
         action = "import" if lease is None else "rehydrate"
         yield sql("add_audit", id=audit_id, actor=actor, action=action, session_id=session_id, detail=detail)
