@@ -25,6 +25,7 @@ from pydantic_ai.messages import (
     ModelRequest,
     ModelResponse,
     ToolCallPart,
+    ToolReturnPart,
     UserContent,
     UserPromptPart,
 )
@@ -149,6 +150,7 @@ class _Recorder(AbstractCapability[Any]):
         self._calls: Counter[tuple[str, str]] = Counter()  # how often a run has made a call with an id
         self._events: list[NewEvent] = []  # told with the next write
         self._ended: list[Effect] = []  # likewise
+        self._returned: dict[tuple[str, str], ToolReturnPart] = {}  # results that are no text yet
         self._guard: asyncio.TimerHandle | None = None  # makes it come soon
         self._late: asyncio.Task[None] | None = None
         self._broken: HoldfastError | None = (
@@ -244,7 +246,7 @@ class _Recorder(AbstractCapability[Any]):
         handler: Any,
     ) -> Any:
         place = self._place(ctx, call.tool_call_id)
-        known = self._effects.get(place)
+        known = self._entered(place)
         if known is not None and (answer := self._answer(ctx, known, tool_def)) is not None:
             if ledger.waits_for(self._effects[place]) is None:
                 facts = {"tool": call.tool_name, "call_id": call.tool_call_id}
@@ -274,7 +276,7 @@ class _Recorder(AbstractCapability[Any]):
         except (ApprovalRequired, CallDeferred) as later:
             # It ends when it is answered, in whatever run.
             kind = "approval" if isinstance(later, ApprovalRequired) else "external"
-            await self._note(replace(effect, result=ledger.deferred(kind, later.metadata)))
+            await self._note(effect, result=ledger.deferred(kind, later.metadata))
             raise
         except asyncio.CancelledError:
             raise  # whether it took effect is not known
@@ -283,20 +285,27 @@ class _Recorder(AbstractCapability[Any]):
             raise
         finally:
             ledger.current_call.reset(token)  # a delegate's calls are not the caller's
-        result = ledger.returned(call.tool_name, call.tool_call_id, value)
-        await self._settle(ctx, effect, "tool_call_completed", result=result)
+        self._returned[place] = ToolReturnPart(call.tool_name, value, call.tool_call_id)
+        await self._settle(ctx, effect, "tool_call_completed")
         return value
 
     async def annotate(self, call_id: str, summary: str | None, key: str | None) -> None:
         """Write a note into the ledger, while the call runs."""
         place = ledger.current_call.get() or self._places.get(call_id)
-        effect = self._effects.get(place) if place else None
+        effect = self._entered(place) if place else None
         if place is not None and effect is not None:
             noted = replace(
                 effect, summary=summary or effect.summary, idempotency_key=key or effect.idempotency_key
             )
             self._effects[place] = noted
             await self._send(Batch(effects=[noted]))
+
+    def _entered(self, place: tuple[str, str]) -> Effect | None:
+        """Return the ledger entry of a call. A result becomes text here: most move into a message before that."""
+        effect = self._effects.get(place)
+        if effect is not None and (part := self._returned.pop(place, None)) is not None:
+            effect = self._effects[place] = replace(effect, result=ledger.returned(part))
+        return effect
 
     def _place(self, ctx: RunContext[Any], call_id: str) -> tuple[str, str]:
         """Return where a call is in the ledger: a place of its own, or the one where it waits for an answer."""
@@ -333,16 +342,16 @@ class _Recorder(AbstractCapability[Any]):
         return lambda: ledger.unknown(effect)
 
     async def _settle(self, ctx: RunContext[Any], effect: Effect, kind: str, **outcome: str) -> None:
-        error = {"error": outcome["error"]} if "error" in outcome else {}
+        failed = "error" in outcome
+        error = {"error": outcome["error"]} if failed else {}
         self._events.append(self._event(ctx, kind, tool=effect.tool, call_id=effect.call_id, **error))
-        await self._note(_ended(effect, **outcome))
+        await self._note(effect, state="failed" if failed else "completed", **outcome)
 
-    async def _note(self, effect: Effect) -> None:
+    async def _note(self, effect: Effect, **changes: str) -> None:
         """Have it written how a call stands now: with what was noted meanwhile, and soon."""
-        noted = self._effects.get((effect.run_id, effect.call_id), effect)
-        effect = replace(effect, summary=noted.summary, idempotency_key=noted.idempotency_key)
-        self._effects[effect.run_id, effect.call_id] = effect
-        self._ended.append(effect)
+        place = effect.run_id, effect.call_id
+        noted = self._effects[place] = replace(self._effects.get(place, effect), **changes)
+        self._ended.append(noted)
         if any(other.state == "started" and other.result is None for other in self._effects.values()):
             await self._send(self._taken())
         else:
@@ -384,6 +393,9 @@ class _Recorder(AbstractCapability[Any]):
             self._guard.cancel()
             self._guard = None
         last = {(effect.run_id, effect.call_id): effect for effect in (*self._ended, *effects)}
+        if self._returned:
+            for place in last.keys() & self._returned.keys():
+                last[place] = self._entered(place) or last[place]
         batch = Batch(events=self._events, effects=list(last.values()))
         self._events, self._ended = [], []
         if self._unsaid is not None:
@@ -542,8 +554,9 @@ class _Recorder(AbstractCapability[Any]):
         for part in answers(request):
             place = self._places.get(part.tool_call_id)
             effect = self._effects.pop(place, None) if place else None
-            if effect is None:
+            if place is None or effect is None:
                 continue
+            self._returned.pop(place, None)
             if effect.state == "completed":
                 moved.append(replace(effect, result=None, message=message))
             elif (ended := ledger.answered(effect, part, message)) is not None:
@@ -707,10 +720,6 @@ def _asked(call: ToolCallPart) -> dict[str, Any]:
 def gone(tools: Sequence[str]) -> str:
     """Say that an agent cannot go on with calls of these tools."""
     return f"the agent has no tool {', '.join(tools)} any more, which a pending call needs"
-
-
-def _ended(effect: Effect, *, result: str | None = None, error: str | None = None) -> Effect:
-    return replace(effect, state="completed" if error is None else "failed", result=result, error=error)
 
 
 def _said(error: BaseException) -> str:

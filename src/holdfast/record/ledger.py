@@ -35,12 +35,13 @@ Deferral: TypeAlias = Literal["approval", "external", "again"]
 current_call: ContextVar[tuple[str, str] | None] = ContextVar("holdfast_call", default=None)
 """The run and the ledger entry of the tool call that is going on here."""
 
+_SORTED = json.JSONEncoder(sort_keys=True, default=repr)
 _TOOL_RETURN: TypeAdapter[ToolReturn[Any]] = TypeAdapter(ToolReturn[Any])
 
 
 def digest(arguments: Any) -> str:
     """Return the SHA-256 of a call's arguments, whatever the order of their names."""
-    text = json.dumps(arguments, sort_keys=True, default=repr)
+    text = _SORTED.encode(arguments)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -85,13 +86,14 @@ def idempotency_key(ctx: RunContext[Any]) -> str:
     return key(*(current_call.get() or (origin(ctx.messages, ctx.run_id), ctx.tool_call_id)))
 
 
-def returned(tool: str, call_id: str, value: Any) -> Json:
+def returned(part: ToolReturnPart) -> Json:
     """Return what a tool gave back, as text; if there is none for it, a text that says so."""
+    value: Any = part.content
     if isinstance(value, ToolReturn):
         structured: ToolReturn[Any] = value  # pyright: ignore[reportUnknownVariableType]
         body = json.dumps(_TOOL_RETURN.dump_python(structured, mode="json", fallback=repr))
         return f'{{"kind":"tool_return","value":{body}}}'
-    body = dump_all(ModelRequest(parts=[ToolReturnPart(tool, value, call_id)]))
+    body = dump_all(ModelRequest(parts=[part]))
     return '{"kind":"unserializable"}' if body is None else f'{{"kind":"return","message":{body}}}'
 
 

@@ -248,7 +248,9 @@ async def settle_effect(
             raise NotFound(what=f"tool call of run {run_id} with the id", id=call_id)
         if found[0].state != "started":
             raise Conflict(problem=f"call {call_id} of run {run_id} is {found[0].state} already")
-        recorded = None if error is not None else ledger.returned(found[0].tool, call_id, result)
+        recorded = (
+            None if error is not None else ledger.returned(ToolReturnPart(found[0].tool, result, call_id))
+        )
         state = "completed" if error is None else "failed"
         settled = replace(found[0], state=state, result=recorded, error=error)
         kind = "tool_call_completed" if error is None else "tool_call_failed"

@@ -291,9 +291,12 @@ def _write(connection: sqlite3.Connection, lease: Lease, writing: Writing) -> tu
     lease.seq = seq
     for arm, rows in writing.rows.items():
         text, last = _arm(arm)
-        results = [connection.execute(text, (*row, seq) if last else row) for row in rows]
+        values = [(*row, seq) for row in rows] if last else rows
+        done = (
+            connection.executemany(text, values) if len(values) > 1 else connection.execute(text, values[0])
+        )
         problem_of = _COUNTED.get(arm)
-        if problem_of and (problem := problem_of(sum(r.rowcount for r in results), writing)):
+        if problem_of and (problem := problem_of(done.rowcount, writing)):
             raise problem
     return seq, writing.release and _free(connection, lease.session_id)
 
