@@ -496,7 +496,7 @@ class _Recorder(AbstractCapability[Any]):
     async def _write(
         self,
         ctx: RunContext[Any],
-        messages: Sequence[ModelMessage],
+        messages: list[ModelMessage],
         kind: CheckpointKind,
         event: NewEvent,
         *,
@@ -508,7 +508,7 @@ class _Recorder(AbstractCapability[Any]):
 
     def _grown(
         self,
-        messages: Sequence[ModelMessage],
+        messages: list[ModelMessage],
         kind: CheckpointKind,
         step: int | None,
         *,

@@ -107,11 +107,19 @@ def _copy(value: Any) -> Any:
     return copied
 
 
-def _alike(recorded: list[ModelMessage], messages: Sequence[ModelMessage]) -> bool:
+def _begin(messages: list[ModelMessage], recorded: list[ModelMessage]) -> bool:
+    """Say whether messages begin with those on record. Where they are the same objects none of them is touched.
+
+    So they are not sliced: that counts a reference in each, which at 2,000 steps is a miss of the cache in each.
+    """
+    known = len(recorded)
+    recorded += messages[known:]
     try:
         return recorded == messages
     except Exception:  # noqa: BLE001 - what a tool returned may refuse to be compared; then it is not known to be equal
         return False
+    finally:
+        del recorded[known:]
 
 
 @dataclass(slots=True)
@@ -144,7 +152,7 @@ class History:
     def __len__(self) -> int:
         return len(self._recorded)
 
-    def grow(self, messages: Sequence[ModelMessage], *, thorough: bool = False) -> Growth:
+    def grow(self, messages: list[ModelMessage], *, thorough: bool = False) -> Growth:
         """Note these messages as the history now and return what is new; `thorough` compares all by content."""
         start = self._same(messages, thorough=thorough)
         segments: list[Segment] = []
@@ -155,7 +163,7 @@ class History:
             self._segments += 1
             self.segment = self._segments
             segments.append(Segment(number=self.segment, parent=parent, start=start))
-        added = list(messages[start:])
+        added = messages[start:]
         bodies = [dump(message) for message in added]
         self._recorded[start:] = added
         self._digests[start:] = map(hash, bodies)
@@ -170,7 +178,7 @@ class History:
         segment = Segment(number=self._segments, parent=self.segment if start else None, start=start)
         return segment, Message(segment=segment.number, position=start, body=dump(message))
 
-    def _same(self, messages: Sequence[ModelMessage], *, thorough: bool) -> int:
+    def _same(self, messages: list[ModelMessage], *, thorough: bool) -> int:
         """Return how many of the first messages are as recorded.
 
         A step looks at the objects only, and at the content of the last one: a history that is rewritten moves or
@@ -181,7 +189,7 @@ class History:
         if (
             known < len(self._recorded)
             or not all(map(is_, self._recorded[near:], messages[near:known]))
-            or not _alike(self._recorded, messages[:known])
+            or not _begin(messages, self._recorded)
         ):
             known = self._equal(messages)
             self._recorded[:known] = messages[:known]
