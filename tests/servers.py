@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib.util import find_spec
@@ -21,9 +21,9 @@ from typing import Any
 class Postgres:
     """A PostgreSQL server in a folder of its own. It can be killed and started again on the same port and data."""
 
-    def __init__(self, folder: Path, *, syncs: bool = True) -> None:
+    def __init__(self, folder: Path, *, syncs: bool = True, options: Sequence[str] = ()) -> None:
         self._folder = folder
-        self._syncs = syncs
+        self._options = [*options, *(() if syncs else ("fsync=off", "full_page_writes=off"))]
         self._binaries = _postgres_binaries(folder)
         self._process: subprocess.Popen[Any] | None = None
         self.port = free_port()
@@ -54,7 +54,7 @@ class Postgres:
                 [
                     *(self._binaries / "postgres", "-D", "data", "-k", self._folder, "-p", str(self.port)),
                     *("-c", "listen_addresses=127.0.0.1", "-c", "max_connections=200"),
-                    *(() if self._syncs else ("-c", "fsync=off", "-c", "full_page_writes=off")),
+                    *(word for option in self._options for word in ("-c", option)),
                 ],
                 stdout=log,
                 stderr=log,
@@ -69,6 +69,15 @@ class Postgres:
 
     def stop(self) -> None:
         self._end(signal.SIGINT)
+
+    def revive(self) -> None:
+        """Have it answer again, whatever came over it: it may have ended, or be about to."""
+        assert self._process is not None
+        deadline = time.monotonic() + 30
+        while not self._answers() and time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                self.start()
+            time.sleep(0.02)
 
     def end(self) -> None:
         """Stop it for good, without writing down what nobody reads again."""
@@ -117,14 +126,16 @@ class Postgres:
 
 
 @contextmanager
-def postgres(*, syncs: bool = True) -> Generator[Postgres, None, None]:
+def postgres(
+    *, syncs: bool = True, within: Path | None = None, options: Sequence[str] = ()
+) -> Generator[Postgres, None, None]:
     """Run a PostgreSQL server for the duration of the block. One that does not sync is for what outlives no machine."""
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-", dir=within))
     try:
         if os.geteuid() == 0:
             nobody = pwd.getpwnam("nobody")
             os.chown(folder, nobody.pw_uid, nobody.pw_gid)
-        server = Postgres(folder, syncs=syncs)
+        server = Postgres(folder, syncs=syncs, options=options)
         server.start()
         try:
             yield server

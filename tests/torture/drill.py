@@ -65,13 +65,13 @@ async def torture(plan: Plan, folder: Path, say: Callable[[str], None]) -> Outco
     async with AsyncExitStack() as stack:
         server: Postgres | None = None
         line: Line | None = None
-        disk: Path | None = None
+        disk = stack.enter_context(_small_disk(folder))
         if plan.engine == "postgres":
-            server = stack.enter_context(postgres())
+            folder.chmod(0o711)  # the server is another user
+            server = stack.enter_context(postgres(within=disk, options=["max_wal_size=128MB"]))
             line = await stack.enter_async_context(line_to(server.port))
             url = server.url()
         else:
-            disk = stack.enter_context(_small_disk(folder))
             url = f"sqlite:///{disk or folder}/store.db"
         (folder / "counted").mkdir()
         settings = {

@@ -207,6 +207,8 @@ class Driver:
                 await asyncio.sleep(self._chance.uniform(0.2, 2))
             finally:
                 ballast.unlink(missing_ok=True)
+                if self._server is not None:
+                    await asyncio.to_thread(self._server.revive)
 
 
 def _fill(ballast: Path) -> None:
