@@ -22,9 +22,11 @@ _NEAR = 8
 complete that in place. Those before them are compared as a list, which stops at what is not the same object and not
 equal: 10 microseconds for 2,000 messages. At the end all are compared by content."""
 
-# Each kind on its own: half the price of finding out which one it is.
-_REQUEST: TypeAdapter[ModelMessage] = TypeAdapter(ModelRequest)
-_RESPONSE: TypeAdapter[ModelMessage] = TypeAdapter(ModelResponse)
+
+@cache
+def _adapter(kind: type[ModelMessage]) -> TypeAdapter[ModelMessage]:
+    """Each kind on its own: half the price of finding out which one it is. Made when needed: that takes a while."""
+    return TypeAdapter(kind)
 
 
 def dump(message: ModelMessage) -> Json:
@@ -43,9 +45,9 @@ def dump_all(message: ModelMessage) -> Json | None:
 
 
 def _dump(message: ModelMessage) -> Json | None:
-    adapter = _REQUEST if isinstance(message, ModelRequest) else _RESPONSE
+    kind = ModelRequest if isinstance(message, ModelRequest) else ModelResponse
     try:
-        return adapter.dump_json(_double(message)).decode()
+        return _adapter(kind).dump_json(_double(message)).decode()
     except (PydanticSerializationError, UnicodeError):
         return None
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 from pydantic import TypeAdapter
@@ -36,7 +37,11 @@ current_call: ContextVar[tuple[str, str] | None] = ContextVar("holdfast_call", d
 """The run and the ledger entry of the tool call that is going on here."""
 
 _SORTED = json.JSONEncoder(sort_keys=True, default=repr)
-_TOOL_RETURN: TypeAdapter[ToolReturn[Any]] = TypeAdapter(ToolReturn[Any])
+
+
+@cache
+def _tool_return() -> TypeAdapter[ToolReturn[Any]]:
+    return TypeAdapter(ToolReturn[Any])
 
 
 def digest(arguments: Any) -> str:
@@ -91,7 +96,7 @@ def returned(part: ToolReturnPart) -> Json:
     value: Any = part.content
     if isinstance(value, ToolReturn):
         structured: ToolReturn[Any] = value  # pyright: ignore[reportUnknownVariableType]
-        body = json.dumps(_TOOL_RETURN.dump_python(structured, mode="json", fallback=repr))
+        body = json.dumps(_tool_return().dump_python(structured, mode="json", fallback=repr))
         return f'{{"kind":"tool_return","value":{body}}}'
     body = dump_all(ModelRequest(parts=[part]))
     return '{"kind":"unserializable"}' if body is None else f'{{"kind":"return","message":{body}}}'
@@ -135,7 +140,7 @@ def replay(effect: Effect) -> Any:
     if kind == "external":
         raise CallDeferred(record["metadata"])
     if kind == "tool_return":
-        return _TOOL_RETURN.validate_python(record["value"])
+        return _tool_return().validate_python(record["value"])
     (message,) = load([json.dumps(record["message"])])
     (part,) = message.parts
     if kind == "retry":
