@@ -121,6 +121,7 @@ async def test_workers_end_with_the_one_who_started_them(
 ):
     """Whoever kills `serve` kills no worker. They notice, hand over what runs, and end; another goes on with it."""
     monkeypatch.setenv("HOLD", "0.1")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     mark = tmp_path / "mark"
     async with front(engine.url, APP) as server, server.client() as client:
         session = (await client.create_session("agent"))["id"]
@@ -139,6 +140,7 @@ async def test_workers_end_with_the_one_who_started_them(
             while holder.id in {found.id for found in await store.holders()} or _lives(pid):
                 await asyncio.sleep(0.02)
         assert handed_over
+    assert not [*tmp_path.glob("holdfast-metrics-*")]
     async with worker(engine.url), asyncio.timeout(60):
         async for event in store.watch(session, after=handed_over):
             if event.kind == "submission_done":

@@ -79,14 +79,16 @@ async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bo
             from holdfast.shell import ShellService
 
             commands = await stack.enter_async_context(ShellService(opened, settings=settings))
-        numbers = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-metrics-"))
+        numbers: str | None = None
+        if workers:
+            numbers = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-metrics-"))
         crew = Crew(app or "", settings, workers, numbers)
         application = create_app(
             settings,
             opened,
             names,
             shell=commands,
-            worker_metrics=Path(numbers),
+            worker_metrics=Path(numbers) if numbers else None,
             kill=crew.kill if demo else None,
         )
         made = settings.auth == "token" and settings.token is None and settings.jwt_keys is None
@@ -135,8 +137,8 @@ def _say_where(listening: socket.socket, token: str | None) -> None:
 class Crew:
     """The worker processes: as many as were asked for; who dies is replaced, after a pause that grows."""
 
-    def __init__(self, app: str, settings: Settings, size: int, numbers: str) -> None:
-        self._environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": numbers}
+    def __init__(self, app: str, settings: Settings, size: int, numbers: str | None) -> None:
+        self._environment = os.environ | ({"PROMETHEUS_MULTIPROC_DIR": numbers} if numbers else {})
         options = ["--store", settings.store, "--log-format", settings.log_format]
         self._command = [sys.executable, "-m", "holdfast", "worker", app, "--supervised", *options]
         self._size = size

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Generator
@@ -78,8 +79,14 @@ def worker(
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, stop)
+
+            def gone() -> None:
+                serving.stop()
+                if folder := os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+                    stack.callback(shutil.rmtree, folder, ignore_errors=True)  # nobody else will
+
             if supervised:
-                _at_the_end_of_input(loop, serving.stop)
+                _at_the_end_of_input(loop, gone)
             try:
                 return 0 if await running else CUT_OFF
             except asyncio.CancelledError:
