@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import socket
-from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -31,17 +30,18 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.run import AgentRunResult
-from pydantic_ai.tools import DeferredToolRequests, ToolDefinition
+from pydantic_ai.tools import ToolDefinition
 
 from holdfast.errors import Conflict, HoldfastError, NotFound, StoreError
 from holdfast.ids import new_id
 from holdfast.media import MediaStore
 from holdfast.record import ledger
+from holdfast.record.calls import Calls
 from holdfast.record.history import History, load
 from holdfast.record.large import Large
 from holdfast.record.ledger import Policy
 from holdfast.record.turn import Turn
-from holdfast.record.validity import answers, pending_calls
+from holdfast.record.validity import pending_calls
 from holdfast.store import Store
 from holdfast.types import Batch, Checkpoint, CheckpointKind, Effect, Lease, NewEvent, Run, SubmissionChange
 
@@ -142,15 +142,8 @@ class _Recorder(AbstractCapability[Any]):
         self._order = asyncio.Lock()  # while something large is put, what comes after it waits
         self._parent = parent
         self._history = History()
-        self._effects: dict[tuple[str, str], Effect] = {}  # of the calls that no message answers yet
-        self._inherits = (
-            False  # whether there are some that an earlier run began, and no tool was looked up yet
-        )
-        self._places: dict[str, tuple[str, str]] = {}  # where the latest call with an id is in the ledger
-        self._calls: Counter[tuple[str, str]] = Counter()  # how often a run has made a call with an id
+        self._calls = Calls(settings.policies)
         self._events: list[NewEvent] = []  # told with the next write
-        self._ended: list[Effect] = []  # likewise
-        self._returned: dict[tuple[str, str], ToolReturnPart] = {}  # results that are no text yet
         self._guard: asyncio.TimerHandle | None = None  # makes it come soon
         self._late: asyncio.Task[None] | None = None
         self._broken: HoldfastError | None = (
@@ -170,6 +163,7 @@ class _Recorder(AbstractCapability[Any]):
             message = "a run without an id cannot be recorded"
             raise RuntimeError(message)
         self._run_id, session_id = ctx.run_id, ctx.conversation_id
+        self._calls.run_id = self._run_id
         agent = self._settings.agent or getattr(ctx.agent, "name", None) or "agent"
         if self._turn is None:
             await self._store.create_session(
@@ -210,10 +204,10 @@ class _Recorder(AbstractCapability[Any]):
 
     async def before_node_run(self, ctx: RunContext[Any], *, node: Any) -> Any:
         # Pydantic AI tells the model that there is no such tool, also of a call that was begun: it would be forgotten.
-        if self._inherits and isinstance(node, CallToolsNode):
-            self._inherits = False
+        if self._calls.inherited and isinstance(node, CallToolsNode):
+            self._calls.inherited = False
             known = ctx.tool_manager and ctx.tool_manager.tools
-            missing = sorted({effect.tool for effect in self._effects.values()} - set(known or ()))
+            missing = sorted(self._calls.tools - set(known or ()))
             if known is not None and missing:
                 raise Conflict(problem=gone(missing))
         return node  # pyright: ignore[reportUnknownVariableType]
@@ -233,7 +227,7 @@ class _Recorder(AbstractCapability[Any]):
             raise
         facts = {"model": response.model_name, "usage": _usage(response), "cost": _cost(response)}
         self._events.append(self._event(ctx, "model_request_completed", **facts))
-        self._calls.update((self._run_id, call.tool_call_id) for call in pending_calls([response]))
+        self._calls.made_by(response)
         return response
 
     async def wrap_tool_execute(
@@ -245,24 +239,14 @@ class _Recorder(AbstractCapability[Any]):
         args: dict[str, Any],
         handler: Any,
     ) -> Any:
-        place = self._place(ctx, call.tool_call_id)
-        known = self._entered(place)
-        if known is not None and (answer := self._answer(ctx, known, tool_def)) is not None:
-            if ledger.waits_for(self._effects[place]) is None:
-                facts = {"tool": call.tool_name, "call_id": call.tool_call_id}
+        facts = {"tool": call.tool_name, "call_id": call.tool_call_id}
+        place = self._calls.place(ctx.messages, call.tool_call_id)
+        known = self._calls.entry(place)
+        if known is not None and (answer := self._calls.answer(ctx, known, tool_def)) is not None:
+            if not self._calls.waits(place):
                 self._events.append(self._event(ctx, "tool_call_completed", **facts))
             return answer()
-        effect = Effect(
-            run_id=place[0],
-            call_id=place[1],
-            tool=call.tool_name,
-            step=ctx.run_step,
-            arguments_digest=ledger.digest(args),
-            idempotency_key=ledger.key(*place),
-            attempts=1 if known is None else known.attempts + 1,
-        )
-        facts = {"tool": call.tool_name, "call_id": call.tool_call_id}
-        self._effects[place] = effect
+        effect = self._calls.begin(place, call.tool_name, ctx.run_step, args)
         # The response, with all its calls, is durable before the first of them runs.
         await self._write(
             ctx, ctx.messages, "interrupted", self._event(ctx, "tool_call_started", **facts), effects=[effect]
@@ -285,61 +269,15 @@ class _Recorder(AbstractCapability[Any]):
             raise
         finally:
             ledger.current_call.reset(token)  # a delegate's calls are not the caller's
-        self._returned[place] = ToolReturnPart(call.tool_name, value, call.tool_call_id)
+        self._calls.returns(place, ToolReturnPart(call.tool_name, value, call.tool_call_id))
         await self._settle(ctx, effect, "tool_call_completed")
         return value
 
     async def annotate(self, call_id: str, summary: str | None, key: str | None) -> None:
         """Write a note into the ledger, while the call runs."""
-        place = ledger.current_call.get() or self._places.get(call_id)
-        effect = self._entered(place) if place else None
-        if place is not None and effect is not None:
-            noted = replace(
-                effect, summary=summary or effect.summary, idempotency_key=key or effect.idempotency_key
-            )
-            self._effects[place] = noted
+        noted = self._calls.annotate(call_id, summary, key)
+        if noted is not None:
             await self._send(Batch(effects=[noted]))
-
-    def _entered(self, place: tuple[str, str]) -> Effect | None:
-        """Return the ledger entry of a call. A result becomes text here: most move into a message before that."""
-        effect = self._effects.get(place)
-        if effect is not None and (part := self._returned.pop(place, None)) is not None:
-            effect = self._effects[place] = replace(effect, result=ledger.returned(part))
-        return effect
-
-    def _place(self, ctx: RunContext[Any], call_id: str) -> tuple[str, str]:
-        """Return where a call is in the ledger: a place of its own, or the one where it waits for an answer."""
-        place = self._places.get(call_id)
-        effect = self._effects.get(place) if place else None
-        if place is not None and effect is not None and ledger.waits_for(effect) is not None:
-            return place
-        run_id = ledger.origin(ctx.messages, self._run_id)
-        self._places[call_id] = self._entry(run_id, call_id)
-        return self._places[call_id]
-
-    def _entry(self, run_id: str, call_id: str) -> tuple[str, str]:
-        # By the calls that were made, not by those whose tools ran: only these can be counted in a history.
-        return run_id, ledger.entry(call_id, max(0, self._calls[run_id, call_id] - 1))
-
-    def _answer(self, ctx: RunContext[Any], effect: Effect, tool_def: ToolDefinition) -> Any:
-        """Return what gives the answer to a call that was begun before; None if it may be run again."""
-        if ledger.is_known(effect):
-            return lambda: ledger.replay(effect)
-        if (waits := ledger.waits_for(effect)) is not None:
-            # A person says so; not by an approval that this call has used up already.
-            approved = ctx.tool_call_approved and waits != "external"
-            return None if approved else lambda: ledger.replay(effect)
-        policy = self._settings.policies.get(tool_def.name) or (tool_def.metadata or {}).get(
-            "recovery", "report"
-        )
-        if policy == "retry":
-            return None
-        if policy == "ask":
-            asked = replace(effect, result=ledger.deferred("again"))
-            self._effects[effect.run_id, effect.call_id] = asked
-            self._ended.append(asked)
-            return lambda: ledger.replay(asked)
-        return lambda: ledger.unknown(effect)
 
     async def _settle(self, ctx: RunContext[Any], effect: Effect, kind: str, **outcome: str) -> None:
         failed = "error" in outcome
@@ -349,10 +287,8 @@ class _Recorder(AbstractCapability[Any]):
 
     async def _note(self, effect: Effect, **changes: str) -> None:
         """Have it written how a call stands now: with what was noted meanwhile, and soon."""
-        place = effect.run_id, effect.call_id
-        noted = self._effects[place] = replace(self._effects.get(place, effect), **changes)
-        self._ended.append(noted)
-        if any(other.state == "started" and other.result is None for other in self._effects.values()):
+        self._calls.note(effect, **changes)
+        if self._calls.any_runs:
             await self._send(self._taken())
         else:
             self._write_within(_A_MOMENT)
@@ -368,7 +304,7 @@ class _Recorder(AbstractCapability[Any]):
 
     async def _write_taken(self) -> None:
         try:
-            if self._events or self._ended:
+            if self._events or self._calls.changed:
                 await self._send(self._begun())
         except HoldfastError as error:
             self._broken = error
@@ -392,12 +328,8 @@ class _Recorder(AbstractCapability[Any]):
         if self._guard is not None:
             self._guard.cancel()
             self._guard = None
-        last = {(effect.run_id, effect.call_id): effect for effect in (*self._ended, *effects)}
-        if self._returned:
-            for place in last.keys() & self._returned.keys():
-                last[place] = self._entered(place) or last[place]
-        batch = Batch(events=self._events, effects=list(last.values()))
-        self._events, self._ended = [], []
+        batch = Batch(events=self._events, effects=self._calls.take(effects))
+        self._events = []
         if self._unsaid is not None:
             batch.runs, batch.status, self._unsaid = [self._row, *self._waited], "running", None
             if self._turn is not None:
@@ -438,17 +370,11 @@ class _Recorder(AbstractCapability[Any]):
         carried_out = pending_calls(ctx.messages)
         messages = ctx.messages if carried_out else recorded
         if pending := carried_out or pending_calls(recorded):
-            run_id = ledger.origin(messages, self._run_id)
-            before = ledger.calls_before(messages, run_id)
-            self._calls.update({(run_id, call_id): count for call_id, count in before.items()})
-            for call in pending:
-                self._calls[run_id, call.tool_call_id] += 1
-                entry = ledger.entry(call.tool_call_id, before[call.tool_call_id])
+            for call_id, (run_id, entry) in self._calls.inherit(messages, pending).items():
                 page = await self._store.effects(session_id, run_id=run_id, call_id=entry)
                 for effect in await self._large.effects_back(page.items):
-                    place = self._places[call.tool_call_id] = effect.run_id, effect.call_id
-                    self._effects[place] = effect
-            self._inherits = bool(carried_out and self._effects)
+                    self._calls.enter(call_id, effect)
+            self._calls.inherited = bool(carried_out and self._calls.tools)
         metadata = json.dumps(self._settings.metadata)
         self._row = Run(id=self._run_id, agent=agent, parent_id=self._parent, metadata=metadata)
         started = self._event(ctx, "run_started", agent=agent, parent=self._parent)
@@ -488,7 +414,7 @@ class _Recorder(AbstractCapability[Any]):
             for effect in batch.effects
             if effect.state != "started"
         )
-        self._ended = [*ended, *self._ended]
+        self._calls.changed = [*ended, *self._calls.changed]
         if batch.messages or batch.segments:
             cut_off = Conflict(problem="the run was cut off while its history was put into the media store")
             self._broken = error if isinstance(error, HoldfastError) else cut_off
@@ -549,21 +475,12 @@ class _Recorder(AbstractCapability[Any]):
         )
 
     def _moved(self, request: ModelRequest, message: tuple[int, int]) -> list[Effect]:
-        """Return the effects whose results are in this message now."""
-        moved: list[Effect] = []
-        for part in answers(request):
-            place = self._places.get(part.tool_call_id)
-            effect = self._effects.pop(place, None) if place else None
-            if place is None or effect is None:
-                continue
-            self._returned.pop(place, None)
-            if effect.state == "completed":
-                moved.append(replace(effect, result=None, message=message))
-            elif (ended := ledger.answered(effect, part, message)) is not None:
-                moved.append(ended)
-                facts = {"tool": ended.tool, "call_id": part.tool_call_id, "answered": True}
-                kind = f"tool_call_{ended.state}"
-                self._events.append(NewEvent(kind=kind, run_id=self._run_id, payload=json.dumps(facts)))
+        """Return the effects whose results are in this message now; of those that it answers, tell that they ended."""
+        moved, answered = self._calls.moved(request, message)
+        for call_id, effect in answered.items():
+            facts = {"tool": effect.tool, "call_id": call_id, "answered": True}
+            kind = f"tool_call_{effect.state}"
+            self._events.append(NewEvent(kind=kind, run_id=self._run_id, payload=json.dumps(facts)))
         return moved
 
     async def _end(self, result: AgentRunResult[Any]) -> None:
@@ -571,7 +488,7 @@ class _Recorder(AbstractCapability[Any]):
         waits = pending_calls(messages)
         kind: CheckpointKind = "interrupted" if waits else "settled"
         batch = self._grown(
-            messages, kind, None, effects=self._deferred(messages, result.output), thorough=True
+            messages, kind, None, effects=self._calls.deferred(messages, result.output), thorough=True
         )
         batch.runs = [*batch.runs[1:], replace(self._row, status="waiting" if waits else "completed")]
         batch.status = "waiting" if waits else "idle"
@@ -596,31 +513,6 @@ class _Recorder(AbstractCapability[Any]):
         await self._send(batch)
         if turn is not None:
             turn.ended, turn.waits = True, bool(waits)
-
-    def _deferred(self, messages: Sequence[ModelMessage], output: object) -> list[Effect]:
-        """Return ledger entries for the calls that were deferred without a tool having run."""
-        if not isinstance(output, DeferredToolRequests):
-            return []
-        run_id = ledger.origin(messages, self._run_id)
-        external = {call.tool_call_id for call in output.calls}
-        entries: list[Effect] = []
-        for call in (*output.calls, *output.approvals):
-            place = self._entry(run_id, call.tool_call_id)
-            if self._effects.get(self._places.get(call.tool_call_id, place)) is None:
-                kind = "external" if call.tool_call_id in external else "approval"
-                metadata = output.metadata.get(call.tool_call_id)
-                entries.append(
-                    Effect(
-                        run_id=place[0],
-                        call_id=place[1],
-                        tool=call.tool_name,
-                        arguments_digest=ledger.digest(call.args_as_dict()),
-                        idempotency_key=ledger.key(*place),
-                        result=ledger.deferred(kind, metadata),
-                        attempts=0,
-                    )
-                )
-        return entries
 
     async def _fail(self, error: BaseException) -> None:
         """Say how the run ended. What it got to is on record already."""

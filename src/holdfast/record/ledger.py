@@ -33,7 +33,10 @@ person decides, through an approval.
 
 Deferral: TypeAlias = Literal["approval", "external", "again"]
 
-current_call: ContextVar[tuple[str, str] | None] = ContextVar("holdfast_call", default=None)
+Place: TypeAlias = tuple[str, str]
+"""Where a call is in the ledger: the run that made it, and its name there."""
+
+current_call: ContextVar[Place | None] = ContextVar("holdfast_call", default=None)
 """The run and the ledger entry of the tool call that is going on here."""
 
 _SORTED = json.JSONEncoder(sort_keys=True, default=repr)
