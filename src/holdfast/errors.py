@@ -70,7 +70,7 @@ class NoFolder(BadInput):
 
 
 class Unauthenticated(HoldfastError):
-    """{problem} Send `Authorization: Bearer <token>`; `holdfast token create` makes one."""
+    """{problem} Send `Authorization: Bearer <token>`; on the command line, set HOLDFAST_TOKEN. `holdfast token create` makes one."""
 
     code = "unauthenticated"
 
@@ -243,6 +243,12 @@ class StoreUnavailable(StoreError):
     code = "store_unavailable"
 
 
+class StoreMissing(StoreUnavailable):
+    """There is no store at {url}: {problem}."""
+
+    code = "store_missing"
+
+
 class StoreBusy(StoreError):
     """The store at {url} was locked by another process for {seconds} seconds. Try again, or find who holds the lock: a process paused inside of a write does."""
 
@@ -346,6 +352,6 @@ class Stopping(HoldfastError):
 
 
 class MissingExtra(HoldfastError):
-    """This needs the extra `{extra}`. Run: pip install 'holdfast[{extra}]'"""
+    """This needs the extra `{extra}`. In the checkout of Holdfast, run: pip install -e '.[{extra}]'"""
 
     code = "missing_extra"

@@ -84,7 +84,7 @@ def test_an_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...]):
 
 def test_an_error_for_programs(tmp_path: Path):
     failed = holdfast("db", "check", "--json", folder=tmp_path)
-    assert json.loads(failed.stdout)["error"]["code"] == "store_unavailable"
+    assert json.loads(failed.stdout)["error"]["code"] == "store_missing"
     status = holdfast("db", "upgrade", "--json", folder=tmp_path)
     assert json.loads(status.stdout)["version"] == LATEST
 

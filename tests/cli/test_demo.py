@@ -26,9 +26,9 @@ async def test_the_demo_survives_what_it_says_to_try(tmp_path: Path):
     )
     try:
         assert process.stdout is not None
-        said = [(await asyncio.wait_for(process.stdout.readline(), 30)).decode() for _ in range(5)]
+        said = [(await asyncio.wait_for(process.stdout.readline(), 30)).decode() for _ in range(6)]
         assert [line.split()[0] for line in said[1:4]] == ["1.", "2.", "3."]
-        found = re.search(r"serves at (\S+)/\?token=(\S+)", said[4])
+        found = re.search(r"serves at (\S+)/\?token=(\S+)", said[5])
         assert found, said
         async with AsyncClient(found[1], found[2]) as client:
             session: str = (await client.create_session("demo"))["id"]

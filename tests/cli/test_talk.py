@@ -189,6 +189,16 @@ async def test_send_without_a_worker_only_queues(terminal: Terminal):
     assert (shown["session"]["owner"], shown["session"]["status"]) == ("ada", "queued")
 
 
+async def test_send_wait_says_that_nobody_is_there(terminal: Terminal):
+    waiting = terminal.start("send", "s", "hello", "--agent", "bot", "--wait")
+    assert waiting.stderr is not None
+    line = await asyncio.wait_for(asyncio.to_thread(waiting.stderr.readline), 30)
+    assert "No worker is alive" in line
+    async with terminal.worker():
+        out, _ = await asyncio.wait_for(asyncio.to_thread(waiting.communicate), 30)
+    assert (waiting.returncode, out) == (0, "you said: hello\n")
+
+
 async def test_send_wait_gives_the_answer_to_its_own_message(terminal: Terminal):
     """What was sent before may ask a person, or say something: neither is the answer to this."""
     await terminal.text("send", "s", "hello", "--agent", "bot")

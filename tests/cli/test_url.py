@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Store
+from holdfast import Store, open_store
 from holdfast.server.auth import digest
 from tests.cli.test_db import COMMAND
 from tests.cli.test_talk import BOT
@@ -99,6 +99,17 @@ async def test_everything_works_over_a_server(
         assert (hidden.returncode, "session_not_found" in hidden.stderr) == (2, True)
         nobody = await Terminal(tmp_path, {}).holdfast("sessions", "list", "--url", server.url)
         assert (nobody.returncode, "unauthenticated" in nobody.stderr) == (2, True)
+
+
+async def test_what_a_server_cannot_be_asked_is_not_asked_of_a_file_nearby(tmp_path: Path):
+    async with open_store(f"sqlite:///{tmp_path}/holdfast.db") as store:
+        await store.create_session(agent="bot", owner="ada", id="s")
+    terminal = Terminal(tmp_path, {"HOLDFAST_URL": "http://127.0.0.1:1"})
+    for command in (("sessions", "erase", "s", "--yes"), ("sessions", "clean", "s", "--force"), ("workers",)):
+        refused = await terminal.holdfast(*command)
+        assert (refused.returncode, "--store" in refused.stderr) == (2, True)
+    local = ("--store", f"sqlite:///{tmp_path}/holdfast.db")
+    assert (await terminal.holdfast("sessions", "erase", "s", "--yes", *local)).returncode == 0
 
 
 async def test_bad_addresses(tmp_path: Path):

@@ -14,6 +14,7 @@ import asyncpg
 import pytest
 
 from holdfast.errors import LeaseLost, SessionBusy
+from holdfast.record.capability import held
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, Draft, NewEvent, SubmissionChange
 from tests.builders import held_session, new_session, ticks, until
@@ -148,6 +149,25 @@ async def test_a_holder_that_was_paused_is_refused(engine: Engine, store: Store)
         assert await paused.tell("stale again") == {"error": "lease_lost"}
     assert await tokens(store, session_id) == ["before", "after"]
     assert await store.write(lease, ticks()) == 3
+
+
+async def test_nobody_waits_for_a_bare_run_whose_process_is_gone(engine: Engine, store: Store):
+    session_id = await new_session(store)
+    async with child("obey", engine.url, session_id, "60") as killed:
+        assert await killed.hear() == {"epoch": 1}
+        with pytest.raises(SessionBusy):
+            async with held(store, session_id):
+                pass
+        killed.process.kill()
+        await killed.process.wait()
+
+        async def taken() -> bool:
+            with suppress(SessionBusy):  # a server has to notice as well
+                async with held(store, session_id) as lease:
+                    return await store.write(lease, ticks()) == 1
+            return False
+
+        await until(taken)
 
 
 @pytest.mark.parametrize("engine", ["postgres"], indirect=True)

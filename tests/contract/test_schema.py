@@ -118,3 +118,14 @@ async def test_a_store_is_found_through_the_settings(tmp_path: Path, monkeypatch
     async with open_store() as store:
         await new_session(store)
     assert (tmp_path / "from-settings.db").exists()
+
+
+async def test_a_new_file_is_for_its_owner_only(tmp_path: Path):
+    path = tmp_path / "store.db"
+    async with open_store(f"sqlite:///{path}") as store:
+        await store.create_session(agent="bot", owner="ada")
+        modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.glob("store.db*")}
+        assert set(modes.values()) == {0o600}, modes
+    path.chmod(0o640)
+    async with open_store(f"sqlite:///{path}"):
+        assert path.stat().st_mode & 0o777 == 0o640

@@ -213,6 +213,8 @@ async def test_a_cancelled_run_is_interrupted_and_its_call_unknown(store: Store)
     assert (report.run.status, [e.tool for e in report.unresolved]) == ("interrupted", ["slow"])
     result = await resume(agent, store, run.id)
     assert "whether it took effect is not known" in str(result.all_messages())
+    (told,) = [event for event in await store.events("talk") if event.kind == "tool_call_completed"]
+    assert json.loads(told.payload)["outcome"] == "unknown"
 
 
 async def test_a_person_settles_an_unknown_call(store: Store):

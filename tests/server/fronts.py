@@ -39,6 +39,7 @@ async def front(
         env=environment,
         stdout=asyncio.subprocess.PIPE,
         stderr=stderr,
+        start_new_session=True,  # as from a terminal: whatever is typed there goes to all of the group
     )
     try:
         assert process.stdout is not None

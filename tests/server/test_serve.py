@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import os
 import signal
+import socket
+import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -147,6 +150,58 @@ async def test_workers_end_with_the_one_who_started_them(
                 break
     numbers = [line.split()[0] for line in mark.read_text().splitlines()]
     assert numbers == [str(number) for number in range(40)]  # nothing was done twice
+
+
+async def test_ctrl_c_hands_over(
+    engine: Engine, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A terminal sends it to all processes. The call under way ends, and what comes next is for who goes on."""
+    monkeypatch.setenv("HOLD", "1")
+    mark = tmp_path / "mark"
+    async with front(engine.url, APP) as server, server.client() as client:
+        session = (await client.create_session("agent"))["id"]
+        await client.submit(session, f"work 9 {mark}")
+        await lines(mark, 1)
+        os.killpg(server.process.pid, signal.SIGINT)
+        assert await asyncio.wait_for(server.process.wait(), 30) == 0
+    events = await store.events(session)
+    kinds = [event.kind for event in events]
+    assert kinds[-1] == "handover"
+    assert kinds.count("tool_call_started") == kinds.count("tool_call_completed") == 1
+    (submission,) = (await store.submissions(session)).items
+    assert (submission.state, submission.attempts) == ("queued", 0)
+
+
+async def test_a_second_ctrl_c_does_not_wait(
+    engine: Engine, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HOLD", "60")
+    mark = tmp_path / "mark"
+    async with front(engine.url, APP) as server, server.client() as client:
+        session = (await client.create_session("agent"))["id"]
+        await client.submit(session, f"work 9 {mark}")
+        await lines(mark, 1)
+        os.killpg(server.process.pid, signal.SIGINT)
+        await asyncio.sleep(0.5)
+        os.killpg(server.process.pid, signal.SIGINT)
+        assert await asyncio.wait_for(server.process.wait(), 10) == 0
+    assert (await store.session(session)).holder is None
+
+
+async def test_a_port_that_is_taken(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for command in (["serve", "--role", "front"], ["demo"]):
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "holdfast", *command, "--port", str(port)),
+                cwd=tmp_path,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            out, err = await asyncio.wait_for(process.communicate(), 30)
+            assert (process.returncode, out) == (2, b"")
+            assert (err.count(b"\n"), f"port {port}".encode() in err) == (1, True)
+    assert not [*tmp_path.iterdir()]
 
 
 def _lives(pid: int) -> bool:

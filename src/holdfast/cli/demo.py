@@ -40,12 +40,15 @@ def demo(
         os.environ[FOLDER] = str(folder)
         if model is not None:
             os.environ[MODEL] = model
-        typer.echo("Open the address below, press `Prepare a release`, and while it works:")
-        typer.echo("  1. close the tab, and come back: the turn went on without you;")
-        typer.echo(f"  2. press `Kill the worker`: another goes on, and {folder / LEDGER} has its line once;")
-        typer.echo("  3. export, clean, rehydrate: in the view Retention.")
+        words = (
+            "Open the address below, press `Prepare a release`, and while it works:",
+            "  1. close the tab, and come back: the turn went on without you;",
+            f"  2. press `Kill the worker`: another goes on, and {folder / LEDGER} has its line once;",
+            "  3. export, clean, rehydrate: in the view Retention.",
+            "Ctrl-C ends it." if keep else "Ctrl-C ends it and throws all of it away.",
+        )
         settings = load_settings(store=f"sqlite:///{folder / 'demo.db'}", host="127.0.0.1", port=port)
-        code = run_server("holdfast.demo:agents", settings, workers=2, shell=True, demo=True)  # noqa: S604 - ours
+        code = run_server("holdfast.demo:agents", settings, workers=2, shell=True, demo=words)  # noqa: S604 - ours
         raise typer.Exit(code)
 
 

@@ -61,4 +61,7 @@ async def asked(opened: "Sessions", session_id: str) -> list[dict[str, Any]]:
 def chosen_store(url: str | None, *, upgrade: bool = False) -> Store:
     """Return the store of `--store`, else that of the settings. Its schema is left alone unless `upgrade`."""
     settings = load_settings() if url is None else load_settings(store=url)
+    if url is None and settings.url is not None:  # whoever set it means the sessions there
+        problem = f"the settings name a server, {settings.url}, which cannot be asked for this; name a database with --store"
+        raise BadInput(problem=problem)
     return open_store(upgrade=upgrade, settings=settings)

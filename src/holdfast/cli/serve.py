@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -56,12 +57,36 @@ def serve(
     raise typer.Exit(run_server(app, settings, workers=workers if role == "all" else 0, shell=enable_shell))
 
 
-def run_server(app: str | None, settings: Settings, *, workers: int, shell: bool, demo: bool = False) -> int:
-    """Serve until SIGTERM or Ctrl-C and return the exit code. In the demo a worker can be killed from the page."""
-    return asyncio.run(_serve(app, settings, workers=workers, shell=shell, demo=demo))
+def run_server(
+    app: str | None, settings: Settings, *, workers: int, shell: bool, demo: Sequence[str] = ()
+) -> int:
+    """Serve until SIGTERM or Ctrl-C and return the exit code.
+
+    With words for a demo they are said before the address, and a worker can be killed from the page.
+    """
+    with _listen(settings.host, settings.port) as listening:
+        return asyncio.run(_serve(app, settings, listening, workers=workers, shell=shell, demo=demo))
 
 
-async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bool, demo: bool) -> int:
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=2048)
+    except OSError as error:
+        problem = (
+            f"cannot listen on {host}, port {port}: {error.strerror}; choose others with --host and --port"
+        )
+        raise BadInput(problem=problem) from error
+
+
+async def _serve(
+    app: str | None,
+    settings: Settings,
+    listening: socket.socket,
+    *,
+    workers: int,
+    shell: bool,
+    demo: Sequence[str],
+) -> int:
     import uvicorn
 
     from holdfast.runtime.agents import load_agents
@@ -108,17 +133,20 @@ async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bo
         )
         # Signals are ours: streams must end before the server waits for them.
         setattr(server, "capture_signals", nullcontext)  # noqa: B010 - typed as a method
-        listening = socket.create_server((settings.host, settings.port), backlog=2048)
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()
 
         def stop() -> None:
+            if stopping.is_set():
+                crew.hurry()
             application.state.channels.close()
             server.should_exit = True
             stopping.set()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
+        for line in demo:
+            typer.echo(line)
         _say_where(listening, application.state.doorkeeper.admin_token if made else None)
         keeping = asyncio.create_task(crew.keep(stopping))
         await server.serve(sockets=[listening])
@@ -156,13 +184,19 @@ class Crew:
             os.kill(pid, signal.SIGKILL)
         return pid
 
+    def hurry(self) -> None:
+        """Tell them once more to stop: then they cut off what runs."""
+        for pid in self._pids:
+            os.kill(pid, signal.SIGTERM)
+
     async def _keep_one(self, stopping: asyncio.Event) -> None:
         pause = 0.2
         while not stopping.is_set():
             started = asyncio.get_running_loop().time()
-            # Its input ends with this process, also when this is killed: then it hands over and ends as well.
+            # Its input ends with this process, also when this is killed: then it hands over and ends as well. Ctrl-C is
+            # for this process alone, which passes it on: a worker that hears it twice cuts off what runs.
             process = await asyncio.create_subprocess_exec(
-                *self._command, env=self._environment, stdin=asyncio.subprocess.PIPE
+                *self._command, env=self._environment, stdin=asyncio.subprocess.PIPE, process_group=0
             )
             self._pids.add(process.pid)
             ended = asyncio.create_task(process.wait())
@@ -174,6 +208,7 @@ class Crew:
             if not ended.done():
                 process.send_signal(signal.SIGTERM)
                 await ended
+                self._pids.discard(process.pid)
                 return
             if stopping.is_set():
                 return

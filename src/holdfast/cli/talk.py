@@ -14,11 +14,14 @@ from holdfast.cli.sessions import SessionId
 from holdfast.cli.terminal import all_pages, new_console, one_line, print_json, time_text
 from holdfast.errors import BadInput, Conflict
 from holdfast.ids import check_choice
+from holdfast.store import Store
 from holdfast.types import WHEN_BUSY, Event, Submission
 
 if TYPE_CHECKING:
     from holdfast.cli.options import Sessions
 
+_SOON = 2.0
+"""After so many seconds without an answer it is worth saying that there is no worker."""
 _TURNS = ("submission_started", "submission_done", "submission_failed")
 
 
@@ -51,7 +54,13 @@ def send(
                 when_busy=when_busy,  # pyright: ignore[reportArgumentType]
                 idempotency_key=key,
             )
-            return await _answer(opened, sent) if wait else (sent, None)
+            if not wait:
+                return sent, None
+            warning = asyncio.create_task(_warn(opened))
+            try:
+                return await _answer(opened, sent)
+            finally:
+                warning.cancel()
 
     submission, answer = asyncio.run(work())
     if as_json:
@@ -64,6 +73,13 @@ def send(
         waiting = submission.state == "waiting"
         typer.echo(f"{submission.state}: {submission.reason}", err=True)
         raise typer.Exit(5 if waiting else 1)
+
+
+async def _warn(store: "Sessions") -> None:
+    """Say so if nobody is there who could answer."""
+    await asyncio.sleep(_SOON)
+    if isinstance(store, Store) and not await store.holders():
+        typer.echo("No worker is alive. The message is queued, and answered when one starts.", err=True)
 
 
 async def _answer(store: "Sessions", sent: Submission) -> tuple[Submission, str | None]:
@@ -95,6 +111,14 @@ def _text(event: Event) -> str | None:
     return "".join(part["content"] for part in message["parts"] if part.get("part_kind") == "text") or None
 
 
+def _asked(event: Event) -> str | None:
+    """Return what a person says in a request; None for all else, and if there is more to it than text."""
+    message: dict[str, Any] = {} if event.message is None else json.loads(event.message)
+    parts = message.get("parts", ())
+    said = [part["content"] for part in parts if part.get("part_kind") == "user-prompt"]
+    return said[0] if len(parts) == len(said) == 1 and isinstance(said[0], str) else None
+
+
 def tail(
     session_id: SessionId,
     store: StoreUrl = None,
@@ -112,7 +136,7 @@ def tail(
             return
         step = "" if event.step is None else event.step
         start = f"{event.seq:>6}  {time_text(event.at)}  {event.kind:<24} {step:>3}  "
-        content = _text(event) or event.message or event.payload
+        content = _text(event) or _asked(event) or event.message or event.payload
         console.print(Text(start).append_text(one_line(content)), no_wrap=True, overflow="ellipsis")
 
     async def work() -> None:
@@ -168,8 +192,9 @@ def approve(
             questions = await asked(opened, session_id)
             chosen = [q for q in questions if call_id is None or q["call_id"] == call_id]
             if len(chosen) != 1:
-                open_calls = ", ".join(str(q["call_id"]) for q in questions) or "none"
-                raise Conflict(problem=f"name one call; asked for are: {open_calls}")
+                calls = ", ".join(str(q["call_id"]) for q in questions)
+                problem = f"name one call; asked for are: {calls}" if calls else f"{session_id} asks nothing"
+                raise Conflict(problem=problem)
             given = {"feedback": feedback, "arguments": edited}
             answer = {
                 "call_id": chosen[0]["call_id"],

@@ -55,7 +55,7 @@ def worker(
     key = settings.credential_key
 
     async def work() -> int:
-        async with chosen_store(store, upgrade=True) as opened, AsyncExitStack() as stack:
+        async with chosen_store(settings.store, upgrade=True) as opened, AsyncExitStack() as stack:
             serving = Worker(
                 opened,
                 [*agents.values()],

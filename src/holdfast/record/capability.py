@@ -32,7 +32,7 @@ from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import ToolDefinition
 
-from holdfast.errors import Conflict, HoldfastError, NotFound, StoreError
+from holdfast.errors import Conflict, HoldfastError, NotFound, SessionBusy, StoreError
 from holdfast.ids import new_id
 from holdfast.media import MediaStore
 from holdfast.record import ledger
@@ -244,7 +244,8 @@ class _Recorder(AbstractCapability[Any]):
         known = self._calls.entry(place)
         if known is not None and (answer := self._calls.answer(ctx, known, tool_def)) is not None:
             if not self._calls.waits(place):
-                self._events.append(self._event(ctx, "tool_call_completed", **facts))
+                told = {} if ledger.is_known(known) else {"outcome": "unknown"}
+                self._events.append(self._event(ctx, "tool_call_completed", **facts, **told))
             return answer()
         effect = self._calls.begin(place, call.tool_name, ctx.run_step, args)
         # The response, with all its calls, is durable before the first of them runs.
@@ -568,7 +569,11 @@ async def held(store: Store, session_id: str, *, ttl: float = _TTL) -> AsyncGene
     holder = await store.join(f"{socket.gethostname()}:{os.getpid()}", ttl=ttl)
     renewing: asyncio.Task[None] | None = None
     try:
-        lease = await store.acquire(session_id, holder)
+        try:
+            lease = await store.acquire(session_id, holder)
+        except SessionBusy:
+            await store.reclaim()  # nobody waits for the deadline of one whose process has ended
+            lease = await store.acquire(session_id, holder)
 
         async def renew() -> None:
             while True:

@@ -170,7 +170,8 @@ async def clean(request: Request, session_id: SessionId, body: CleanBody) -> Cle
         archive=body.archive,
         dry_run=body.dry_run,
     )
-    count("retention", action="clean")
+    if not body.dry_run:
+        count("retention", action="clean")
     return CleanedOut(
         session_id=session_id,
         cleaned_at=cleaned.cleaned_at,

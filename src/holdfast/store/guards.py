@@ -35,7 +35,7 @@ def refuse_cleaning(standing: Standing, *, idle: float, force: bool) -> None:
             standing,
             "idle",
             f"it was active {timedelta(seconds=round(standing.idle))} ago",
-            f"Wait for {lacks}, or name fewer idle days, or use force.",
+            f"Wait for {lacks}, or name fewer idle days (`--idle-days 0`), or use force.",
         )
 
 
@@ -47,7 +47,7 @@ def refuse_erasing(standing: Standing) -> None:
 def _refuse_always(standing: Standing) -> None:
     if standing.hold:
         raise _refused(
-            standing, "hold", "it is on hold", "Lift the hold first: `holdfast sessions hold --off`."
+            standing, "hold", "it is on hold", "Lift the hold first: `holdfast sessions hold ID --off`."
         )
     if standing.holder is not None:
         raise _refused(

@@ -5,6 +5,7 @@ Durable means durable: `synchronous=FULL`. Other processes' commits are noticed 
 
 import asyncio
 import json
+import os
 import re
 import sqlite3
 import threading
@@ -26,6 +27,7 @@ from holdfast.errors import (
     StoreCorrupt,
     StoreError,
     StoreFull,
+    StoreMissing,
     StoreReadOnly,
     StoreUnavailable,
 )
@@ -72,6 +74,10 @@ class SqliteStore(SqlStore):
 
     async def open(self) -> Self:
         target = self._path if self._upgrade_on_open else _existing(self._path)
+        if self._upgrade_on_open and self._path != MEMORY:
+            # A new one is for its owner only. One that is there is not touched: closing it would let go of its locks.
+            with suppress(OSError):
+                os.close(os.open(self._path, os.O_CREAT | os.O_EXCL, 0o600))
         opening = asyncio.ensure_future(asyncio.to_thread(Writer, target, self._hub, self._translate))
         try:
             self._writer = await asyncio.shield(opening)
@@ -185,13 +191,14 @@ class SqliteStore(SqlStore):
             raise StoreClosed(url=self.url)
         return self._writer
 
-    def _why_not_open(self, problem: str) -> str:
+    def _not_open(self, problem: str) -> HoldfastError:
         path = Path(self._path).absolute()
         if not path.parent.is_dir():
-            return f"there is no folder {path.parent}"
+            return StoreMissing(url=self.url, problem=f"there is no folder {path.parent}")
         if not path.exists():
-            return f"there is no file {path}; `holdfast db upgrade` makes one"
-        return f"{problem} {path}"
+            problem = f"there is no file {path}; `holdfast db upgrade` makes one"
+            return StoreMissing(url=self.url, problem=problem)
+        return StoreUnavailable(url=self.url, problem=f"{problem} {path}")
 
     def _translate(self, error: BaseException) -> BaseException:
         """Return the error of our family for one of the driver's; others as they are."""
@@ -207,7 +214,7 @@ class SqliteStore(SqlStore):
                 make = _ERRORS.get(code, StoreError)
                 problem = str(error).rstrip(".")
                 if code == sqlite3.SQLITE_CANTOPEN:
-                    problem = self._why_not_open(problem)
+                    return self._not_open(problem)
                 return make(url=self.url, problem=problem, seconds=BUSY_SECONDS)
             case _:
                 return error
@@ -219,7 +226,6 @@ _ERRORS: Final[dict[int, type[HoldfastError]]] = {
     sqlite3.SQLITE_FULL: StoreFull,
     sqlite3.SQLITE_READONLY: StoreReadOnly,
     sqlite3.SQLITE_PERM: StoreReadOnly,
-    sqlite3.SQLITE_CANTOPEN: StoreUnavailable,
     sqlite3.SQLITE_IOERR: StoreUnavailable,
     sqlite3.SQLITE_NOTADB: StoreCorrupt,
     sqlite3.SQLITE_CORRUPT: StoreCorrupt,
