@@ -43,7 +43,7 @@ bench-compare: .venv/ready ## the same claims against peers, which are installed
 	@echo "Setting up .venv; this takes about half a minute."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.3' -c constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --build-constraint constraints.txt -e '.[credentials,postgres,s3,server]' --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --build-constraint constraints.txt -e '.[credentials,mongo,postgres,s3,server]' --group dev
 	touch $@
 
 clean:

@@ -36,6 +36,7 @@ async def test_opening_again_finds_everything(engine: Engine):
 
 
 @pytest.mark.processes
+@pytest.mark.new_database
 async def test_several_stores_open_at_once(engine: Engine):
     async def use() -> int:
         async with open_store(engine.url) as store:
@@ -45,6 +46,7 @@ async def test_several_stores_open_at_once(engine: Engine):
 
 
 @pytest.mark.processes
+@pytest.mark.new_database
 async def test_a_database_newer_than_the_code_is_refused(engine: Engine, tmp_path: Path):
     async with open_store(engine.url):
         pass
@@ -66,6 +68,7 @@ async def test_a_database_newer_than_the_code_is_refused(engine: Engine, tmp_pat
 
 
 @pytest.mark.processes
+@pytest.mark.new_database
 async def test_an_old_database_is_left_alone_if_asked(engine: Engine, tmp_path: Path):
     if engine.name == "sqlite":
         sqlite3.connect(tmp_path / "store.db").close()
@@ -99,6 +102,7 @@ async def test_what_was_accepted_is_finished_on_close(engine: Engine, tmp_path: 
 
 
 @pytest.mark.processes
+@pytest.mark.new_database
 async def test_a_database_of_something_else_is_left_alone(engine: Engine, tmp_path: Path):
     if engine.name == "sqlite":
         connection = sqlite3.connect(tmp_path / "store.db")
