@@ -11,6 +11,7 @@ import pytest
 from pymongo import MongoClient
 
 from holdfast.store import Store, open_store
+from holdfast.store.mongo.documents import filled
 from holdfast.store.mongo.schema import COLLECTIONS
 from tests.servers import Mongo, Postgres, mongo, mongod, postgres
 
@@ -49,6 +50,12 @@ def mongo_address(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
+def mongo_client(mongo_address: str) -> Generator[MongoClient[dict[str, Any]], None, None]:
+    with MongoClient[dict[str, Any]](mongo_address) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
 def emptied() -> list[str]:
     """Databases that were used, and have their collections and nothing in them."""
     return []
@@ -56,22 +63,24 @@ def emptied() -> list[str]:
 
 @pytest.fixture
 def mongo_url(
-    request: pytest.FixtureRequest, mongo_address: str, emptied: list[str]
+    request: pytest.FixtureRequest,
+    mongo_address: str,
+    mongo_client: MongoClient[dict[str, Any]],
+    emptied: list[str],
 ) -> Generator[str, None, None]:
     """A database of its own on the server that all tests share; made anew only where a test is about that."""
     anew = request.node.get_closest_marker("new_database") is not None
     name = emptied.pop() if emptied and not anew else f"test_{os.getpid()}_{next(_numbers)}"
     url = urlunsplit(urlsplit(mongo_address)._replace(path=f"/{name}"))
     yield url
-    with MongoClient[dict[str, Any]](url) as client:
-        database = client[name]
-        if anew or "migrations" not in database.list_collection_names():
-            client.drop_database(name)
-            return
-        for collection in COLLECTIONS - {"migrations"}:
-            if database[collection].find_one({}, ["_id"]) is not None:
-                database[collection].delete_many({})
-        emptied.append(name)
+    database = mongo_client[name]
+    if anew or "migrations" not in database.list_collection_names():
+        mongo_client.drop_database(name)
+        return
+    first, *others = sorted(COLLECTIONS - {"migrations"})
+    for row in database[first].aggregate(filled(first, others)):
+        database[row["table"]].delete_many({})
+    emptied.append(name)
 
 
 async def new_database(server: Postgres) -> str:

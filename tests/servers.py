@@ -138,7 +138,6 @@ class Mongo:
 
     def start(self) -> None:
         data = self._folder / "data"
-        initiated = data.exists() or not self._replica_set
         data.mkdir(exist_ok=True)
         arguments: list[Any] = ["--dbpath", data, "--port", str(self.port), "--bind_ip", "127.0.0.1"]
         arguments += ["--nounixsocket", "--wiredTigerCacheSizeGB", "0.25", "--oplogSize", "64"]
@@ -157,10 +156,9 @@ class Mongo:
                 [mongod() or "mongod", *arguments], stdout=log, stderr=log, cwd=self._folder
             )
         deadline = time.monotonic() + 60
-        while not self._answers(initiated):
+        while not self._answers():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError("MongoDB did not start:\n" + (self._folder / "log").read_text()[-4000:])
-            initiated = True
             time.sleep(0.05)
 
     def stop(self) -> None:
@@ -175,21 +173,20 @@ class Mongo:
         self._process.send_signal(how)
         self._process.wait(timeout=30)
 
-    def _answers(self, initiated: bool) -> bool:
+    def _answers(self) -> bool:
         """Say whether it takes writes; make it a replica set first if it is none yet."""
         from pymongo import MongoClient
-        from pymongo.errors import OperationFailure, PyMongoError
+        from pymongo.errors import PyMongoError
 
         with MongoClient[dict[str, Any]](
             self.url(), directConnection=True, serverSelectionTimeoutMS=30_000
         ) as client:
             try:
-                if not initiated:
+                hello = client.admin.command("hello")
+                if hello.get("isreplicaset"):  # and has not been told of which
                     member = {"_id": 0, "host": f"127.0.0.1:{self.port}"}
                     client.admin.command("replSetInitiate", {"_id": "rs0", "members": [member]})
-                return bool(client.admin.command("hello").get("isWritablePrimary"))
-            except OperationFailure:
-                raise
+                return bool(hello.get("isWritablePrimary"))
             except PyMongoError:
                 return False
 

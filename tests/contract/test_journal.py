@@ -2,11 +2,13 @@ import asyncio
 import json
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pymongo import AsyncMongoClient
 
 from holdfast.config import load_settings
 from holdfast.errors import BadInput, BadText, Conflict, LeaseLost, PayloadTooLarge, SessionNotFound
@@ -305,6 +307,9 @@ async def test_payloads_are_readable_in_the_database(engine: Engine, store: Stor
         connection = sqlite3.connect(tmp_path / "store.db")
         (row,) = connection.execute("SELECT payload FROM events").fetchall()
         connection.close()
+    elif engine.name == "mongodb":
+        async with AsyncMongoClient[dict[str, Any]](engine.url) as client:
+            row = [(await client.get_default_database()["events"].find_one({}) or {})["payload"]]
     else:
         server = await asyncpg.connect(engine.url)
         (row,) = await server.fetch("SELECT payload FROM holdfast.events")

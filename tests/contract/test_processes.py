@@ -181,6 +181,7 @@ async def test_a_process_paused_inside_of_a_transaction_blocks_nobody_for_long(e
             await asyncio.gather(*map(take_over, ids))
 
 
+@pytest.mark.new_database
 async def test_several_processes_migrate_at_once(engine: Engine):
     said = await asyncio.gather(*(run("migrate", engine.url) for _ in range(8)))
     assert said == [[{"version": 1}]] * 8

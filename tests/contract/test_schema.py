@@ -1,9 +1,11 @@
 import asyncio
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
+from pymongo import AsyncMongoClient
 
 from holdfast.errors import StoreClosed, StoreError, StoreTooNew, StoreTooOld
 from holdfast.store import Store, open_store
@@ -51,7 +53,12 @@ async def test_a_database_newer_than_the_code_is_refused(engine: Engine, tmp_pat
     async with open_store(engine.url):
         pass
     statement = f"INSERT INTO migrations (version, name, applied_at) VALUES ({LATEST + 1}, 'future', 0)"
-    if engine.name == "sqlite":
+    if engine.name == "mongodb":
+        async with AsyncMongoClient[dict[str, Any]](engine.url) as client:
+            await client.get_default_database()["migrations"].insert_one(
+                {"_id": LATEST + 1, "name": "future"}
+            )
+    elif engine.name == "sqlite":
         connection = sqlite3.connect(tmp_path / "store.db")
         connection.execute(statement)
         connection.commit()
@@ -108,6 +115,9 @@ async def test_a_database_of_something_else_is_left_alone(engine: Engine, tmp_pa
         connection = sqlite3.connect(tmp_path / "store.db")
         connection.execute("CREATE TABLE sessions (id)")
         connection.close()
+    elif engine.name == "mongodb":
+        async with AsyncMongoClient[dict[str, Any]](engine.url) as client:
+            await client.get_default_database().create_collection("sessions")
     else:
         server = await asyncpg.connect(engine.url)
         await server.execute("CREATE SCHEMA holdfast; CREATE TABLE holdfast.sessions (id text)")

@@ -47,3 +47,22 @@ def test_migrations_are_numbered_without_holes():
 @pytest.mark.parametrize("name", ARMS)
 def test_an_arm_begins_with_its_session(name: str):
     assert library.arm(name, "postgres").columns[0] == ("session_id", "text")
+
+
+SQL_ONLY = {
+    *("fence_group", "refer_blobs_group", *ARMS),  # the hot path is written for each engine
+    *("migration_lock", "create_schema", "create_migrations", "add_migration"),  # so are migrations
+    *("unlit_beacons", "light_beacon", "dim_beacon"),  # PostgreSQL's way to tell who is gone
+}
+
+
+def test_mongodb_has_every_statement_under_its_name():
+    from holdfast.store.mongo.store import STATEMENTS
+
+    assert library.statement_names() - SQL_ONLY - set(STATEMENTS) == set()
+
+
+def test_mongodb_has_the_same_migrations():
+    from holdfast.store.mongo.schema import MIGRATIONS
+
+    assert [(n, name) for n, name, _ in MIGRATIONS] == [(n, name) for n, name, _ in library.migrations()]

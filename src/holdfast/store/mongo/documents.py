@@ -20,7 +20,7 @@ _LONGEST = 500_000
 """A text with more characters goes to `pieces`: a document has 16 MiB, and no row as many texts of this length."""
 _PIECE = 1_000_000
 
-KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+KEYS: Final[dict[str, tuple[str, ...]]] = {
     "sessions": ("id",),
     "tombstones": ("session_id",),
     "heads": ("session_id",),
@@ -58,9 +58,11 @@ Where: TypeAlias = Mapping[str, Any]
 Sort: TypeAlias = Sequence[tuple[str, int]]
 
 
-def span(table: str, first: str, *, after: Where | None = None, before: Where | None = None) -> dict[str, Any]:
+def span(
+    table: str, first: str, *, after: Where | None = None, before: Where | None = None
+) -> dict[str, Any]:
     """Return what finds the rows of one session, or command, by their keys: those between two of them if given."""
-    column, second, *_ = KEYS[table]
+    column, second = KEYS[table][:2]
     low = {column: first, **(after or {})}
     high = {column: first, **(before or {second: MaxKey()})}
     return {"_id": {"$gt": low, "$lt": high}}
@@ -75,6 +77,15 @@ def beyond(way: str, **columns: object) -> dict[str, Any]:
             for n in range(len(names))
         ]
     }
+
+
+def filled(first: str, others: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the stages that tell, beginning with the first, which tables have anything in them."""
+
+    def name(table: str) -> list[dict[str, Any]]:
+        return [{"$limit": 1}, {"$project": {"_id": 0, "table": {"$literal": table}}}]
+
+    return [*name(first), *({"$unionWith": {"coll": table, "pipeline": name(table)}} for table in others)]
 
 
 def microseconds(at: datetime) -> int:
@@ -92,6 +103,7 @@ class Documents:
         self.session = session
         self.attempt = attempt
         self._now: int | None = None
+        self._empty: frozenset[str] = frozenset()
 
     def __getitem__(self, table: str) -> AsyncCollection[Row]:
         return self.database[table]
@@ -138,8 +150,16 @@ class Documents:
         fields: Sequence[str] | None = None,
     ) -> list[Row]:
         """Return the rows that match, in order."""
+        if table in self._empty:
+            return []
         cursor = self[table].find(where, fields, sort=sort, limit=limit, session=self.session)
         return await self.whole(await cursor.to_list())
+
+    async def pass_over_empty(self) -> None:
+        """Ask which tables have nothing in them, once, and no more of these."""
+        first, *others = sorted(KEYS)
+        there = await self.group(first, *filled(first, others))
+        self._empty = frozenset(KEYS) - {row["table"] for row in there}
 
     async def one(self, table: str, where: Where) -> Row | None:
         """Return a row that matches, if there is one."""
@@ -155,6 +175,8 @@ class Documents:
 
     async def group(self, table: str, *stages: Mapping[str, Any]) -> list[Row]:
         """Return what an aggregation of the table gives."""
+        if table in self._empty:
+            return []
         cursor = await self[table].aggregate(list(stages), session=self.session)
         return await cursor.to_list()
 
@@ -241,7 +263,7 @@ class Documents:
     async def whole(self, rows: list[Row]) -> list[Row]:
         """Put the long texts of these rows together."""
         for row in rows:
-            for column, of in (row["pieces"] or {}).items():
+            for column, of in _pieces(row).items():
                 cursor = self["pieces"].find(
                     {"_id": {"$gt": {"of": of}, "$lt": {"of": of, "number": MaxKey()}}},
                     sort=[("_id", 1)],
@@ -251,10 +273,14 @@ class Documents:
         return rows
 
     async def _drop_pieces(self, rows: Iterable[Row]) -> None:
-        for of in [of for row in rows for of in (row["pieces"] or {}).values()]:
+        for of in [of for row in rows for of in _pieces(row).values()]:
             await self["pieces"].delete_many(
                 {"_id": {"$gt": {"of": of}, "$lt": {"of": of, "number": MaxKey()}}}, session=self.session
             )
+
+
+def _pieces(row: Row) -> dict[str, ObjectId]:
+    return row["pieces"] or {}
 
 
 def _key(table: str, row: Mapping[str, Any]) -> Any:
@@ -275,7 +301,12 @@ def _split(table: str, row: Mapping[str, Any], *, key: Any = None) -> tuple[Row,
         text, of = document.pop(column), ObjectId()
         document.setdefault("pieces", {})[column] = of
         pieces += [
-            Row(_id={"of": of, "number": n}, table=table, row=document["_id"], body=text[start : start + _PIECE])
+            Row(
+                _id={"of": of, "number": n},
+                table=table,
+                row=document["_id"],
+                body=text[start : start + _PIECE],
+            )
             for n, start in enumerate(range(0, len(text), _PIECE))
         ]
     return document, pieces

@@ -87,7 +87,7 @@ async def next_ready(db: Documents, *, agents: str | None = None) -> list[Row]:
     return [Row(session_id=each) for each in await _ready(db, agents, 1)]
 
 
-async def claim_lock(db: Documents, **_: object) -> list[Row]:
+async def claim_lock(_: Documents, **__: object) -> list[Row]:
     """Do nothing: a transaction that is tried again in its session ends the one before."""
     return []
 
@@ -221,9 +221,7 @@ async def begin_submissions(db: Documents, *, max_attempts: int, **ours: object)
 async def claim(db: Documents, row: Row) -> Row:
     """Note on a submission that it was taken once more."""
     now = await db.now()
-    return await db.change(
-        "submissions", row, state="claimed", attempts=row["attempts"] + 1, started_at=now
-    )
+    return await db.change("submissions", row, state="claimed", attempts=row["attempts"] + 1, started_at=now)
 
 
 async def begun_submissions(db: Documents, **ours: object) -> list[Row]:
@@ -249,7 +247,12 @@ async def claimed_sessions(db: Documents, **ours: object) -> list[Row]:
     heads = await tenure(db, **ours)
     found = await by_key(db, "sessions", [head["session_id"] for head in heads])
     rows = [
-        Row(row, status="queued" if found[row["id"]]["status"] in {"idle", "failed"} else found[row["id"]]["status"])
+        Row(
+            row,
+            status="queued"
+            if found[row["id"]]["status"] in {"idle", "failed"}
+            else found[row["id"]]["status"],
+        )
         for row in await view(db, list(found.values()))
     ]
     return sorted(rows, key=lambda row: (row["active_at"], row["id"]))

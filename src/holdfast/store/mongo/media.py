@@ -8,7 +8,7 @@ from bson import Binary
 from holdfast.store.mongo.documents import Documents, Row, span
 
 
-async def lock_content(db: Documents, **_: object) -> list[Row]:
+async def lock_content(_: Documents, **__: object) -> list[Row]:
     """Do nothing: of those who store the same content at once, all but the first begin again, and find it."""
     return []
 
@@ -111,7 +111,7 @@ async def _unneeded(db: Documents, rows: list[Row], grace_us: int, dead_us: int)
     return [row for row in rows if is_unneeded(row)]
 
 
-async def lock_blobs(db: Documents, **_: object) -> list[Row]:
+async def lock_blobs(_: Documents, **__: object) -> list[Row]:
     """Do nothing: who refers to a blob changes it, and so does who condemns it."""
     return []
 

@@ -48,10 +48,7 @@ async def cursors_behind(db: Documents, *, session_id: str) -> list[Row]:
 
 async def begin_cleaning(db: Documents, *, session_id: str) -> list[Row]:
     rows = await db.find("sessions", {"_id": session_id, "hold": 0})
-    return [
-        await db.change("sessions", row, status="cleaning", resting=_resting(row))
-        for row in rows
-    ]
+    return [await db.change("sessions", row, status="cleaning", resting=_resting(row)) for row in rows]
 
 
 def _resting(row: Row) -> str | None:

@@ -126,6 +126,7 @@ async def has_migrations(db: Documents) -> list[Row]:
 
 async def other_tables(db: Documents) -> list[Row]:
     """Return a collection of something else that has a name of ours; others are none of our business."""
+    found: list[str] = []
     for _ in range(_PATIENCE):
         found = sorted(COLLECTIONS.intersection(await db.database.list_collection_names()))
         if found != ["migrations"] or await db["migrations"].find_one({}) is not None:

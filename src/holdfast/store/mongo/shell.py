@@ -156,7 +156,11 @@ async def commands_to_purge(db: Documents, *, older_than_us: int, limit: int) ->
         if place is not None:
             where = {"$and": [where, beyond("$gt", ended_at=place[0], id=place[1])]}
         page = await db.find(
-            "commands", where, sort=[("ended_at", 1), ("id", 1)], limit=limit, fields=["id", "ended_at", "session_id"]
+            "commands",
+            where,
+            sort=[("ended_at", 1), ("id", 1)],
+            limit=limit,
+            fields=["id", "ended_at", "session_id"],
         )
         ids = [row["session_id"] for row in page if row["session_id"] is not None]
         held = await db.find("sessions", {"_id": {"$in": ids}, "hold": 1}, fields=["_id"]) if ids else []

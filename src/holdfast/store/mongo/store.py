@@ -6,6 +6,7 @@ asked for until it is known. Nothing is acknowledged before a majority has it in
 
 import asyncio
 import hashlib
+import inspect
 import os
 import random
 import re
@@ -51,11 +52,22 @@ from holdfast.errors import (
 )
 from holdfast.store.beacon import FileBeacons
 from holdfast.store.hub import READY, Hub
-from holdfast.store.mongo import check, journal, leases, media, retention, schema, sessions, shell, submissions
+from holdfast.store.mongo import (
+    check,
+    journal,
+    leases,
+    media,
+    retention,
+    schema,
+    sessions,
+    shell,
+    submissions,
+)
 from holdfast.store.mongo.documents import Documents, Row
 from holdfast.store.mongo.hints import Hints
 from holdfast.store.mongo.write import write
 from holdfast.store.sql.archive import PAGE_BYTES, PAGE_ROWS, Imported
+from holdfast.store.sql.check import Check
 from holdfast.store.sql.core import Tx, lease_lost, sql
 from holdfast.store.sql.library import Statement
 from holdfast.store.sql.store import SqlStore
@@ -92,11 +104,11 @@ def _statements(*topics: ModuleType) -> dict[str, Handler]:
         name: function
         for topic in topics
         for name, function in vars(topic).items()
-        if asyncio.iscoroutinefunction(function) and function.__module__ == topic.__name__ and name[0] != "_"
+        if inspect.iscoroutinefunction(function) and function.__module__ == topic.__name__ and name[0] != "_"
     }
 
 
-STATEMENTS: Final[Mapping[str, Handler]] = {
+STATEMENTS: Final[dict[str, Handler]] = {
     **_statements(sessions, leases, submissions, journal, media, retention, shell, check, schema),
     **retention.DELETE,
     **check.HAVE_SESSION,
@@ -175,9 +187,17 @@ class MongoStore(SqlStore):
         return schema.LATEST
 
     async def check(self) -> list[Violation]:
-        found = await super().check()
-        loose = await self._read(_loose_pieces)
-        return [*found, *(Violation(invariant="piece has row", session_id=r["session_id"], detail=r["detail"]) for r in loose)]
+        return await self._read(self._check)
+
+    def _check(self) -> Tx[list[Violation]]:
+        yield sql("pass_over_empty")
+        checking: Callable[[Check], Tx[list[Violation]]] = vars(Check)["check"].__wrapped__
+        found = yield from checking(self)
+        for row in (yield sql("loose_pieces", limit=100)):
+            found.append(
+                Violation(invariant="piece has row", session_id=row["session_id"], detail=row["detail"])
+            )
+        return found
 
     async def write(self, lease: Lease, batch: Batch) -> int:
         writing = Writing(lease.session_id, batch, self._check_size)
@@ -414,18 +434,16 @@ async def _run(db: Documents, tx: Tx[T]) -> T:
 
 
 async def _execute(db: Documents, statement: Statement) -> list[Row]:
-    handler = STATEMENTS[statement.name]
+    handler: Handler = STATEMENTS[statement.name]
     if statement.name.startswith(("check_", "totals")):
         with pymongo.timeout(_LONG_SECONDS):
             return await handler(db, **statement.params)
     return await handler(db, **statement.params)
 
 
-def _loose_pieces() -> Tx[Sequence[Any]]:
-    return (yield sql("loose_pieces", limit=100))
-
-
-async def _pages(db: Documents, table: Table, session_id: str) -> AsyncGenerator[list[dict[str, object]], None]:
+async def _pages(
+    db: Documents, table: Table, session_id: str
+) -> AsyncGenerator[list[dict[str, object]], None]:
     """Read a table's rows of a session in order, in pages of a bounded size."""
     where = retention.of_session(table.name, session_id)
     sort = [("_id", 1)]
