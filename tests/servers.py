@@ -155,7 +155,7 @@ class Mongo:
             process = self._process = subprocess.Popen(
                 [mongod() or "mongod", *arguments], stdout=log, stderr=log, cwd=self._folder
             )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300  # in an emulator on a busy machine
         while not self._answers():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError("MongoDB did not start:\n" + (self._folder / "log").read_text()[-4000:])
