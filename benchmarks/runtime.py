@@ -33,7 +33,7 @@ from holdfast.runtime import Worker
 from holdfast.store import Store, open_store
 from holdfast.types import Event, Submission
 from tests.promises.workers import WorkerProcess, worker
-from tests.servers import postgres
+from tests.servers import mongo, mongod, postgres
 
 ROOT = Path(__file__).parents[1]
 APP = "benchmarks.runtime_app:agent"
@@ -480,12 +480,20 @@ async def _measure(scale: Scale, topics: Sequence[str], *, with_peer: bool, peer
     report = Report("runtime")
     with ExitStack() as stack:
         server = stack.enter_context(postgres())
+        engines = ["sqlite", "postgres"]
+        third = stack.enter_context(mongo()) if mongod() else None
+        if third is None:
+            progress("MongoDB is left out: there is no mongod on the path")
+        else:
+            engines.append("mongodb")
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-bench-"))
 
         async def new_url(engine: str = "postgres") -> str:
             name = f"bench_{next(_numbers)}"
             if engine == "sqlite":
                 return f"sqlite:///{folder}/{name}.db"
+            if engine == "mongodb" and third is not None:
+                return third.url(name)
             connection = await asyncpg.connect(server.url())
             await connection.execute(f"CREATE DATABASE {name}")
             await connection.close()
@@ -493,7 +501,7 @@ async def _measure(scale: Scale, topics: Sequence[str], *, with_peer: bool, peer
 
         for topic in (_latency, _take_over, _interrupts):
             if topic.__name__.strip("_") in topics:
-                for engine in ("sqlite", "postgres"):
+                for engine in engines:
                     progress(f"{engine}: {topic.__name__.strip('_').replace('_', ' ')}")
                     await topic(report, engine, await new_url(engine), scale)
         if "throughput" in topics:
