@@ -140,7 +140,7 @@ class Mongo:
         data = self._folder / "data"
         data.mkdir(exist_ok=True)
         arguments: list[Any] = ["--dbpath", data, "--port", str(self.port), "--bind_ip", "127.0.0.1"]
-        arguments += ["--nounixsocket", "--wiredTigerCacheSizeGB", "0.25", "--oplogSize", "64"]
+        arguments += ["--nounixsocket", "--wiredTigerCacheSizeGB", "1", "--oplogSize", "64"]
         # Nobody looks at its diagnostics, and a process that is paused in a test must not block others for a minute.
         for parameter in ("diagnosticDataCollectionEnabled=false", "transactionLifetimeLimitSeconds=5"):
             arguments += ["--setParameter", parameter]

@@ -292,7 +292,7 @@ async def test_a_batch_names_each_noun_once(store: Store):
 
 async def test_a_lease_of_the_wrong_holder(store: Store):
     lease, _ = await held_session(store)
-    stranger = await store.join("stranger")
+    stranger = await store.join("stranger", ttl=60)
     lease.holder = stranger.id
     with pytest.raises(LeaseLost):
         await store.write(lease, ticks())

@@ -203,7 +203,7 @@ async def test_concurrent_claims_never_share_a_session(store: Store):
     ids = {await new_session(store) for _ in range(20)}
     for session_id in ids:
         await store.submit(session_id, "message")
-    holders = [await store.join(f"worker-{n}") for n in range(8)]
+    holders = [await store.join(f"worker-{n}", ttl=60) for n in range(8)]
 
     async def drain(holder: Holder) -> list[str]:
         claimed: list[str] = []
@@ -217,7 +217,7 @@ async def test_concurrent_claims_never_share_a_session(store: Store):
 
 async def test_concurrent_acquires_have_one_winner(store: Store):
     session_id = await new_session(store)
-    holders = [await store.join(f"worker-{n}") for n in range(8)]
+    holders = [await store.join(f"worker-{n}", ttl=60) for n in range(8)]
     results = await asyncio.gather(
         *(store.acquire(session_id, holder) for holder in holders), return_exceptions=True
     )

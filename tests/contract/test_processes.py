@@ -135,7 +135,7 @@ async def test_a_holder_that_was_paused_is_refused(engine: Engine, store: Store)
         assert await paused.hear() == {"epoch": 1}
         assert await paused.tell("before") == {"seq": 1}
         paused.process.send_signal(signal.SIGSTOP)
-        holder = await store.join("successor")
+        holder = await store.join("successor", ttl=60)
 
         async def free() -> bool:
             return (await store.session(session_id)).holder is None

@@ -110,7 +110,7 @@ async def test_what_was_tried_too_often_is_left_to_take(store: Store):
 
 async def test_no_two_get_the_same_work(store: Store):
     ids = await queue(store, 24)
-    holders = [await store.join(f"worker {n}") for n in range(4)]
+    holders = [await store.join(f"worker {n}", ttl=60) for n in range(4)]
     found: list[str] = []
 
     async def drain(number: int) -> None:

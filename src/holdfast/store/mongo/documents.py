@@ -5,7 +5,8 @@ table's key. A text that is too long for a document lies in `pieces`, and is put
 never see that.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
@@ -14,11 +15,13 @@ from pymongo import InsertOne, ReplaceOne, ReturnDocument, UpdateOne
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST = 500_000
 """A text with more characters goes to `pieces`: a document has 16 MiB, and no row as many texts of this length."""
 _PIECE = 1_000_000
+_DUPLICATE = 11000
 
 KEYS: Final[dict[str, tuple[str, ...]]] = {
     "sessions": ("id",),
@@ -91,6 +94,22 @@ def filled(first: str, others: Iterable[str]) -> list[dict[str, Any]]:
 def microseconds(at: datetime) -> int:
     """Return a time of the server as it is stored."""
     return (at.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+
+
+@contextmanager
+def plain_errors() -> Generator[None, None, None]:
+    """Raise what went wrong with the first of many as if it had been the only one, and without its content."""
+    try:
+        yield
+    except BulkWriteError as error:
+        first = (
+            (error.details or {}).get("writeErrors") or [{"errmsg": str(error)[:200], "code": error.code}]
+        )[0]
+        code: int = first["code"]
+        message: str = first["errmsg"]
+        details = {name: first[name] for name in ("keyPattern", "keyValue") if name in first}
+        kind = DuplicateKeyError if code == _DUPLICATE else OperationFailure
+        raise kind(message, code, details) from None
 
 
 class Documents:
@@ -188,10 +207,14 @@ class Documents:
             document, own = _split(table, row)
             documents.append(document)
             pieces += own
-        if documents:
+        await self._add(table, documents)
+        await self._add("pieces", pieces)
+
+    async def _add(self, table: str, documents: list[Row]) -> None:
+        if not documents:
+            return
+        with plain_errors():
             await self[table].insert_many(documents, session=self.session)
-        if pieces:
-            await self["pieces"].insert_many(pieces, session=self.session)
 
     async def insert_new(self, table: str, row: Mapping[str, Any]) -> bool:
         """Add a row unless its key is taken; say whether it was added."""
@@ -199,8 +222,8 @@ class Documents:
         done = await self[table].update_one(
             {"_id": document["_id"]}, {"$setOnInsert": document}, upsert=True, session=self.session
         )
-        if done.upserted_id is not None and pieces:
-            await self["pieces"].insert_many(pieces, session=self.session)
+        if done.upserted_id is not None:
+            await self._add("pieces", pieces)
         return done.upserted_id is not None
 
     async def change(self, table: str, row: Row, **values: object) -> Row:
@@ -210,8 +233,7 @@ class Documents:
             document, pieces = _split(table, changed, key=row["_id"])
             await self._drop_pieces([row])
             await self[table].replace_one({"_id": row["_id"]}, document, session=self.session)
-            if pieces:
-                await self["pieces"].insert_many(pieces, session=self.session)
+            await self._add("pieces", pieces)
         else:
             await self[table].update_one({"_id": row["_id"]}, {"$set": values}, session=self.session)
         return changed
@@ -245,9 +267,9 @@ class Documents:
                 changes.append(ReplaceOne({"_id": key}, document))
         await self._drop_pieces(replaced)
         if changes:
-            await self[table].bulk_write(changes, session=self.session)
-        if pieces:
-            await self["pieces"].insert_many(pieces, session=self.session)
+            with plain_errors():
+                await self[table].bulk_write(changes, session=self.session)
+        await self._add("pieces", pieces)
 
     async def delete(
         self, table: str, where: Where, *, limit: int = 0, sort: Sort | None = None

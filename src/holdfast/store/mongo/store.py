@@ -381,7 +381,7 @@ class MongoStore(SqlStore):
                 return StoreUnavailable(url=self.url, problem=_short(error))
             case 14031:
                 return StoreFull(url=self.url)
-            case 10334:
+            case 10334 | 388:  # a document, or a transaction, that is too large for the server
                 return BadInput(problem=_short(error))
             case _ if _is_transient(error):
                 return StoreBusy(url=self.url, seconds=_BUSY_SECONDS)
