@@ -153,8 +153,9 @@ async def test_reclaim_frees_the_sessions_of_the_dead_only(store: Store):
 
 
 async def test_reclaim_is_bounded(store: Store):
-    holder = await store.join("busy", ttl=brief(store))
-    leases = [await store.acquire(await new_session(store), holder) for _ in range(5)]
+    ids = [await new_session(store) for _ in range(5)]
+    holder = await store.join("busy", ttl=2 * brief(store))
+    leases = [await store.acquire(session_id, holder) for session_id in ids]
     await until(lambda: expired(store, holder))
     freed = [await store.reclaim(limit=2) for _ in range(4)]
     assert [len(batch) for batch in freed] == [2, 2, 1, 0]

@@ -102,14 +102,11 @@ def plain_errors() -> Generator[None, None, None]:
     try:
         yield
     except BulkWriteError as error:
-        first = (
-            (error.details or {}).get("writeErrors") or [{"errmsg": str(error)[:200], "code": error.code}]
-        )[0]
-        code: int = first["code"]
-        message: str = first["errmsg"]
+        found: list[Any] = dict(error.details).get("writeErrors") or []
+        first: Any = found[0] if found else {"errmsg": "a bulk write failed", "code": error.code}
         details = {name: first[name] for name in ("keyPattern", "keyValue") if name in first}
-        kind = DuplicateKeyError if code == _DUPLICATE else OperationFailure
-        raise kind(message, code, details) from None
+        kind = DuplicateKeyError if first["code"] == _DUPLICATE else OperationFailure
+        raise kind(first["errmsg"], first["code"], details) from None
 
 
 class Documents:
