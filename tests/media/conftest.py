@@ -89,13 +89,15 @@ def s3_server() -> Generator[SeaweedFs, None, None]:
         yield server
 
 
-@pytest.fixture(params=["disk", "sqlite", "postgres", "s3", "disk on postgres"])
+@pytest.fixture(params=["disk", "sqlite", "postgres", "mongodb", "s3", "disk on postgres"])
 async def medium(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Medium:
     store_url, url = f"sqlite:///{tmp_path}/store.db", "database"
     environment: dict[str, str] = {}
     if "postgres" in request.param:
         server: Postgres = request.getfixturevalue("postgres_server")
         store_url = await new_database(server)
+    if request.param == "mongodb":
+        store_url = request.getfixturevalue("mongo_url")
     if "disk" in request.param:
         url = f"disk://{tmp_path}/media"
     if request.param == "s3":

@@ -120,6 +120,11 @@ async def test_engines_write_the_same_bytes(engine: Engine, store: Store):
         with pytest.raises(SessionExists):
             await import_archive(other, moved, io.BytesIO(archive), actor="test")
         assert await other.check() == []
+        # And the other way: what was made elsewhere, brought here.
+        made = await fill(other, moved, ["elsewhere"], blobs=[b"another picture"])
+        archive = await export(other, made)
+        await import_archive(store, media, io.BytesIO(archive), actor="test")
+        assert await export(store, made) == archive
 
 
 async def test_a_compressed_archive_is_the_same_each_time(store: Store):

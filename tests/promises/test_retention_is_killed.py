@@ -15,7 +15,7 @@ from tests.promises.sessions import fill
 from tests.promises.test_exact_return import export
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
-STRIDE = {"sqlite": 2, "postgres": 4}
+STRIDE = {"sqlite": 2, "postgres": 4, "mongodb": 16}
 """Every so manieth step is one to be killed at: a process for each takes its time."""
 
 
