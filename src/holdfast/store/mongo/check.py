@@ -21,12 +21,13 @@ def _look(
     """Return the stages that find what a row refers to, as the list `into`."""
     stages: list[dict[str, Any]] = [{"$match": where}] if where else []
     stages += [{"$limit": 1}, {"$unset": ["body", "payload", "metadata", "pieces"]}]
+    name = f"key_of_{into}"  # of its own: setting a document into one that is there would merge the two
     return [
-        {"$set": {"key": key}},
+        {"$set": {name: key}},
         {
             "$lookup": {
                 "from": table,
-                "localField": "key",
+                "localField": name,
                 "foreignField": foreign,
                 "pipeline": stages,
                 "as": into,
