@@ -46,7 +46,9 @@ async def write(db: Documents, lease: Lease, writing: Writing) -> tuple[int, boo
 
 async def _add_events(db: Documents, seq: int, rows: Rows) -> int:
     now = await db.now()
-    await db.insert("events", [{**row, "seq": seq - row.pop("later"), "at": now} for row in rows])
+    for row in rows:
+        row.update(seq=seq - row.pop("later"), at=now)
+    await db.insert("events", rows)
     return len(rows)
 
 
