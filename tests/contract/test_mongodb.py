@@ -42,7 +42,7 @@ async def written(store: Store, session_id: str, number: int) -> None:
 
 @own_server
 async def test_what_was_acknowledged_survives_a_killed_server(engine: Engine, doomed_server: Mongo):
-    """However long the server takes to come back: the writer goes on, or was told that its last write is in doubt."""
+    """At most the one write that was under way may be there beyond what was acknowledged."""
     url = doomed_server.url()
     async with open_store(url) as store:
         session_id = await new_session(store)
