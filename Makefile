@@ -2,12 +2,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run test browser-test check format bench bench-compare clean
+.PHONY: help run tour test browser-test check format bench bench-compare clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
-run: .venv/ready ## a tour of what works today, on a real file with real processes
+run: .venv/ready ## the demo: a server, a scripted agent and a page to look at, on a file that is thrown away
+	$(BIN)/holdfast demo
+
+tour: .venv/ready ## a tour of the store in the terminal, on a real file with real processes
 	$(BIN)/python examples/tour.py
 
 test: check ## lint, types and all tests, against real servers
@@ -33,6 +36,8 @@ bench: .venv/ready ## every claim about speed, measured side by side
 	$(BIN)/python -m benchmarks.shell
 	$(BIN)/python -m benchmarks.record
 	$(BIN)/python -m benchmarks.runtime
+	$(BIN)/python -m benchmarks.retention
+	$(BIN)/python -m benchmarks.stream
 
 bench-compare: .venv/ready ## the same claims against peers, which are installed apart
 	$(BIN)/python -m benchmarks.record --peer
@@ -43,7 +48,7 @@ bench-compare: .venv/ready ## the same claims against peers, which are installed
 	@echo "Setting up .venv; this takes about half a minute."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.3' -c constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --build-constraint constraints.txt -e '.[credentials,mongo,postgres,s3,server]' --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --build-constraint constraints.txt -e '.[ag-ui,credentials,mongo,postgres,s3,server]' --group dev
 	touch $@
 
 clean:

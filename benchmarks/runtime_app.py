@@ -9,7 +9,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.usage import RequestUsage
 
 USAGE = RequestUsage(input_tokens=10, output_tokens=10)
-STEP_SECONDS = 0.02
+STEP_SECONDS = 0.2
 LONG = 120.0
 
 

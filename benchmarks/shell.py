@@ -79,7 +79,7 @@ async def _fill(engine: Engine, url: str, events: int) -> None:
         )
         for order in range(OUTPUTS_EACH):
             code = 0 if order == OUTPUTS_EACH - 1 else None
-            outputs.append((command_id, order, new_id(), BODY, code, 0, at + order + 1))
+            outputs.append((command_id, order, "bench", new_id(), BODY, code, 0, at + order + 1))
     tables = {
         "commands": (
             (
@@ -88,7 +88,7 @@ async def _fill(engine: Engine, url: str, events: int) -> None:
             ),
             commands,
         ),
-        "outputs": ("command_id number id stdout exit_code damaged at", outputs),
+        "outputs": ("command_id number owner id stdout exit_code damaged at", outputs),
     }
     if isinstance(engine, Sqlite):
         connection = sqlite3.connect(url.removeprefix("sqlite:///"))

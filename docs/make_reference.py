@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "holdfast"
 PAGES = ROOT / "docs" / "reference"
-_MEDIA = {"put", "get", "open", "exists", "metadata", "public_url", "delete", "list"}
+_MEDIA = {"put", "get", "open", "part", "exists", "metadata", "public_url", "delete", "list"}
 
 
 def store() -> str:
@@ -76,8 +76,11 @@ def http() -> str:
         '`{"error": {"code", "message"}}`; a list is `{"items", "next_cursor"}`. Who may: nobody needs to be known for `public`; `user` is',
         "any principal; `read`, `write` and `delete` are for the owner of the session or run, and for administrators, to",
         "everybody else it does not exist; `shell` needs that scope. How to start it: [how-to](../how-to/serve.md).\n",
+        "Codes are those of the [errors](errors.md), and of HTTP itself: `bad_request` (400, no request at all), `not_found`,",
+        "`method_not_allowed`, `payload_too_large`, `range_not_satisfiable`, `bad_input` (422), `internal` (500).\n",
     ]
-    for module in ("sessions", "runs", "media", "retention", "shell", "operation"):
+    constants = {"PATH": "/sockets/bash-events"}
+    for module in ("sessions", "commands", "runs", "media", "retention", "shell", "sockets", "operation"):
         rows: list[str] = []
         for node in ast.parse((SOURCE / "server" / f"{module}.py").read_text()).body:
             if not isinstance(node, ast.AsyncFunctionDef) or not node.decorator_list:
@@ -87,6 +90,10 @@ def http() -> str:
                 method, path, rule = [ast.literal_eval(argument) for argument in decorator.args[1:4]]
                 what = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
                 rows.append(f"| {method} `{path}` | {rule} | {what} |")
+            elif isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "socket":
+                where, rule = constants[ast.unparse(decorator.args[1])], ast.literal_eval(decorator.args[2])
+                what = " ".join((ast.get_docstring(node) or "").split())
+                rows.append(f"| WebSocket `{where}` | {rule} | {what} |")
         if rows:
             parts += [f"## {module.capitalize()}\n", "| route | who may | what |\n|---|---|---|", *rows, ""]
     return "\n".join(parts)

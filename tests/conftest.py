@@ -116,6 +116,16 @@ async def store(engine: Engine) -> AsyncGenerator[Store, None]:
         assert await store.check() == []
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="do the drills at full length; takes minutes")
+
+
+@pytest.fixture
+def long(request: pytest.FixtureRequest) -> bool:
+    """Whether a drill is to be done at full length."""
+    return bool(request.config.getoption("--long"))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     def on(item: pytest.Item, engine: str) -> bool:
         return engine in getattr(getattr(item, "callspec", None), "params", {}).values()

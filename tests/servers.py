@@ -25,7 +25,7 @@ class Postgres:
         self._folder = folder
         self._binaries = _postgres_binaries(folder)
         self._process: subprocess.Popen[Any] | None = None
-        self.port = _free_port()
+        self.port = free_port()
         self._call(
             "initdb",
             "-D",
@@ -62,6 +62,10 @@ class Postgres:
 
     def stop(self) -> None:
         self._end(signal.SIGINT)
+
+    def end(self) -> None:
+        """Stop it for good, without writing down what nobody reads again."""
+        self._end(signal.SIGQUIT)
 
     def kill(self) -> None:
         """End it as a power cut would: the postmaster and all its children at once."""
@@ -118,7 +122,7 @@ def postgres() -> Generator[Postgres, None, None]:
         try:
             yield server
         finally:
-            server.stop()
+            server.end()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -131,7 +135,7 @@ class Mongo:
         self._replica_set = replica_set
         self._keyfile = keyfile
         self._process: subprocess.Popen[Any] | None = None
-        self.port = _free_port()
+        self.port = free_port()
 
     def url(self, database: str = "test", *, user: str = "") -> str:
         return f"mongodb://{user}127.0.0.1:{self.port}/{database}"
@@ -305,7 +309,7 @@ def seaweedfs() -> Generator[SeaweedFs, None, None]:
 def _free_pair() -> int:
     """Return a free port whose number plus 10,000 is free as well: SeaweedFS opens both."""
     while True:
-        port = _free_port()
+        port = free_port()
         if port > 55_000:
             continue
         with socket.socket() as probe:
@@ -344,7 +348,7 @@ def _unprivileged() -> dict[str, Any]:
     return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

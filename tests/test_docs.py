@@ -13,7 +13,8 @@ import pytest
 import typer.main
 
 from holdfast.cli import app
-from holdfast.config import PREFIX, Settings
+from holdfast.config import PREFIX, Settings, load_settings
+from holdfast.policy import Policy
 from holdfast.store import open_store
 
 ROOT = Path(__file__).parent.parent
@@ -116,6 +117,19 @@ def test_the_example_of_media_runs(tmp_path: Path):
         [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout == "media+sha256://20bb5 b'\\x89PNG...'\n90\n2\n"
+
+
+def test_the_example_of_a_policy_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    page = (DOCS / "how-to" / "policy.md").read_text()
+    (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (variable,) = re.findall(r"`HOLDFAST_RETENTION='(.*?)'`", page)
+    (tmp_path / "holdfast.toml").write_text(example)
+    monkeypatch.chdir(tmp_path)
+    assert [policy.name for policy in load_settings().retention] == ["legal", "support", "everything else"]
+    monkeypatch.setenv("HOLDFAST_RETENTION", variable)
+    assert [policy.action for policy in load_settings().retention] == ["clean"]
+    for key in Policy.model_fields:
+        assert f"| `{key}` |" in page
 
 
 def test_the_example_of_recording_runs(tmp_path: Path):

@@ -7,15 +7,19 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncGenerator, Generator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx2
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import ArchiveFailed, HoldfastError
 
 _PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 5.0
+_PIECE_BYTES = 1024 * 1024
+_LONG = httpx2.Timeout(30, read=None)
+"""What works on all of a session answers when it is done."""
 
 
 class ServerError(HoldfastError):
@@ -24,12 +28,19 @@ class ServerError(HoldfastError):
     code = "server_error"
 
 
+class ServerUnavailable(HoldfastError):
+    """The server at {url} cannot be reached: {problem}. Check the address, and whether it runs."""
+
+    code = "server_unavailable"
+
+
 class AsyncClient:
     """Talks to one server. Use it with `async with`."""
 
     def __init__(self, url: str, token: str | None = None, *, timeout: float = 30.0) -> None:
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         unlimited = httpx2.Limits(max_connections=None)  # every stream is a connection of its own
+        self._url = url
         self._http = httpx2.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=unlimited)
 
     async def __aenter__(self) -> Self:
@@ -41,8 +52,11 @@ class AsyncClient:
         await self._http.aclose()
 
     async def request(self, method: str, path: str, **options: Any) -> Any:
-        """Send any request and return what it answers. Raises `ServerError`."""
-        return _answer(await self._http.request(method, path, **options))
+        """Send any request and return what it answers. Raises `ServerError`, or `ServerUnavailable`."""
+        try:
+            return _answer(await self._http.request(method, path, **options))
+        except (httpx2.TransportError, httpx2.InvalidURL) as error:
+            raise ServerUnavailable(url=str(self._url), problem=_why(error)) from error
 
     async def create_session(self, agent: str, **given: Any) -> dict[str, Any]:
         """Create a session."""
@@ -110,6 +124,76 @@ class AsyncClient:
             await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
+    async def archive(self, session_id: str, *, gzip: bool = False) -> AsyncGenerator[bytes, None]:
+        """Yield the archive of a session, as it is at this moment. One that breaks off raises `ArchiveFailed`."""
+        path, params = f"/api/sessions/{session_id}/export", {"gzip": gzip}
+        try:
+            async with self._http.stream("GET", path, params=params, timeout=_LONG) as response:
+                if not response.is_success:
+                    await response.aread()
+                    _answer(response)
+                async for piece in response.aiter_bytes():
+                    yield piece
+        except httpx2.TransportError as error:
+            raise ArchiveFailed(problem=f"the server broke off: {error}") from error
+
+    async def export(self, session_id: str, to: str | Path, *, gzip: bool = False) -> int:
+        """Write the archive of a session to a file, which is there when it is whole; return its size."""
+        file = Path(to)
+        partial = file.with_name(f"{file.name}.partial")
+        size = 0
+        try:
+            with partial.open("wb") as target:
+                async for piece in self.archive(session_id, gzip=gzip):
+                    await asyncio.to_thread(target.write, piece)
+                    size += len(piece)
+            partial.replace(file)
+        except OSError as error:
+            raise ArchiveFailed(problem=str(error)) from error
+        finally:
+            partial.unlink(missing_ok=True)
+        return size
+
+    async def clean(self, session_id: str, **how: Any) -> dict[str, Any]:
+        """Delete what a session contains: `idle_days`, `force`, `archive="media"`, `dry_run`."""
+        return await self.request("POST", f"/api/sessions/{session_id}/clean", json=how, timeout=_LONG)
+
+    async def rehydrate(self, session_id: str, archive: str | Path | None = None) -> None:
+        """Bring a cleaned session back from an archive in a file; without one, from that which was stored."""
+        content = None if archive is None else _pieces(Path(archive))
+        path = f"/api/sessions/{session_id}/rehydrate"
+        await self.request("POST", path, content=content, timeout=_LONG)
+
+    async def erase(self, session_id: str, *, children: bool = False) -> dict[str, Any]:
+        """Erase a session for good; with `children` also the sessions of its delegate runs."""
+        params = {"children": children}
+        return await self.request("DELETE", f"/api/sessions/{session_id}", params=params, timeout=_LONG)
+
+    async def hold(self, session_id: str, on: bool = True) -> dict[str, Any]:
+        """Keep retention away from a session, or let it come again."""
+        return await self.request("PATCH", f"/api/sessions/{session_id}", json={"hold": on})
+
+    async def retention(self, session_id: str) -> dict[str, Any]:
+        """Say which policy applies to a session, when it is due, and what stands against it."""
+        return await self.request("GET", f"/api/sessions/{session_id}/retention")
+
+    async def sweep(self, **how: Any) -> dict[str, Any]:
+        """Do what is due by the policies: `dry_run`, `limit`. For administrators."""
+        return await self.request("POST", "/api/retention/sweep", json=how, timeout=_LONG)
+
+    async def audit(self, **filters: Any) -> dict[str, Any]:
+        """List who did what to sessions, newest first: `session_id`, `cursor`, `limit`. For administrators."""
+        return await self.request("GET", "/api/audit", params=filters)
+
+
+async def _pieces(file: Path) -> AsyncGenerator[bytes, None]:
+    try:
+        with file.open("rb") as source:
+            while piece := await asyncio.to_thread(source.read, _PIECE_BYTES):
+                yield piece
+    except OSError as error:
+        raise ArchiveFailed(problem=str(error)) from error
+
 
 async def _blocks(response: httpx2.Response) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
     kind, lines = "message", list[str]()
@@ -123,6 +207,10 @@ async def _blocks(response: httpx2.Response) -> AsyncGenerator[tuple[str, dict[s
         elif not line and lines:
             yield kind, json.loads("\n".join(lines))
             kind, lines = "message", []
+
+
+def _why(error: Exception) -> str:
+    return str(error).rstrip(".") or type(error).__name__
 
 
 def _answer(response: httpx2.Response) -> Any:
@@ -193,3 +281,46 @@ class Client:
             return
         finally:
             self._runner.run(events.aclose())
+
+    def archive(self, session_id: str, *, gzip: bool = False) -> Generator[bytes, None, None]:
+        """Yield the archive of a session, as it is at this moment."""
+        pieces = self._client.archive(session_id, gzip=gzip)
+        try:
+            while True:
+                yield self._runner.run(anext(pieces))  # pyright: ignore[reportArgumentType]
+        except StopAsyncIteration:
+            return
+        finally:
+            self._runner.run(pieces.aclose())
+
+    def export(self, session_id: str, to: str | Path, *, gzip: bool = False) -> int:
+        """Write the archive of a session to a file; return its size."""
+        return self._runner.run(self._client.export(session_id, to, gzip=gzip))
+
+    def clean(self, session_id: str, **how: Any) -> dict[str, Any]:
+        """Delete what a session contains."""
+        return self._runner.run(self._client.clean(session_id, **how))
+
+    def rehydrate(self, session_id: str, archive: str | Path | None = None) -> None:
+        """Bring a cleaned session back."""
+        self._runner.run(self._client.rehydrate(session_id, archive))
+
+    def erase(self, session_id: str, *, children: bool = False) -> dict[str, Any]:
+        """Erase a session for good."""
+        return self._runner.run(self._client.erase(session_id, children=children))
+
+    def hold(self, session_id: str, on: bool = True) -> dict[str, Any]:
+        """Keep retention away from a session, or let it come again."""
+        return self._runner.run(self._client.hold(session_id, on))
+
+    def retention(self, session_id: str) -> dict[str, Any]:
+        """Say which policy applies to a session, when it is due, and what stands against it."""
+        return self._runner.run(self._client.retention(session_id))
+
+    def sweep(self, **how: Any) -> dict[str, Any]:
+        """Do what is due by the policies."""
+        return self._runner.run(self._client.sweep(**how))
+
+    def audit(self, **filters: Any) -> dict[str, Any]:
+        """List who did what to sessions, newest first."""
+        return self._runner.run(self._client.audit(**filters))

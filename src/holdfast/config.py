@@ -2,17 +2,20 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
 
 from holdfast.errors import BadSettings
+from holdfast.logs import LogFormat
+from holdfast.policy import Policy, check_names, parse
 
 PREFIX = "HOLDFAST_"
 FILE = Path("holdfast.toml")
@@ -61,6 +64,12 @@ class Settings(BaseSettings):
     media_grace_seconds: Annotated[float, Field(ge=0)] = Field(
         3600.0, description="How long media that no session refers to is kept before it is collected."
     )
+    log_format: LogFormat = Field(
+        "text", description="How commands log: `text` for people, `json` for programs."
+    )
+    url: str | None = Field(
+        None, description="The server that commands talk to, where they can, instead of the store."
+    )
     host: str = Field("127.0.0.1", description="The address that `holdfast serve` listens on.")
     port: Annotated[int, Field(ge=0, lt=65536)] = Field(8350, description="Its port; 0 takes a free one.")
     auth: Literal["token", "none"] = Field(
@@ -84,9 +93,31 @@ class Settings(BaseSettings):
     retention_min_idle_days: Annotated[float, Field(ge=0)] = Field(
         7.0, description="Cleaning what was active within so many days needs an administrator."
     )
+    retention: Annotated[tuple[Policy, ...], NoDecode] = Field(
+        (), description="What happens to sessions in the end: policies, the first that matches applies. JSON."
+    )
+    retention_sweep_seconds: Annotated[float, Field(ge=1)] = Field(
+        3600.0, description="How often the sweep looks for what is due."
+    )
+    submission_retention_seconds: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="How long a submission that has ended is kept; unset keeps it with its session."
+    )
     stream_comment_seconds: Annotated[float, Field(gt=0)] = Field(
         15.0, description="How often a silent event stream says that it lives."
     )
+
+    @field_validator("retention", mode="before")
+    @classmethod
+    def _read_policies(cls, given: Any) -> Any:
+        """Read what the environment says; a list, as the file has it, becomes what is stored."""
+        found = parse(given) if isinstance(given, str) else given
+        return tuple(found) if isinstance(found, list) else found  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+    @field_validator("retention")
+    @classmethod
+    def _tell_policies_apart(cls, policies: tuple[Policy, ...]) -> tuple[Policy, ...]:
+        check_names(policies)
+        return policies
 
     @classmethod
     def settings_customise_sources(
@@ -115,7 +146,7 @@ def load_settings(**given: object) -> Settings:
     try:
         settings = Settings(**given)  # pyright: ignore[reportArgumentType]
     except ValidationError as error:
-        problems = [_complaint(str(e["loc"][0]), e["type"], e["msg"]) for e in error.errors()]
+        problems = [_complaint(e["loc"], e["type"], e["msg"]) for e in error.errors()]
         raise BadSettings(problem=" ".join(problems)) from error
     except ValueError as error:
         raise BadSettings(problem=f"{FILE} is not valid TOML: {error}.") from error
@@ -128,7 +159,12 @@ def load_settings(**given: object) -> Settings:
     return settings
 
 
-def _complaint(name: str, kind: str, message: str) -> str:
-    if kind == "extra_forbidden":
+def _complaint(place: tuple[int | str, ...], kind: str, message: str) -> str:
+    name = str(place[0])
+    if len(place) > 1:
+        message = f"{''.join(f'[{part}]' if isinstance(part, int) else f'.{part}' for part in place[1:])}: {message}"
+        if kind == "extra_forbidden":
+            message += f"; known: {', '.join(Policy.model_fields)}"
+    elif kind == "extra_forbidden":
         return f"Unknown in {FILE}: {name}. Known: {', '.join(sorted(Settings.model_fields))}."
     return f"{name} (that is {PREFIX}{name.upper()}, or {name} in {FILE}): {message}."

@@ -1,29 +1,50 @@
-"""The agent of `holdfast demo`: scripted, so it needs no key and no network; its tools are real.
+"""The agents of `holdfast demo`: scripted, so they need no key and no network; their tools are real.
 
-It prepares a release: it thinks, plans, measures slowly, appends a line to a file, and asks a person before it deploys.
+The first prepares a release: it thinks, plans, runs shell commands in a scratch folder, appends a line to a file, asks a
+second agent, draws a picture, and asks a person before it deploys. With a model's name in DEMO_MODEL it runs on that.
 """
 
 import asyncio
 import json
 import os
+import re
+import struct
+import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic_ai import Agent
-from pydantic_ai.messages import ModelMessage, ModelRequest, ToolCallPart, ToolReturnPart, UserPromptPart
+from pydantic_ai import Agent, BinaryImage, RunContext
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
 from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
 
-LEDGER: Final = "DEMO_LEDGER"
-"""The variable that names the file which the tool `note` appends to."""
-_PARTS: Final = ("tests", "types", "docs")
+from holdfast.ids import new_id
+from holdfast.record import Holdfast, annotate_effect
+from holdfast.shell import ShellService
+from holdfast.store import Store, open_store
+
+FOLDER: Final = "DEMO_FOLDER"
+"""The variable that names the folder of the demo: its store, its scratch folder and its ledger file."""
+MODEL: Final = "DEMO_MODEL"
+"""The variable that names a model of Pydantic AI to use in place of the script."""
+LEDGER: Final = "ledger.txt"
+SCRATCH: Final = "scratch"
 _DONE: Final = "one line is in"
 _PLAN: Final = """\
 I will prepare a release:
 
-1. measure three parts, slowly;
+1. write its notes and **check** them, with real shell commands in a scratch folder;
 2. write **one line** into a file, which must happen exactly once;
-3. ask you before anything is deployed.
+3. ask a **second agent** for a review, and draw a picture;
+4. ask **you** before anything is deployed.
 
 Close this tab or kill the worker while I do so, and come back.
 """
@@ -31,14 +52,39 @@ _HELLO: Final = """\
 I am a scripted agent: no network, no key, real tools. Say `prepare a release`, then try one of these:
 
 - **close this tab** and open it again: the turn has gone on without you;
-- **kill the worker** with the command that `holdfast demo` printed: another one goes on, and nothing is done twice;
-- **interrupt** me, steer me, or fork the session at a step of its timeline.
+- **kill the worker** with the button below: another one goes on, and nothing is done twice;
+- **export, clean, rehydrate**: in the view *Retention*.
 
 ```python
 while True:
     come_back()  # whatever was said is still here
 ```
 """
+_NOTES: Final = "printf '# Release 1.0\\n\\n- sessions that hold\\n- nothing is done twice\\n' > NOTES.md && wc -l NOTES.md && ls"
+_CHECK: Final = "for part in notes links spelling licence size; do echo \"checking $part\"; sleep 0.6; done; echo 'all is fine'"
+_STEPS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
+    ("shell", {"command": _NOTES}),
+    ("shell", {"command": _CHECK}),
+    ("note", {"line": "released with care"}),
+    ("review", {"what": "NOTES.md"}),
+    ("draw", {}),
+    ("deploy", {"target": "staging", "version": "1.0"}),
+)
+_TASK: Final = """\
+You prepare software releases, for show. Make a short plan. Write notes with `shell` in the scratch folder and check them
+slowly, with output in between. Then call `note` once, `review`, `draw`, and `deploy`, which asks a person. Never call a
+tool again whose outcome is unknown. End with a table of what came of each.
+"""
+
+
+def folder() -> Path:
+    """Return the folder of the demo."""
+    return Path(os.environ.get(FOLDER, "."))
+
+
+def open_demo() -> Store:
+    """Return the demo's store, to be opened."""
+    return open_store(f"sqlite:///{folder() / 'demo.db'}")
 
 
 async def respond(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
@@ -47,53 +93,77 @@ async def respond(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterato
     last = max(n for n, message in enumerate(messages) if _prompt(message) is not None)
     said = str(_prompt(messages[last]))
     turn = messages[last:]
-    called = [part.tool_name for message in turn for part in message.parts if isinstance(part, ToolCallPart)]
+    called = [part for message in turn for part in message.parts if isinstance(part, ToolCallPart)]
     if "release" not in said.lower():
         async for word in _slowly(_HELLO):
             yield word
         return
-    measured = called.count("measure")
-    if measured < len(_PARTS):
-        if not called:
-            thought = "The person wants a release. Measuring is harmless, writing is not, and deploying needs a yes."
-            async for word in _slowly(thought):
-                yield {0: DeltaThinkingPart(content=word)}
-            async for word in _slowly(_PLAN):
+    if not called:
+        thought = (
+            "The person wants a release. Checking is harmless, writing is not, and deploying needs a yes."
+        )
+        async for word in _slowly(thought):
+            yield {0: DeltaThinkingPart(content=word)}
+        async for word in _slowly(_PLAN):
+            yield word
+    if len(called) < len(_STEPS):
+        tool, arguments = _STEPS[len(called)]
+        if tool == "deploy":
+            async for word in _slowly(f"{_noted(turn)} May I deploy?"):
                 yield word
-        yield _call(messages, "measure", {"part": _PARTS[measured]})
-    elif "note" not in called:
-        yield _call(messages, "note", {"line": "released with care"})
-    elif "deploy" not in called:
-        async for word in _slowly(f"{_noted(turn)} May I deploy?"):
-            yield word
-        yield _call(messages, "deploy", {"target": "staging", "version": "1.0"})
-    else:
-        async for word in _slowly(_report(turn)):
-            yield word
+        call_id = f"{tool}-{len(messages)}"
+        yield {1: DeltaToolCall(name=tool, json_args=json.dumps(arguments), tool_call_id=call_id)}
+        return
+    async for word in _slowly(_report(turn)):
+        yield word
+
+
+def _results(turn: list[ModelMessage]) -> list[ToolReturnPart]:
+    return [part for message in turn for part in message.parts if isinstance(part, ToolReturnPart)]
 
 
 def _noted(turn: list[ModelMessage]) -> str:
-    results = [part for message in turn for part in message.parts if isinstance(part, ToolReturnPart)]
-    if any(part.tool_name == "note" and _DONE in str(part.content) for part in results):
-        return "All is measured and written down."
+    if any(part.tool_name == "note" and _DONE in str(part.content) for part in _results(turn)):
+        return "All is checked and written down."
     return "I was cut off while I wrote my line, and did **not** write it again: look into the file."
 
 
 def _report(turn: list[ModelMessage]) -> str:
-    results = [part for message in turn for part in message.parts if isinstance(part, ToolReturnPart)]
-    rows = "\n".join(f"| {part.tool_name} | {part.model_response_str()} |" for part in results)
+    rows = "\n".join(f"| {part.tool_name} | {_brief(part)} |" for part in _results(turn))
     return f"Here is what came of it:\n\n| tool | result |\n|---|---|\n{rows}\n\nThat is **all**."
+
+
+def _brief(part: ToolReturnPart) -> str:
+    if part.tool_name == "shell" and (code := re.search(r"'exit_code': (-?\d+)", str(part.content))):
+        return f"ended with {code[1]}"
+    if part.tool_name == "draw":
+        return "a picture"
+    return " ".join(str(part.content).split())[:90].replace("|", "/")
+
+
+def _verdict(messages: list[ModelMessage]) -> str:
+    said = next((str(found) for message in messages if (found := _prompt(message)) is not None), "")
+    return f"I have read {len(said.split())} words. They are short and true. **Release it.**"
+
+
+async def _review(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+    """Read what is to be reviewed, take a while, and find it good."""
+    del info
+    await asyncio.sleep(1)
+    return ModelResponse(parts=[TextPart(_verdict(messages))])
+
+
+async def _review_aloud(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
+    """Do the same for somebody who watches."""
+    del info
+    async for word in _slowly(_verdict(messages)):
+        yield word
 
 
 async def _slowly(text: str) -> AsyncIterator[str]:
     for word in text.split(" "):
         await asyncio.sleep(0.03)
         yield f"{word} "
-
-
-def _call(messages: list[ModelMessage], tool: str, arguments: dict[str, str]) -> dict[int, DeltaToolCall]:
-    call_id = f"{tool}-{len(messages)}"
-    return {1: DeltaToolCall(name=tool, json_args=json.dumps(arguments), tool_call_id=call_id)}
 
 
 def _prompt(message: ModelMessage) -> Any:
@@ -103,14 +173,29 @@ def _prompt(message: ModelMessage) -> Any:
     return said[-1] if said else None  # one that was interrupted may stand before it
 
 
-agent: Agent[None, str] = Agent(FunctionModel(stream_function=respond), name="demo")
+_model: Final = os.environ.get(MODEL)
+agent: Agent[None, str] = Agent(
+    _model or FunctionModel(stream_function=respond), name="demo", instructions=_TASK if _model else None
+)
+reviewer: Agent[None, str] = Agent(
+    _model or FunctionModel(_review, stream_function=_review_aloud),
+    name="reviewer",
+    instructions="You review release notes in two sentences." if _model else None,
+)
+agents: Final = [agent, reviewer]
 
 
-@agent.tool_plain(metadata={"recovery": "retry"})
-async def measure(part: str) -> str:
-    """Measure a part of the release. Harmless, so it is run again if its outcome is unknown."""
-    await asyncio.sleep(2)
-    return f"{part}: fine"
+@agent.tool
+async def shell(ctx: RunContext[Any], command: str) -> dict[str, Any]:
+    """Run a shell command in the scratch folder, on record. What it writes is seen while it runs."""
+    scratch = folder() / SCRATCH
+    await asyncio.to_thread(scratch.mkdir, parents=True, exist_ok=True)
+    async with open_demo() as store, ShellService(store, cwd=scratch) as service:
+        started = await service.start(
+            command, timeout=60, session_id=ctx.conversation_id, call_id=ctx.tool_call_id
+        )
+        result = await service.result(started.id)
+    return {"exit_code": result.command.exit_code, "stdout": result.stdout, "stderr": result.stderr}
 
 
 def _append(path: Path, line: str) -> None:
@@ -118,13 +203,68 @@ def _append(path: Path, line: str) -> None:
         ledger.write(f"{line}\n")
 
 
-@agent.tool_plain
-async def note(line: str) -> str:
+@agent.tool
+async def note(ctx: RunContext[Any], line: str) -> str:
     """Append a line to the ledger file, then take a while: if we are killed now, nobody knows whether it is there."""
-    path = Path(os.environ.get(LEDGER, "holdfast-demo.txt"))
+    path = folder() / LEDGER
     await asyncio.to_thread(_append, path, line)
+    await annotate_effect(ctx, summary=f"appended {line!r} to {path.name}")
     await asyncio.sleep(4)
     return f"{_DONE} {path.name}"
+
+
+@agent.tool(metadata={"recovery": "retry"})
+async def review(ctx: RunContext[Any], what: str) -> str:
+    """Ask the second agent, in a session of its own. Harmless, so it is asked again if its answer is unknown."""
+    text = await asyncio.to_thread(_read, folder() / SCRATCH / Path(what).name)
+    async with open_demo() as store:
+        asking = await store.session(str(ctx.conversation_id))
+        session = await store.create_session(
+            agent="reviewer", owner=asking.owner, title=f"Review of {what}", id=new_id()
+        )
+        done = await reviewer.run(
+            f"Review this:\n\n{text}",
+            conversation_id=session.id,
+            capabilities=[Holdfast(store, agent="reviewer", owner=asking.owner)],
+        )
+    return done.output
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "(nothing)"
+
+
+@agent.tool_plain(metadata={"recovery": "retry"})
+async def draw() -> list[str | BinaryImage]:
+    """Draw a picture of the release. It is large enough to be kept outside of the rows, as media."""
+    await asyncio.sleep(0.5)
+    return [
+        "The parts of the release, by size.",
+        BinaryImage(_picture((3, 5, 8, 6, 9)), media_type="image/png"),
+    ]
+
+
+def _picture(values: tuple[int, ...], width: int = 420, height: int = 180) -> bytes:
+    """Return bars as a PNG, written by hand: there is nothing to install."""
+    paper, ink, line = b"\xf2\xf6\xf5", b"\x0f\x76\x6e", b"\xb9\xc8\xc5"
+    each = width // len(values)
+    rows: list[bytes] = []
+    for y in range(height):
+        row = bytearray()
+        for x in range(width):
+            inside = each // 5 <= x % each < each * 4 // 5 and x // each < len(values)
+            tall = inside and height - y <= values[min(x // each, len(values) - 1)] * (height - 20) // max(
+                values
+            )
+            row += ink if tall else line if y % 40 == 0 else paper
+        rows.append(b"\0" + bytes(row))
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = zlib.compress(b"".join(rows), 0)  # not small on purpose: what is large is media
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 
 
 @agent.tool_plain(requires_approval=True, metadata={"editable": True})

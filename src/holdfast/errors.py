@@ -147,6 +147,12 @@ class NotCleaned(Conflict):
     code = "not_cleaned"
 
 
+class SweepRunning(Conflict):
+    """A sweep is under way, by {holder}. Wait for its end; a dry run can be made meanwhile."""
+
+    code = "sweep_running"
+
+
 class RetentionRefused(Conflict):
     """Session {session_id} is left as it is: {problem}. {lift}"""
 

@@ -21,6 +21,7 @@ Role: TypeAlias = Literal["user", "admin"]
 BlobState: TypeAlias = Literal["storing", "stored", "deleting"]
 CommandState: TypeAlias = Literal["running", "done", "timed_out", "stopped", "killed", "lost"]
 ShellKind: TypeAlias = Literal["command", "output"]
+DueBy: TypeAlias = Literal["idle", "age", "cleaned", "submissions"]
 
 ROLES: tuple[str, ...] = get_args(Role)
 STATUSES: tuple[str, ...] = get_args(Status)
@@ -32,6 +33,7 @@ EFFECT_STATES: tuple[str, ...] = get_args(EffectState)
 CHECKPOINT_KINDS: tuple[str, ...] = get_args(CheckpointKind)
 COMMAND_STATES: tuple[str, ...] = get_args(CommandState)
 SHELL_KINDS: tuple[str, ...] = get_args(ShellKind)
+DUE_BY: tuple[str, ...] = get_args(DueBy)
 
 T = TypeVar("T")
 
@@ -89,8 +91,36 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """A session that may be due for retention, as it stood at `now` on the store's clock; or one of its submissions."""
+
+    session_id: str
+    agent: str
+    status: str
+    metadata: Json
+    created_at: datetime
+    active_at: datetime
+    now: datetime
+    submission_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duty:
+    """What one holder at a time does for all. `holder` names who is at it, `detail` says what came of the last time."""
+
+    name: str
+    holder: str | None
+    taken_at: datetime
+    done_at: datetime | None
+    detail: Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """Something asked of a session. `position` is its place in the queue and the seq of its queued event."""
+    """Something asked of a session. `position` is its place in the queue and the seq of its queued event.
+
+    `trace` is the trace context of whoever submitted it, as a `traceparent`.
+    """
 
     id: str
     session_id: str
@@ -107,6 +137,7 @@ class Submission:
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,6 +356,8 @@ class Work:
     session: Session
     submission: Submission | None
     """None if what is first in the queue was tried too often, or nothing is there any more: `take` tells."""
+    fresh: bool = False
+    """Whether it has no history yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,7 +393,8 @@ class Command:
     `done` means that it ended by itself; its exit code is 128 + n if signal n ended it. In every other end the code
     is -1: `timed_out`, `stopped` on request, `killed` with its service, or `lost`, when nobody saw how it ended.
     A purged command has lost its text and folder. Sizes count what it wrote, kept or not. `service` is the name of the
-    live holder that runs it; a running command without one is an orphan.
+    live holder that runs it; a running command without one is an orphan. `owner` is who may see it: the owner of its
+    session if it has one, whatever was asked for. `call_id` is the tool call that started it.
     """
 
     id: str
@@ -369,6 +403,7 @@ class Command:
     timeout: float | None = None
     owner: str = ""
     session_id: str | None = None
+    call_id: str | None = None
     holder: str = ""
     host: str = ""
     pid: int = 0
@@ -440,7 +475,10 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaStatus:
-    """Which schema a store has, which one this code needs, and how much is in it."""
+    """Which schema a store has, which one this code needs, and how much is in it.
+
+    `lag` is how many seconds the session waits that has been ready longest.
+    """
 
     engine: str
     version: int
@@ -450,3 +488,5 @@ class SchemaStatus:
     pending: int = 0
     holders: int = 0
     expired_holders: int = 0
+    leases: int = 0
+    lag: float = 0.0

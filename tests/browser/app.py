@@ -1,7 +1,8 @@
 """The agent that the browser talks to. Its model is scripted by what the user says, and streams.
 
 `say WORDS` says them, one after the other. `work N MARK` calls `act` N times, which appends a line to the file that MARK names
-and takes HOLD seconds. `deploy` asks a person. `talk` goes on for half a minute. `huge N` calls a tool whose result has N characters.
+and takes HOLD seconds. `deploy` asks a person. `talk` goes on for half a minute. `drip N` says N
+characters, one at a time. `huge N` calls a tool whose result has N characters.
 """
 
 import asyncio
@@ -40,6 +41,13 @@ async def respond(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterato
             for number in range(600):
                 await asyncio.sleep(0.05)
                 yield f"word-{number} "
+        case ["drip", number]:
+            text = "\n\n".join(f"**Paragraph {n}** with `code` and words in it." for n in range(200))[
+                : int(number)
+            ]
+            for character in f"{text}\n\nthe end":
+                await asyncio.sleep(0)
+                yield character
         case ["say", *rest]:
             for word in rest:
                 await asyncio.sleep(0.02)

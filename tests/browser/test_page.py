@@ -1,13 +1,17 @@
 """What a person sees: real browser, real server, real worker."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from holdfast.server.auth import digest
 from holdfast.store import open_store
 from holdfast.types import Batch, Checkpoint, Message, NewEvent, Segment
-from tests.browser.conftest import TOKEN, Site, new_session, say, texts
+from tests.browser.conftest import TOKEN, Page, Site, new_session, say, texts
 from tests.promises.workers import lines
 
 pytestmark = pytest.mark.timeout(90)
@@ -138,6 +142,44 @@ async def test_stop_steer_and_queue(site: Site, tmp_path: Path):
     await page.locator("article.undone", has_text="say queued words").wait_for()
 
 
+async def test_interrupt_with_a_message_and_go_on_in_the_background(site: Site, tmp_path: Path):
+    site.hold = 0.5
+    await site.start()
+    page = await site.open()
+    address = await new_session(page)
+    await say(page, "talk")
+    await page.get_by_text("word-5 ").wait_for()
+    await page.get_by_text("Interrupt", exact=True).click()
+    await say(page, f"work 8 {tmp_path / 'mark'}")
+    await page.locator(".mark", has_text="Interrupted").wait_for()
+    await lines(tmp_path / "mark", 1)
+    await page.get_by_role("button", name="Background").click()
+    await page.get_by_text("Running in the background. You can close this tab.").wait_for()
+    await page.context.close()
+    await lines(tmp_path / "mark", 8)
+    page = await site.open(address.removeprefix(site.url))
+    await page.get_by_text("ended after 8: did 7").wait_for()
+    assert await lines(tmp_path / "mark", 8) == [str(n) for n in range(8)]
+
+
+async def test_a_token_that_ends_asks_for_another(site: Site):
+    """What was on the screen is not given up silently: the page says that it does not know who is there."""
+    await site.start()
+    async with open_store(site.store) as store:
+        made = await store.add_token(digest("hf_brief"), owner="ada")
+        page = await site.visit(f"{site.url}/?token=hf_brief")
+        await new_session(page)
+        await say(page, "say hello there")
+        await page.locator("article.answer", has_text="hello there").wait_for()
+        await store.revoke_token(made.id)
+        await page.get_by_label("Token").wait_for()
+        await store.add_token(digest("hf_next"), owner="ada")
+        await page.get_by_label("Token").fill("hf_next")
+        await page.get_by_role("button", name="Come in").click()
+        await page.locator("article.answer", has_text="hello there").wait_for()
+    site.problems.clear()  # that it was refused is what this is about
+
+
 async def test_two_tabs_see_the_same(site: Site):
     await site.start()
     one = await site.open()
@@ -192,7 +234,13 @@ async def test_what_is_said_is_text_and_what_is_large_is_bounded(site: Site):
         await page.locator("article.answer", has_text="ended after 1").nth(number - 1).wait_for()
         card = page.locator("details.tool").nth(number - 1)
         await card.locator("summary").click()
-        await card.get_by_text("result", exact=True).wait_for()
+        if size < 65_536:
+            await card.get_by_text("result", exact=True).wait_for()
+        else:  # kept outside of the rows: it is a link, and what it leads to is no page
+            link = card.get_by_role("link", name="kept as media")
+            answer = await page.request.get(site.url + await link.get_attribute("href"))
+            assert "text/html" not in answer.headers["content-type"]
+            assert len(await answer.body()) > size // 2  # what looks like base64 is kept decoded
         assert len(await card.inner_text()) < 10_000
     assert await page.get_by_text("56,000 more characters").count() == 1
 
@@ -235,30 +283,96 @@ async def test_five_thousand_events(site: Site):
         await store.leave(holder)
     page = await site.open()
     await page.get_by_text("Long").wait_for()
-    await page.evaluate(
-        """() => {
-            window.longest = 0;
-            new PerformanceObserver((list) => {
-              for (const entry of list.getEntries()) window.longest = Math.max(window.longest, entry.duration);
-            }).observe({ entryTypes: ["longtask"] });
-        }"""
-    )
-    loop = asyncio.get_running_loop()
     times: list[float] = []
     for _ in range(3):  # the best of three: others may be at work on this machine
         await page.goto(f"{site.url}/#/")
         await page.get_by_text("Sessions that hold").wait_for()
-        began = loop.time()
+        await page.evaluate(FIRST_PAINT)
         await page.get_by_text("Long").click()
-        await page.get_by_text("Answer 2499").wait_for()
-        times.append(loop.time() - began)
-    print("the end of 5,000 events was there after", *(f"{took:.2f} s" for took in times))
-    assert min(times) < 1
+        times.append(await page.evaluate("window.painted"))
+    print("the end of 5,000 events was painted after", *(f"{took:.0f} ms" for took in times))
+    assert min(times) < 1000
     assert await page.get_by_role("button", name="Show earlier").count() == 1
-    await page.evaluate("window.longest = 0")
-    await say(page, "talk")
-    await page.get_by_text("word-40 ").wait_for()
-    longest = await page.evaluate("window.longest")
-    print(f"the longest task while it streamed took {longest:.0f} ms")
+    async with tracing(page) as tasks:
+        await say(page, "talk")
+        await page.get_by_text("word-60 ").wait_for()
+        await page.get_by_role("log").hover()
+        for _ in range(10):
+            await page.mouse.wheel(0, -400)
+    longest = max(task["tdur"] for task in tasks) / 1000
+    wall = max(task["dur"] for task in tasks) / 1000
+    print(
+        f"of {len(tasks)} tasks while it streamed the longest worked {longest:.0f} ms, and took {wall:.0f} ms"
+    )
+    assert len(tasks) > 50
+    assert longest < 50
     await page.get_by_role("button", name="Stop").click()
     await page.locator(".session .status.idle").wait_for()
+
+
+async def test_one_character_at_a_time(site: Site):
+    """A long answer that comes in the smallest pieces: no task of the page is long, and nothing of it is lost."""
+    await site.start()
+    page = await site.open()
+    await new_session(page)
+    async with tracing(page) as tasks:
+        await say(page, "drip 2000")
+        await page.locator(".session .status.idle").wait_for()
+        await page.locator("article.answer", has_text="the end").wait_for()
+    longest = max(task["tdur"] for task in tasks) / 1000
+    print(f"of {len(tasks)} tasks while it dripped the longest worked {longest:.0f} ms")
+    assert longest < 50
+    (said,) = await texts(page, "article.answer")
+    assert said.count("with code and words in it.") >= 40
+    assert said.endswith("the end")
+
+
+FIRST_PAINT = """() => {
+    window.painted = new Promise((resolve) => {
+      addEventListener("click", () => {
+        const began = performance.now();
+        const seen = new MutationObserver(() => {
+          if (!document.querySelector(".conversation")?.lastElementChild.textContent.includes("Answer 2499")) return;
+          seen.disconnect();
+          requestAnimationFrame(() => setTimeout(() => resolve(performance.now() - began)));
+        });
+        seen.observe(document.body, { childList: true, subtree: true, characterData: true });
+      }, { once: true, capture: true });
+    });
+}"""
+"""Notes when the end of the conversation is on the screen after the next click."""
+
+
+@asynccontextmanager
+async def tracing(page: Page) -> AsyncGenerator[list[dict[str, Any]], None]:
+    """Collect the tasks of the page's main thread: `tdur` is how long it worked, `dur` how long that took among others."""
+    client = await page.context.new_cdp_session(page)
+    await page.evaluate("performance.mark('here')")
+    events: list[dict[str, Any]] = []
+    done = asyncio.Event()
+
+    def collect(data: dict[str, Any]) -> None:
+        events.extend(data["value"])
+
+    def complete(_: object) -> None:
+        done.set()
+
+    client.on("Tracing.dataCollected", collect)
+    client.on("Tracing.tracingComplete", complete)
+    categories = "disabled-by-default-devtools.timeline,toplevel,blink.user_timing,devtools.timeline"
+    await client.send("Tracing.start", {"categories": categories, "transferMode": "ReportEvents"})
+    await page.evaluate("performance.mark('ours')")
+    tasks: list[dict[str, Any]] = []
+    yield tasks
+    await client.send("Tracing.end")
+    async with asyncio.timeout(20):
+        await done.wait()
+    ours = next((event["pid"], event["tid"]) for event in events if event.get("name") == "ours")
+    tasks += [
+        event
+        for event in events
+        if event.get("ph") == "X"
+        and (event["pid"], event["tid"]) == ours
+        and event["name"].endswith("RunTask")
+        and "tdur" in event
+    ]

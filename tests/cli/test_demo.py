@@ -3,11 +3,11 @@
 import asyncio
 import os
 import re
+import subprocess
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
-from signal import SIGKILL
 from typing import Any
 
 import pytest
@@ -34,13 +34,26 @@ async def test_the_demo_survives_what_it_says_to_try(tmp_path: Path):
             session: str = (await client.create_session("demo"))["id"]
             await client.submit(session, "prepare a release")
             await lines(tmp_path / "ledger.txt", 1)  # the tool has written, and is still at it
-            (worker,) = (await client.request("GET", "/api/workers"))["items"]
-            os.kill(int(worker["name"].rpartition(":")[2]), SIGKILL)
+            holder: str = (await client.session(session))["holder"]
+            killed = await client.request("POST", "/api/demo/kill", json={"session_id": session})
+            assert str(killed["pid"]) == holder.rpartition(":")[2]
             (asked,) = await questions(client, session)
             assert asked["tool"] == "deploy"
             await client.approve(session, asked)
-            kinds = [event["kind"] async for event in until_done(client, session)]
-            assert "recovered" in kinds
+            events = [event async for event in until_done(client, session)]
+            assert "recovered" in [event["kind"] for event in events]
+            # Real commands were run, on record; a second agent was asked, in a session of its own; a picture is media.
+            commands = (await client.request("GET", f"/api/sessions/{session}/commands"))["items"]
+            assert [(one["state"], one["exit_code"]) for one in commands] == [("done", 0), ("done", 0)]
+            assert (tmp_path / "scratch" / "NOTES.md").read_text().startswith("# Release 1.0")
+            output = await client.request(
+                "GET", f"/api/sessions/{session}/commands/{commands[0]['id']}/output"
+            )
+            assert "all is fine" in "".join(item["stdout"] or "" for item in output["items"])
+            agents = {item["agent"] for item in (await client.sessions())["items"]}
+            assert agents == {"demo", "reviewer"}
+            found = re.search(r"media\+sha256://([0-9a-f]{64})", str(events))
+            assert found
         assert (tmp_path / "ledger.txt").read_text() == "released with care\n"
     finally:
         with suppress(ProcessLookupError):
@@ -60,3 +73,16 @@ async def until_done(client: AsyncClient, session: str) -> AsyncGenerator[dict[s
         yield event
         if event["kind"] == "run_completed":
             return
+
+
+@pytest.mark.parametrize("model", ["nonsense", "nobody:knows-this"])
+def test_a_model_that_cannot_be_used_is_said_at_once(model: str):
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", "demo", "--model", model],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert f"error: The model {model!r} cannot be used" in done.stderr or "cannot be used" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,8 +1,11 @@
 """The commands of retention, as a person uses them."""
 
 import json
+import os
+import pty
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from holdfast.media import open_media
@@ -39,6 +42,31 @@ async def test_there_and_back(tmp_path: Path):
     assert not list(tmp_path.glob("*.partial"))
 
 
+async def test_a_terminal_is_shown_how_far_it_is(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/store.db"
+    async with open_store(url) as store:
+        session_id = await fill(store, open_media(store=store), ["hello"] * 100)
+    for word, arguments in (
+        ("exporting", ("export", session_id, "--to", "talk")),
+        ("cleaning", ("clean", session_id, "--force")),
+        ("rehydrating", ("rehydrate", session_id, "--from", "talk")),
+    ):
+        terminal, end = pty.openpty()
+        command = [sys.executable, "-m", "holdfast", "sessions", *arguments, "--store", url]
+        environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+        process = subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=end, env=environment
+        )
+        os.close(end)
+        shown = b""
+        with suppress(OSError):  # the other end is closed
+            while piece := os.read(terminal, 65536):
+                shown += piece
+        os.close(terminal)
+        assert process.wait() == 0
+        assert word.encode() in shown
+
+
 async def test_hold_erase_import_audit(tmp_path: Path):
     url = f"sqlite:///{tmp_path}/store.db"
     async with open_store(url) as store:
@@ -56,3 +84,33 @@ async def test_hold_erase_import_audit(tmp_path: Path):
     assert json.loads(erased.stdout)["deleted"]["messages"] == 2
     audit = json.loads(holdfast(tmp_path, "audit", "--store", url, "--json").stdout)
     assert [entry["action"] for entry in audit["entries"]] == ["erase", "lift hold", "hold"]
+
+
+async def test_sweep(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/store.db"
+    async with open_store(url) as store:
+        session_id = await fill(store, open_media(store=store), ["hello"])
+        waiting = await fill(store, open_media(store=store), ["hello"])
+        await store.submit(waiting, "message")
+    nothing = holdfast(tmp_path, "sweep", "--store", url)
+    assert (nothing.returncode, "There is no policy" in nothing.stderr) == (2, True)
+    (tmp_path / "holdfast.toml").write_text(
+        '[[retention]]\nname = "all"\nagent = "*"\nidle_days = 1e-9\naction = "clean"\n'
+    )
+    shown = holdfast(tmp_path, "sessions", "retention", session_id, "--store", url)
+    assert "all" in shown.stdout
+    assert (
+        json.loads(
+            holdfast(tmp_path, "sessions", "retention", waiting, "--store", url, "--json").stdout
+        ).items()
+        >= {"policy": "all", "guard": "pending"}.items()
+    )
+    dry = holdfast(tmp_path, "sweep", "--dry-run", "--store", url)
+    assert (dry.returncode, "Due: 1 dry run, 1 refused." in dry.stdout) == (0, True)
+    assert "refused: pending" in dry.stdout
+    swept = holdfast(tmp_path, "sweep", "--store", url, "--json")
+    assert json.loads(swept.stdout)["outcomes"] == {"cleaned": 1, "refused": 1}
+    typo = '[[retention]]\nagent = "*"\nidle_day = 1\naction = "erase"\n'
+    (tmp_path / "holdfast.toml").write_text(typo)
+    stopped = holdfast(tmp_path, "sweep", "--store", url)
+    assert (stopped.returncode, "idle_day" in stopped.stderr) == (2, True)

@@ -14,7 +14,7 @@ from tests.conftest import Engine
 
 pytestmark = pytest.mark.processes
 
-OUTPUT = "INSERT INTO outputs (command_id, number, session_id, id, damaged, at)"
+OUTPUT = "INSERT INTO outputs (owner, command_id, number, session_id, id, damaged, at)"
 COMMAND = (
     "INSERT INTO commands (owner, command, holder, host, pid, stop_requested, stdout_bytes, stderr_bytes,"
     " left_out_bytes, damaged, started_at, last_at, id, session_id, state, exit_code, outputs, ended_at)"
@@ -38,11 +38,13 @@ DAMAGE = {
     "effect has message": "UPDATE effects SET segment = 1, position = 9",
     "cursor within events": "UPDATE cursors SET seq = 99",
     "drafts have session": "INSERT INTO drafts (session_id, run_id, part, kind, body, at) VALUES ('ghost', 'r', 0, 'text', '', 0)",
-    "outputs have session": f"{OUTPUT} VALUES ('c', 0, 'ghost', 'o', 0, 0)",
+    "outputs have session": f"{OUTPUT} VALUES ('o', 'c', 0, 'ghost', 'o', 0, 0)",
     "commands have session": f"{COMMAND}'c', 'ghost', 'done', 0, 0, 1)",
-    "outputs have command": f"{OUTPUT} VALUES ('c', 0, NULL, 'o', 0, 0)",
+    "outputs have command": f"{OUTPUT} VALUES ('o', 'c', 0, NULL, 'o', 0, 0)",
+    "commands have owner": f"{COMMAND}'c', 'other', 'done', 0, 0, 1)",
+    "outputs have owner": f"{COMMAND}'c', NULL, 'done', 0, 1, 1); {OUTPUT} VALUES ('p', 'c', 0, NULL, 'o', 0, 0)",
     "command has end": f"{COMMAND}'c', NULL, 'running', 0, 0, 1)",
-    "dense outputs": f"{COMMAND}'c', NULL, 'done', 0, 2, 1); {OUTPUT} VALUES ('c', 0, NULL, 'o', 0, 0)",
+    "dense outputs": f"{COMMAND}'c', NULL, 'done', 0, 2, 1); {OUTPUT} VALUES ('o', 'c', 0, NULL, 'o', 0, 0)",
     "effects have session": "UPDATE effects SET session_id = 'ghost'",
     "checkpoints have session": "UPDATE checkpoints SET session_id = 'ghost'",
     "events have session": "UPDATE events SET session_id = 'ghost' WHERE seq = 3",

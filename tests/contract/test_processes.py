@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.errors import LeaseLost, SessionBusy
 from holdfast.store import Store, open_store
-from holdfast.types import Batch, Draft, NewEvent
+from holdfast.types import Batch, Draft, NewEvent, SubmissionChange
 from tests.builders import held_session, new_session, ticks, until
 from tests.conftest import Engine
 from tests.servers import Postgres, postgres
@@ -391,6 +391,16 @@ async def test_lost_answers_are_found_again(engine: Engine, store: Store, postgr
             claimed = await remote.claim(holder)
             assert claimed is not None
             assert (claimed.session_id, claimed.epoch) == (session_id, 3)
+            await remote.release(claimed)
+            proxy.cut_after = b"COMMIT"
+            (work,) = await remote.next_work(holder)
+            assert (work.lease.epoch, work.submission and work.submission.attempts) == (4, 1)
+            proxy.cut_after = b"COMMIT"
+            done = [SubmissionChange(id=submission.id, state="done")]
+            await remote.write(work.lease, Batch(submissions=done, status="idle", release=True))
+            assert work.lease.released
+            session = await store.session(session_id)
+            assert (session.holder, session.pending, session.epoch) == (None, 0, 4)
             assert proxy.cut_after is None
             await remote.leave(holder)
 

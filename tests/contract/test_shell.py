@@ -335,3 +335,39 @@ async def test_bad_input_is_refused(store: Store):
             await store.purge_commands(older_than=seconds)
     assert await store.purge_commands(older_than=1e300) == 0
     assert await store.outputs(command.id) == []
+
+
+async def test_every_owner_has_their_own_log(store: Store):
+    """Filters come before paging, and what is somebody else's is not there."""
+    other = await started(store, "theirs", owner="bob", call_id="call-7")
+    for n in range(3):
+        await ended(store, 2)  # ada's
+        other = await started(store, "theirs", owner="bob", call_id="call-7") if n else other
+        other = await store.write_outputs(other, [line("b")])
+        await store.write_outputs(replace(other, state="done", exit_code=0), [line("end", exit_code=0)])
+    assert other.call_id == "call-7"
+    everything = await search(store)
+    ada, bob = await search(store, owner="ada"), await search(store, owner="bob")
+    assert sorted(ids(ada) + ids(bob)) == sorted(ids(everything))
+    assert (len(ada), len(bob)) == (12, 9)
+    assert ids(await search(store, owner="bob", newest_first=True)) == ids(bob)[::-1]
+    assert [event for event in bob if isinstance(event, Command)] == await search(
+        store, owner="bob", kind="command"
+    )
+    assert await search(store, owner="ada", command_id=other.id) == []
+    assert len(await search(store, owner="bob", command_id=other.id)) == 3
+    assert {command.owner for command in (await store.commands(owner="bob")).items} == {"bob"}
+    assert await store.shell_events_by_id(ids(bob), owner="ada") == [None] * len(bob)
+    assert ids(await store.shell_events_by_id(ids(bob), owner="bob")) == ids(bob)
+    assert await store.purge_commands(older_than=0, owner="bob") == len(bob)
+    assert ids(await search(store)) == ids(ada)
+    assert await store.purge_commands(older_than=0, owner="nobody") == 0
+
+
+async def test_a_sessions_commands_belong_to_its_owner(store: Store):
+    session_id = await new_session(store, owner="eve")
+    command = await started(store, owner="ada", session_id=session_id)
+    assert command.owner == "eve"
+    await store.write_outputs(command, [line("x")])
+    assert len(await search(store, owner="eve")) == 2
+    assert await search(store, owner="ada") == []

@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.errors import BadInput, HolderLost, LeaseLost
 from holdfast.store import Store
-from holdfast.types import Batch, Lease, SubmissionChange, Work
+from holdfast.types import Batch, Checkpoint, Lease, Segment, SubmissionChange, Work
 from tests.builders import new_session, ticks, until
 
 
@@ -32,6 +32,7 @@ async def test_work_is_what_claim_and_take_give(store: Store):
     (work,) = await store.next_work(holder)
     assert work.session == await store.session(session_id)
     assert work.session.pending == 2
+    assert work.fresh
     assert work.session.holder == "test"
     assert work.submission is not None
     assert work.submission == (await store.submissions(session_id)).items[0]
@@ -149,7 +150,8 @@ async def test_a_write_that_lets_go_lets_go(store: Store):
     (session_id,) = await queue(store, 1)
     holder = await store.join("test", ttl=60)
     (work,) = await store.next_work(holder)
-    await end(store, work, events=ticks().events)
+    history = {"segments": [Segment(number=1)], "checkpoints": [Checkpoint(id="c", segment=1, length=0)]}
+    await end(store, work, events=ticks().events, **history)
     assert work.lease.released
     assert work.lease.lost
     session = await store.session(session_id)
@@ -158,6 +160,8 @@ async def test_a_write_that_lets_go_lets_go(store: Store):
     with pytest.raises(LeaseLost):
         await store.write(work.lease, ticks())
     await store.release(work.lease)  # harmless
+    await store.submit(session_id, "message")
+    assert [work.fresh for work in await store.next_work(holder)] == [False]
 
 
 async def test_a_session_that_is_let_go_with_work_left_is_ready(store: Store):

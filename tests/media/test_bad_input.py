@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import re
 import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator
@@ -16,6 +17,7 @@ from obstore.store import S3Store
 from holdfast.errors import (
     BadInput,
     BadKey,
+    HoldfastError,
     MediaDenied,
     MediaNotFound,
     MediaUnavailable,
@@ -199,6 +201,52 @@ async def test_a_bucket_that_is_not_there(sqlite: Store, bucket: Medium):
     with pytest.raises(MediaUnavailable, match=r"[Bb]ucket"):
         await media.get(uri)
     assert not await media.exists(uri)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "error", "said"),
+    [
+        ("NoSuchBucket", "404 Not Found", MediaUnavailable, "bucket"),
+        ("ExpiredToken", "400 Bad Request", MediaDenied, "expired"),
+        ("ExpiredToken", "403 Forbidden", MediaDenied, "expired"),
+    ],
+)
+async def test_what_only_other_s3_servers_say(
+    sqlite: Store, bucket: Medium, code: str, status: str, error: type[HoldfastError], said: str
+):
+    """SeaweedFS makes missing buckets and knows no temporary credentials: a server that says what S3 would say."""
+    body = f"<Error><Code>{code}</Code><Message>The {said} of the request is at fault</Message></Error>"
+    answer = f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n{body}"
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        size = re.search(rb"content-length: (\d+)", head)
+        await reader.readexactly(int(size[1]) if size else 0)
+        writer.write(answer.encode())
+        await writer.drain()
+        writer.close()
+
+    uri = await bucket.open(sqlite).put(b"x")
+    async with await asyncio.start_server(refuse, "127.0.0.1") as server:
+        objects = S3Store(
+            "media",
+            endpoint=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}",
+            access_key_id="k",
+            secret_access_key="s",
+            session_token="t",
+            region="us-east-1",
+            client_options={"allow_http": True},
+        )
+        media = S3Media(sqlite, objects, location=bucket.url)
+        for attempt in (media.put(b"small"), media.put(os.urandom(9_000_000)), media.get(uri)):
+            with pytest.raises(error, match=rf"(?i){said}"):
+                await attempt
+        with pytest.raises(error, match=rf"(?i){said}"):
+            async with media.open() as writer:
+                await writer.write(b"streamed")
+    assert [blob.size for blob in (await media.list()).items] == [1]
+    for data in (b"small", b"streamed"):
+        assert await bucket.open(sqlite).get(await bucket.open(sqlite).put(data)) == data
 
 
 async def test_an_object_that_is_gone(sqlite: Store, bucket: Medium):

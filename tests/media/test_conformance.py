@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.errors import BadUri, Conflict, MediaDamaged, MediaNotFound
+from holdfast.errors import BadInput, BadUri, Conflict, MediaDamaged, MediaNotFound
 from holdfast.media import MediaContext, MediaStore, to_uri
 from holdfast.media.base import CHUNK
 from holdfast.store import Store
@@ -182,6 +182,29 @@ async def test_damage_is_an_error_that_names_it_and_never_wrong_bytes(
         assert len(handed_out) < max(len(wrong), 1)
     await medium.damage(blob, data)
     assert await media.get(uri) == data
+
+
+@pytest.mark.parametrize("size", [1000, 3 * CHUNK + 7])
+async def test_a_part_is_exact_and_its_length_is_checked(medium: Medium, media: MediaStore, size: int):
+    data = os.urandom(size)
+    uri = await media.put(data)
+    borders = sorted(
+        {0, 1, size // 2, size - 1, size, *(n for n in (CHUNK, CHUNK + 1, 2 * CHUNK) if n < size)}
+    )
+    for start in borders:
+        for stop in (stop for stop in borders if stop > start):
+            async with media.part(uri, start, stop) as chunks:
+                assert b"".join([chunk async for chunk in chunks]) == data[start:stop], (start, stop)
+    for start, stop in ((-1, 5), (5, 5), (6, 5), (0, size + 1)):
+        with pytest.raises(BadInput):
+            await media.part(uri, start, stop).__aenter__()
+    with pytest.raises(MediaNotFound):
+        await media.part(NOWHERE, 0, 1).__aenter__()
+    await medium.damage(await media.metadata(uri), data[:-1])
+    with pytest.raises(MediaDamaged):  # noqa: PT012
+        async with media.part(uri, 1, size) as chunks:
+            async for _ in chunks:
+                pass
 
 
 async def test_lost_bytes_are_seen_and_putting_them_again_heals(medium: Medium, media: MediaStore):

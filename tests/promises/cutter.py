@@ -1,4 +1,8 @@
-"""A process that cleans or rehydrates a session and is killed at a given step: python -m tests.promises.cutter URL ID ACTION N FILE."""
+"""Processes that clean, erase or rehydrate a session and are killed at a given step: python -m tests.promises.cutter URL.
+
+It reads `ID ACTION N FILE` from each line, does that in a child of its own, and prints how the child ended. Forking from a
+process that has done nothing but import costs little, so that every single step can be one to be killed at.
+"""
 
 import asyncio
 import os
@@ -14,10 +18,12 @@ from holdfast.retention import clean, erase, rehydrate
 from holdfast.store import Store, open_store
 
 STEPS = (
+    "join",
     "acquire",
     "begin_cleaning",
     "begin_erasing",
     "put_blob",
+    "name_blob",
     "put_chunks",
     "keep_blob",
     "keep_archive",
@@ -62,7 +68,7 @@ class Cutter:
 
     def _rows(self, rows: Iterator[tuple[str, Mapping[str, Any]]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for number, row in enumerate(rows):
-            if number % 8 == 0:
+            if number % 4 == 0:
                 self.step()
             yield row
 
@@ -82,5 +88,16 @@ async def main(url: str, session_id: str, action: str, at: int, file: Path) -> N
                     await rehydrate(store, media, session_id, archive, actor="test")
 
 
+def serve(url: str) -> None:
+    for line in sys.stdin:
+        session_id, action, at, file = line.split(maxsplit=3)
+        pid = os.fork()
+        if not pid:
+            asyncio.run(main(url, session_id, action, int(at), Path(file.strip())))
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), Path(sys.argv[5])))
+    serve(sys.argv[1])

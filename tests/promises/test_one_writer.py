@@ -85,4 +85,4 @@ async def test_a_worker_whose_clock_is_wrong_by_an_hour(
 
 def _said_at(process: WorkerProcess) -> datetime:
     """Return the time that a worker gave its first line."""
-    return datetime.strptime(process.said[0][:19], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+    return datetime.strptime(process.said[0][:19], "%Y-%m-%dT%H:%M:%S").replace(tzinfo=UTC)

@@ -28,7 +28,9 @@ class Front:
 
 
 @asynccontextmanager
-async def front(store: str, *options: str, **settings: Any) -> AsyncGenerator[Front, None]:
+async def front(
+    store: str, *options: str, stderr: Any = None, **settings: Any
+) -> AsyncGenerator[Front, None]:
     """Start a server on a free port and kill it in the end, if it still lives."""
     environment = os.environ | {f"HOLDFAST_{name.upper()}": str(value) for name, value in settings.items()}
     process = await asyncio.create_subprocess_exec(
@@ -36,6 +38,7 @@ async def front(store: str, *options: str, **settings: Any) -> AsyncGenerator[Fr
         cwd=ROOT,
         env=environment,
         stdout=asyncio.subprocess.PIPE,
+        stderr=stderr,
     )
     try:
         assert process.stdout is not None

@@ -10,6 +10,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
+from starlette.routing import WebSocketRoute
 
 from holdfast import Store
 from holdfast.config import load_settings
@@ -42,11 +43,20 @@ def routes(app: Any) -> list[tuple[str, str]]:
 
 def test_every_route_has_a_rule(app: Any):
     page = {("GET", "/"), ("GET", "/static/{name}"), ("POST", "/sign-in"), ("POST", "/sign-out")}
-    assert set(routes(app)) == set(RULES) - page
+    sockets = {("WEBSOCKET", "/sockets/bash-events")}  # who may is tried in test_sockets.py
+    assert set(routes(app)) == set(RULES) - page - sockets
+    assert {("WEBSOCKET", path) for path in _sockets(app.routes)} == sockets
     assert {RULES[route] for route in page} == {"public"}  # what they give away is tested in test_page.py
     for path, methods in app.openapi()["paths"].items():
         for method, operation in methods.items():
             assert operation["x-rule"] == RULES[method.upper(), path]
+
+
+def _sockets(found: Any) -> set[str]:
+    """Return the paths of all WebSockets, also of routers within."""
+    inner = [getattr(route, "original_router", route) for route in found]
+    below = {path for route in inner if hasattr(route, "routes") for path in _sockets(route.routes)}
+    return below | {route.path for route in inner if isinstance(route, WebSocketRoute)}
 
 
 async def test_the_matrix(app: Any, store: Store, http: httpx2.AsyncClient, tokens: dict[str, str]):

@@ -1,6 +1,9 @@
 """Retention over HTTP: who may do what, and an archive that goes out and comes back."""
 
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from typing import Any
 
 import httpx2
 import pytest
@@ -9,7 +12,9 @@ from holdfast.config import load_settings
 from holdfast.media import open_media
 from holdfast.server.app import create_app
 from holdfast.server.auth import digest
-from holdfast.store import Store
+from holdfast.store import Store, open_store
+from holdfast.types import Batch, Run
+from tests.conftest import Engine
 from tests.promises.sessions import fill
 from tests.promises.test_exact_return import export
 
@@ -20,13 +25,18 @@ def bearer(secret: str) -> dict[str, str]:
     return {"authorization": f"Bearer {secret}"}
 
 
+@asynccontextmanager
+async def serve(store: Store) -> AsyncGenerator[httpx2.AsyncClient, None]:
+    for secret, owner, role in ((ADMIN, "root", "admin"), (ADA, "ada", "user"), (EVE, "eve", "user")):
+        await store.add_token(digest(secret), owner=owner, role=role)  # pyright: ignore[reportArgumentType]
+    app = create_app(store.settings, store)
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://here") as client:
+        yield client
+
+
 @pytest.fixture
 async def client(store: Store) -> AsyncGenerator[httpx2.AsyncClient, None]:
-    await store.add_token(digest(ADMIN), owner="root", role="admin")
-    await store.add_token(digest(ADA), owner="ada")
-    await store.add_token(digest(EVE), owner="eve")
-    app = create_app(load_settings(), store)
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://here") as client:
+    async with serve(store) as client:
         yield client
 
 
@@ -71,3 +81,115 @@ async def test_others_may_not(client: httpx2.AsyncClient, store: Store):
     assert (await client.get(path, headers=bearer(ADA))).status_code == 404
     entries = (await client.get("/api/audit", headers=bearer(ADMIN))).json()["items"]
     assert [(entry["actor"], entry["action"]) for entry in entries] == [("ada", "erase")]
+
+
+async def test_a_hold_is_in_the_audit(client: httpx2.AsyncClient, store: Store):
+    session_id = await fill(store, open_media(store=store), ["hello"])
+    path = f"/api/sessions/{session_id}"
+    for hold in (True, False):
+        assert (await client.patch(path, json={"hold": hold}, headers=bearer(ADA))).json()["hold"] is hold
+    await client.patch(path, json={"title": "new"}, headers=bearer(ADA))
+    for ambiguous in ("no", "false", 0):
+        answer = await client.patch(path, json={"hold": ambiguous}, headers=bearer(ADA))
+        assert answer.status_code == 422
+    entries = (await client.get(f"/api/audit?session_id={session_id}", headers=bearer(ADMIN))).json()["items"]
+    assert [(entry["actor"], entry["action"]) for entry in entries] == [("ada", "lift hold"), ("ada", "hold")]
+    assert (await client.get("/api/audit?session_id=other", headers=bearer(ADMIN))).json()["items"] == []
+
+
+async def test_children_are_erased_if_they_are_the_same_owners(client: httpx2.AsyncClient, store: Store):
+    holder = await store.join("worker")
+    for owner, suffix in (("ada", "own"), ("eve", "foreign")):
+        for name, parent in (("parent", None), ("child", "parent"), ("grandchild", "child")):
+            whose = "ada" if name == "parent" else owner
+            session = await store.create_session(agent="a", owner=whose, id=f"{name}-{suffix}")
+            lease = await store.acquire(session.id, holder)
+            run = Run(id=f"{name}-{suffix}-run", parent_id=parent and f"{parent}-{suffix}-run")
+            await store.write(lease, Batch(runs=[run]))
+            await store.release(lease)
+    await store.leave(holder)
+    path = "/api/sessions/parent-foreign?children=true"
+    refused = await client.delete(path, headers=bearer(ADA))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+    assert (await store.session("parent-foreign")).status == "idle"
+    for path, headers in (("parent-own", bearer(ADA)), ("parent-foreign", bearer(ADMIN))):
+        erased = (await client.delete(f"/api/sessions/{path}?children=true", headers=headers)).json()
+        suffix = path.partition("-")[2]
+        assert erased["children"] == [f"child-{suffix}", f"grandchild-{suffix}"]
+    assert (await store.sessions()).items == []
+
+
+NOW = 1e-9
+
+
+@pytest.fixture
+async def governed(engine: Engine) -> AsyncGenerator[Store, None]:
+    policies = [
+        {"name": "case", "agent": "held", "hold": True},
+        {"name": "later", "agent": "late", "idle_days": 30, "max_age_days": 3, "action": "archive"},
+        {"name": "now", "agent": "scribe", "idle_days": NOW, "action": "clean", "keep_last_runs": 1},
+        {"name": "gone", "agent": "old", "max_age_days": NOW, "action": "erase"},
+    ]
+    settings = load_settings(store=engine.url, retention=policies)
+    async with open_store(settings=settings) as store:
+        yield store
+
+
+async def test_a_session_shows_what_is_going_to_happen_to_it(governed: Store):
+    async with serve(governed) as client:
+        made = {
+            agent: await fill(governed, open_media(store=governed), ["hello"], agent=agent)
+            for agent in ("held", "late", "scribe", "old", "unnamed")
+        }
+
+        async def shown(agent: str) -> dict[str, Any]:
+            path = f"/api/sessions/{made[agent]}/retention"
+            assert (await client.get(path, headers=bearer(EVE))).status_code == 404
+            return (await client.get(path, headers=bearer(ADA))).json()
+
+        found = await shown("late")
+        session = await governed.session(made["late"])
+        assert (found["policy"], found["action"], found["guard"]) == ("later", "archive", None)
+        assert datetime.fromisoformat(found["due_at"]) == session.created_at + timedelta(days=3)
+        found = await shown("held")
+        assert (found["policy"], found["held_by"], found["due_at"]) == ("case", "policy", None)
+        found = await shown("unnamed")
+        assert (found["policy"], found["due_at"]) == (None, None)
+        await governed.submit(made["old"], "message")
+        found = await shown("old")
+        assert (found["policy"], found["guard"]) == ("gone", "pending")
+        await governed.update_session(made["late"], hold=True)
+        assert ((await shown("late"))["held_by"], (await shown("late"))["due_at"]) == ("session", None)
+
+
+async def test_an_administrator_sweeps(governed: Store):
+    async with serve(governed) as client:
+        media = open_media(store=governed)
+        old = await fill(governed, media, ["hello"])
+        kept = await fill(governed, media, ["hello"])
+        gone = await fill(governed, media, ["hello"], agent="old")
+        path = "/api/retention/sweep"
+        assert (await client.post(path, json={}, headers=bearer(ADA))).status_code == 403
+        for wrong in ({"dry_run": "yes"}, {"dryrun": True}, {"limit": 0}, {"limit": 1.5}):
+            assert (await client.post(path, json=wrong, headers=bearer(ADMIN))).status_code == 422
+        dry = (await client.post(path, json={"dry_run": True}, headers=bearer(ADMIN))).json()
+        assert {item["session_id"]: item["outcome"] for item in dry["items"]} == {
+            old: "dry_run",
+            gone: "dry_run",
+        }
+        assert (await governed.session(old)).status == "idle"
+        done = (await client.post(path, json={}, headers=bearer(ADMIN))).json()
+        assert (done["outcomes"], done["more"]) == ({"cleaned": 1, "erased": 1}, False)
+        assert (await governed.session(kept)).status == "idle"
+        text = (await client.get("/metrics", headers=bearer(ADMIN))).text
+        assert 'holdfast_sweep_sessions{outcome="cleaned"} 1.0' in text
+        entries = (await client.get("/api/audit", headers=bearer(ADMIN))).json()["items"]
+        assert {(entry["actor"], entry["detail"]["policy"]) for entry in entries} == {
+            ("root", "now"),
+            ("root", "gone"),
+        }
+        holder = await governed.join("another worker")
+        assert await governed.take_duty("sweep", holder)
+        busy = await client.post(path, json={}, headers=bearer(ADMIN))
+        assert (busy.status_code, busy.json()["error"]["code"]) == (409, "sweep_running")
+        assert "another worker" in busy.json()["error"]["message"]

@@ -1,8 +1,10 @@
 """The server as real processes: any front serves any session, whoever runs it."""
 
 import asyncio
+import json
 import signal
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,6 +102,44 @@ async def test_a_stream_ends_with_a_hint_when_the_server_stops(engine: Engine, s
         assert "event: end" in text
         assert '"closing"' in text
         assert await asyncio.wait_for(server.process.wait(), 20) == 0
+
+
+async def test_workers_end_with_the_one_who_started_them(
+    engine: Engine, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Whoever kills `serve` kills no worker. They notice, hand over what runs, and end; another goes on with it."""
+    monkeypatch.setenv("HOLD", "0.1")
+    mark = tmp_path / "mark"
+    async with front(engine.url, APP) as server, server.client() as client:
+        session = (await client.create_session("agent"))["id"]
+        await client.submit(session, f"work 40 {mark}")
+        await lines(mark, 1)
+        (holder,) = [found for found in await store.holders() if found.sessions]
+        pid = int(holder.name.rpartition(":")[2])
+        server.process.kill()
+        await server.process.wait()
+        handed_over = 0
+        async with asyncio.timeout(30):
+            async for event in store.watch(session):
+                if event.kind == "handover" and json.loads(event.payload)["reason"] == "shutdown":
+                    handed_over = event.seq
+                    break
+            while holder.id in {found.id for found in await store.holders()} or _lives(pid):
+                await asyncio.sleep(0.02)
+        assert handed_over
+    async with worker(engine.url), asyncio.timeout(60):
+        async for event in store.watch(session, after=handed_over):
+            if event.kind == "submission_done":
+                break
+    numbers = [line.split()[0] for line in mark.read_text().splitlines()]
+    assert numbers == [str(number) for number in range(40)]  # nothing was done twice
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 async def test_doors_stay_closed(engine: Engine, store: Store):

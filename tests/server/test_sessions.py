@@ -152,6 +152,16 @@ async def test_nonsense_is_refused_in_the_documented_shape(
     assert set(answer.json()["error"]) >= {"code", "message"}
 
 
+async def test_a_parameter_that_nobody_knows_is_a_mistake(http: httpx2.AsyncClient, session: str):
+    answer = await http.get(f"/api/sessions/{session}/events", params={"afer": 5})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "bad_input")
+    assert "'afer'" in answer.json()["error"]["message"]
+    assert "after" in answer.json()["error"]["message"]
+    answer = await http.get("/api/sessions?owner=ada&owner=bob")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "bad_input")
+    assert "more than once" in answer.json()["error"]["message"]
+
+
 async def test_ids_that_are_paths(http: httpx2.AsyncClient, session: str):
     for bad in ("%2e%2e", "..%2f..%2fetc", "a%00b", "x" * 200, "%ff"):
         answer = await http.get(f"/api/sessions/{bad}")

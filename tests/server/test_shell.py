@@ -7,6 +7,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from holdfast import Store
+from holdfast.server.auth import digest
+
 
 @pytest.fixture
 async def shell(http: httpx2.AsyncClient, tokens: dict[str, str]) -> httpx2.AsyncClient:
@@ -111,3 +114,66 @@ async def test_bad_input(shell: httpx2.AsyncClient):
         assert (await shell.get("/api/bash/bash_events/search", params=query)).status_code == 422, query
     for path in ("bash_events/x", f"bash_events/{'0' * 32}", "0" * 32):
         assert (await shell.get(f"/api/bash/{path}")).status_code in {404, 422}, path
+
+
+async def test_everyone_has_their_own_log(shell: httpx2.AsyncClient, store: Store):
+    """What belongs to somebody else is answered like what is not there, on every route."""
+    await store.add_token(digest("hf_second"), owner="second", scopes=["shell"])
+    await store.add_token(digest("hf_chief"), owner="chief", role="admin", scopes=["shell"])
+    second = {"authorization": "Bearer hf_second"}
+    chief = {"authorization": "Bearer hf_chief"}
+    mine = (await shell.post("/api/bash/execute_bash_command", json={"command": "echo mine"})).json()
+    running = (
+        await shell.post("/api/bash/start_bash_command", json={"command": "echo up; sleep 100"})
+    ).json()
+    command, output = mine["command_id"], mine["id"]
+    absent = "0" * 32
+    for method, path in (
+        ("GET", "/api/bash/{}"),
+        ("POST", "/api/bash/{}/stop"),
+        ("GET", "/api/bash/{}/output"),
+        ("GET", "/api/bash/bash_events/{}"),
+    ):
+        foreign = await shell.request(method, path.format(running["id"]), headers=second)
+        nothing = await shell.request(method, path.format(absent), headers=second)
+        assert (foreign.status_code, nothing.status_code) == (404, 404), path
+        assert foreign.text.replace("-", "").replace(running["id"], absent) == nothing.text.replace(
+            "-", ""
+        ), path
+    assert (await shell.get(f"/api/bash/bash_events/{output}", headers=second)).status_code == 404
+    search_ = "/api/bash/bash_events/search"
+    for query in ({}, {"command_id__eq": command}, {"sort_order": "TIMESTAMP_DESC"}, {"order__gt": -1}):
+        assert (await shell.get(search_, params=query, headers=second)).json()["items"] == []
+        assert (await shell.get(search_, params=query, headers=chief)).json()["items"]
+    ids = {"event_ids": [command, output]}
+    assert (await shell.get("/api/bash/bash_events/", params=ids, headers=second)).json() == [None, None]
+    both = (await shell.get("/api/bash/bash_events/", params=ids, headers=chief)).json()
+    assert [event["id"] for event in both] == [command, output]
+    theirs = (
+        await shell.post("/api/bash/execute_bash_command", json={"command": "echo theirs"}, headers=second)
+    ).json()
+    # Deleting takes one's own; an administrator's takes all that has ended.
+    cleared = (await shell.delete("/api/bash/bash_events", headers=second)).json()["cleared_count"]
+    assert cleared == 1 + theirs["order"] + 1
+    assert (await shell.get(f"/api/bash/bash_events/{output}")).status_code == 200
+    assert (await shell.delete("/api/bash/bash_events", headers=chief)).json()["cleared_count"] > 0
+    assert (await shell.get(f"/api/bash/bash_events/{output}")).status_code == 404
+    stopped = await shell.post(f"/api/bash/{running['id']}/stop", headers=chief)
+    assert stopped.json()["state"] == "stopped"
+
+
+async def test_a_sessions_commands_belong_to_its_owner(shell: httpx2.AsyncClient, store: Store):
+    await store.create_session(agent="agent", owner="second", id="theirs")
+    await store.add_token(digest("hf_second"), owner="second", scopes=["shell"])
+    await store.add_token(digest("hf_chief"), owner="chief", role="admin", scopes=["shell"])
+    body = {"command": "echo for them", "session_id": "theirs"}
+    refused = await shell.post("/api/bash/execute_bash_command", json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "session_not_found")
+    chief = {"authorization": "Bearer hf_chief"}
+    made = (await shell.post("/api/bash/execute_bash_command", json=body, headers=chief)).json()
+    assert (await store.command(made["command_id"])).owner == "second"
+    second = {"authorization": "Bearer hf_second"}
+    assert (await shell.get(f"/api/bash/{made['command_id']}", headers=second)).json()[
+        "session_id"
+    ] == "theirs"
+    assert (await shell.get(f"/api/bash/{made['command_id']}")).status_code == 404

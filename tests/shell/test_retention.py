@@ -1,5 +1,6 @@
 import asyncio
 import logging
+from typing import Any
 
 import pytest
 
@@ -65,12 +66,12 @@ async def test_a_failing_store_does_not_end_it(
     calls = 0
     real = store.purge_commands
 
-    async def fail_twice(*, older_than: float, limit: int) -> int:
+    async def fail_twice(*, older_than: float, limit: int, **more: Any) -> int:
         nonlocal calls
         calls += 1
         if calls < 3:
             raise StoreUnavailable(url=store.url, problem="gone")
-        return await real(older_than=older_than, limit=limit)
+        return await real(older_than=older_than, limit=limit, **more)
 
     monkeypatch.setattr(store, "purge_commands", fail_twice)
     with caplog.at_level(logging.WARNING):

@@ -52,7 +52,8 @@ async def test_an_agent_runs_reads_and_stops(service: ShellService, store: Store
     assert [effect.tool for effect in effects] == ["shell_run", "shell_output", "shell_stop", "shell_run"]
     assert {effect.state for effect in effects} == {"completed"}
     commands = (await store.commands(session_id="talk")).items
-    assert [command.owner for command in commands] == ["agent", "agent"]
+    session = await store.session("talk")
+    assert [command.owner for command in commands] == [session.owner, session.owner]
 
 
 async def test_a_mistake_of_the_model_is_told_to_it(service: ShellService):

@@ -9,6 +9,7 @@ from holdfast.store import sql
 from holdfast.store.sql import library
 from holdfast.store.sql.retention import CONTENT
 from holdfast.store.sql.write import ARMS
+from holdfast.types import DUE_BY
 
 FOLDER = Path(sql.__file__).parent
 
@@ -16,7 +17,7 @@ FOLDER = Path(sql.__file__).parent
 def test_every_statement_is_used_and_every_name_exists():
     code = "\n".join(path.read_text() for path in (*FOLDER.glob("*.py"), *FOLDER.parent.glob("*.py")))
     used = set(re.findall(r'\b(?:sql|text|Statement)\(\s*f?["\'](\w+)["\']', code))
-    used |= {*ARMS, *(f"delete_{table}" for table in CONTENT)}
+    used |= {*ARMS, *(f"delete_{table}" for table in CONTENT), *(f"due_{by}" for by in DUE_BY)}
     used |= {name for name in library.statement_names() if name.startswith("check_")}
     assert used == library.statement_names()
 

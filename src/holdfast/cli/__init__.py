@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli import db, demo, media, retention, runs, serve, sessions, shell, talk, worker
+from holdfast.cli import (
+    db,
+    demo,
+    doctor,
+    media,
+    retention,
+    runs,
+    serve,
+    sessions,
+    shell,
+    sweep,
+    talk,
+    worker,
+)
 from holdfast.errors import HoldfastError
 
 app = typer.Typer(
@@ -29,11 +42,14 @@ for command in (
     demo.demo,
     worker.worker,
     worker.workers,
+    doctor.doctor,
+    doctor.top,
     talk.send,
     talk.tail,
     talk.interrupt,
     talk.approve,
     retention.audit,
+    sweep.sweep,
 ):
     app.command()(command)
 

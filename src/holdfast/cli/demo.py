@@ -1,30 +1,63 @@
-"""`holdfast demo` shows in a minute what this is for: a server, a worker and a scripted agent on a store that is thrown away."""
+"""`holdfast demo` shows in a minute what this is for: a server, two workers and a scripted agent on a store that is thrown away."""
 
+import logging
 import os
+import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from holdfast.errors import BadInput
+
 
 def demo(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 0,
     keep: Annotated[
-        Path | None, typer.Option(help="Keep the store and the ledger file in this folder.")
+        Path | None,
+        typer.Option(help="Keep the store, the scratch folder and the ledger file in this folder."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Run the same agent on this model, such as openai:gpt-5-mini; its key is needed."),
     ] = None,
 ) -> None:
     """Start a server with a scripted agent that needs no key and no network, and say what to try."""
-    from holdfast.cli.serve import serve
-    from holdfast.demo import LEDGER
+    from holdfast.cli.serve import run_server
+    from holdfast.config import load_settings
+    from holdfast.demo import FOLDER, LEDGER, MODEL
 
-    with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as scratch:
-        folder = Path(scratch) if keep is None else keep.absolute()
+    _check(model)
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    scratch = tempfile.TemporaryDirectory(prefix="holdfast-demo-") if keep is None else nullcontext(keep)
+    with scratch as chosen:
+        folder = Path(chosen).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        store, ledger = f"sqlite:///{folder}/demo.db", folder / "ledger.txt"
-        os.environ[LEDGER] = str(ledger)
-        typer.echo("Open the address below, make a session, say `prepare a release`, and while it works:")
-        typer.echo("  1. close the tab;")
-        typer.echo(f"  2. kill the worker: kill -9 $(pgrep -f 'holdfast worker.*{folder.name}/demo.db');")
-        typer.echo(f"  3. come back: the turn went on, and {ledger} has its line once.")
-        serve("holdfast.demo:agent", store=store, host="127.0.0.1", port=port, role="all", workers=1)
+        os.environ[FOLDER] = str(folder)
+        if model is not None:
+            os.environ[MODEL] = model
+        typer.echo("Open the address below, press `Prepare a release`, and while it works:")
+        typer.echo("  1. close the tab, and come back: the turn went on without you;")
+        typer.echo(f"  2. press `Kill the worker`: another goes on, and {folder / LEDGER} has its line once;")
+        typer.echo("  3. export, clean, rehydrate: in the view Retention.")
+        settings = load_settings(store=f"sqlite:///{folder / 'demo.db'}", host="127.0.0.1", port=port)
+        code = run_server("holdfast.demo:agents", settings, workers=2, shell=True, demo=True)  # noqa: S604 - ours
+        raise typer.Exit(code)
+
+
+def _check(model: str | None) -> None:
+    """Refuse a model that cannot be used before anything is started."""
+    if model is None:
+        return
+    from pydantic_ai.exceptions import UserError
+    from pydantic_ai.models import infer_model
+
+    try:
+        infer_model(model)
+    except (UserError, ImportError, ValueError) as error:
+        said = " ".join(str(error).split())
+        raise BadInput(problem=f"the model {model!r} cannot be used: {said}") from error

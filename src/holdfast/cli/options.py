@@ -1,11 +1,17 @@
 """What the commands have in common: their options, and how they open the store that these name."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from holdfast.config import load_settings
+from holdfast.errors import BadInput
 from holdfast.store import Store, open_store
+
+if TYPE_CHECKING:
+    from holdfast.cli.remote import Remote
+
+    Sessions: TypeAlias = Store | Remote
 
 StoreUrl = Annotated[
     str | None,
@@ -13,7 +19,43 @@ StoreUrl = Annotated[
         "--store", help="The store's URL; else HOLDFAST_STORE, else holdfast.toml.", show_default=False
     ),
 ]
+LogAs = Annotated[
+    str | None,
+    typer.Option(
+        "--log-format", help="text or json; else HOLDFAST_LOG_FORMAT, else holdfast.toml.", show_default=False
+    ),
+]
+ServerUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        help="Ask a server instead, with the token in HOLDFAST_TOKEN; else HOLDFAST_URL.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
+
+
+def chosen_sessions(store: str | None, url: str | None) -> "Sessions":
+    """Return the sessions of `--store` or of `--url`, else those of the settings: of a server, if they name one."""
+    if store is not None and url is not None:
+        raise BadInput(problem="give either --store or --url")
+    settings = load_settings()
+    if store is not None or (url or settings.url) is None:
+        return chosen_store(store)
+    from holdfast.cli.remote import Remote
+
+    token = settings.token
+    return Remote(url or settings.url or "", None if token is None else token.get_secret_value())
+
+
+async def asked(opened: "Sessions", session_id: str) -> list[dict[str, Any]]:
+    """Return what a session asks a person now."""
+    if not isinstance(opened, Store):
+        return await opened.asked(session_id)
+    from holdfast.runtime.questions import asked as asked_of
+
+    return await asked_of(opened, session_id)
 
 
 def chosen_store(url: str | None, *, upgrade: bool = False) -> Store:

@@ -2,11 +2,11 @@
 
 import asyncio
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from getpass import getuser
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.text import Text
@@ -14,13 +14,13 @@ from rich.text import Text
 from holdfast.cli.options import AsJson, StoreUrl, chosen_store
 from holdfast.cli.sessions import SessionId
 from holdfast.cli.sessions import app as sessions
-from holdfast.cli.terminal import new_console, new_table, one_line, print_json, time_text
+from holdfast.cli.terminal import new_console, new_table, one_line, print_json, progress_bar, time_text
 from holdfast.config import load_settings
 from holdfast.errors import ArchiveFailed
 from holdfast.types import AuditEntry, Page
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable, Generator
 
     from holdfast.media import MediaStore
     from holdfast.retention import Archive
@@ -74,8 +74,8 @@ def import_(file: File, store: StoreUrl = None, media: MediaUrl = None, as_json:
         from holdfast.retention import import_archive
 
         async with _opened(store, media) as opened:
-            with _open(file) as archive:
-                return asdict(await import_archive(opened.store, opened, archive, actor=_actor()))
+            with _watched(file, "importing", shown=not as_json) as archive:
+                return asdict(await import_archive(opened.store, opened, archive, actor=actor()))
 
     _say(asyncio.run(work()), "restored", as_json, "Session {session_id} is here: {total} records.")
 
@@ -99,8 +99,10 @@ def export(
         async with _opened(store, media) as opened:
             target = sys.stdout.buffer if partial is None else partial.open("wb")
             try:
-                async for piece in write_archive(opened.store, opened, session_id, compress=compress):
-                    target.write(piece)
+                with progress_bar("exporting", as_bytes=True, shown=partial is not None) as advance:
+                    async for piece in write_archive(opened.store, opened, session_id, compress=compress):
+                        target.write(piece)
+                        advance(len(piece))
                 target.flush()
             finally:
                 if partial is not None:
@@ -136,16 +138,26 @@ def clean(
         from holdfast.retention import clean
 
         async with _opened(store, media) as opened:
-            cleaned = await clean(
-                opened.store,
-                opened,
-                session_id,
-                actor=_actor(),
-                idle_days=idle_days,
-                force=force,
-                archive="media" if archive else None,
-                dry_run=dry_run,
-            )
+            total = sum((await opened.store.content_counts(session_id)).values())
+            with progress_bar("cleaning", total, shown=not (as_json or dry_run)) as advance:
+                done = 0
+
+                def progress(now: int) -> None:
+                    nonlocal done
+                    advance(now - done)
+                    done = now
+
+                cleaned = await clean(
+                    opened.store,
+                    opened,
+                    session_id,
+                    actor=actor(),
+                    idle_days=idle_days,
+                    force=force,
+                    archive="media" if archive else None,
+                    dry_run=dry_run,
+                    progress=progress,
+                )
             return asdict(cleaned)
 
     words = "{total} rows of session {session_id} " + ("would be deleted." if dry_run else "are deleted.")
@@ -169,9 +181,10 @@ def rehydrate(
 
         async with _opened(store, media) as opened:
             if file is None:
-                return asdict(await rehydrate(opened.store, opened, session_id, actor=_actor()))
-            with _open(file) as archive:
-                return asdict(await rehydrate(opened.store, opened, session_id, archive, actor=_actor()))
+                with progress_bar("rehydrating", shown=not as_json):
+                    return asdict(await rehydrate(opened.store, opened, session_id, actor=actor()))
+            with _watched(file, "rehydrating", shown=not as_json) as archive:
+                return asdict(await rehydrate(opened.store, opened, session_id, archive, actor=actor()))
 
     _say(asyncio.run(work()), "restored", as_json, "Session {session_id} is back: {total} records.")
 
@@ -193,7 +206,7 @@ def erase(
         from holdfast.retention import erase
 
         async with _opened(store, media) as opened:
-            return asdict(await erase(opened.store, opened, session_id, actor=_actor(), children=children))
+            return asdict(await erase(opened.store, opened, session_id, actor=actor(), children=children))
 
     _say(asyncio.run(work()), "deleted", as_json, "Session {session_id} is erased: {total} rows are gone.")
 
@@ -209,9 +222,7 @@ def hold(
 
     async def work() -> None:
         async with chosen_store(store) as opened:
-            await opened.update_session(session_id, hold=on)
-            action = "hold" if on else "lift hold"
-            await opened.audit(actor=_actor(), action=action, session_id=session_id, detail="{}")
+            await opened.update_session(session_id, hold=on, actor=actor())
 
     asyncio.run(work())
     if as_json:
@@ -272,7 +283,32 @@ def _open(file: Path) -> IO[bytes]:
         raise ArchiveFailed(problem=str(error)) from error
 
 
-def _actor() -> str:
+class _Watched:
+    """A file that tells how much of it is read."""
+
+    def __init__(self, file: IO[bytes], advance: "Callable[[int], None]") -> None:
+        self._file = file
+        self._advance = advance
+        self.seek = file.seek
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self._advance(len(data))
+        return data
+
+
+@contextmanager
+def _watched(file: Path, what: str, *, shown: bool) -> "Generator[IO[bytes], None, None]":
+    """Open an archive and show how far it is read: once to verify it, once for its media, once for its rows."""
+    with (
+        _open(file) as archive,
+        progress_bar(what, 3 * file.stat().st_size, shown=shown, as_bytes=True) as advance,
+    ):
+        yield cast("IO[bytes]", _Watched(archive, advance))
+
+
+def actor() -> str:
+    """Return who is at the command line."""
     try:
         return f"cli:{getuser()}"
     except (OSError, KeyError):  # nobody by that number

@@ -4,20 +4,24 @@ import asyncio
 import ipaddress
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
+import tempfile
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.options import AsJson, LogAs, StoreUrl, chosen_store
 from holdfast.cli.terminal import new_console, new_table, one_line, print_json, time_text
 from holdfast.config import Settings, load_settings
 from holdfast.errors import BadInput, BadSettings
 from holdfast.ids import check_choice
+from holdfast.logs import start_logging
 from holdfast.types import ROLES, Token
 
 tokens = typer.Typer(help="Say who may come in.", no_args_is_help=True)
@@ -34,15 +38,14 @@ def serve(
     enable_shell: Annotated[
         bool, typer.Option("--enable-shell", help="Let principals with the scope shell run commands here.")
     ] = False,
+    log_format: LogAs = None,
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Open all doors; on loopback only.")] = False,
 ) -> None:
     """Serve sessions over HTTP and run them in worker processes, until SIGTERM or Ctrl-C."""
     check_choice(role, ("all", "front"), "role")
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    given: dict[str, Any] = {"store": store, "host": host, "port": port}
+    given: dict[str, Any] = {"store": store, "host": host, "port": port, "log_format": log_format}
     settings = load_settings(**{name: value for name, value in given.items() if value is not None})
+    start_logging(settings.log_format)
     if no_auth:
         settings = settings.model_copy(update={"auth": "none"})
     if settings.auth == "none" and not _is_loopback(settings.host):
@@ -51,9 +54,12 @@ def serve(
         )
     if role == "all" and app is None:
         raise BadInput(problem="name the agents to serve as module:attribute, or use --role front")
-    raise typer.Exit(
-        asyncio.run(_serve(app, settings, workers=workers if role == "all" else 0, shell=enable_shell))
-    )
+    raise typer.Exit(run_server(app, settings, workers=workers if role == "all" else 0, shell=enable_shell))
+
+
+def run_server(app: str | None, settings: Settings, *, workers: int, shell: bool, demo: bool = False) -> int:
+    """Serve until SIGTERM or Ctrl-C and return the exit code. In the demo a worker can be killed from the page."""
+    return asyncio.run(_serve(app, settings, workers=workers, shell=shell, demo=demo))
 
 
 def _is_loopback(host: str) -> bool:
@@ -63,13 +69,16 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bool) -> int:
+async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bool, demo: bool) -> int:
     import uvicorn
 
     from holdfast.runtime.agents import load_agents
     from holdfast.server import create_app
     from holdfast.server.auth import new_token
+    from holdfast.server.protocol import MAX_HEAD_BYTES, Protocol
 
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a stream is an open file
     names = () if app is None else tuple(load_agents(app))
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(chosen_store(settings.store, upgrade=True))
@@ -78,17 +87,34 @@ async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bo
             from holdfast.shell import ShellService
 
             commands = await stack.enter_async_context(ShellService(opened, settings=settings))
-        application = create_app(settings, opened, names, shell=commands)
+        numbers = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-metrics-"))
+        crew = Crew(app or "", settings, workers, numbers)
+        application = create_app(
+            settings,
+            opened,
+            names,
+            shell=commands,
+            worker_metrics=Path(numbers),
+            kill=crew.kill if demo else None,
+        )
         made = settings.auth == "token" and settings.token is None and settings.jwt_keys is None
         if made:
             application.state.doorkeeper.admin_token = new_token()
         server = uvicorn.Server(
-            uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=5, lifespan="on")
+            uvicorn.Config(
+                application,
+                http=Protocol,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=5,
+                lifespan="on",
+                ws_max_size=settings.max_body_bytes,
+            )
         )
         # Signals are ours: streams must end before the server waits for them.
         setattr(server, "capture_signals", nullcontext)  # noqa: B010 - typed as a method
         listening = socket.create_server((settings.host, settings.port), backlog=2048)
-        crew = Crew(app or "", settings.store, workers)
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -117,23 +143,40 @@ def _say_where(listening: socket.socket, token: str | None) -> None:
 class Crew:
     """The worker processes: as many as were asked for; who dies is replaced, after a pause that grows."""
 
-    def __init__(self, app: str, store: str, size: int) -> None:
-        self._command = [sys.executable, "-m", "holdfast", "worker", app, "--store", store]
+    def __init__(self, app: str, settings: Settings, size: int, numbers: str) -> None:
+        self._environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": numbers}
+        options = ["--store", settings.store, "--log-format", settings.log_format]
+        self._command = [sys.executable, "-m", "holdfast", "worker", app, "--supervised", *options]
         self._size = size
+        self._pids: set[int] = set()
 
     async def keep(self, stopping: asyncio.Event) -> None:
         """Keep them running until told to stop, then let them hand over."""
         await asyncio.gather(*(self._keep_one(stopping) for _ in range(self._size)))
 
+    def kill(self, pid: int | None) -> int | None:
+        """Kill one of them with no chance to say a word, this one if it is ours; return which."""
+        if pid not in self._pids:
+            pid = next(iter(self._pids), None)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+        return pid
+
     async def _keep_one(self, stopping: asyncio.Event) -> None:
         pause = 0.2
         while not stopping.is_set():
             started = asyncio.get_running_loop().time()
-            process = await asyncio.create_subprocess_exec(*self._command, env=os.environ)
+            # Its input ends with this process, also when this is killed: then it hands over and ends as well.
+            process = await asyncio.create_subprocess_exec(
+                *self._command, env=self._environment, stdin=asyncio.subprocess.PIPE
+            )
+            self._pids.add(process.pid)
             ended = asyncio.create_task(process.wait())
             told = asyncio.create_task(stopping.wait())
             await asyncio.wait([ended, told], return_when=asyncio.FIRST_COMPLETED)
             told.cancel()
+            if ended.done():
+                self._pids.discard(process.pid)
             if not ended.done():
                 process.send_signal(signal.SIGTERM)
                 await ended

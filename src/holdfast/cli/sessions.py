@@ -2,12 +2,12 @@
 
 import asyncio
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, asked, chosen_sessions
 from holdfast.cli.terminal import coloured, new_console, new_table, one_line, print_json, time_text
 from holdfast.ids import check_choice
 from holdfast.types import STATUSES, Page, Session, Submission
@@ -19,6 +19,7 @@ SessionId = Annotated[str, typer.Argument(help="The session's id.")]
 @app.command("list")
 def list_(
     store: StoreUrl = None,
+    url: ServerUrl = None,
     status: Annotated[str | None, typer.Option(help="Only those that are idle, running, waiting, …")] = None,
     agent: Annotated[str | None, typer.Option(help="Only those of this agent.")] = None,
     owner: Annotated[str | None, typer.Option(help="Only those of this owner.")] = None,
@@ -32,7 +33,7 @@ def list_(
         check_choice(status, STATUSES, "session's status")
 
     async def work() -> Page[Session]:
-        async with chosen_store(store) as opened:
+        async with chosen_sessions(store, url) as opened:
             return await opened.sessions(
                 status=status,  # pyright: ignore[reportArgumentType]
                 agent=agent,
@@ -65,13 +66,13 @@ def list_(
 
 
 @app.command()
-def show(session_id: SessionId, store: StoreUrl = None, as_json: AsJson = False) -> None:
+def show(
+    session_id: SessionId, store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False
+) -> None:
     """Show how a session stands: who holds it until when, what waits and for what."""
 
-    async def work() -> tuple[Session, list[Submission], list[dict[str, object]]]:
-        from holdfast.runtime.questions import asked
-
-        async with chosen_store(store) as opened:
+    async def work() -> tuple[Session, list[Submission], list[dict[str, Any]]]:
+        async with chosen_sessions(store, url) as opened:
             session = await opened.session(session_id)
             waiting = [
                 item

@@ -4,18 +4,20 @@ import asyncio
 import json
 import sys
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, asked, chosen_sessions
 from holdfast.cli.sessions import SessionId
 from holdfast.cli.terminal import all_pages, new_console, one_line, print_json, time_text
 from holdfast.errors import BadInput, Conflict
 from holdfast.ids import check_choice
-from holdfast.store import Store
 from holdfast.types import WHEN_BUSY, Event, Submission
+
+if TYPE_CHECKING:
+    from holdfast.cli.options import Sessions
 
 _TURNS = ("submission_started", "submission_done", "submission_failed")
 
@@ -24,8 +26,11 @@ def send(
     session_id: SessionId,
     text: Annotated[str, typer.Argument(help="What to say; - reads it from standard input.")],
     store: StoreUrl = None,
+    url: ServerUrl = None,
     agent: Annotated[str | None, typer.Option(help="Make the session, for this agent, if it is new.")] = None,
-    owner: Annotated[str, typer.Option(help="Who owns a new session.")] = "local",
+    owner: Annotated[
+        str, typer.Option(help="Who owns a new session; on a server, the token says.")
+    ] = "local",
     when_busy: Annotated[str, typer.Option(help="queue, steer, interrupt or reject.")] = "queue",
     key: Annotated[str | None, typer.Option(help="The same key sends the same message once.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and print the answer.")] = False,
@@ -36,7 +41,7 @@ def send(
     said = sys.stdin.read() if text == "-" else text
 
     async def work() -> tuple[Submission, str | None]:
-        async with chosen_store(store) as opened:
+        async with chosen_sessions(store, url) as opened:
             if agent is not None:
                 await opened.create_session(agent=agent, owner=owner, id=session_id, exist_ok=True)
             sent = await opened.submit(
@@ -61,7 +66,7 @@ def send(
         raise typer.Exit(5 if waiting else 1)
 
 
-async def _answer(store: Store, sent: Submission) -> tuple[Submission, str | None]:
+async def _answer(store: "Sessions", sent: Submission) -> tuple[Submission, str | None]:
     """Wait until a submission has ended or waits for a person; return it and what the model said last."""
     said: str | None = None
     async for event in store.watch(sent.session_id, after=sent.position):
@@ -77,7 +82,7 @@ async def _answer(store: Store, sent: Submission) -> tuple[Submission, str | Non
     return await _reread(store, sent), said
 
 
-async def _reread(store: Store, sent: Submission) -> Submission:
+async def _reread(store: "Sessions", sent: Submission) -> Submission:
     found = await all_pages(lambda cursor: store.submissions(sent.session_id, cursor=cursor, limit=1000))
     return next(item for item in found if item.id == sent.id)
 
@@ -93,6 +98,7 @@ def _text(event: Event) -> str | None:
 def tail(
     session_id: SessionId,
     store: StoreUrl = None,
+    url: ServerUrl = None,
     after: Annotated[int, typer.Option(min=0, help="Begin after the event with this number.")] = 0,
     follow: Annotated[bool, typer.Option(help="Go on with what comes, until Ctrl-C.")] = True,
     as_json: AsJson = False,
@@ -110,7 +116,7 @@ def tail(
         console.print(Text(start).append_text(one_line(content)), no_wrap=True, overflow="ellipsis")
 
     async def work() -> None:
-        async with chosen_store(store) as opened:
+        async with chosen_sessions(store, url) as opened:
             if follow:
                 async for event in opened.watch(session_id, after=after):
                     show(event)
@@ -127,11 +133,13 @@ def tail(
         raise typer.Exit(130) from None
 
 
-def interrupt(session_id: SessionId, store: StoreUrl = None, as_json: AsJson = False) -> None:
+def interrupt(
+    session_id: SessionId, store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False
+) -> None:
     """Stop what a session is doing. The next message goes on from there."""
 
     async def work() -> Submission:
-        async with chosen_store(store) as opened:
+        async with chosen_sessions(store, url) as opened:
             return await opened.submit(session_id, "interrupt", lane="control")
 
     _print_sent(asyncio.run(work()), as_json)
@@ -143,21 +151,20 @@ def approve(
         str | None, typer.Argument(help="Which call; needed if several are asked for.")
     ] = None,
     store: StoreUrl = None,
+    url: ServerUrl = None,
     deny: Annotated[bool, typer.Option("--deny", help="Say no instead.")] = False,
     feedback: Annotated[str | None, typer.Option(help="Tell the model why not.")] = None,
     arguments: Annotated[str | None, typer.Option(help="Run it with these instead, as JSON.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer what a session asks. The answer is bound to the exact arguments that are shown by `sessions show`."""
-    from holdfast.runtime.questions import asked
-
     try:
         edited = None if arguments is None else json.loads(arguments)
     except ValueError as error:
         raise BadInput(problem=f"--arguments is not JSON: {error}") from error
 
     async def work() -> Submission:
-        async with chosen_store(store) as opened:
+        async with chosen_sessions(store, url) as opened:
             questions = await asked(opened, session_id)
             chosen = [q for q in questions if call_id is None or q["call_id"] == call_id]
             if len(chosen) != 1:

@@ -4,13 +4,22 @@ import json
 import os
 import re
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, TypeVar
 
 import typer
 from pydantic_core import to_jsonable_python
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +28,7 @@ from holdfast.types import Page
 T = TypeVar("T")
 
 _UNLIMITED = 1_000_000
-_LEAST = {"agent": 8, "tool": 8, "status": 11, "state": 9}  # columns, on a narrow terminal
+_LEAST = {"agent": 8, "tool": 8, "status": 11, "state": 9, "outcome": 16}  # columns, on a narrow terminal
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _COLOURS = {
     "completed": "green",
@@ -54,6 +63,21 @@ def new_table(first: str, *others: str) -> Table:
         least = _LEAST.get(name, len(name))
         table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=least)
     return table
+
+
+@contextmanager
+def progress_bar(
+    what: str, total: int | None = None, *, shown: bool = True, as_bytes: bool = False
+) -> Generator[Callable[[int], None], None, None]:
+    """Show on a terminal how far something is, by calls that say by how much it moved on; elsewhere nothing."""
+    console = Console(stderr=True)
+    amount = DownloadColumn() if as_bytes else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeElapsedColumn())
+    with Progress(
+        *columns, console=console, disable=not (shown and console.is_terminal), transient=True
+    ) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda by: bar.advance(task, by)
 
 
 def print_json(value: object) -> None:

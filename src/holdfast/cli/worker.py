@@ -2,18 +2,25 @@
 
 import asyncio
 import logging
+import os
 import signal
 import sys
+from collections.abc import Callable, Generator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.options import AsJson, LogAs, StoreUrl, chosen_store
 from holdfast.cli.terminal import new_console, new_table, one_line, print_json, time_text
 from holdfast.config import load_settings
+from holdfast.counting import counted_by
+from holdfast.errors import MissingExtra
+from holdfast.logs import start_logging
 from holdfast.types import Holder
 
+_log = logging.getLogger("holdfast.worker")
 CUT_OFF = 3
 """The exit code of a worker that had to cut runs off when its grace period was over."""
 FORCED = 4
@@ -25,6 +32,13 @@ def worker(
     store: StoreUrl = None,
     concurrency: Annotated[int, typer.Option(min=1, help="How many sessions run at once.")] = 100,
     grace: Annotated[float, typer.Option(min=0, help="Seconds a run has to hand over after SIGTERM.")] = 20.0,
+    log_format: LogAs = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Show what is counted here to Prometheus.")
+    ] = None,
+    supervised: Annotated[
+        bool, typer.Option("--supervised", help="Stop, as if told to, when standard input ends.")
+    ] = False,
     name: Annotated[str | None, typer.Option(help="What others see; else host and process id.")] = None,
 ) -> None:
     """Run sessions until SIGTERM or Ctrl-C; then hand over what runs. A second signal cuts it off.
@@ -33,15 +47,14 @@ def worker(
     """
     from holdfast.runtime import Worker, load_agents
 
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    given = {"store": store, "log_format": log_format}
+    settings = load_settings(**{name: value for name, value in given.items() if value is not None})
+    start_logging(settings.log_format)
     agents = load_agents(app)
-    settings = load_settings() if store is None else load_settings(store=store)
     key = settings.credential_key
 
     async def work() -> int:
-        async with chosen_store(store, upgrade=True) as opened:
+        async with chosen_store(store, upgrade=True) as opened, AsyncExitStack() as stack:
             serving = Worker(
                 opened,
                 [*agents.values()],
@@ -52,6 +65,7 @@ def worker(
                 renew=settings.lease_renew_seconds,
                 credential_key=None if key is None else key.get_secret_value(),
             )
+            stack.enter_context(_counting(metrics_port, settings.host))
             running = asyncio.ensure_future(serving.run())
             told: list[int] = []
 
@@ -64,12 +78,47 @@ def worker(
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, stop)
+            if supervised:
+                _at_the_end_of_input(loop, serving.stop)
             try:
                 return 0 if await running else CUT_OFF
             except asyncio.CancelledError:
                 return FORCED
 
     raise typer.Exit(asyncio.run(work()))
+
+
+def _at_the_end_of_input(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+    """Stop when whoever holds the other end of standard input is gone, however it went."""
+    descriptor = sys.stdin.fileno()
+
+    def look() -> None:
+        if not os.read(descriptor, 1024):
+            loop.remove_reader(descriptor)
+            _log.warning("whoever started this worker is gone")
+            stop()
+
+    loop.add_reader(descriptor, look)
+
+
+@contextmanager
+def _counting(port: int | None, host: str) -> Generator[None, None, None]:
+    """Count what happens here, if somebody wants to know: on a port, or in the files of `holdfast serve`."""
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if port is None and folder is None:
+        yield
+        return
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        from holdfast.metrics import WORKER, Counts
+    except ModuleNotFoundError as error:
+        raise MissingExtra(extra="server") from error
+    registry = CollectorRegistry()
+    with counted_by(Counts(registry, WORKER)):
+        if port is not None:
+            start_http_server(port, host, registry)
+        yield
 
 
 def workers(store: StoreUrl = None, as_json: AsJson = False) -> None:

@@ -1,4 +1,4 @@
-"""What a media store is: bytes that are put once, named by their SHA-256, and checked against it on every read.
+"""What a media store is: bytes that are put once, named by their SHA-256, and checked against it when all are read.
 
 The register in the session database says what is stored where. A media store only moves bytes: it never decides what
 is kept, and no two acts of storing share a key.
@@ -178,6 +178,24 @@ class MediaStore(ABC):
         """
         return MediaWriter(self, context) if uri is None else self._reading(digest_of(uri))
 
+    @asynccontextmanager
+    async def part(
+        self, uri: str, start: int, stop: int, *, context: MediaContext = ANY
+    ) -> AsyncGenerator[AsyncIterator[bytes], None]:
+        """Stream the bytes from `start` up to `stop`, which is not included, without reading the others.
+
+        What is not read cannot be checked against the digest: that the content has its length is all that is known of
+        a part. Raises `MediaNotFound`, or `MediaDamaged` if it has not.
+        """
+        del context
+        blob = await self._find(uri)
+        if not 0 <= start < stop <= blob.size:
+            raise BadInput(problem=f"{uri} has the bytes 0 to {blob.size - 1}, not {start} to {stop - 1}")
+        async with aclosing(
+            self._verified(blob) if (start, stop) == (0, blob.size) else self._read_part(blob, start, stop)
+        ) as chunks:
+            yield chunks
+
     async def exists(self, uri: str, context: MediaContext = ANY) -> bool:
         """Say whether the content is stored and its bytes are there, in full length."""
         del context
@@ -233,6 +251,10 @@ class MediaStore(ABC):
     @abstractmethod
     def _read(self, blob: Blob) -> AsyncGenerator[bytes, None]:
         """Yield the bytes as they are stored. Raises `MediaNotFound`."""
+
+    @abstractmethod
+    def _read_part(self, blob: Blob, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+        """Yield these bytes as they are stored. Raises `MediaNotFound`, or what `_resized` returns."""
 
     @abstractmethod
     async def _present(self, blob: Blob) -> bool:
@@ -330,11 +352,14 @@ class MediaStore(ABC):
                 size += len(chunk)
                 await add_to(digest, chunk)
         if size != blob.size:
-            raise await self._damaged(blob, f"it has {size} bytes, not {blob.size}")
+            raise await self._resized(blob, size)
         if digest.hexdigest() != blob.sha256:
             raise await self._damaged(blob, "they have another SHA-256")
         if held is not None:
             yield held
+
+    async def _resized(self, blob: Blob, size: int) -> HoldfastError:
+        return await self._damaged(blob, f"it has {size} bytes, not {blob.size}")
 
     async def _damaged(self, blob: Blob, problem: str) -> HoldfastError:
         """Return the error for bytes that are not right: they may have been deleted while they were read."""

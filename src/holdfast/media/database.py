@@ -37,6 +37,19 @@ class DatabaseMedia(MediaStore):
             if len(chunks) < _AT_ONCE:
                 break
 
+    async def _read_part(self, blob: Blob, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+        number = start // CHUNK
+        while number * CHUNK < stop:
+            wanted = min(_AT_ONCE, -(-stop // CHUNK) - number)
+            for chunk in (chunks := await self.store.chunks(blob.id, first=number, limit=wanted)):
+                at = number * CHUNK
+                if len(chunk) != min(CHUNK, blob.size - at):
+                    raise await self._damaged(blob, f"chunk {number} has {len(chunk)} bytes")
+                yield chunk[max(0, start - at) : stop - at]
+                number += 1
+            if len(chunks) < wanted:
+                raise await self._damaged(blob, f"chunk {number} is not there")
+
     async def _present(self, blob: Blob) -> bool:
         """They are in the same database as the register that says so."""
         del blob

@@ -62,16 +62,22 @@ class DiskMedia(MediaStore):
         return _File(self, blob, await self._beside(self._begin, blob))
 
     async def _read(self, blob: Blob) -> AsyncGenerator[bytes, None]:
-        def begin() -> IO[bytes]:
-            path = self._path(blob.key)
-            try:
-                return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0)
-            except FileNotFoundError:
-                raise MediaNotFound(uri=blob.uri, location=self.location) from None
-
-        file = await self._beside(begin)
+        file = await self._beside(self._open, blob)
         try:
             while chunk := await self._beside(file.read, CHUNK):
+                yield chunk
+        finally:
+            file.close()
+
+    async def _read_part(self, blob: Blob, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+        file = await self._beside(self._open, blob)
+        try:
+            size = await self._beside(file.seek, 0, os.SEEK_END)
+            if size != blob.size:
+                raise await self._resized(blob, size)
+            await self._beside(file.seek, start)
+            while start < stop and (chunk := await self._beside(file.read, min(CHUNK, stop - start))):
+                start += len(chunk)
                 yield chunk
         finally:
             file.close()
@@ -100,6 +106,12 @@ class DiskMedia(MediaStore):
         await self._beside(work)
 
     # Everything below blocks, and runs beside the event loop
+
+    def _open(self, blob: Blob) -> IO[bytes]:
+        try:
+            return os.fdopen(os.open(self._path(blob.key), os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0)
+        except FileNotFoundError:
+            raise MediaNotFound(uri=blob.uri, location=self.location) from None
 
     def _begin(self, blob: Blob) -> IO[bytes]:
         staged = self._staged(blob)

@@ -142,6 +142,14 @@ class S3Media(MediaStore):
             async for chunk in result.stream(min_chunk_size=CHUNK):
                 yield bytes(chunk)
 
+    async def _read_part(self, blob: Blob, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+        with self._told(blob):
+            if (size := (await obstore.head_async(self._objects, blob.key))["size"]) != blob.size:
+                raise await self._resized(blob, size)
+            result = await obstore.get_async(self._objects, blob.key, options={"range": (start, stop)})
+            async for chunk in result.stream(min_chunk_size=CHUNK):
+                yield bytes(chunk)
+
     async def _present(self, blob: Blob) -> bool:
         try:
             with self._told(blob):

@@ -406,15 +406,15 @@ class _Recorder(AbstractCapability[Any]):
     async def _begin(self, ctx: RunContext[Any], agent: str) -> None:
         """Find the place in the recorded history where this run goes on, and say that it has begun."""
         session_id = self._held().session_id
-        if self._turn is not None and self._turn.fresh:  # whoever holds the lease has looked
-            segments, latest = (), ()
+        if self._turn is not None:  # whoever holds the lease has looked
+            at, recorded = self._turn.checkpoint, self._turn.recorded
         else:
-            segments = await self._store.segments(session_id)
             latest = (await self._store.checkpoints(session_id=session_id, limit=1)).items
-        recorded: list[ModelMessage] = []
-        if latest:
-            at = latest[0]
-            recorded = load(await self._large.back(await read_history(self._store, session_id, at)))
+            at, recorded = (latest[0] if latest else None), []
+            if at is not None:
+                recorded = load(await self._large.back(await read_history(self._store, session_id, at)))
+        if at is not None:
+            segments = await self._store.segments(session_id)
             beyond = await self._store.history(
                 session_id, segment=at.segment, length=at.length + 1, after=at.length - 1, limit=1
             )

@@ -148,6 +148,8 @@ class Place:
 
     messages: list[ModelMessage]
     checkpoint: Checkpoint | None = None
+    recorded: Sequence[ModelMessage] = ()
+    """The messages of the checkpoint: `messages` may have more, which close what was left open."""
     chain: Sequence[Run] = ()
     """The run that was cut off or waits, then the one it had gone on for, and so on."""
     begun: bool = False
@@ -170,11 +172,13 @@ async def find_place(
         run_id = json.loads(run.metadata).get("resumes")
     if checkpoint is None or checkpoint.run_id not in {run.id for run in chain}:
         closing = await _closing(store, session_id, messages, Large(store, media))
-        return Place(messages=[*messages, *closing], checkpoint=checkpoint, chain=chain, begun=False)
+        return Place(
+            messages=[*messages, *closing], checkpoint=checkpoint, recorded=messages, chain=chain, begun=False
+        )
     begun = bool(chain)
     if begun and checkpoint.seq == chain[0].first_seq:
         begun = await _prompt_aside(store, chain[0]) is None  # else it had only begun, and is begun anew
-    return Place(messages=messages, checkpoint=checkpoint, chain=chain, begun=begun)
+    return Place(messages=messages, checkpoint=checkpoint, recorded=messages, chain=chain, begun=begun)
 
 
 async def fork(

@@ -4,10 +4,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from holdfast.types import Lease, Run
+from holdfast.types import Checkpoint, Lease, Run
 
 if TYPE_CHECKING:
     import asyncio
+
+    from pydantic_ai.messages import ModelMessage
 
 Stop: TypeAlias = Literal["interrupt", "handover", "lost", "timeout"]
 """Why a run is stopped from outside: a person wants it, another worker goes on with it, the lease is gone, time is up."""
@@ -33,8 +35,10 @@ class Turn:
     submission_id: str
     replaces: Run | None = None
     """The run that this one goes on for; it is ended when this one begins."""
-    fresh: bool = False
-    """Whether the session is known to have no history yet."""
+    checkpoint: Checkpoint | None
+    """Where the session stands; None if it has no history yet."""
+    recorded: "Sequence[ModelMessage]"
+    """The messages up to there."""
     last: bool = False
     """Whether nothing else is to be taken: the session is let go with the end of the run."""
     recovered: bool = False

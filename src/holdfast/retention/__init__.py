@@ -1,20 +1,27 @@
-"""What happens to sessions in the end: archive, clean, rehydrate, erase."""
+"""What happens to sessions in the end: archive, clean, rehydrate, erase, and the sweep that does it by policy."""
 
 from holdfast.retention.archive import Archive, spool, verify_archive, write_archive
 from holdfast.retention.clean import Cleaned, clean
 from holdfast.retention.erase import Erased, erase
+from holdfast.retention.outlook import Outlook, outlook
 from holdfast.retention.rehydrate import Restored, import_archive, rehydrate
+from holdfast.retention.sweep import Outcome, Swept, sweep
 
 __all__ = [
     "Archive",
     "Cleaned",
     "Erased",
+    "Outcome",
+    "Outlook",
     "Restored",
+    "Swept",
     "clean",
     "erase",
     "import_archive",
+    "outlook",
     "rehydrate",
     "spool",
+    "sweep",
     "verify_archive",
     "write_archive",
 ]

@@ -14,14 +14,15 @@ from typing import Literal
 from holdfast.errors import BadArchive, BadInput, HoldfastError, RetentionRefused
 from holdfast.media import MediaContext, MediaStore, digest_of, to_uri
 from holdfast.retention.archive import longest_line, spool, verify_archive, write_archive
-from holdfast.retention.holding import give_space_back, held
+from holdfast.retention.holding import give_space_back, held, refuse_held
 from holdfast.store import Store
 from holdfast.store.guards import refuse_cleaning
-from holdfast.types import Lease, Standing
+from holdfast.types import Holder, Lease, Standing
 
-IDLE_DAYS = 7.0
-_DAY = 86400.0
+IDLEDAYS = 7.0
+DAY = 86400.0
 _ROWS = 1000
+_REFERENCES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,25 +42,29 @@ async def clean(
     session_id: str,
     *,
     actor: str,
-    idle_days: float = IDLE_DAYS,
+    idle_days: float = IDLEDAYS,
     force: bool = False,
     archive: Literal["media"] | None = None,
     dry_run: bool = False,
+    policy: str | None = None,
+    holder: Holder | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Cleaned:
     """Delete the content of a session. Cleaning a cleaned one changes nothing and reports zeros.
 
     Raises `RetentionRefused` with the guard: `running`, `hold`, and unless `force` is given, `pending`, `cursor` and
     `idle`. With `archive="media"` an archive goes to the media store first. `dry_run` only says what would be deleted.
+    `policy` is for the audit. Who brings a live `holder` of its own also gives the space back.
     """
     if not idle_days >= 0:
         raise BadInput(problem=f"a session is idle for 0 or more days, not {idle_days}")
     if archive not in {None, "media"}:
         raise BadInput(problem=f'an archive goes to "media" or is not made, not to {archive!r}')
     if dry_run:
-        return await _would_clean(store, session_id, idle_days * _DAY, force)
-    async with held(store, session_id) as lease:
-        standing = await store.begin_cleaning(lease, idle=idle_days * _DAY, force=force)
+        return await _would_clean(store, session_id, idle_days * DAY, force)
+    await refuse_held(store, session_id)
+    async with held(store, session_id, holder) as lease:
+        standing = await store.begin_cleaning(lease, idle=idle_days * DAY, force=force)
         if standing.status == "cleaned":
             return Cleaned(
                 session_id=session_id, cleaned_at=standing.cleaned_at, archive=_uri(standing.archive)
@@ -71,8 +76,11 @@ async def clean(
             store, media, lease, grace=store.settings.media_grace_seconds, progress=progress
         )
         detail = {"deleted": deleted, "archive": _uri(kept), "force": force, "idle_days": idle_days}
+        if policy is not None:
+            detail["policy"] = policy
         cleaned_at = await store.finish_cleaning(lease, actor=actor, detail=json.dumps(detail))
-    await give_space_back(store)
+    if holder is None:
+        await give_space_back(store)
     return Cleaned(session_id=session_id, cleaned_at=cleaned_at, archive=_uri(kept), deleted=deleted)
 
 
@@ -86,18 +94,21 @@ async def delete(
 ) -> dict[str, int]:
     """Delete all that a session contains, a bounded number of rows at a time, and count them by table."""
     deleted: dict[str, int] = {}
-    while True:
-        count, blobs = await store.drop_references(lease, grace=grace)
-        if not count:
-            break
-        deleted["blob_references"] = deleted.get("blob_references", 0) + count
+    count = _REFERENCES
+    while count == _REFERENCES:  # nothing comes after fewer: nobody else writes to it
+        count, blobs = await store.drop_references(lease, grace=grace, limit=_REFERENCES)
+        if count:
+            deleted["blob_references"] = deleted.get("blob_references", 0) + count
         for blob in blobs:
             if blob.location == media.location:
                 with suppress(HoldfastError):  # it is marked, and the collector finishes it
                     await media.remove(blob)
-    while batch := await store.delete_content(lease, limit=_ROWS):
-        for table, count in batch.items():
-            deleted[table] = deleted.get(table, 0) + count
+    count = _ROWS
+    while count == _ROWS:
+        batch = await store.delete_content(lease, limit=_ROWS)
+        count = sum(batch.values())
+        for table, number in batch.items():
+            deleted[table] = deleted.get(table, 0) + number
         if progress is not None:
             progress(sum(deleted.values()))
     return deleted
@@ -106,6 +117,7 @@ async def delete(
 async def _would_clean(store: Store, session_id: str, idle: float, force: bool) -> Cleaned:
     standing = await store.standing(session_id)
     if standing.status != "cleaned":
+        await refuse_held(store, session_id)
         refuse_cleaning(standing, idle=idle, force=force)
     return Cleaned(
         session_id=session_id,

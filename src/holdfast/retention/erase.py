@@ -11,9 +11,10 @@ from datetime import datetime
 
 from holdfast.errors import HoldfastError, SessionNotFound
 from holdfast.media import MediaStore
-from holdfast.retention.clean import delete
-from holdfast.retention.holding import give_space_back, held
+from holdfast.retention.clean import DAY, delete
+from holdfast.retention.holding import give_space_back, held, refuse_held
 from holdfast.store import Store
+from holdfast.types import Holder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,20 +28,40 @@ class Erased:
 
 
 async def erase(
-    store: Store, media: MediaStore, session_id: str, *, actor: str, children: bool = False
+    store: Store,
+    media: MediaStore,
+    session_id: str,
+    *,
+    actor: str,
+    children: bool = False,
+    idle_days: float | None = None,
+    policy: str | None = None,
+    holder: Holder | None = None,
 ) -> Erased:
     """Erase a session: content, archive, and media that no other session refers to. Erasing it again changes nothing.
 
     Raises `RetentionRefused` if it runs or is on hold, `SessionNotFound`. With `children` the sessions of its delegate
-    runs go first, and theirs; if one of them is refused, this one stays.
+    runs go first, and theirs; if one of them is refused, this one stays. With `idle_days` it has the guards of a
+    clean as well, as a policy has. `policy` is for the audit. Who brings a live `holder` also gives the space back.
     """
-    erased = await _erase(store, media, session_id, actor, children=children, seen={session_id})
-    await give_space_back(store)
+    terms = _Terms(actor, children, idle_days, policy, holder)
+    erased = await _erase(store, media, session_id, terms, seen={session_id})
+    if holder is None:
+        await give_space_back(store)
     return erased
 
 
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    actor: str
+    children: bool
+    idle_days: float | None
+    policy: str | None
+    holder: Holder | None
+
+
 async def _erase(
-    store: Store, media: MediaStore, session_id: str, actor: str, *, children: bool, seen: set[str]
+    store: Store, media: MediaStore, session_id: str, terms: _Terms, *, seen: set[str]
 ) -> Erased:
     try:
         await store.standing(session_id)
@@ -49,18 +70,23 @@ async def _erase(
         if at is None:
             raise
         return Erased(session_id=session_id, erased_at=at)
+    await refuse_held(store, session_id)
     gone: list[Erased] = []
-    for child in await store.child_sessions(session_id) if children else ():
+    for child in await store.child_sessions(session_id) if terms.children else ():
         if child not in seen:
             seen.add(child)
-            gone.append(await _erase(store, media, child, actor, children=True, seen=seen))
-    async with held(store, session_id) as lease:
+            gone.append(await _erase(store, media, child, terms, seen=seen))
+    async with held(store, session_id, terms.holder) as lease:
+        if terms.idle_days is not None:
+            await store.begin_cleaning(lease, idle=terms.idle_days * DAY)
         await store.begin_erasing(lease)
         for blob in await store.drop_archive(lease):
             if blob.location == media.location:
                 with suppress(HoldfastError):  # it is marked, and the collector finishes it
                     await media.remove(blob)
         deleted = await delete(store, media, lease, grace=0.0)
-        detail = {"deleted": deleted, "children": [child.session_id for child in gone]}
-        erased_at = await store.finish_erasing(lease, actor=actor, detail=json.dumps(detail))
+        detail: dict[str, object] = {"deleted": deleted, "children": [child.session_id for child in gone]}
+        if terms.policy is not None:
+            detail["policy"] = terms.policy
+        erased_at = await store.finish_erasing(lease, actor=terms.actor, detail=json.dumps(detail))
     return Erased(session_id=session_id, erased_at=erased_at, deleted=deleted, children=tuple(gone))

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 
 from holdfast.errors import HoldfastError, RetentionRefused, SessionBusy, StoreError
+from holdfast.policy import applied
 from holdfast.store import Store
 from holdfast.types import Holder, Lease
 
@@ -15,19 +16,57 @@ _PAGES = 1000
 
 
 @asynccontextmanager
-async def held(store: Store, session_id: str) -> AsyncGenerator[Lease, None]:
-    """Take the lease of a session, cleaned or not, keep it alive, and let it go in the end.
-
-    Raises `RetentionRefused` if a live holder has it. One that died has not: whoever was killed here before is no obstacle.
-    """
-    holder = await store.join("retention", ttl=store.settings.lease_ttl_seconds)
+async def joined(store: Store, name: str = "retention") -> AsyncGenerator[Holder, None]:
+    """Be a holder, keep alive, and leave in the end."""
+    holder = await store.join(name, ttl=store.settings.lease_ttl_seconds)
     renewing = asyncio.create_task(_renew(store, holder))
     try:
-        yield await _acquire(store, session_id, holder)
+        yield holder
     finally:
         renewing.cancel()
         with suppress(HoldfastError):  # then its deadline passes
             await store.leave(holder)
+
+
+@asynccontextmanager
+async def held(store: Store, session_id: str, holder: Holder | None = None) -> AsyncGenerator[Lease, None]:
+    """Take the lease of a session, cleaned or not, and let it go in the end; as a holder of its own unless one is given.
+
+    Raises `RetentionRefused` if a live holder has it. One that died has not: whoever was killed here before is no
+    obstacle. Who brings a holder has many sessions to see to, and does not wait for one.
+    """
+    if holder is None:
+        async with joined(store) as own:
+            yield await _acquire(store, session_id, own, _TRIES)
+        return
+    lease = await _acquire(store, session_id, holder, 1)
+    try:
+        yield lease
+    finally:
+        with suppress(HoldfastError):  # it is gone, or its holder's deadline passes
+            await store.release(lease)
+
+
+async def refuse_held(store: Store, session_id: str) -> None:
+    """Raise `RetentionRefused` if a policy holds the session."""
+    policies = store.settings.retention
+    if not any(policy.hold for policy in policies):
+        return
+    session = await store.session(session_id)
+    found = applied(
+        policies,
+        agent=session.agent,
+        metadata=session.metadata,
+        created_at=session.created_at,
+        active_at=session.active_at,
+    )
+    if found is not None and found.policy.hold:
+        raise RetentionRefused(
+            session_id=session_id,
+            guard="hold",
+            problem=f"the policy {found.name} holds it",
+            lift="Change the policy in the settings.",
+        )
 
 
 async def give_space_back(store: Store) -> None:
@@ -38,8 +77,8 @@ async def give_space_back(store: Store) -> None:
             left = now
 
 
-async def _acquire(store: Store, session_id: str, holder: Holder) -> Lease:
-    for left in reversed(range(_TRIES)):
+async def _acquire(store: Store, session_id: str, holder: Holder, tries: int) -> Lease:
+    for left in reversed(range(tries)):
         try:
             return await store.acquire(session_id, holder, cleaned=True)
         except SessionBusy as error:

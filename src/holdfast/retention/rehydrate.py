@@ -61,7 +61,7 @@ async def import_archive(store: Store, media: MediaStore, archive: IO[bytes], *,
     try:
         standing = await store.standing(session_id)
     except SessionNotFound:
-        await put_blobs(media, archive, longest=longest)
+        await _put_blobs(media, archive, found, longest)
         counts = await store.import_rows(
             session_id, lambda: rows_of(archive, longest=longest), actor=actor, detail=_detail(found)
         )
@@ -80,7 +80,7 @@ async def _restore(
     if found.session_id != session_id:
         raise BadArchive(problem=f"it is of session {found.session_id}, not {session_id}")
     # Content nobody refers to yet: if the rest fails, the collector takes it.
-    await put_blobs(media, archive, longest=longest)
+    await _put_blobs(media, archive, found, longest)
     async with held(store, session_id) as lease:
         counts = await store.import_rows(
             session_id,
@@ -90,6 +90,11 @@ async def _restore(
             detail=_detail(found),
         )
     return Restored(session_id=session_id, archive_sha256=found.sha256, restored=counts)
+
+
+async def _put_blobs(media: MediaStore, archive: IO[bytes], found: Archive, longest: int) -> None:
+    if found.counts.get("blob_references"):  # else there is no need to read it once more
+        await put_blobs(media, archive, longest=longest)
 
 
 def _detail(archive: Archive) -> str:

@@ -24,19 +24,23 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
+from holdfast.counting import count
 from holdfast.errors import BadInput, Conflict, HoldfastError, LeaseLost, NotFound, SessionExists, StoreError
 from holdfast.ids import new_id
+from holdfast.logs import about
 from holdfast.record.capability import Holdfast
 from holdfast.record.history import History
 from holdfast.record.large import Large
-from holdfast.record.recovery import find_place, fork, know_tools
+from holdfast.record.recovery import Place, find_place, fork, know_tools
 from holdfast.record.turn import Steered, Stop, Turn
 from holdfast.record.validity import pending_calls
 from holdfast.runtime import approvals
 from holdfast.runtime.agents import AgentSetup
+from holdfast.runtime.attachment import UNWATCHED, Attachment, attachment, detached
 from holdfast.runtime.credentials import Credentials
 from holdfast.runtime.drafts import Drafting
 from holdfast.store import Store
+from holdfast.tracing import TURN, span
 from holdfast.types import (
     Batch,
     Checkpoint,
@@ -52,7 +56,7 @@ from holdfast.types import (
 _LOOK_SECONDS = 1.0
 """A lost hint costs this much."""
 _SHORT_SECONDS = 0.05
-"""A turn that is over within this needs no look at the inbox."""
+"""A turn that is over within this needs no look at the inbox. So much later is what overtakes noticed, at most."""
 _CONTENT: TypeAdapter[list[UserContent]] = TypeAdapter(list[UserContent])
 _log = logging.getLogger(__name__)
 
@@ -150,10 +154,14 @@ class SessionRunner:
 
     async def _carry_out(self, submission: Submission, session: Session | None) -> bool:
         """Do what is asked, and say whether the session waits for a person now. Whatever fails, fails visibly."""
+        facts = {"session_id": self._session_id, "submission_id": submission.id}
         try:
-            if submission.kind == "message":
-                return await self._message(submission, session or await self._store.session(self._session_id))
-            return await self._other(submission)
+            with span(f"holdfast {submission.kind}", TURN, within=submission.trace, **facts):
+                if submission.kind == "message":
+                    return await self._message(
+                        submission, session or await self._store.session(self._session_id)
+                    )
+                return await self._other(submission)
         except (LeaseLost, StoreError):
             raise  # not its fault: whoever takes the session next goes on
         except HoldfastError as error:
@@ -170,12 +178,16 @@ class SessionRunner:
     async def _message(self, submission: Submission, session: Session) -> bool:
         setup = self._setup(session)
         content = parse_content(submission)
-        place = await find_place(self._store, self._session_id, submission.run_id)
+        if self._work.fresh and submission == self._work.submission and submission.run_id is None:
+            place = Place(messages=[])
+        else:
+            place = await find_place(self._store, self._session_id, submission.run_id)
         turn = Turn(
             lease=self._lease,
             submission_id=submission.id,
             steered=self._steered,
-            fresh=place.checkpoint is None,
+            checkpoint=place.checkpoint,
+            recorded=place.recorded,
             last=self._left == 0,
             limit=setup.run_timeout,
         )
@@ -184,6 +196,7 @@ class SessionRunner:
         given = await approvals.given_answers(self._store, self._session_id, place.chain)
         if place.begun:
             know_tools(setup.agent, place.messages)
+        attached = attachment(session.metadata)
         recording = Holdfast(
             self._store,
             agent=session.agent,
@@ -192,6 +205,7 @@ class SessionRunner:
             policies=setup.policies,
             turn=turn,
         )
+        about(lambda: {"session_id": self._session_id, "run_id": turn.run_id})
         model = _model(session, setup)
         running = setup.agent.run(
             None if place.begun else content,
@@ -206,17 +220,30 @@ class SessionRunner:
                 Drafting(self._store, self._lease) if setup.can_stream(model) else None  # pyright: ignore[reportArgumentType]
             ),
         )
-        return await self._run(turn, session, running, submission)
+        return await self._run(turn, session, running, submission, attached)
 
-    async def _run(self, turn: Turn, session: Session, running: Any, submission: Submission) -> bool:
+    async def _run(
+        self,
+        turn: Turn,
+        session: Session,
+        running: Any,
+        submission: Submission,
+        attached: Attachment | None,
+    ) -> bool:
         token = _current.set(SessionContext(session=session, store=self._store, keys=self._credential_key))
         turn.task = task = asyncio.ensure_future(running)
         _current.reset(token)
         self._turn = turn
         turn.draining = self._reason is not None
-        minding = asyncio.create_task(self._mind_inbox(turn, alone=session.pending == 1))
+        minding: list[asyncio.Task[None]] = []
+        if attached is not None:
+            minding.append(asyncio.create_task(self._mind_watchers(turn, attached)))
         try:
-            await asyncio.wait([task], timeout=turn.limit)
+            if session.pending == 1:  # nothing else was there a moment ago
+                await asyncio.wait([task], timeout=_SHORT_SECONDS)
+            if not task.done():
+                minding.append(asyncio.create_task(self._mind_inbox(turn)))
+                await asyncio.wait([task], timeout=turn.limit)
             if not task.done():
                 turn.cancel("timeout")
                 await asyncio.wait([task])
@@ -226,9 +253,14 @@ class SessionRunner:
             raise
         finally:
             self._turn = None
-            minding.cancel()
-            await asyncio.gather(minding, return_exceptions=True)
+            for task_beside in minding:
+                task_beside.cancel()
+            await asyncio.gather(*minding, return_exceptions=True)
         error = None if task.cancelled() else task.exception()
+        how = turn.stop or ("completed" if error is None else f"failed, {type(error).__name__}")
+        _log.info("the run ended: %s", "waits for answers" if turn.waits else how)
+        outcome = "waiting" if turn.waits else turn.stop or ("completed" if error is None else "failed")
+        count("runs", outcome=outcome)
         if turn.ended:
             return turn.waits
         if turn.stop == "lost" or self._lease.lost:
@@ -239,7 +271,7 @@ class SessionRunner:
             raise error
         else:
             said = "interrupted" if error is None else f"{type(error).__name__}: {error}"
-            _log.warning("session %s: the run failed before it began: %s", self._session_id, said)
+            _log.warning("session %s: the run failed before it began", self._session_id, exc_info=error)
             await self._end(submission, "failed", said)
         return False
 
@@ -247,6 +279,10 @@ class SessionRunner:
         """Say why, and give back what is not done: as if it had not been taken."""
         reason = self._reason or "shutdown"
         self._reason = reason
+        if reason in {UNWATCHED, "background"}:
+            session = await self._store.session(self._session_id)
+            if (metadata := detached(session.metadata)) is not None:
+                await self._store.update_session(session.id, metadata=metadata)
         ended: list[Run] = []
         if turn.run_id is not None:
             run = await self._store.run(turn.run_id)
@@ -264,13 +300,28 @@ class SessionRunner:
             ),
         )
 
+    async def _mind_watchers(self, turn: Turn, attached: Attachment) -> None:
+        """Stop, or hand over, a turn that nobody has watched for as long as the session allows."""
+        while True:
+            try:
+                left = attached.grace - await self._store.unwatched(self._session_id)
+            except HoldfastError as error:
+                _log.warning("session %s: who watches it is not known: %s", self._session_id, error)
+                left = _LOOK_SECONDS
+            if left <= 0:
+                break
+            await asyncio.sleep(min(left, attached.grace / 4) + 0.01)
+        _log.info("session %s was not watched for %g s", self._session_id, attached.grace)
+        if attached.then == "interrupt":
+            turn.cancel("interrupt")
+        else:
+            self.hand_over(UNWATCHED)
+
     # What overtakes
 
-    async def _mind_inbox(self, turn: Turn, *, alone: bool) -> None:
-        """Look, while a turn runs, for what must not wait for its end: at once, unless it was alone a moment ago."""
+    async def _mind_inbox(self, turn: Turn) -> None:
+        """Look, while a turn runs, for what must not wait for its end."""
         with self._store.inbox_bell(self._session_id) as bell:
-            if alone:
-                await bell.wait(_SHORT_SECONDS)
             while True:
                 try:
                     await self._look_at_inbox(turn)

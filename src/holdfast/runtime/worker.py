@@ -12,7 +12,10 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any
 
+from holdfast.counting import count
 from holdfast.errors import HolderLost, HoldfastError, LeaseLost, NotFound, StoreClosed
+from holdfast.logs import about
+from holdfast.retention.sweeper import sweeping
 from holdfast.runtime.agents import Agents, by_name
 from holdfast.runtime.keeper import Keeper
 from holdfast.runtime.session import SessionRunner
@@ -66,7 +69,11 @@ class Worker:
         self._stopping.set()
 
     async def run(self) -> bool:
-        """Serve until stopped; say whether every run could be handed over at a settled point."""
+        """Serve until stopped, and sweep; say whether every run could be handed over at a settled point."""
+        async with sweeping(self._store):
+            return await self._serve_until_stopped()
+
+    async def _serve_until_stopped(self) -> bool:
         clean = True
         while not self._stopping.is_set():
             try:
@@ -138,9 +145,11 @@ class Worker:
         self.counters["claimed"] += 1
         if lease.taken_from is not None:
             self.counters["taken_over"] += 1
+            count("takeovers")
             _log.info("took over session %s", lease.session_id)
 
     async def _serve(self, runner: SessionRunner, lease: Lease) -> None:
+        about(lambda: {"session_id": lease.session_id})
         try:
             await runner.serve()
         except (LeaseLost, NotFound) as error:

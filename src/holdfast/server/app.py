@@ -3,8 +3,9 @@
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
@@ -14,12 +15,15 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.config import Settings
+from holdfast.counting import counted_by
 from holdfast.errors import (
     ArchiveFailed,
     BadInput,
     Conflict,
     Forbidden,
     HoldfastError,
+    MediaError,
+    MissingExtra,
     NotFound,
     PayloadTooLarge,
     QueueFull,
@@ -29,10 +33,12 @@ from holdfast.errors import (
     Unauthenticated,
 )
 from holdfast.ids import new_id
-from holdfast.server import media, operation, page, retention, runs, sessions
+from holdfast.server import commands, media, operation, page, retention, runs, sessions, sockets
 from holdfast.server import shell as shell_routes
 from holdfast.server.auth import Doorkeeper
 from holdfast.server.channel import Channels
+from holdfast.server.demo import demo_router
+from holdfast.server.stream import DIRECT
 from holdfast.shell import ShellService
 from holdfast.store import Store
 
@@ -50,6 +56,8 @@ _STATUS: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
     (SessionBusy, 409),
     (StoreError, 503),
     (ArchiveFailed, 503),
+    (MediaError, 503),
+    (MissingExtra, 501),
 )
 _HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
@@ -67,19 +75,28 @@ _HEADERS: Final = (
 
 
 def create_app(
-    settings: Settings, store: Store, agents: Iterable[str] = (), *, shell: ShellService | None = None
+    settings: Settings,
+    store: Store,
+    agents: Iterable[str] = (),
+    *,
+    shell: ShellService | None = None,
+    worker_metrics: Path | None = None,
+    kill: Callable[[int | None], int | None] | None = None,
 ) -> FastAPI:
     """Make the application on an open store. `agents` names those that sessions can be created for; empty: any.
 
     With an open `shell` commands can be run, by principals with that scope; without one there are no such routes.
+    `worker_metrics` is a folder where workers leave what they count.
+    `kill` is for the demo: it kills a worker.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
-        yield
+        with counted_by(app.state.metrics.count):
+            yield
         app.state.channels.close()
 
-    app = FastAPI(
+    app = _Application(
         title="Holdfast",
         description="Durable sessions for AI agents.",
         version="1",
@@ -94,11 +111,26 @@ def create_app(
     app.state.store = store
     app.state.agents = frozenset(agents)
     app.state.doorkeeper = Doorkeeper(settings, store)
-    app.state.channels = Channels(store)
-    app.state.metrics = operation.Metrics()
+    app.state.channels = Channels(store, comment_seconds=settings.stream_comment_seconds)
+    app.state.metrics = operation.Metrics(worker_metrics)
+    app.state.migrated = False
     app.state.shell = shell
-    routers = [sessions.router, runs.router, media.router, retention.router, operation.router, page.router]
-    for router in [*routers, shell_routes.router] if shell is not None else routers:
+    app.state.sockets = 0
+    routers = [
+        sessions.router,
+        commands.router,
+        runs.router,
+        media.router,
+        retention.router,
+        operation.router,
+        page.router,
+    ]
+    if shell is not None:
+        routers += [shell_routes.router, sockets.router]
+    app.state.demo = kill is not None
+    if kill is not None:
+        routers.append(demo_router(kill))
+    for router in routers:
         app.include_router(router)
     app.add_exception_handler(HoldfastError, _say_ours)
     app.add_exception_handler(RequestValidationError, _say_invalid)
@@ -113,6 +145,19 @@ def create_app(
     app.openapi = lambda: _document(app)
     app.add_api_route("/openapi.json", _openapi, include_in_schema=False)
     return app
+
+
+class _Application(FastAPI):
+    """The application, which leaves the server's own `send` where streams find it.
+
+    The address that a person opens has a token in it. Only the page gets to see it, not whoever traces requests.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[DIRECT] = send
+        if scope.get("path") == "/":
+            scope[page.QUERY], scope["query_string"] = scope["query_string"], b""
+        await super().__call__(scope, receive, send)
 
 
 async def _openapi(request: Request) -> JSONResponse:
@@ -152,6 +197,9 @@ async def _say_ours(request: Request, error: Any) -> JSONResponse:
     if isinstance(error, StoreError):
         _log.error("%s", error)
         return _error(503, error.code, "The store does not answer. Try again in a moment.")
+    if isinstance(error, MediaError):
+        _log.error("%s", error)
+        return _error(503, error.code, "The media store does not answer, or what it has is damaged.")
     return _error(status, error.code, str(error))
 
 
@@ -167,7 +215,13 @@ async def _say_invalid(request: Request, error: Any) -> JSONResponse:
 
 async def _say_http(request: Request, error: Any) -> JSONResponse:
     del request
-    codes = {404: "not_found", 405: "method_not_allowed", 413: "payload_too_large", 400: "bad_input"}
+    codes = {
+        400: "bad_input",
+        404: "not_found",
+        405: "method_not_allowed",
+        413: "payload_too_large",
+        416: "range_not_satisfiable",
+    }
     status = 422 if error.status_code == 400 else error.status_code  # noqa: PLR2004
     answer = _error(status, codes.get(error.status_code, "http_error"), str(error.detail))
     answer.headers.update(error.headers or {})

@@ -45,6 +45,11 @@ class Principal:
         """Whether all sessions are open to them."""
         return self.role == "admin"
 
+    @property
+    def sees(self) -> str | None:
+        """Whose things exist for them; None for everybody's."""
+        return None if self.is_admin else self.owner
+
     def may_see(self, session: Session) -> bool:
         """Say whether a session exists for them."""
         return self.is_admin or session.owner == self.owner
@@ -86,6 +91,10 @@ class Doorkeeper:
             return await self.principal(token.strip())
         if key := connection.headers.get("x-session-api-key"):
             return await self.principal(key)
+        if connection.scope["type"] == "websocket" and (
+            key := connection.query_params.get("session_api_key")
+        ):
+            return await self.principal(key)  # where a browser's socket can have it
         if cookie := connection.cookies.get(COOKIE):
             _check_origin(connection)
             return await self.principal(cookie)
@@ -111,11 +120,17 @@ class Doorkeeper:
         self._seen[key] = time.monotonic(), principal
         return principal
 
-    async def authorize(self, connection: HTTPConnection, rule: Rule, path: Mapping[str, Any]) -> None:
-        """Let through who may; put the principal and the session into the connection's state."""
+    async def authorize(
+        self, connection: HTTPConnection, rule: Rule, path: Mapping[str, Any], *, token: str | None = None
+    ) -> None:
+        """Let through who may; put the principal and the session into the connection's state.
+
+        `token` is one that came after the request, as the first message of a socket.
+        """
         if rule == "public":
             return
-        principal = connection.state.principal = await self.who(connection)
+        known = self.who(connection) if token is None else self.principal(token)
+        principal = connection.state.principal = await known
         if rule == "admin" and not principal.is_admin:
             raise Forbidden(needs="the role admin", who=principal.owner)
         if rule == "shell" and "shell" not in principal.scopes:
@@ -126,13 +141,15 @@ class Doorkeeper:
     async def _session(self, principal: Principal, path: Mapping[str, Any]) -> Session:
         if "run_id" in path:
             session_id = (await self.store.run(path["run_id"])).session_id
-            missing: NotFound = NotFound(what="run", id=path["run_id"])
         else:
             session_id = path["session_id"]
-            missing = SessionNotFound(id=session_id)
         session = await self.store.session(session_id)
         if not principal.may_see(session):
-            raise missing
+            raise (
+                NotFound(what="run", id=path["run_id"])
+                if "run_id" in path
+                else SessionNotFound(id=session_id)
+            )
         return session
 
 

@@ -7,8 +7,10 @@ it has caught up. Nobody waits for anybody: a client that does not read is dropp
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
+
+from starlette.types import Send
 
 from holdfast.errors import HoldfastError, SessionNotFound
 from holdfast.server.wire import event_json
@@ -19,6 +21,9 @@ _KEPT = 512
 _KEPT_BYTES = 4 * 1024 * 1024
 _PAGE = 500
 _PAUSE_SECONDS = 0.5
+PATIENCE_SECONDS = 30.0
+"""A client that takes nothing for so long is dropped; it resumes from its number."""
+TICK_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -42,23 +47,86 @@ def ending(reason: str) -> bytes:
     return b"retry: 500\n" + block(json.dumps({"reason": reason}), "end")
 
 
+class Client:
+    """One stream to one client. A delivery must cost little: there is no timer for it, the clock is the channels'."""
+
+    __slots__ = ("_bell", "_clock", "_send", "_since", "dropped", "gone", "sending", "silent", "task")
+
+    def __init__(self, send: Send, clock: "Clock") -> None:
+        self.task = asyncio.current_task()
+        self.gone = False
+        self.dropped = False
+        self.silent = False
+        self.sending = False
+        self._send = send
+        self._clock = clock
+        self._since = clock.now
+        self._bell: asyncio.Future[None] | None = None
+
+    async def send(self, chunk: bytes, *, more: bool = True) -> None:
+        """Send some bytes; returns when the client takes more."""
+        self._since = self._clock.now
+        self.sending = True
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
+        self.sending = False
+
+    async def wait(self) -> None:
+        """Wait until there may be something to say."""
+        self._bell = asyncio.get_running_loop().create_future()
+        await self._bell
+
+    def ring(self) -> None:
+        """Say that there may be something to say."""
+        bell = self._bell
+        if bell is not None and not bell.done():
+            bell.set_result(None)
+
+    def leave(self) -> None:
+        """Note that nobody is there any more."""
+        self.gone = True
+        self.ring()
+
+    def look(self, comment_seconds: float) -> None:
+        """Have it say that it lives, if it was silent; give up who takes nothing."""
+        waited = self._clock.now - self._since
+        if self.sending:
+            if waited >= PATIENCE_SECONDS and self.task is not None and not self.dropped:
+                self.dropped = True
+                self.task.cancel()
+        elif waited >= comment_seconds - TICK_SECONDS:
+            self.silent = True
+            self.ring()
+
+
+class Clock:
+    """The time, as of the last tick."""
+
+    now = 0.0
+
+
 class Channel:
     """What is new in one session."""
 
-    def __init__(self, store: Store, session_id: str, after: int) -> None:
-        self.clients = 0
+    def __init__(self, store: Store, session_id: str, after: int, grace: float | None) -> None:
+        self.clients: set[Client] = set()
         self.ended: str | None = None
+        self.drafts: dict[tuple[str, int], Draft] = {}
         self._store = store
         self._session_id = session_id
         self._base = after  # the ring holds what follows
         self._ring: list[bytes] = []
         self._bytes = 0
-        self._drafts: dict[tuple[str, int], Draft] = {}
-        self._bells: set[asyncio.Event] = set()
         self._tasks = [
             asyncio.create_task(self._follow_events()),
             asyncio.create_task(self._follow_drafts()),
         ]
+        if grace is not None:
+            self._tasks.append(asyncio.create_task(self._say_watched(grace)))
+
+    @property
+    def latest(self) -> int:
+        """The number of the last event that is known here."""
+        return self._base + len(self._ring)
 
     async def close(self) -> None:
         """Stop following."""
@@ -66,67 +134,52 @@ class Channel:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def _say_watched(self, grace: float) -> None:
+        """Let whoever runs an attached session know that it is watched."""
+        while True:
+            with suppress(HoldfastError):  # the next time makes up for it
+                await self._store.watched([self._session_id])
+            await asyncio.sleep(min(grace / 4, 30))
+
     def end(self, reason: str) -> None:
         """Tell all clients that this is it."""
         self.ended = self.ended or reason
-        self._ring_bells()
+        self._ring_all()
 
-    async def feed(self, after: int, *, comment_seconds: float) -> AsyncGenerator[bytes, None]:
-        """Yield what follows number `after`, without a gap, then what comes; drafts whole first, then what they gain."""
-        loop = asyncio.get_running_loop()
-        bell = asyncio.Event()
+    async def feed(self, client: Client, after: int) -> None:
+        """Send what follows number `after`, without a gap, then what comes; drafts whole first, then what they gain."""
         shown: dict[tuple[str, int], str] = {}
-        self._bells.add(bell)
-        try:
-            while True:
-                bell.clear()
-                if after < self._base:
-                    page = await self._store.events(self._session_id, after=after, limit=_PAGE)
-                    if page:
-                        after = page[-1].seq
-                        yield b"".join(map(encode, page))
-                        continue
-                if new := self._ring[after - self._base :] if after >= self._base else []:
-                    after += len(new)
-                    yield new[0] if len(new) == 1 else b"".join(new)
-                    continue
-                if text := self._gained(shown):
-                    yield text
-                if self.ended is not None:
-                    yield ending(self.ended)
-                    return
-                timer = loop.call_later(comment_seconds, bell.set)
-                await bell.wait()
-                if loop.time() >= timer.when():
-                    yield COMMENT
-                timer.cancel()
-        finally:
-            self._bells.discard(bell)
+        seen: object = None
+        while not client.gone:
+            at = after - self._base
+            if 0 <= at < len(self._ring):
+                new = self._ring[at:]
+                after += len(new)
+                await client.send(new[0] if len(new) == 1 else b"".join(new))
+            elif at < 0 and (page := await self.page(after)):
+                after = page[-1].seq
+                await client.send(b"".join(map(encode, page)))
+            elif seen is not self.drafts:
+                seen = self.drafts
+                if text := gained(self.drafts, shown):
+                    await client.send(text)
+            elif self.ended is not None:
+                await client.send(ending(self.ended))
+                return
+            elif client.silent:
+                client.silent = False
+                await client.send(COMMENT)
+            else:
+                await client.wait()
 
-    def _gained(self, shown: dict[tuple[str, int], str]) -> bytes:
-        """Return what the drafts have gained since they were shown."""
-        blocks: list[bytes] = []
-        for key, draft in self._drafts.items():
-            before = shown.get(key, "")
-            if draft.text == before and key in shown:
-                continue
-            start = len(before) if draft.text.startswith(before) else 0
-            facts = {
-                "run_id": draft.run_id,
-                "part": draft.part,
-                "kind": draft.kind,
-                "offset": start,
-                "text": draft.text[start:],
-            }
-            blocks.append(block(json.dumps(facts), "draft"))
-        shown.clear()
-        shown.update({key: draft.text for key, draft in self._drafts.items()})
-        return b"".join(blocks)
+    async def page(self, after: int) -> list[Event]:
+        """Return some of the events that follow a number, from the store."""
+        return await self._store.events(self._session_id, after=after, limit=_PAGE)
 
     async def _follow_events(self) -> None:
         while self.ended is None:
             try:
-                async for event in self._store.watch(self._session_id, after=self._base + len(self._ring)):
+                async for event in self._store.watch(self._session_id, after=self.latest):
                     self._add(encode(event))
             except SessionNotFound:
                 self.end("erased")
@@ -142,48 +195,82 @@ class Channel:
             del self._ring[: len(gone)]
             self._base += len(gone)
             self._bytes -= sum(map(len, gone))
-        self._ring_bells()
+        self._ring_all()
 
     async def _follow_drafts(self) -> None:
         while self.ended is None:
             try:
                 async for drafts in self._store.watch_drafts(self._session_id):
-                    self._drafts = {(draft.run_id, draft.part): draft for draft in drafts}
-                    self._ring_bells()
+                    self.drafts = {(draft.run_id, draft.part): draft for draft in drafts}
+                    self._ring_all()
             except HoldfastError:
                 await asyncio.sleep(_PAUSE_SECONDS)  # the events tell what is wrong
 
-    def _ring_bells(self) -> None:
-        for bell in self._bells:
-            bell.set()
+    def _ring_all(self) -> None:
+        for client in self.clients:
+            client.ring()
+
+
+def gained(drafts: Mapping[tuple[str, int], Draft], shown: dict[tuple[str, int], str]) -> bytes:
+    """Return what the drafts have gained since they were shown, and note that they are."""
+    blocks: list[bytes] = []
+    for key, draft in drafts.items():
+        before = shown.get(key, "")
+        if draft.text == before and key in shown:
+            continue
+        start = len(before) if draft.text.startswith(before) else 0
+        facts = {
+            "run_id": draft.run_id,
+            "part": draft.part,
+            "kind": draft.kind,
+            "offset": start,
+            "text": draft.text[start:],
+        }
+        blocks.append(block(json.dumps(facts), "draft"))
+    shown.clear()
+    shown.update({key: draft.text for key, draft in drafts.items()})
+    return b"".join(blocks)
 
 
 class Channels:
-    """The channels of all sessions that somebody watches here."""
+    """The channels of all sessions that somebody watches here, and the clock of their clients."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, comment_seconds: float) -> None:
         self._store = store
+        self._comment_seconds = comment_seconds
         self._open: dict[str, Channel] = {}
+        self._clock = Clock()
+        self._ticking: asyncio.Task[None] | None = None
         self.closing = False
+        self.closed = asyncio.Event()
 
     @property
     def clients(self) -> int:
         """How many streams are open."""
-        return sum(channel.clients for channel in self._open.values())
+        return sum(len(channel.clients) for channel in self._open.values())
 
     @asynccontextmanager
-    async def join(self, session_id: str, seq: int) -> AsyncGenerator[Channel, None]:
-        """Hand out the channel of a session whose last event has this number."""
+    async def join(
+        self, session_id: str, seq: int, grace: float | None, send: Send
+    ) -> AsyncGenerator[tuple[Channel, Client], None]:
+        """Hand out the channel of a session whose last event has this number, and a client of it.
+
+        An attached session has its `grace`: it is noted that somebody watches.
+        """
         channel = self._open.get(session_id)
         if channel is None or channel.ended is not None:
-            channel = self._open[session_id] = Channel(self._store, session_id, seq)
+            channel = self._open[session_id] = Channel(self._store, session_id, seq, grace)
         if self.closing:
             channel.end("closing")
-        channel.clients += 1
+        if self._ticking is None or self._ticking.done():
+            self._clock.now = asyncio.get_running_loop().time()
+            self._ticking = asyncio.create_task(self._tick())
+        client = Client(send, self._clock)
+        channel.clients.add(client)
         try:
-            yield channel
+            yield channel, client
         finally:
-            channel.clients -= 1
+            channel.clients.discard(client)
             if not channel.clients:
                 if self._open.get(session_id) is channel:
                     del self._open[session_id]
@@ -192,5 +279,14 @@ class Channels:
     def close(self) -> None:
         """End all streams with a hint to come back: another front goes on from the same number."""
         self.closing = True
+        self.closed.set()
         for channel in self._open.values():
             channel.end("closing")
+
+    async def _tick(self) -> None:
+        while self._open:
+            await asyncio.sleep(min(TICK_SECONDS, self._comment_seconds / 2))
+            self._clock.now = asyncio.get_running_loop().time()
+            for channel in self._open.values():
+                for client in channel.clients:
+                    client.look(self._comment_seconds)

@@ -1,18 +1,22 @@
 """Media by its digest, for those who may read a session that refers to it; always as something a browser cannot run."""
 
 import re
+from collections.abc import AsyncGenerator
 from typing import Annotated
 
 from fastapi import Path, Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 
 from holdfast.errors import NotFound
-from holdfast.media import open_media, to_uri
+from holdfast.media import MediaStore, open_media, to_uri
 from holdfast.server.routes import new_router, principal_of, route, store_of
+from holdfast.server.wire import ErrorBody
 
 router = new_router("media")
 _SAFE = re.compile(r"(image/(png|jpeg|gif|webp)|audio/[\w.+-]+|video/[\w.+-]+|application/pdf|text/plain)")
-_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
+_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 
 
 @route(
@@ -24,10 +28,11 @@ _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
         200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}},
         206: {"description": "The part that was asked for."},
         304: {"description": "You have it already."},
+        416: {"model": ErrorBody, "description": "None of the bytes that were asked for is there."},
     },
 )
 async def read_media(request: Request, sha256: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]) -> Response:
-    """Return some content, or a part of it. Its name is its digest, so it never changes."""
+    """Return some content, or the part that `Range` names, without reading the rest. Only the whole is checked."""
     store, principal = store_of(request), principal_of(request)
     references = await store.references(sha256=sha256)
     allowed = principal.is_admin and references
@@ -50,17 +55,44 @@ async def read_media(request: Request, sha256: Annotated[str, Path(pattern="^[0-
     kind = blob.media_type if _SAFE.fullmatch(blob.media_type) else "application/octet-stream"
     if kind == "application/octet-stream":
         headers["content-disposition"] = "attachment"
-    found = _RANGE.fullmatch(request.headers.get("range", ""))
-    if found is not None and int(found[1]) < blob.size:
-        first, last = int(found[1]), min(int(found[2] or blob.size - 1), blob.size - 1)
-        content = await media.get(to_uri(sha256))  # whole: what is given out was checked against its digest
-        headers["content-range"] = f"bytes {first}-{last}/{blob.size}"
-        return Response(content[first : last + 1], 206, headers, kind)
+    part = _part(request.headers, blob.size, etag)
+    start, stop = part or (0, blob.size)
+    headers["content-length"] = str(stop - start)
+    if part is not None:
+        headers["content-range"] = f"bytes {start}-{stop - 1}/{blob.size}"
+    if start == stop:
+        return Response(b"", headers=headers, media_type=kind)
 
-    async def chunks():  # noqa: ANN202 - a generator of bytes
-        async with media.open(to_uri(sha256)) as reading:
-            async for chunk in reading:
-                yield chunk
+    chunks = _chunks(media, to_uri(sha256), start, stop)
+    await anext(chunks)
+    return StreamingResponse(chunks, 200 if part is None else 206, headers=headers, media_type=kind)
 
-    headers["content-length"] = str(blob.size)
-    return StreamingResponse(chunks(), headers=headers, media_type=kind)
+
+async def _chunks(media: MediaStore, uri: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+    """Yield nothing once the first bytes are there, then all of them.
+
+    So what is wrong from the start is an answer of its own; what turns out to be wrong later breaks the connection.
+    """
+    async with media.part(uri, start, stop) as chunks:
+        first = await anext(chunks)
+        yield b""
+        yield first
+        async for chunk in chunks:
+            yield chunk
+
+
+def _part(headers: Headers, size: int, etag: str) -> tuple[int, int] | None:
+    """Return which bytes are asked for; None for all of them, as also for what is not understood."""
+    found = _RANGE.fullmatch(headers.get("range", ""))
+    if found is None or not (found[1] or found[2]) or headers.get("if-range", etag) != etag:
+        return None
+    if not found[1]:
+        start, stop = max(0, size - int(found[2])), size
+    else:
+        start, stop = int(found[1]), min(int(found[2] or size - 1), size - 1) + 1
+        if found[2] and int(found[2]) < start:
+            return None
+    if start >= stop:
+        problem = f"There are {size} bytes; none of them was asked for."
+        raise HTTPException(416, problem, {"content-range": f"bytes */{size}"})
+    return start, stop

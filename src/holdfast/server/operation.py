@@ -2,23 +2,31 @@
 
 import asyncio
 import json
+from pathlib import Path
+from typing import Annotated, get_args
 
-from fastapi import Request, Response
+from fastapi import Query, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from holdfast.errors import HoldfastError
+from holdfast.metrics import FRONT, Counts, OfWorkers
+from holdfast.retention.sweep import DUTY, Result
 from holdfast.server.routes import channels_of, new_router, principal_of, route, store_of
 from holdfast.server.sessions import CursorText, Limit
 from holdfast.server.wire import AuditOut, Health, Items, Me, WorkerOut
+from holdfast.types import Duty
 
 router = new_router("operation")
 
 
 class Metrics:
-    """What this process counts."""
+    """What this process counts, and what its workers have counted if it has a folder of theirs."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: Path | None = None) -> None:
         self.registry = CollectorRegistry()
+        self.count = Counts(self.registry, FRONT)
+        if workers is not None:
+            self.registry.register(OfWorkers(workers))
         self.requests = Counter(
             "holdfast_http_requests",
             "Requests by route and status.",
@@ -33,19 +41,40 @@ class Metrics:
             "holdfast_streams_dropped", "Streams whose client did not read.", registry=self.registry
         )
         self._gauges = {
-            name: Gauge(f"holdfast_{name}", text, registry=self.registry)
-            for name, text in (
-                ("sessions", "Sessions in the store."),
-                ("events", "Events in the store."),
-                ("pending", "Submissions that have not ended."),
-                ("holders", "Workers and bare runs that are registered."),
-                ("expired_holders", "Holders past their deadline that nobody has removed yet."),
+            name: Gauge(f"holdfast_{name}{unit}", text, registry=self.registry)
+            for name, unit, text in (
+                ("sessions", "", "Sessions in the store."),
+                ("events", "", "Events in the store."),
+                ("pending", "", "Submissions that have not ended."),
+                ("holders", "", "Workers and bare runs that are registered."),
+                ("expired_holders", "", "Holders past their deadline that nobody has removed yet."),
+                ("leases", "", "Sessions that somebody holds."),
+                ("lag", "_seconds", "How long the session waits for a worker that has been ready longest."),
             )
         }
+        self._swept_at = Gauge(
+            "holdfast_sweep_timestamp_seconds",
+            "When the last sweep of retention ended.",
+            registry=self.registry,
+        )
+        self._swept = Gauge(
+            "holdfast_sweep_sessions", "Sessions of the last sweep.", ["outcome"], registry=self.registry
+        )
+        for outcome in get_args(Result):
+            self._swept.labels(outcome)  # there from the beginning, as 0
 
     def dropped(self) -> None:
         """Count a stream that was dropped."""
         self._dropped.inc()
+
+    def set_sweep(self, duty: Duty | None) -> None:
+        """Note what came of the last sweep, whichever worker did it."""
+        if duty is None or duty.done_at is None:
+            return
+        self._swept_at.set(duty.done_at.timestamp())
+        outcomes = json.loads(duty.detail).get("outcomes", {})
+        for outcome in get_args(Result):
+            self._swept.labels(outcome).set(outcomes.get(outcome, 0))
 
     def set_store(self, facts: object) -> None:
         """Note how much is in the store."""
@@ -62,6 +91,7 @@ async def me(request: Request) -> Me:
         role=principal.role,
         scopes=sorted(principal.scopes),
         agents=sorted(request.app.state.agents),
+        demo=request.app.state.demo,
     )
 
 
@@ -72,9 +102,19 @@ async def workers(request: Request) -> Items[WorkerOut]:
 
 
 @route(router, "GET", "/api/audit", "admin")
-async def audit(request: Request, cursor: CursorText = None, limit: Limit = 50) -> Items[AuditOut]:
-    """Read the audit, newest first."""
-    page = await store_of(request).audit_log(cursor=cursor, limit=limit)
+async def audit(
+    request: Request,
+    session_id: Annotated[
+        str,
+        Query(
+            max_length=128, pattern=r"^([A-Za-z0-9][A-Za-z0-9._:@=+~-]*)?$", description="Only of this one."
+        ),
+    ] = "",
+    cursor: CursorText = None,
+    limit: Limit = 50,
+) -> Items[AuditOut]:
+    """Read the audit, newest first; of all sessions, or of one."""
+    page = await store_of(request).audit_log(session_id=session_id or None, cursor=cursor, limit=limit)
     items = [
         AuditOut(
             id=entry.id,
@@ -98,13 +138,18 @@ async def health() -> Health:
 @route(router, "GET", "/ready", "public", responses={503: {"model": Health}})
 async def ready(request: Request, response: Response) -> Health:
     """Say whether the store answers and has the schema that this code needs."""
+    store, state = store_of(request), request.app.state
     try:
         async with asyncio.timeout(3):
-            schema = await store_of(request).schema()
+            if state.migrated:
+                await store.token("")  # to count all there is would take its time
+            else:
+                schema = await store.schema()
+                state.migrated = schema.version == schema.latest
     except (HoldfastError, TimeoutError):
         response.status_code = 503
         return Health(status="unavailable", problem="The store does not answer.")
-    if schema.version != schema.latest:
+    if not state.migrated:
         response.status_code = 503
         return Health(status="unavailable", problem="The schema is not up to date.")
     return Health(status="ok")
@@ -122,4 +167,5 @@ async def metrics(request: Request) -> Response:
     counted: Metrics = request.app.state.metrics
     counted.streams.set(channels_of(request).clients)
     counted.set_store(await store_of(request).schema())
+    counted.set_sweep(await store_of(request).duty(DUTY))
     return Response(generate_latest(counted.registry), media_type="text/plain; version=0.0.4")

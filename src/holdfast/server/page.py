@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Annotated, Final
 
-from fastapi import Query, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
 from pydantic import Field
+from starlette.datastructures import QueryParams
 
 from holdfast.errors import NotFound, Unauthenticated
 from holdfast.server.auth import COOKIE
@@ -15,6 +16,8 @@ from holdfast.server.routes import new_router, route
 from holdfast.server.wire import Given
 
 router = new_router("page")
+QUERY: Final = "holdfast.query"
+"""Where the query of the page's address is: nowhere else is it seen, since it may have a token."""
 _TYPES: Final = {
     "html": "text/html; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -61,11 +64,10 @@ class SignIn(Given):
 
 
 @route(router, "GET", "/", "public", include_in_schema=False)
-async def index(
-    request: Request, token: Annotated[str | None, Query(min_length=1, max_length=10_000)] = None
-) -> Response:
+async def index(request: Request) -> Response:
     """Show the page. With a token: keep it as a cookie if it is good, and come again without it."""
-    if token is None:
+    token = QueryParams(request.scope.get(QUERY, b"")).get("token")
+    if not token:
         return FILES["index.html"].answer(request)
     try:
         await request.app.state.doorkeeper.principal(token)

@@ -1,7 +1,8 @@
-"""The routes of retention: export, clean, rehydrate, erase. Overriding a guard needs an administrator."""
+"""The routes of retention: export, clean, rehydrate, erase, sweep. Overriding a guard needs an administrator."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -9,15 +10,22 @@ from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from holdfast.errors import Forbidden
-from holdfast.media import open_media
+from holdfast.counting import count
+from holdfast.errors import Forbidden, SweepRunning
+from holdfast.media import open_media, to_uri
+from holdfast.policy import Action
+from holdfast.retention import Outcome, outlook, spool, write_archive
 from holdfast.retention import clean as clean_session
 from holdfast.retention import erase as erase_session
 from holdfast.retention import rehydrate as rehydrate_session
-from holdfast.retention import spool, write_archive
 from holdfast.retention.archive import MEDIA_TYPE
+from holdfast.retention.erase import Erased
+from holdfast.retention.sweep import DUTY, Result
+from holdfast.retention.sweeper import sweep_apart
+from holdfast.server.auth import Principal
 from holdfast.server.routes import new_router, principal_of, route, store_of
 from holdfast.server.sessions import SessionId
+from holdfast.store import Store
 
 router = new_router("retention")
 _ARCHIVE: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
@@ -55,6 +63,57 @@ class ErasedOut(BaseModel):
     children: list[str]
 
 
+class OutlookOut(BaseModel):
+    """What retention has in store for a session."""
+
+    session_id: str
+    policy: str | None = Field(description="The first policy that matches it; none: it stays.")
+    action: Action | None
+    idle_days: float | None
+    max_age_days: float | None
+    keep_last_runs: int | None
+    due_at: datetime | None = Field(description="When its time comes at the earliest, if it does.")
+    held_by: Literal["session", "policy"] | None
+    guard: str | None = Field(description="What would refuse the sweep at this moment.")
+    problem: str | None = Field(description="The same for people, with what would lift it.")
+    cleaned_at: datetime | None
+    archive: str | None
+
+
+class SweepBody(BaseModel):
+    """How to sweep."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    dry_run: bool = Field(False, description="Only say what would be done.")
+    limit: int = Field(1000, ge=1, le=10000, strict=False, description="How many sessions at most.")
+
+
+class OutcomeOut(BaseModel):
+    """What became of one session that was due."""
+
+    session_id: str
+    policy: str
+    action: Action
+    outcome: Result
+    guard: str | None
+    problem: str | None
+    deleted: dict[str, int]
+
+
+class SweptOut(BaseModel):
+    """What a sweep did."""
+
+    items: list[OutcomeOut]
+    outcomes: dict[str, int]
+    submissions: int
+    shell_events: int
+    blobs: int
+    dry_run: bool
+    more: bool = Field(description="The limit was reached, or it ended early: there may be more.")
+    problem: str | None = Field(description="Why it ended early.")
+
+
 @route(
     router,
     "GET",
@@ -75,6 +134,7 @@ async def export(
     store = store_of(request)
     pieces = write_archive(store, open_media(store=store), session_id, compress=gzip)
     first = await anext(pieces)  # what is wrong from the start is an answer of its own
+    count("retention", action="export")
     name = f"{session_id}.ndjson" + (".gz" if gzip else "")
     return StreamingResponse(
         _from(first, pieces),
@@ -110,6 +170,7 @@ async def clean(request: Request, session_id: SessionId, body: CleanBody) -> Cle
         archive=body.archive,
         dry_run=body.dry_run,
     )
+    count("retention", action="clean")
     return CleanedOut(
         session_id=session_id,
         cleaned_at=cleaned.cleaned_at,
@@ -136,19 +197,94 @@ async def rehydrate(request: Request, session_id: SessionId) -> Response:
         await rehydrate_session(
             store, open_media(store=store), session_id, given, actor=principal_of(request).owner
         )
+    count("retention", action="rehydrate")
     return Response(status_code=204)
 
 
 @route(router, "DELETE", "/api/sessions/{session_id}", "delete")
-async def erase(request: Request, session_id: SessionId) -> ErasedOut:
+async def erase(
+    request: Request,
+    session_id: SessionId,
+    children: Annotated[bool, Query(description="Also the sessions of its delegate runs.")] = False,
+) -> ErasedOut:
     """Erase a session for good: content, archive, media. A tombstone and an audit entry remain."""
-    store = store_of(request)
+    store, principal = store_of(request), principal_of(request)
+    if children and not principal.is_admin:
+        await _own_children(store, session_id, principal)
     erased = await erase_session(
-        store, open_media(store=store), session_id, actor=principal_of(request).owner
+        store, open_media(store=store), session_id, actor=principal.owner, children=children
     )
+    count("retention", action="erase")
     return ErasedOut(
         session_id=session_id,
         erased_at=erased.erased_at,
         deleted=dict(erased.deleted),
-        children=[child.session_id for child in erased.children],
+        children=list(_ids(erased.children)),
+    )
+
+
+def _ids(children: Iterable[Erased]) -> Iterator[str]:
+    for child in children:
+        yield child.session_id
+        yield from _ids(child.children)
+
+
+async def _own_children(store: Store, session_id: str, principal: Principal) -> None:
+    """Raise `Forbidden` if a session that would go with this one is somebody else's."""
+    seen, left = {session_id}, [session_id]
+    while left:
+        for child in await store.child_sessions(left.pop()):
+            if child in seen:
+                continue
+            if (await store.session(child)).owner != principal.owner:
+                raise Forbidden(needs="the role admin to erase children that others own", who=principal.owner)
+            seen.add(child)
+            left.append(child)
+
+
+@route(router, "GET", "/api/sessions/{session_id}/retention", "read")
+async def read_outlook(request: Request, session_id: SessionId) -> OutlookOut:
+    """Show which policy applies to a session, when it is due, and what stands against it now."""
+    found = await outlook(store_of(request), session_id)
+    terms = found.terms
+    return OutlookOut(
+        session_id=session_id,
+        policy=found.policy,
+        action=None if terms is None else terms.action,
+        idle_days=None if terms is None else terms.idle_days,
+        max_age_days=None if terms is None else terms.max_age_days,
+        keep_last_runs=None if terms is None else terms.keep_last_runs,
+        due_at=found.due_at,
+        held_by=found.held_by,
+        guard=found.guard,
+        problem=found.problem,
+        cleaned_at=found.cleaned_at,
+        archive=None if found.archive is None else to_uri(found.archive),
+    )
+
+
+@route(router, "POST", "/api/retention/sweep", "admin")
+async def sweep(request: Request, body: SweepBody) -> SweptOut:
+    """Do now what the policies say is due, and say what came of each session."""
+    store = store_of(request)
+    outcomes: list[Outcome] = []
+    done = await sweep_apart(
+        store,
+        actor=principal_of(request).owner,
+        dry_run=body.dry_run,
+        limit=body.limit,
+        tell=outcomes.append,
+    )
+    if done is None:
+        duty = await store.duty(DUTY)
+        raise SweepRunning(holder=duty.holder or "another" if duty else "another")
+    return SweptOut(
+        items=[OutcomeOut.model_validate(asdict(outcome)) for outcome in outcomes],
+        outcomes=dict(done.outcomes),
+        submissions=done.submissions,
+        shell_events=done.shell_events,
+        blobs=done.blobs,
+        dry_run=done.dry_run,
+        more=done.more,
+        problem=done.problem,
     )

@@ -1,11 +1,14 @@
 """What every route has: a rule that is asked before anything of the request is read, and the errors it may answer."""
 
+from collections import Counter
 from collections.abc import Callable, Coroutine
-from typing import Any, cast
+from typing import Any, cast, get_origin
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
+from holdfast.errors import BadInput
+from holdfast.logs import about
 from holdfast.server.auth import Doorkeeper, Principal, Rule
 from holdfast.server.channel import Channels
 from holdfast.server.wire import ErrorBody
@@ -43,10 +46,20 @@ class GuardedRoute(APIRoute):
         """Ask the doorkeeper first."""
         handler = super().get_route_handler()
         (rule,) = {RULES[method, self.path] for method in self.methods or ()}
+        known = {parameter.alias for parameter in self.dependant.query_params}
+        lists = {p.alias for p in self.dependant.query_params if get_origin(p.field_info.annotation) is list}
 
         async def guarded(request: Request) -> Response:
             doorkeeper: Doorkeeper = request.app.state.doorkeeper
-            await doorkeeper.authorize(request, cast("Rule", rule), request.path_params)
+            path = request.path_params
+            about(lambda: {name: path[name] for name in ("session_id", "run_id") if name in path})
+            await doorkeeper.authorize(request, cast("Rule", rule), path)
+            if unknown := sorted(set(request.query_params) - known):
+                problem = f"there is no parameter {unknown[0][:100]!r}; there are: {', '.join(sorted(known)) or 'none'}"
+                raise BadInput(problem=problem.encode("utf-8", "replace").decode())
+            given = Counter(name for name, _ in request.query_params.multi_items())
+            if twice := sorted(name for name in given if given[name] > 1 and name not in lists):
+                raise BadInput(problem=f"the parameter {twice[0]!r} is given more than once")
             return await handler(request)
 
         return guarded
@@ -66,6 +79,12 @@ def route(router: APIRouter, method: str, path: str, rule: Rule, **options: Any)
     if rule != "public":
         extra["security"] = [{"bearer": []}]
     return router.api_route(path, methods=[method], openapi_extra=extra, **options)
+
+
+def socket(router: APIRouter, path: str, rule: Rule) -> Callable[[Any], Any]:
+    """Add a WebSocket with its rule, which it has to ask itself: a token may come as its first message."""
+    RULES["WEBSOCKET", path] = rule
+    return router.websocket(path)
 
 
 def store_of(request: Request) -> Store:

@@ -1,18 +1,26 @@
 """The routes of sessions: what they are, what is asked of them, what they say."""
 
 import json
+from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Header, Path, Query, Request, Response
 
+from holdfast.counting import count
 from holdfast.errors import BadInput, Forbidden, NotYet
 from holdfast.runtime.approvals import asked
+from holdfast.runtime.attachment import attachment
+from holdfast.runtime.attachment import parse as parse_attachment
+from holdfast.server.channel import Channel
+from holdfast.server.formats import HEADERS, Format, Formatter, speaker
 from holdfast.server.routes import channels_of, new_router, principal_of, route, session_of, store_of
 from holdfast.server.stream import EventStream
 from holdfast.server.wire import (
     Answer,
     Asked,
     CursorOut,
+    ErrorBody,
     EventOut,
     ForkOf,
     Id,
@@ -31,7 +39,8 @@ from holdfast.server.wire import (
     SubmissionOut,
     event_json,
 )
-from holdfast.types import Lane, Status, Submission, SubmissionState
+from holdfast.tracing import SUBMIT, carried, span
+from holdfast.types import Lane, Session, Status, Submission, SubmissionState
 
 router = new_router("sessions")
 SessionId = Annotated[Id, Path(description="The session's id.")]
@@ -54,9 +63,22 @@ async def create_session(request: Request, body: NewSession) -> SessionOut:
         owner=body.owner or principal.owner,
         id=body.id,
         title=body.title,
-        metadata=json.dumps(body.metadata),
+        metadata=_metadata(body.metadata),
     )
     return SessionOut.of(session)
+
+
+def _metadata(given: dict[str, Any]) -> str:
+    parse_attachment(given.get("attached"))
+    return json.dumps(given)
+
+
+def _grace(session: Session) -> float | None:
+    """Return for how long an attached session may be without a watcher."""
+    with suppress(BadInput):  # as a library may have written it; its worker says so
+        attached = attachment(session.metadata)
+        return None if attached is None else attached.grace
+    return None
 
 
 @route(router, "GET", "/api/sessions", "user")
@@ -104,7 +126,8 @@ async def change_session(request: Request, session_id: SessionId, body: SessionC
         session_id,
         title=body.title,
         hold=body.hold,
-        metadata=None if body.metadata is None else json.dumps(body.metadata),
+        metadata=None if body.metadata is None else _metadata(body.metadata),
+        actor=principal_of(request).owner,
     )
     return SessionOut.of(changed)
 
@@ -121,9 +144,12 @@ async def _submit(
     lane: Lane = "main",
     **options: Any,
 ) -> SubmissionOut:
-    sent: Submission = await store_of(request).submit(
-        session_id, kind, json.dumps(payload), lane=lane, **options
-    )
+    within = request.headers.get("traceparent")
+    with span("holdfast submit", SUBMIT, within=within, session_id=session_id, kind=kind):
+        sent: Submission = await store_of(request).submit(
+            session_id, kind, json.dumps(payload), lane=lane, trace=carried(), **options
+        )
+    count("submissions", kind=kind)
     return SubmissionOut.of(sent)
 
 
@@ -209,7 +235,9 @@ async def background(request: Request, session_id: SessionId) -> SubmissionOut:
             "model": Items[EventOut],
             "description": "A page of events; with `Accept: text/event-stream` all of them, and those that come.",
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
-        }
+        },
+        204: {"description": "With `follow=false`: nothing runs, and nothing is to be told."},
+        501: {"model": ErrorBody, "description": "This server was not installed with that format."},
     },
 )
 async def events(
@@ -220,6 +248,12 @@ async def events(
     last_event_id: Annotated[
         str | None, Header(pattern="^[0-9]{0,18}$", description="Wins over `after`.")
     ] = None,
+    format: Annotated[
+        Format | None, Query(description="A stream in the words of another protocol, whatever is accepted.")
+    ] = None,
+    follow: Annotated[
+        bool, Query(description="Of a stream with a `format`: whether it goes on when a run has ended.")
+    ] = True,
 ) -> Response:
     """Read the journal: as pages, or as a stream that replays what you miss and goes on with what comes."""
     store, session = store_of(request), session_of(request)
@@ -229,14 +263,16 @@ async def events(
         session = await store.session(session_id)  # it may have moved on since
     if after > session.seq:
         raise NotYet(session_id=session_id, seq=session.seq, number=after)
+    state, channels = request.app.state, channels_of(request)
+    join = partial(channels.join, session_id, session.seq, _grace(session))
+    if format is not None:
+        formatter = Formatter(store, session_id, speaker(format, session_id), follow)
+        if not follow and after == session.seq and session.status not in {"queued", "running"}:
+            return Response(status_code=204)
+        feed = partial(formatter.feed, after=after)
+        return EventStream(join, feed, dropped=state.metrics.dropped, headers=HEADERS[format])
     if "text/event-stream" in request.headers.get("accept", ""):
-        state, channels = request.app.state, channels_of(request)
-        return EventStream(
-            lambda: channels.join(session_id, session.seq),
-            after,
-            comment_seconds=state.settings.stream_comment_seconds,
-            dropped=state.metrics.dropped,
-        )
+        return EventStream(join, partial(Channel.feed, after=after), dropped=state.metrics.dropped)
     page = await store.events(session_id, after=after, limit=limit)
     more = f'"{page[-1].seq}"' if len(page) == limit else "null"
     items = ",".join(map(event_json, page))

@@ -3,6 +3,8 @@
 They are there only if the server was made with a shell, and open only to principals with the scope `shell`.
 """
 
+import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
@@ -10,8 +12,9 @@ from fastapi import Path, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from holdfast.errors import BadInput, NotFound, SessionNotFound
-from holdfast.server.channel import block
-from holdfast.server.routes import new_router, principal_of, route, store_of
+from holdfast.server.auth import Principal
+from holdfast.server.channel import COMMENT, block, ending
+from holdfast.server.routes import channels_of, new_router, principal_of, route, store_of
 from holdfast.server.wire import Given, Id
 from holdfast.shell import ShellService
 from holdfast.types import Command, Output
@@ -22,6 +25,7 @@ Uuid = Annotated[
 ]
 Kind = Literal["BashCommand", "BashOutput"]
 _BATCH = 100
+_COMMENT_SECONDS = 15.0
 
 
 class NewCommand(Given):
@@ -106,7 +110,8 @@ def _hex(uuid: str) -> str:
     return uuid.replace("-", "")
 
 
-def _event(event: Command | Output) -> BashEvent:
+def to_wire(event: Command | Output) -> BashEvent:
+    """Return an event of the log as it goes over the wire."""
     if isinstance(event, Command):
         return BashCommand(
             id=_hex(event.id),
@@ -115,6 +120,10 @@ def _event(event: Command | Output) -> BashEvent:
             cwd=event.cwd,
             timeout=round(event.timeout or 0),
         )
+    return _output(event)
+
+
+def _output(event: Output) -> BashOutput:
     return BashOutput(
         id=_hex(event.id),
         timestamp=event.at or datetime.now(UTC),
@@ -131,12 +140,16 @@ def _shell(request: Request) -> ShellService:
 
 
 async def _start(request: Request, body: NewCommand) -> Command:
-    principal = principal_of(request)
+    return await start(_shell(request), principal_of(request), body)
+
+
+async def start(shell: ShellService, principal: Principal, body: NewCommand) -> Command:
+    """Start a command for somebody. One of a session belongs to the session's owner, who must be they."""
     if body.session_id is not None:
-        session = await store_of(request).session(body.session_id)
+        session = await shell.store.session(body.session_id)
         if not principal.may_see(session):
             raise SessionNotFound(id=body.session_id)
-    return await _shell(request).start(
+    return await shell.start(
         body.command,
         cwd=body.cwd,
         timeout=body.timeout,
@@ -145,10 +158,18 @@ async def _start(request: Request, body: NewCommand) -> Command:
     )
 
 
+async def _theirs(request: Request, command_id: str) -> Command:
+    """Return a command that exists for the one who asks."""
+    command = await store_of(request).command(command_id)
+    if principal_of(request).sees not in {None, command.owner}:
+        raise NotFound(what="command", id=command.id)
+    return command
+
+
 @route(router, "POST", "/api/bash/start_bash_command", "shell")
 async def start_bash_command(request: Request, body: NewCommand) -> BashCommand:
     """Start a command. Its output appears in the log while it runs."""
-    started = _event(await _start(request, body))
+    started = to_wire(await _start(request, body))
     if not isinstance(started, BashCommand):
         raise NotFound(what="command", id=started.id)
     return started
@@ -158,16 +179,15 @@ async def start_bash_command(request: Request, body: NewCommand) -> BashCommand:
 async def execute_bash_command(request: Request, body: NewCommand) -> BashOutput:
     """Run a command to its end and return all of its output that is kept. It goes on if you leave."""
     started = await _start(request, body)
-    result = await _shell(request).result(started.id)
-    return BashOutput(
-        id=_hex(result.command.id),
-        timestamp=result.command.ended_at or datetime.now(UTC),
-        command_id=_hex(result.command.id),
-        order=max(0, result.command.outputs - 1),
-        exit_code=result.command.exit_code,
-        stdout=result.stdout or None,
-        stderr=result.stderr or None,
+    outputs = [output async for output in _shell(request).follow(started.id)]
+    if not outputs:  # it was purged in the very moment of its end
+        raise NotFound(what="output of command", id=started.id)
+    whole = replace(
+        outputs[-1],
+        stdout="".join(output.stdout or "" for output in outputs) or None,
+        stderr="".join(output.stderr or "" for output in outputs) or None,
     )
+    return _output(whole)
 
 
 @route(router, "GET", "/api/bash/bash_events/search", "shell")
@@ -186,6 +206,7 @@ async def search_bash_events(
     page = await _shell(request).search(
         kind=None if kind__eq is None else "command" if kind__eq == "BashCommand" else "output",
         command_id=command_id__eq,
+        owner=principal_of(request).sees,
         since=_instant(timestamp__gte),
         until=_instant(timestamp__lt),
         after_order=order__gt,
@@ -193,7 +214,7 @@ async def search_bash_events(
         page_id=page_id,
         limit=limit,
     )
-    return BashPage(items=[_event(item) for item in page.items], next_page_id=page.next_cursor)
+    return BashPage(items=[to_wire(item) for item in page.items], next_page_id=page.next_cursor)
 
 
 def _instant(at: datetime | None) -> datetime | None:
@@ -205,31 +226,32 @@ async def batch_get_bash_events(
     request: Request, event_ids: Annotated[list[Uuid], Query(min_length=1, max_length=_BATCH)]
 ) -> list[BashEvent | None]:
     """Return these events, in this order; null for each that is not there."""
-    found = await _shell(request).events(event_ids)
-    return [None if event is None else _event(event) for event in found]
+    found = await _shell(request).events(event_ids, owner=principal_of(request).sees)
+    return [None if event is None else to_wire(event) for event in found]
 
 
 @route(router, "GET", "/api/bash/bash_events/{event_id}", "shell")
 async def get_bash_event(request: Request, event_id: Annotated[Uuid, Path()]) -> BashEvent:
     """Return one event."""
-    return _event(await _shell(request).event(event_id))
+    return to_wire(await _shell(request).event(event_id, owner=principal_of(request).sees))
 
 
 @route(router, "DELETE", "/api/bash/bash_events", "shell")
 async def clear_bash_events(request: Request) -> Cleared:
-    """Delete the log, but for what runs and what is on hold. Results stay."""
-    return Cleared(cleared_count=await _shell(request).clear())
+    """Delete your log, as an administrator everybody's, but for what runs and what is on hold. Results stay."""
+    return Cleared(cleared_count=await _shell(request).clear(owner=principal_of(request).sees))
 
 
 @route(router, "GET", "/api/bash/{command_id}", "shell")
 async def read_command(request: Request, command_id: Annotated[Uuid, Path()]) -> CommandResult:
     """Show how a command stands, also when its output is gone."""
-    return CommandResult.of(await store_of(request).command(command_id))
+    return CommandResult.of(await _theirs(request, command_id))
 
 
 @route(router, "POST", "/api/bash/{command_id}/stop", "shell")
 async def stop_command(request: Request, command_id: Annotated[Uuid, Path()]) -> CommandResult:
     """Stop a command, whichever server runs it."""
+    await _theirs(request, command_id)
     return CommandResult.of(await _shell(request).stop(command_id))
 
 
@@ -253,15 +275,38 @@ async def stream_output(
     from fastapi.responses import StreamingResponse
 
     shell = _shell(request)
-    await store_of(request).command(command_id)
+    await _theirs(request, command_id)
     last = request.headers.get("last-event-id", "")
     if last:
         if not last.isdecimal() or len(last) > 10:  # noqa: PLR2004
             raise BadInput(problem="Last-Event-ID is the order number of an output")
         after = int(last)
 
+    closing = asyncio.create_task(channels_of(request).closed.wait())
+
     async def feed():  # noqa: ANN202 - a generator of bytes
-        async for output in shell.follow(command_id, after=after):
-            yield block(_event(output).model_dump_json(), "output", output.order)
+        outputs = shell.follow(command_id, after=after)
+        coming = asyncio.ensure_future(anext(outputs, None))
+        try:
+            while True:
+                await asyncio.wait(
+                    [coming, closing], timeout=_COMMENT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not coming.done():
+                    if closing.done():
+                        yield ending("closing")
+                        return
+                    yield COMMENT
+                    continue
+                output = coming.result()
+                if output is None:
+                    return
+                yield block(to_wire(output).model_dump_json(), "output", output.order)
+                coming = asyncio.ensure_future(anext(outputs, None))
+        finally:
+            for task in (coming, closing):
+                task.cancel()
+            await asyncio.gather(coming, closing, return_exceptions=True)
+            await outputs.aclose()
 
     return StreamingResponse(feed(), media_type="text/event-stream", headers={"cache-control": "no-store"})

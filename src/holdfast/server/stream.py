@@ -2,16 +2,18 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from types import MappingProxyType
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from holdfast.server.channel import Channel
+from holdfast.server.channel import PATIENCE_SECONDS, Channel, Client
 
-_PATIENCE_SECONDS = 30.0
-"""A client that takes nothing for so long is dropped; it resumes from its number."""
+DIRECT = "holdfast.send"
+"""Where the server's own `send` is: past the start of an answer nothing between it and a stream has anything to do."""
 _log = logging.getLogger(__name__)
 
 
@@ -22,54 +24,46 @@ class EventStream(Response):
 
     def __init__(
         self,
-        join: Callable[[], AbstractAsyncContextManager[Channel]],
-        after: int,
+        join: Callable[[Send], AbstractAsyncContextManager[tuple[Channel, Client]]],
+        feed: Callable[[Channel, Client], Awaitable[None]],
         *,
-        comment_seconds: float,
         dropped: Callable[[], None],
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._join = join
-        self._after = after
-        self._comment_seconds = comment_seconds
+        self._feed = feed
         self._dropped = dropped
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the client leaves or the channel ends."""
-        del scope
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        sending = asyncio.create_task(self._send(send))
-        leaving = asyncio.create_task(_left(receive))
-        try:
-            await asyncio.wait([sending, leaving], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (sending, leaving):
-                task.cancel()
-            results = await asyncio.gather(sending, leaving, return_exceptions=True)
-        error = results[0]
-        if isinstance(error, TimeoutError):
-            self._dropped()
-            _log.info("a stream was dropped: its client took nothing for %d s", _PATIENCE_SECONDS)
-        elif isinstance(error, Exception):
-            raise error
-
-    async def _send(self, send: Send) -> None:
-        async with self._join() as channel:
-            feed = channel.feed(self._after, comment_seconds=self._comment_seconds)
+        direct: Send = scope.get(DIRECT, send)
+        async with self._join(direct) as (channel, client):
+            leaving = asyncio.create_task(_left(receive, client))
             try:
-                async for chunk in feed:
-                    await _within(send, chunk, more=True)
+                await self._feed(channel, client)
+                await client.send(b"", more=False)
+            except asyncio.CancelledError:
+                if not client.dropped:
+                    raise
+                self._dropped()
+                _log.info("a stream was dropped: its client took nothing for %d s", PATIENCE_SECONDS)
+                _hang_up(direct)
             finally:
-                await feed.aclose()
-        await _within(send, b"", more=False)
+                leaving.cancel()
+                await asyncio.gather(leaving, return_exceptions=True)
 
 
-async def _within(send: Send, chunk: bytes, *, more: bool) -> None:
-    async with asyncio.timeout(_PATIENCE_SECONDS):
-        await send({"type": "http.response.body", "body": chunk, "more_body": more})
+def _hang_up(send: Any) -> None:
+    """End a connection whose client takes nothing: to close it politely would wait for that client."""
+    transport = getattr(getattr(send, "__self__", None), "transport", None)
+    if transport is not None:
+        transport.abort()
 
 
-async def _left(receive: Receive) -> None:
+async def _left(receive: Receive, client: Client) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    client.leave()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from holdfast.types import (
     Checkpoint,
@@ -66,7 +66,11 @@ class NewSession(Given):
     agent: Name
     id: Id | None = None
     title: Line = ""
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Yours, except `model` (one of the agent's) and `attached`: `true`, or an object with `grace`"
+        " seconds and `then`, which is `handover` or `interrupt`.",
+    )
     owner: Name | None = Field(None, description="Another owner than yourself; for administrators.")
 
 
@@ -74,7 +78,7 @@ class SessionChange(Given):
     """What to change of a session."""
 
     title: Line | None = None
-    hold: bool | None = Field(None, description="Whether retention must not touch it.")
+    hold: StrictBool | None = Field(None, description="Whether retention must not touch it.")
     metadata: dict[str, Any] | None = None
 
 
@@ -445,6 +449,7 @@ class Me(BaseModel):
     role: Role
     scopes: Sequence[str]
     agents: Sequence[str] = Field(description="The agents that sessions can be created for.")
+    demo: bool = Field(False, description="Whether this is `holdfast demo`, where a worker can be killed.")
 
 
 class Health(BaseModel):

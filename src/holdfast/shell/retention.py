@@ -17,10 +17,10 @@ _BACK_OFF = 2.0
 _LONGEST_SECONDS = 60.0 * 60
 
 
-async def purge(store: Store, older_than: float) -> int:
+async def purge(store: Store, older_than: float, *, owner: str | None = None) -> int:
     """Delete the log of commands that ended so many seconds ago, in bounded batches; return how many events are gone."""
     total = 0
-    while gone := await store.purge_commands(older_than=older_than, limit=_BATCH):
+    while gone := await store.purge_commands(older_than=older_than, owner=owner, limit=_BATCH):
         total += gone
     free = await store.shrink() if total else 0
     while free and (left := await store.shrink()) < free:  # others may free pages meanwhile

@@ -116,6 +116,7 @@ class ShellService:
         env: Mapping[str, str] | None = None,
         session_id: str | None = None,
         owner: str = "local",
+        call_id: str | None = None,
     ) -> Command:
         """Start a command and return it as it is on record. It is a line for bash, or sh where there is no bash.
 
@@ -138,6 +139,7 @@ class ShellService:
             timeout=timeout,
             owner=owner,
             session_id=session_id,
+            call_id=call_id,
             holder=holder.id,
             host=self._host,
         )
@@ -224,6 +226,7 @@ class ShellService:
         *,
         kind: ShellKind | None = None,
         command_id: str | None = None,
+        owner: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         after_order: int | None = None,
@@ -237,6 +240,7 @@ class ShellService:
         return await self.store.shell_events(
             kind=kind,
             command_id=command_id,
+            owner=owner,
             since=since,
             until=until,
             after_order=after_order,
@@ -245,22 +249,24 @@ class ShellService:
             limit=limit,
         )
 
-    async def event(self, event_id: str) -> Command | Output:
+    async def event(self, event_id: str, *, owner: str | None = None) -> Command | Output:
         """Return one event of the log. Raises `NotFound`."""
-        (found,) = await self.store.shell_events_by_id([event_id])
+        (found,) = await self.store.shell_events_by_id([event_id], owner=owner)
         if found is None:
             raise NotFound(what="event", id=event_id)
         return found
 
-    async def events(self, event_ids: Sequence[str]) -> list[Command | Output | None]:
+    async def events(
+        self, event_ids: Sequence[str], *, owner: str | None = None
+    ) -> list[Command | Output | None]:
         """Return up to 100 events of the log in the order of their ids; None for each that is not there."""
         if len(event_ids) > LARGEST_PAGE:
             raise BadInput(problem=f"ask for up to {LARGEST_PAGE} events at once, not {len(event_ids)}")
-        return await self.store.shell_events_by_id(event_ids)
+        return await self.store.shell_events_by_id(event_ids, owner=owner)
 
-    async def clear(self) -> int:
+    async def clear(self, *, owner: str | None = None) -> int:
         """Delete all of the log but what runs and what is on hold, and return how many events are gone."""
-        return await purge(self.store, 0)
+        return await purge(self.store, 0, owner=owner)
 
     async def _keep(self) -> None:
         """Stay alive for others to see, do what they ask for, and record what those who died have left."""

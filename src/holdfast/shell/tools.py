@@ -44,7 +44,12 @@ def shell_tools(
         session_id = await _session(service, ctx.conversation_id)
         try:
             started = await service.start(
-                command, cwd=cwd, timeout=timeout, session_id=session_id, owner=owner
+                command,
+                cwd=cwd,
+                timeout=timeout,
+                session_id=session_id,
+                owner=owner,
+                call_id=ctx.tool_call_id,
             )
         except BadInput as error:
             raise ModelRetry(str(error)) from error

@@ -29,6 +29,9 @@ from holdfast.types import (
     Credential,
     Cursor,
     Draft,
+    Due,
+    DueBy,
+    Duty,
     Effect,
     Event,
     Holder,
@@ -131,6 +134,14 @@ class Store(ABC):
         """List sessions, last active first. `search` finds a part of the title, whatever its case."""
 
     @abstractmethod
+    async def watched(self, session_ids: Sequence[str]) -> None:
+        """Note that somebody watches these sessions right now. Those that do not exist are left out."""
+
+    @abstractmethod
+    async def unwatched(self, session_id: str) -> float:
+        """Return for how many seconds nobody was noted to watch the session or to ask something of it."""
+
+    @abstractmethod
     async def update_session(
         self,
         session_id: str,
@@ -138,8 +149,12 @@ class Store(ABC):
         title: str | None = None,
         hold: bool | None = None,
         metadata: Json | None = None,
+        actor: str | None = None,
     ) -> Session:
-        """Change what is given and leave the rest as it is. Raises `SessionNotFound`."""
+        """Change what is given and leave the rest as it is. Raises `SessionNotFound`.
+
+        With an `actor` a hold that is set or lifted goes into the audit, with the change.
+        """
 
     @abstractmethod
     async def state(self, session_id: str) -> State:
@@ -269,12 +284,13 @@ class Store(ABC):
         lane: Lane = "main",
         when_busy: WhenBusy = "queue",
         idempotency_key: str | None = None,
+        trace: str | None = None,
     ) -> Submission:
         """Queue something for the session, once: the same id or idempotency key returns the submission it made.
 
         The same means the same text, to the letter. `when_busy` is kept for the worker that takes it, except `reject`:
         that raises `TurnInProgress` if anything is queued or under way. Raises `KeyReused` if what is asked differs,
-        `QueueFull`, `SessionCleaned` or `SessionNotFound`.
+        `QueueFull`, `SessionCleaned` or `SessionNotFound`. `trace` is kept for the one who carries it out.
         """
 
     @abstractmethod
@@ -520,6 +536,7 @@ class Store(ABC):
         self,
         *,
         session_id: str | None = None,
+        owner: str | None = None,
         state: CommandState | None = None,
         holder: str | None = None,
         cursor: str | None = None,
@@ -541,6 +558,7 @@ class Store(ABC):
         *,
         kind: ShellKind | None = None,
         command_id: str | None = None,
+        owner: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         after_order: int | None = None,
@@ -548,18 +566,20 @@ class Store(ABC):
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[Command | Output]:
-        """Search the log: commands that were not purged, and output, by time and then id.
+        """Search the log, or one owner's: commands that were not purged, and output, by time and then id.
 
         `since` is included, `until` is not. Only output has an order: with `after_order` there are no commands. A
         cursor stays valid when the event it was made from is gone.
         """
 
     @abstractmethod
-    async def shell_events_by_id(self, ids: Sequence[str]) -> list[Command | Output | None]:
-        """Return these events of the log, in this order; None for each that is not there."""
+    async def shell_events_by_id(
+        self, ids: Sequence[str], *, owner: str | None = None
+    ) -> list[Command | Output | None]:
+        """Return these events of the log, in this order; None for each that is not there, or not this owner's."""
 
     @abstractmethod
-    async def purge_commands(self, *, older_than: float, limit: int = 1000) -> int:
+    async def purge_commands(self, *, older_than: float, owner: str | None = None, limit: int = 1000) -> int:
         """Delete up to `limit` events of commands that ended so many seconds ago or earlier, oldest first.
 
         Their results stay. What runs, and what belongs to a session on hold, is left alone. Returns how many events
@@ -657,6 +677,44 @@ class Store(ABC):
     @abstractmethod
     async def finish_erasing(self, lease: Lease, *, actor: str, detail: Json = "{}") -> datetime:
         """Remove the session and its head, write the audit, and return the time on the tombstone."""
+
+    # The sweep
+
+    @abstractmethod
+    async def agents(self) -> list[str]:
+        """Return the names of all agents that have sessions."""
+
+    @abstractmethod
+    async def due(
+        self,
+        by: DueBy,
+        *,
+        agent: str | None = None,
+        older_than: float,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[Due]:
+        """List what may be due for retention, longest due first, at the cost of what is found; holds left out.
+
+        `idle`: sessions of the agent that were active last so many seconds ago, or earlier; `age`: created then;
+        `cleaned`: created then, and cleaned. The others list no cleaned ones. `submissions`: ended then, of all agents.
+        """
+
+    @abstractmethod
+    async def drop_submissions(self, ids: Sequence[str]) -> int:
+        """Delete those of these submissions that have ended and whose session is not on hold; return how many."""
+
+    @abstractmethod
+    async def take_duty(self, name: str, holder: Holder, *, every: float = 0.0) -> bool:
+        """Take what one holder at a time does for all; false if a live one has it, or did it within `every` seconds."""
+
+    @abstractmethod
+    async def leave_duty(self, name: str, holder: Holder, *, detail: Json | None = None) -> None:
+        """Let go of it; with `detail`, having done it. Changes nothing if another holder has it."""
+
+    @abstractmethod
+    async def duty(self, name: str) -> Duty | None:
+        """Return who is at it and what came of the last time; None if nobody ever took it."""
 
     @abstractmethod
     async def shrink(self, *, limit: int = 1000) -> int:

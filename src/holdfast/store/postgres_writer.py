@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
 
+from holdfast.counting import count
 from holdfast.errors import Conflict
 from holdfast.store.hub import READY
 from holdfast.store.sql import library
@@ -250,6 +251,7 @@ class Committer:
         for arm in arms:
             values += zip(*(row for job in group for row in job.writing.rows.get(arm, ())), strict=True)
         written, ready = await self._fetch(arms, values, group)
+        count("commit_batches", len(group))
         for job in group:
             seq = written.get(job.lease.session_id)
             if seq is None and sent_before:

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 MEMORY: Final = ":memory:"
 _READERS = 4
-_POLL_SECONDS = 0.01
+_POLL_SECONDS = 0.004
 
 
 class SqliteStore(SqlStore):
@@ -119,8 +119,11 @@ class SqliteStore(SqlStore):
         if batch.release:
             lease.lost = lease.released = True
         if ready:
-            self._hub.changed((READY,))
+            self._announce(READY)
         return seq
+
+    def _announce(self, *topics: str) -> None:
+        self._hub.changed(topics)  # other processes look by themselves
 
     async def shrink(self, *, limit: int = 1000) -> int:
         def vacuum(connection: sqlite3.Connection) -> int:

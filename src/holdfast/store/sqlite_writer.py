@@ -16,6 +16,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from holdfast.counting import count
 from holdfast.store.hub import Hub
 
 T = TypeVar("T")
@@ -266,6 +267,7 @@ class Writer:
         """Run them in the transaction that has begun. If one of several fails, it spoils no other."""
         connection = self._connection
         started = time.perf_counter()
+        count("commit_batches", len(jobs))
         try:
             try:
                 for job in jobs:

@@ -18,13 +18,14 @@ export function tellRefused() {
   for (const listener of refused) listener();
 }
 
-export async function request(method, path, body) {
+// `file` is sent as it is; everything else as JSON.
+export async function request(method, path, body, file = null) {
   let answer;
   try {
     answer = await fetch(path, {
       method,
       headers: body === undefined ? {} : { "content-type": "application/json" },
-      body: body === undefined ? undefined : JSON.stringify(body),
+      body: file ?? (body === undefined ? undefined : JSON.stringify(body)),
     });
   } catch {
     throw new ApiError(0, "unreachable", "The server does not answer.");
@@ -61,6 +62,15 @@ export const submit = (id, facts) => post(`${session(id)}/submissions`, facts);
 export const checkpoints = (runId) => get(`${run(runId)}/checkpoints?limit=1000`);
 export const effects = (runId) => get(`${run(runId)}/effects?limit=1000`);
 export const settle = (runId, callId, outcome) => post(`${run(runId)}/effects/${encodeURIComponent(callId)}`, outcome);
+export const delegates = (runId) => get(`${run(runId)}/runs?limit=100`);
+export const commands = (id) => get(`${session(id)}/commands?limit=20`);
+export const output = (id, commandId, after) => get(`${session(id)}/commands/${commandId}/output?after=${after}&limit=200`);
+export const outlook = (id) => get(`${session(id)}/retention`);
+export const clean = (id, terms) => post(`${session(id)}/clean`, terms);
+export const exportOf = (id) => `${session(id)}/export?gzip=true`;
+export const audit = (limit) => get(`/api/audit?limit=${limit}`);
+export const killWorker = (id) => post("/api/demo/kill", { session_id: id });
+export const rehydrate = (id, file) => request("POST", `${session(id)}/rehydrate`, undefined, file);
 export const eventsOf = (id) => `${session(id)}/events`;
 
 export function listSessions({ search, status, cursor } = {}) {

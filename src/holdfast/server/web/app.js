@@ -7,7 +7,7 @@ import { Workers } from "./workers.js";
 
 function place() {
   const [name = "", id = "", view = ""] = location.hash.replace(/^#\/?/, "").split("/");
-  if (name === "s" && id) return { name, id: decodeURIComponent(id), view: ["timeline", "ledger"].includes(view) ? view : "" };
+  if (name === "s" && id) return { name, id: decodeURIComponent(id), view: ["timeline", "ledger", "retention"].includes(view) ? view : "" };
   return { name: ["workers", "sign-in"].includes(name) ? name : "", view: id };
 }
 
@@ -36,10 +36,37 @@ function SignIn({ refused, onDone }) {
   </main>`;
 }
 
-function Welcome() {
+// In the demo a newcomer is one button away from something to lose.
+function Demo() {
+  const [problem, setProblem] = useState(null);
+  const begin = async () => {
+    try {
+      const session = await api.createSession({ agent: "demo", title: "A release" });
+      await api.submit(session.id, { kind: "message", text: "prepare a release", idempotency_key: api.newKey() });
+      location.hash = `#/s/${encodeURIComponent(session.id)}`;
+    } catch (error) {
+      setProblem(error.message);
+    }
+  };
+  return html`<section class="welcome">
+    <h1>Sessions that hold</h1>
+    <p>An agent is about to prepare a release: it plans, runs commands, writes a line into a file, asks a colleague, draws, and asks you. Let it begin, then try to lose it:</p>
+    <p><button type="button" class="primary" onClick=${begin}>Prepare a release</button></p>
+    ${problem && html`<p class="error" role="alert">${problem}</p>`}
+    <ol>
+      <li><strong>Close this tab</strong> in mid-turn and come back. The turn went on without you.</li>
+      <li><strong>Kill the worker</strong> with the button beneath the conversation: it really sends SIGKILL. Another goes on from what is on record, and the line is in its file once.</li>
+      <li><strong>Export, clean, rehydrate</strong> in the view <em>Retention</em>: all of it goes, and comes back byte for byte.</li>
+    </ol>
+    <p class="hint">Keys: <kbd>/</kbd> searches, <kbd>n</kbd> makes a new session.</p>
+  </section>`;
+}
+
+function Welcome({ demo }) {
   useEffect(() => {
     document.title = "Holdfast";
   }, []);
+  if (demo) return html`<${Demo} />`;
   return html`<section class="welcome">
     <h1>Sessions that hold</h1>
     <p>Choose a session, or make a new one. Then try to lose it:</p>
@@ -111,9 +138,9 @@ function App() {
       <${Sessions} chosen=${here.id} agents=${me.agents} />
     </aside>
     <main>
-      ${here.name === "s" && html`<${Session} id=${here.id} view=${here.view} />`}
+      ${here.name === "s" && html`<${Session} id=${here.id} view=${here.view} me=${me} />`}
       ${here.name === "workers" && html`<${Workers} />`}
-      ${here.name === "" && html`<${Welcome} />`}
+      ${here.name === "" && html`<${Welcome} demo=${me.demo} />`}
     </main>
   </div>`;
 }

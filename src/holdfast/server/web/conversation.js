@@ -1,9 +1,10 @@
 // The conversation: what was said and done, newest last. Each entry is drawn again only when it changed.
 import { Component, html, useEffect, useLayoutEffect, useRef, useState } from "./preact.js";
+import * as api from "./api.js";
 import { Code, Markdown } from "./markdown.js";
 import { clock, lasting, pretty } from "./words.js";
 
-const SHOWN = 120; // entries at first; earlier ones on demand
+const SHOWN = 80; // entries at first; earlier ones on demand
 const PREVIEW = 4_000; // characters of a result at first
 const MOST = 200_000;
 
@@ -52,9 +53,90 @@ function argumentsText(given) {
   }
 }
 
+// What one looks for in a folded card: a single argument is shown as it is.
 function brief(given) {
-  const text = argumentsText(given).replace(/\s+/g, " ");
+  const whole = argumentsText(given);
+  let text = whole;
+  try {
+    const values = Object.values(JSON.parse(whole));
+    if (values.length === 0) text = "";
+    if (values.length === 1) text = pretty(values[0]);
+  } catch {
+    // not JSON: as it is
+  }
+  text = text.replace(/\s+/g, " ");
   return text.length > 90 ? `${text.slice(0, 90)}…` : text;
+}
+
+const REFERENCE = /^media\+sha256:\/\/([0-9a-f]{64})(#\w+)?$/;
+const LIVE = 20_000; // characters of a running command's output
+
+// What a running call's shell command writes, as it is written. Calls that run no command show nothing.
+function Live({ call }) {
+  const [text, setText] = useState("");
+  const box = useRef(null);
+  useEffect(() => {
+    let stopped = false;
+    let timer = 0;
+    let command = null;
+    let after = -1;
+    let looked = 0;
+    const look = async () => {
+      try {
+        if (command === null) {
+          const id = String(call.id).replace(/~\d+$/, "");
+          const found = (await api.commands(call.session)).items;
+          command = found.find((one) => one.call_id === id && Date.parse(one.started_at) >= Date.parse(call.started) - 1000)?.id ?? null;
+          looked++;
+        }
+        if (command !== null) {
+          const { items } = await api.output(call.session, command, after);
+          if (stopped) return;
+          after = items.at(-1)?.order ?? after;
+          const more = items.map((one) => (one.stdout ?? "") + (one.stderr ?? "")).join("");
+          if (more) setText((before) => (before + more).slice(-LIVE));
+        }
+      } catch {
+        // the feed tells what is wrong
+      }
+      if (!stopped) timer = setTimeout(look, command === null ? Math.min(300 * looked, 3000) : 250);
+    };
+    look();
+    return () => {
+      stopped = true;
+      clearTimeout(timer);
+    };
+  }, [call]);
+  useLayoutEffect(() => {
+    if (box.current) box.current.scrollTop = box.current.scrollHeight;
+  }, [text]);
+  return text && html`<pre class="live" ref=${box} tabindex="0" aria-label="Output so far">${text}</pre>`;
+}
+
+function Media({ sha256, type }) {
+  const address = `/api/media/${sha256}`;
+  if (PICTURES.has(type)) return html`<img class="picture" alt="Attached picture" loading="lazy" src=${address} />`;
+  return html`<p><a class="chip" href=${address} target="_blank" rel="noopener">${type ?? "large text"}, kept as media</a></p>`;
+}
+
+// A result: the output of a command, text, pictures, or whatever it is.
+function Result({ value }) {
+  const kept = typeof value === "string" ? REFERENCE.exec(value) : null;
+  if (kept) return html`<${Media} sha256=${kept[1]} />`;
+  if (Array.isArray(value) && value.some((one) => one?.kind === "binary")) return html`<${Content} content=${value} />`;
+  if (value?.kind === "binary") return html`<${Content} content=${[value]} />`;
+  if (value && typeof value.stdout === "string" && "exit_code" in value) {
+    return html`<div>
+      <p class="hint">exit code ${value.exit_code}</p>
+      ${value.stdout && html`<${Long} text=${value.stdout} label="output" />`}
+      ${value.stderr && html`<${Long} text=${value.stderr} label="errors" />`}
+    </div>`;
+  }
+  return html`<${Long} text=${pretty(value)} label="result" />`;
+}
+
+function hasPicture(value) {
+  return (Array.isArray(value) ? value : [value]).some((one) => one?.kind === "binary" && PICTURES.has(one.media_type));
 }
 
 function ToolCall({ call }) {
@@ -70,20 +152,27 @@ function ToolCall({ call }) {
     <div class="tool-body">
       ${meaning && html`<p class="hint">This call: ${meaning}.</p>`}
       <${Long} text=${argumentsText(call.arguments)} label="arguments" />
-      ${call.result !== undefined && html`<${Long} text=${pretty(call.result)} label="result" />`}
+      ${call.result !== undefined && !hasPicture(call.result) && html`<${Result} value=${call.result} />`}
       ${call.error && html`<p class="error">${call.error}</p>`}
     </div>
-  </details>`;
+  </details>
+  ${call.state === "running" && html`<${Live} key=${call.started} call=${call} />`}
+  ${hasPicture(call.result) && html`<${Result} value=${call.result} />`}`;
 }
 
 const PICTURES = new Set(["image/png", "image/jpeg", "image/gif", "image/webp"]);
 
 function Content({ content }) {
+  const whole = typeof content === "string" ? REFERENCE.exec(content) : null;
+  if (whole) return html`<${Media} sha256=${whole[1]} />`;
   if (typeof content === "string") return html`<div class="said">${content}</div>`;
   if (!Array.isArray(content)) return html`<${Long} text=${pretty(content)} label="content" />`;
   return content.map((part) => {
+    if (typeof part === "string" && REFERENCE.test(part)) return html`<${Media} sha256=${REFERENCE.exec(part)[1]} />`;
     if (typeof part === "string") return html`<div class="said">${part}</div>`;
     if (part?.kind === "text" || typeof part?.content === "string") return html`<div class="said">${part.content}</div>`;
+    const kept = part?.kind === "binary" && typeof part.data === "string" ? REFERENCE.exec(part.data) : null;
+    if (kept) return html`<${Media} sha256=${kept[1]} type=${part.media_type} />`;
     if (part?.kind === "binary" && PICTURES.has(part.media_type) && typeof part.data === "string") {
       const data = part.data.replaceAll("-", "+").replaceAll("_", "/");
       return html`<img class="picture" alt="Attached picture" src=${`data:${part.media_type};base64,${data}`} />`;
@@ -126,14 +215,44 @@ class Entry extends Component {
   }
 }
 
-function Drafts({ drafts }) {
-  if (!drafts.size) return null;
-  const parts = [...drafts.values()].sort((one, other) => one.part - other.part);
+// Where a text that grows can be cut: what is before it will not change any more.
+function settled(text) {
+  let at = text.lastIndexOf("\n\n");
+  while (at > 0 && text.slice(0, at).split("```").length % 2 === 0) at = text.lastIndexOf("\n\n", at - 1);
+  return Math.max(0, at);
+}
+
+class Settled extends Component {
+  shouldComponentUpdate(next) {
+    return next.text !== this.props.text;
+  }
+
+  render({ text }) {
+    return html`<${Markdown} text=${text} />`;
+  }
+}
+
+function Growing({ text }) {
+  const at = settled(text);
+  return html`${at > 0 && html`<${Settled} text=${text.slice(0, at)} />`}<${Markdown} text=${text.slice(at)} />`;
+}
+
+// What the model is saying; drawn by itself, so that a word costs what a word costs.
+function Drafts({ journal }) {
+  const [, redraw] = useState(0);
+  useEffect(() => {
+    journal.drawDrafts = () => redraw((n) => n + 1);
+    return () => {
+      journal.drawDrafts = () => {};
+    };
+  }, [journal]);
+  if (!journal.drafts.size) return null;
+  const parts = [...journal.drafts.values()].sort((one, other) => one.part - other.part);
   return html`<article class="answer draft" aria-label="The agent is saying">
     ${parts.map((draft) =>
       draft.kind === "thinking"
         ? html`<details class="thinking" key=${draft.key}><summary>Thinking…</summary><${Markdown} text=${draft.text} /></details>`
-        : html`<${Markdown} key=${draft.key} text=${draft.text} />`,
+        : html`<${Growing} key=${draft.key} text=${draft.text} />`,
     )}
   </article>`;
 }
@@ -145,6 +264,14 @@ export function Conversation({ journal, version, queued, children }) {
   useLayoutEffect(() => {
     if (follows.current && box.current) box.current.scrollTop = box.current.scrollHeight;
   }, [version, queued, children]);
+  useEffect(() => {
+    // Pictures and live output grow by themselves.
+    const grown = new ResizeObserver(() => {
+      if (follows.current && box.current) box.current.scrollTop = box.current.scrollHeight;
+    });
+    grown.observe(box.current.firstElementChild);
+    return () => grown.disconnect();
+  }, []);
   const onScroll = () => {
     const { scrollTop, scrollHeight, clientHeight } = box.current;
     follows.current = scrollHeight - scrollTop - clientHeight < 60;
@@ -164,7 +291,7 @@ export function Conversation({ journal, version, queued, children }) {
       ${hidden > 0 &&
       html`<button type="button" class="quiet earlier" onClick=${earlier}>Show earlier (${hidden.toLocaleString()} more)</button>`}
       ${items.map((item) => html`<${Entry} key=${item.key} item=${item} version=${item.version} />`)}
-      <${Drafts} drafts=${journal.drafts} />
+      <${Drafts} journal=${journal} />
       ${children}
       ${queued.map(
         (one) => html`<article key=${one.key} class="user queued" aria-label="Queued">

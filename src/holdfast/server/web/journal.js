@@ -4,11 +4,13 @@
 const ENDED = new Set(["run_completed", "run_failed", "run_interrupted", "approval_requested"]);
 
 export class Journal {
-  constructor() {
+  constructor(session) {
+    this.session = session;
     this.seq = 0;
     this.version = 0;
     this.items = [];
     this.drafts = new Map(); // run and part -> draft
+    this.drawDrafts = () => {}; // set by whoever shows them
     this.runs = new Map(); // id -> run with its spans, in the order in which they began
     this.marks = []; // what happened to the session, for the timeline
     this.queue = new Map(); // submission id -> what waits for its turn
@@ -89,7 +91,7 @@ export class Journal {
         this._mark(event, "good", "Recovered: its worker was gone, and another goes on from what is on record.");
         break;
       case "takeover":
-        this._mark(event, "note", "Taken over: the worker that held it did not renew its deadline.");
+        this._mark(event, "note", "Taken over: the worker that held it is gone.");
         break;
       case "handover":
         this._ran(event, "handed over");
@@ -204,7 +206,7 @@ export class Journal {
     if (before) return before;
     const parts = message.parts.map((part) => {
       if (part.part_kind !== "tool-call") return { kind: part.part_kind, text: part.content, part };
-      const call = { id: part.tool_call_id, tool: part.tool_name, arguments: part.args, run: event.run_id };
+      const call = { id: part.tool_call_id, tool: part.tool_name, arguments: part.args, run: event.run_id, session: this.session };
       Object.assign(call, { state: "planned", started: null, ended: null, startedIn: null, endedIn: null, result: undefined });
       this._calls.set(call.id, call);
       return { kind: "call", call };

@@ -9,7 +9,7 @@ function waits(effect) {
   return effect.state === "started" && ["approval", "external", "again"].includes(effect.result?.kind);
 }
 
-export function Ledger({ id, journal, detail, onChanged }) {
+export function Ledger({ id, journal }) {
   const [found, setFound] = useState(null);
   const [problem, setProblem] = useState(null);
   const runs = [...journal.runs.keys()].slice(-RUNS);
@@ -26,23 +26,11 @@ export function Ledger({ id, journal, detail, onChanged }) {
     const timer = setTimeout(read, 150);
     return () => clearTimeout(timer);
   }, [id, journal.seq]);
-  const hold = async () => {
-    try {
-      await api.changeSession(id, { hold: !detail.hold });
-      onChanged();
-    } catch (error) {
-      setProblem(error.message);
-    }
-  };
   const open = (effect) => effect.state === "started" && !waits(effect);
   const running = (effect) => open(effect) && journal.runs.get(effect.run_id)?.status === "running";
   const rank = (effect) => (open(effect) && !running(effect) ? 0 : effect.state === "started" ? 1 : 2);
   const ordered = (found ?? []).toSorted((one, other) => rank(one) - rank(other));
   return html`<div class="pane">
-    ${detail &&
-    html`<p class="row">
-      <label class="check"><input type="checkbox" checked=${detail.hold} onChange=${hold} /> Hold: retention must not touch this session</label>
-    </p>`}
     ${problem && html`<p class="banner bad" role="alert">${problem}</p>`}
     ${found !== null && !found.length && html`<p class="empty">No tool was called yet.</p>`}
     <ul class="effects">

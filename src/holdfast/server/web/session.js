@@ -6,6 +6,7 @@ import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
 import { Journal } from "./journal.js";
 import { Ledger } from "./ledger.js";
+import { Retention } from "./retention.js";
 import { follow } from "./stream.js";
 import { Timeline } from "./timeline.js";
 import { STATUS, count, titleOf } from "./words.js";
@@ -13,29 +14,40 @@ import { STATUS, count, titleOf } from "./words.js";
 const BUSY = new Set(["running", "queued", "waiting"]);
 
 // Follows a session's feed into a journal; draws at most once per frame.
-function useJournal(id) {
+function useJournal(id, life) {
   const [, redraw] = useState(0);
   const kept = useRef(null);
-  if (kept.current?.id !== id) kept.current = { id, journal: new Journal(), link: "connecting", reason: null };
+  if (kept.current?.id !== id || kept.current.life !== life) {
+    kept.current = { id, life, journal: new Journal(id), link: "connecting", reason: null };
+  }
   const here = kept.current;
   useEffect(() => {
     let frame = 0;
     let late = 0;
+    let since = 0; // when the first of what is not drawn yet came
+    let whole = false; // or only the drafts
     const now = () => {
       clearTimeout(late);
       cancelAnimationFrame(frame);
-      frame = late = 0;
-      redraw((n) => n + 1);
+      frame = late = since = 0;
+      if (whole) redraw((n) => n + 1);
+      else here.journal.drawDrafts();
+      whole = false;
     };
-    const draw = (many) => {
-      // While much is caught up with, once it is over. A hidden tab gets no frames, and must not fall behind either.
-      if (many || document.hidden) late ||= setTimeout(now, 150);
-      else frame ||= requestAnimationFrame(now);
+    const draw = (many, everything = true) => {
+      whole ||= everything;
+      // While much is caught up with, once it is over, or twice a second. A hidden tab gets no frames, and must not fall
+      // behind either.
+      if (many || document.hidden) {
+        since ||= performance.now();
+        clearTimeout(late);
+        late = setTimeout(now, Math.min(document.hidden ? 150 : 40, Math.max(0, since + 500 - performance.now())));
+      } else frame ||= requestAnimationFrame(now);
     };
     return follow(id, here.journal.seq, {
       batch(events, drafts) {
         here.journal.take(events, drafts);
-        draw(events.length > 20);
+        draw(events.length > 20, events.length > 0);
       },
       state(link, reason = null) {
         here.link = link;
@@ -43,7 +55,7 @@ function useJournal(id) {
         draw(false);
       },
     });
-  }, [id]);
+  }, [id, life]);
   return here;
 }
 
@@ -149,8 +161,9 @@ function Usage({ usage }) {
   </span>`;
 }
 
-export function Session({ id, view }) {
-  const { journal, link, reason } = useJournal(id);
+export function Session({ id, view, me }) {
+  const [life, setLife] = useState(0); // what was cleaned or brought back is read anew
+  const { journal, link, reason } = useJournal(id, life);
   const [detail, reread] = useDetail(id, journal.seq);
   const { queued, send } = useSent(id, journal);
   const [problem, setProblem] = useState(null);
@@ -166,6 +179,13 @@ export function Session({ id, view }) {
     if (detail && !BUSY.has(status)) setBackground(false);
   }, [detail]);
 
+  const before = useRef(null);
+  useEffect(() => {
+    if (!detail) return;
+    if (before.current?.id === id && before.current.cleaned !== detail.cleaned_at) setLife((n) => n + 1);
+    before.current = { id, cleaned: detail.cleaned_at };
+  }, [detail]);
+
   const ask = (what, then = () => {}) => async () => {
     setProblem(null);
     try {
@@ -177,7 +197,7 @@ export function Session({ id, view }) {
     }
   };
   const at = (name) => `#/s/${encodeURIComponent(id)}${name ? `/${name}` : ""}`;
-  const tabs = [["", "Conversation"], ["timeline", "Timeline"], ["ledger", "Ledger"]];
+  const tabs = [["", "Conversation"], ["timeline", "Timeline"], ["ledger", "Ledger"], ["retention", "Retention"]];
   const closed = link === "gone" || status === "cleaned" || status === "cleaning";
 
   return html`<section class="session" aria-label="Session">
@@ -204,7 +224,8 @@ export function Session({ id, view }) {
     ${problem && html`<p class="banner bad" role="alert">${problem} <button type="button" class="quiet" onClick=${() => setProblem(null)}>Dismiss</button></p>`}
     ${background && html`<p class="banner good" role="status">Running in the background. You can close this tab.</p>`}
     ${view === "timeline" && html`<${Timeline} id=${id} journal=${journal} version=${journal.version} />`}
-    ${view === "ledger" && html`<${Ledger} id=${id} journal=${journal} detail=${detail} onChanged=${reread} />`}
+    ${view === "ledger" && html`<${Ledger} id=${id} journal=${journal} />`}
+    ${view === "retention" && html`<${Retention} key=${id} id=${id} detail=${detail} admin=${me.role === "admin"} onChanged=${reread} onReset=${() => setLife((n) => n + 1)} />`}
     ${view === "" &&
     html`<${Conversation} key=${id} journal=${journal} version=${journal.version} queued=${queued}>
         ${(journal.seq ? (detail?.asked ?? []) : []).map(
@@ -217,6 +238,7 @@ export function Session({ id, view }) {
           <button type="button" disabled=${!busy} onClick=${ask(api.interrupt)}>■ Stop</button>
           <button type="button" disabled=${status !== "running"} onClick=${ask(api.background, () => setBackground(true))}>Background</button>
           <button type="button" disabled=${busy || closed || !journal.runs.size} onClick=${ask(api.undo)}>Undo</button>
+          ${me.demo && html`<button type="button" class="kill" disabled=${!busy} title="Really: kill -9. For this demo only." onClick=${ask(api.killWorker)}>☠ Kill the worker</button>`}
         </div>
         <${Composer} key=${id} busy=${status === "running" || status === "queued"} disabled=${closed} onSend=${send} />
       </footer>`}

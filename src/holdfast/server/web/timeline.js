@@ -9,6 +9,7 @@ const LANE = { model: 6, tool: 20 }; // a request takes a moment, a tool may tak
 const LEFT = 12;
 const GAP = 3_000; // a longer pause is drawn as this
 const RUNS = 60;
+const DELEGATING = 10; // runs that are asked for their delegates
 const MARKS = { handover: "⇄", takeover: "↷", recovered: "✚", asks: "?", run_interrupted: "■", rewound: "↶", forked: "⑂" };
 
 // Returns what places a time, and the length of it all.
@@ -31,7 +32,7 @@ function scale(spans, marks) {
   return { place, length: last ? Math.max(1, last.at + last.to - last.from) : 1 };
 }
 
-function layout(journal) {
+function layout(journal, delegates) {
   const now = Date.now();
   const all = [...journal.runs.values()];
   const runs = all.slice(-RUNS);
@@ -41,6 +42,12 @@ function layout(journal) {
     from: Date.parse(run.at),
     to: run.ended ? Date.parse(run.ended) : run.status === "running" ? now : Date.parse(run.spans.at(-1)?.end ?? run.at),
   }));
+  for (const run of delegates) {
+    const from = Date.parse(run.started_at);
+    const after = rows.findLastIndex((row) => row.run.id === run.parent_id || row.run.parent === run.parent_id);
+    const facts = { id: run.id, agent: run.agent, parent: run.parent_id, session: run.session_id, status: run.status, at: run.started_at };
+    if (after >= 0) rows.splice(after + 1, 0, { run: facts, spans: [], from, to: run.ended_at ? Date.parse(run.ended_at) : now });
+  }
   const first = rows[0]?.from ?? 0;
   const marks = journal.marks
     .filter((mark) => mark.kind in MARKS && Date.parse(mark.at) >= first)
@@ -48,9 +55,27 @@ function layout(journal) {
   return { rows, marks, hidden: all.length - runs.length, ...scale(rows.flatMap((row) => row.spans.length ? row.spans : [row]), marks) };
 }
 
+// The runs that tools of the latest runs have started, in sessions of their own.
+function useDelegates(journal) {
+  const [found, setFound] = useState([]);
+  useEffect(() => {
+    let stopped = false;
+    const timer = setTimeout(async () => {
+      const pages = await Promise.all([...journal.runs.keys()].slice(-DELEGATING).map((run) => api.delegates(run).catch(() => ({ items: [] }))));
+      if (!stopped) setFound(pages.flatMap((page) => page.items));
+    }, 200);
+    return () => {
+      stopped = true;
+      clearTimeout(timer);
+    };
+  }, [journal, journal.seq]);
+  return found;
+}
+
 export function Timeline({ id, journal, version }) {
   const [step, setStep] = useState(null);
-  const { rows, marks, hidden, place, length } = useMemo(() => layout(journal), [version]);
+  const delegates = useDelegates(journal);
+  const { rows, marks, hidden, place, length } = useMemo(() => layout(journal, delegates), [version, delegates]);
   if (!rows.length) return html`<div class="pane"><p class="empty">No run has begun yet.</p></div>`;
   const width = Math.min(4000, Math.max(680, rows.reduce((sum, row) => sum + row.spans.length, 0) * 36));
   const x = (time) => LEFT + (place(time) / length) * (width - 2 * LEFT - 14);
@@ -72,7 +97,11 @@ export function Timeline({ id, journal, version }) {
             <text class="run-label" x=${Math.min(x(from), width - 220)} y=${y}>
               ${run.parent ? "↳ " : ""}${run.agent || "run"} · ${run.status} · ${clock(run.at)}
             </text>
-            <rect class=${`run ${run.status.replace(" ", "-")}`} x=${x(from)} y=${y + 4} width=${Math.max(3, x(to) - x(from))} height="30" rx="4" />
+            ${run.session &&
+            html`<a href=${`#/s/${encodeURIComponent(run.session)}`} aria-label=${`Open the session of ${run.agent}`}>
+              <rect class="span delegate" x=${x(from)} y=${y + 12} width=${Math.max(7, x(to) - x(from))} height="14" rx="2"><title>${run.agent}, ${lasting(to - from)}, in a session of its own</title></rect>
+            </a>`}
+            <rect class=${`run ${run.status.replace(" ", "-")}${run.session ? " other" : ""}`} x=${x(from)} y=${y + 4} width=${Math.max(3, x(to) - x(from))} height="30" rx="4" />
             ${spans.map((span) => {
               const words = `${span.kind === "model" ? "Model request" : `Tool ${span.label}`}, ${span.state}, ${lasting(span.to - span.from)}`;
               const on = step && step.seq === span.seq ? " chosen" : "";
@@ -95,7 +124,7 @@ export function Timeline({ id, journal, version }) {
       </svg>
     </div>
     <p class="legend">
-      <span class="key model">model request</span> <span class="key tool">tool call</span>
+      <span class="key model">model request</span> <span class="key tool">tool call</span> <span class="key delegate">delegate</span>
       <span>✚ recovered</span> <span>↷ taken over</span> <span>⇄ handed over</span> <span>? asks</span> <span>■ interrupted</span>
     </p>
     ${step ? html`<${Step} key=${step.seq} id=${id} step=${step} />` : html`<p class="hint">Choose a step to see what was said there, and to fork or go back.</p>`}

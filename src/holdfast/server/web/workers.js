@@ -44,9 +44,10 @@ export function Workers() {
         <tbody>
           ${found.map((worker) => {
             const left = Date.parse(worker.deadline) - now;
+            const shell = /^shell (\d+) \d+ (\S+)/.exec(worker.name);
             return html`<tr key=${worker.id}>
-              <td class="mono">${worker.name}</td>
-              <td>${count(worker.sessions, "session")}</td>
+              <td class="mono">${shell ? `process ${shell[1]} on ${shell[2]}` : worker.name}</td>
+              <td>${shell ? "runs shell commands" : count(worker.sessions, "session")}</td>
               <td><span class=${`badge ${left > 0 ? "recorded" : "failed"}`}>${left > 0 ? `good for ${lasting(left)}` : `past for ${lasting(-left)}`}</span></td>
             </tr>`;
           })}

@@ -185,6 +185,19 @@ FROM outputs t
 WHERE NOT EXISTS (SELECT 1 FROM commands c WHERE c.id = t.command_id)
 LIMIT :limit;
 
+-- name: check_commands_have_owner
+-- A session's commands belong to its owner, and their output to them.
+SELECT c.session_id, 'command ' || c.id || ' belongs to ' || c.owner || ', its session to ' || s.owner AS detail
+FROM commands c JOIN sessions s ON s.id = c.session_id
+WHERE c.owner <> s.owner
+LIMIT :limit;
+
+-- name: check_outputs_have_owner
+SELECT DISTINCT coalesce(t.session_id, 'none') AS session_id, 'output of command ' || t.command_id || ' belongs to ' || t.owner AS detail
+FROM outputs t JOIN commands c ON c.id = t.command_id
+WHERE t.owner <> c.owner
+LIMIT :limit;
+
 -- name: check_command_has_end
 SELECT coalesce(session_id, 'none') AS session_id, 'command ' || id || ' is ' || state || ' and its end says otherwise' AS detail
 FROM commands

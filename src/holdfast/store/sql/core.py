@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from holdfast.config import Settings
+from holdfast.counting import count
 from holdfast.errors import (
     BadCursor,
     BadInput,
@@ -59,7 +60,7 @@ Tx: TypeAlias = Generator[Statement, Rows, T]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A session's head while it is locked, and the status it was last given."""
+    """A session's head while it is locked, the status it was last given, and how many submissions have not ended."""
 
     epoch: int
     seq: int
@@ -67,6 +68,7 @@ class Head:
     tenure: str | None
     orphaned_by: str | None
     status: str
+    pending: int
 
 
 class Unfinished:
@@ -142,6 +144,10 @@ class SqlCore(Store):
     async def _read(self, make: Callable[[], Tx[T]]) -> T:
         """Run a transaction that only reads, on one consistent cut."""
 
+    @abstractmethod
+    def _announce(self, *topics: str) -> None:
+        """Tell those who wait for these topics, here and in other processes."""
+
     def _check_size(self, text: str, what: str) -> int:
         size = check_text(text, what)
         if size > self._max_payload_bytes:
@@ -187,6 +193,7 @@ class SqlCore(Store):
             tenure=head["tenure"],
             orphaned_by=head["orphaned_by"],
             status=head["status"],
+            pending=head["pending"],
         )
 
     def _refuse_cleaned(self, session_id: str) -> Tx[Head]:
@@ -279,6 +286,7 @@ def sql(name: str, /, **params: object) -> Statement:
 def lease_lost(lease: Lease, reason: str) -> LeaseLost:
     """Note on the lease that it is lost, and return the error that says so."""
     lease.lost = True
+    count("refused_writes")
     return LeaseLost(session_id=lease.session_id, epoch=lease.epoch, reason=reason)
 
 

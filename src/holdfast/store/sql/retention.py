@@ -107,6 +107,8 @@ class Retention(SqlCore):
         if not (yield sql("begin_deleting", session_id=lease.session_id)):
             raise Conflict(problem=f"session {lease.session_id} is on hold")
         rows = yield sql("some_references", session_id=lease.session_id, limit=page_limit(limit))
+        if not rows:
+            return 0, []
         blobs = yield from self._condemn_content([row["sha256"] for row in rows], lease.session_id, grace)
         return len(rows), blobs
 

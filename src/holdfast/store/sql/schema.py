@@ -72,4 +72,6 @@ class Schema(SqlCore):
             pending=row["pending"],
             holders=row["holders"],
             expired_holders=row["expired_holders"],
+            leases=row["leases"],
+            lag=max(0, row["lag"]) / 1_000_000,
         )

@@ -30,4 +30,6 @@ SELECT
   (SELECT count(*) FROM events) AS events,
   (SELECT count(*) FROM submissions WHERE ended_at IS NULL) AS pending,
   (SELECT count(*) FROM holders WHERE deadline > now_us()) AS holders,
-  (SELECT count(*) FROM holders WHERE deadline <= now_us()) AS expired_holders;
+  (SELECT count(*) FROM holders WHERE deadline <= now_us()) AS expired_holders,
+  (SELECT count(*) FROM heads WHERE holder IS NOT NULL) AS leases,
+  (SELECT coalesce(now_us() - min(ready_at), 0) FROM heads WHERE ready_at IS NOT NULL) AS lag;

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 
 from holdfast.errors import (
     BadInput,
@@ -22,6 +23,7 @@ from holdfast.store.sql.core import (
     moment,
     page_limit,
     reading,
+    registering,
     repeatable,
     sql,
     to_cursor,
@@ -112,14 +114,41 @@ class Sessions(SqlCore):
         more = to_cursor(rows[-1]["active_at"], rows[-1]["id"]) if len(rows) == limit else None
         return Page(items=[to_session(row) for row in rows], next_cursor=more)
 
-    @repeatable
-    def update_session(
+    async def watched(self, session_ids: Sequence[str]) -> None:
+        if session_ids:
+            await self._watched(json.dumps(sorted(session_ids)))
+
+    @registering
+    def _watched(self, session_ids: str) -> Tx[None]:
+        yield sql("watched", session_ids=session_ids)
+
+    @reading
+    def unwatched(self, session_id: str) -> Tx[float]:
+        rows = yield sql("unwatched", id=check_id(session_id, "session id"))
+        if not rows:
+            raise SessionNotFound(id=session_id)
+        return rows[0]["microseconds"] / 1_000_000
+
+    async def update_session(
         self,
         session_id: str,
         *,
         title: str | None = None,
         hold: bool | None = None,
         metadata: Json | None = None,
+        actor: str | None = None,
+    ) -> Session:
+        audit = None if actor is None or hold is None else (new_id(), check_name(actor, "actor"))
+        return await self._update_session(session_id, title, hold, metadata, audit)
+
+    @repeatable
+    def _update_session(
+        self,
+        session_id: str,
+        title: str | None,
+        hold: bool | None,
+        metadata: Json | None,
+        audit: tuple[str, str] | None,
     ) -> Tx[Session]:
         if title is not None:
             self._check_size(title, "title")
@@ -135,7 +164,14 @@ class Sessions(SqlCore):
             hold=None if hold is None else int(hold),
             metadata=metadata,
         )
-        return (yield from self._session(session_id))
+        session = yield from self._session(session_id)
+        if audit is not None:
+            audit_id, actor = audit
+            action = "hold" if hold else "lift hold"
+            yield sql(
+                "add_audit", id=audit_id, actor=actor, action=action, session_id=session_id, detail="{}"
+            )
+        return session
 
     @reading
     def state(self, session_id: str) -> Tx[State]:

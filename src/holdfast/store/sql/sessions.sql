@@ -36,6 +36,18 @@ WHERE TRUE
 ORDER BY active_at DESC, id DESC
 LIMIT :limit;
 
+-- name: watched
+UPDATE heads SET watched_at = now_us()
+--[sqlite] WHERE session_id IN (SELECT value FROM json_each(:session_ids))
+--[postgres] WHERE session_id IN (SELECT value FROM json_array_elements_text(CAST(:session_ids AS json)))
+;
+
+-- name: unwatched
+-- Whoever asks for something is there as well.
+SELECT now_us() - CASE WHEN h.watched_at > s.active_at THEN h.watched_at ELSE s.active_at END AS microseconds
+FROM sessions s JOIN heads h ON h.session_id = s.id
+WHERE s.id = :id;
+
 -- name: update_session
 UPDATE sessions SET
   title = :title, title_folded = :title_folded,   --? title

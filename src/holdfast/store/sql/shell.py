@@ -41,6 +41,7 @@ class Shell(SqlCore):
         self._check_size(command.command, "command")
         self._check_size(command.cwd or "", "folder")
         check_name(command.owner, "owner")
+        self._check_size(command.call_id or "", "call id")
         if command.session_id is not None:
             head = yield from self._lock_head(check_id(command.session_id, "session id"))
             if head.status in {"cleaning", "cleaned"}:
@@ -50,6 +51,7 @@ class Shell(SqlCore):
             id=key,
             session_id=command.session_id,
             owner=command.owner,
+            call_id=command.call_id,
             command=command.command,
             cwd=command.cwd,
             timeout_us=None if command.timeout is None else round(command.timeout * 1_000_000),
@@ -100,6 +102,7 @@ class Shell(SqlCore):
                 command_id=id,
                 number=command.outputs + number,
                 session_id=rows[0]["session_id"],
+                owner=rows[0]["owner"],
                 id=ids[number],
                 stdout=output.stdout,
                 stderr=output.stderr,
@@ -146,6 +149,7 @@ class Shell(SqlCore):
         self,
         *,
         session_id: str | None = None,
+        owner: str | None = None,
         state: CommandState | None = None,
         holder: str | None = None,
         cursor: str | None = None,
@@ -157,6 +161,7 @@ class Shell(SqlCore):
         rows = yield sql(
             "commands",
             session_id=session_id,
+            owner=owner,
             state=state,
             holder=holder,
             still_running=True if state == "running" else None,
@@ -203,6 +208,7 @@ class Shell(SqlCore):
         *,
         kind: ShellKind | None = None,
         command_id: str | None = None,
+        owner: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         after_order: int | None = None,
@@ -213,6 +219,7 @@ class Shell(SqlCore):
         if kind is not None:
             check_choice(kind, SHELL_KINDS, "kind of event")
         filters: dict[str, object] = {
+            "owner": owner,
             "since": _microseconds(since),
             "until": _microseconds(until),
             "oldest_first": None if newest_first else True,
@@ -262,7 +269,7 @@ class Shell(SqlCore):
         limit = int(str(filters["limit"])) - 1
         first: list[tuple[int, Command | Output]] = []
         if with_command and (place is None or (newest_first and place >= 0)):
-            rows = yield sql("commands", id=id, limit=1)
+            rows = yield sql("commands", id=id, owner=filters["owner"], limit=1)
             first = [(-1, _command(row)) for row in rows if _is_logged(row, filters)]
         outputs: list[tuple[int, Command | Output]] = []
         if with_outputs:
@@ -273,23 +280,27 @@ class Shell(SqlCore):
         return Page(items=[event for _, event in events[:limit]], next_cursor=more)
 
     @reading
-    def shell_events_by_id(self, ids: Sequence[str]) -> Tx[list[Command | Output | None]]:
+    def shell_events_by_id(
+        self, ids: Sequence[str], *, owner: str | None = None
+    ) -> Tx[list[Command | Output | None]]:
         known = [check_uuid(each, "event") for each in ids]
         wanted = json.dumps(known)
         found: dict[str, Command | Output] = {}
-        for row in (yield sql("outputs_by_id", ids=wanted)):
+        for row in (yield sql("outputs_by_id", ids=wanted, owner=owner)):
             found[row["id"]] = _output(row)
-        for row in (yield sql("commands_by_id", ids=wanted)):
+        for row in (yield sql("commands_by_id", ids=wanted, owner=owner)):
             found[row["id"]] = _command(row)
         return [found.get(each) for each in known]
 
     @repeatable
-    def purge_commands(self, *, older_than: float, limit: int = 1000) -> Tx[int]:
+    def purge_commands(self, *, older_than: float, owner: str | None = None, limit: int = 1000) -> Tx[int]:
         if not (math.isfinite(older_than) and older_than >= 0):
             raise BadInput(problem=f"a number of seconds is 0 or more, not {older_than}")
         left = page_limit(limit)
         seconds = min(older_than, _LARGEST / 4_000_000)
-        ended = yield sql("commands_to_purge", older_than_us=round(seconds * 1_000_000), limit=left)
+        ended = yield sql(
+            "commands_to_purge", older_than_us=round(seconds * 1_000_000), owner=owner, limit=left
+        )
         for row in ended:
             gone = yield sql("purge_outputs", command_id=row["id"], limit=left)
             left -= len(gone)
@@ -332,6 +343,7 @@ def _command(row: Row) -> Command:
         timeout=None if row["timeout_us"] is None else row["timeout_us"] / 1_000_000,
         owner=row["owner"],
         session_id=row["session_id"],
+        call_id=row["call_id"],
         holder=row["holder"],
         host=row["host"],
         pid=row["pid"],

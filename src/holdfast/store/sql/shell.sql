@@ -1,8 +1,8 @@
 -- name: insert_command
--- Once, however often it is sent.
-INSERT INTO commands (id, session_id, owner, command, cwd, timeout_us, holder, host, pid, pid_started, state,
+-- Once, however often it is sent. What belongs to a session belongs to whoever owns that.
+INSERT INTO commands (id, session_id, owner, call_id, command, cwd, timeout_us, holder, host, pid, pid_started, state,
   stop_requested, outputs, stdout_bytes, stderr_bytes, left_out_bytes, damaged, started_at, last_at)
-VALUES (:id, :session_id, :owner, :command, :cwd, :timeout_us, :holder, :host, :pid, :pid_started, 'running',
+VALUES (:id, :session_id, COALESCE((SELECT owner FROM sessions WHERE id = CAST(:session_id AS idtext)), :owner), :call_id, :command, :cwd, :timeout_us, :holder, :host, :pid, :pid_started, 'running',
   0, 0, 0, 0, 0, 0, now_us(), 0)
 ON CONFLICT (id) DO NOTHING;
 
@@ -18,8 +18,8 @@ WHERE id = :id AND holder = :holder AND outputs = :before AND ended_at IS NULL
 RETURNING *, CAST(NULL AS text) AS service;
 
 -- name: insert_output
-INSERT INTO outputs (command_id, number, session_id, id, stdout, stderr, exit_code, damaged, at)
-VALUES (:command_id, :number, :session_id, :id, :stdout, :stderr, :exit_code, :damaged, :at);
+INSERT INTO outputs (command_id, number, session_id, owner, id, stdout, stderr, exit_code, damaged, at)
+VALUES (:command_id, :number, :session_id, :owner, :id, :stdout, :stderr, :exit_code, :damaged, :at);
 
 -- name: request_stop
 UPDATE commands SET stop_requested = 1 WHERE id = :id AND ended_at IS NULL;
@@ -30,6 +30,7 @@ LEFT JOIN holders live ON live.id = c.holder AND live.deadline > now_us() AND c.
 WHERE TRUE
   AND c.id = :id                   --? id
   AND c.session_id = :session_id   --? session_id
+  AND c.owner = :owner             --? owner
   AND c.holder = :holder           --? holder
   AND c.state = :state             --? state
   AND c.ended_at IS NULL           --? still_running
@@ -40,6 +41,7 @@ LIMIT :limit;
 -- name: outputs
 SELECT * FROM outputs
 WHERE command_id = :command_id
+  AND owner = :owner           --? owner
   AND number > :after          --? after
   AND number < :before         --? before
   AND at >= :since             --? since
@@ -51,6 +53,7 @@ LIMIT :limit;
 -- name: log_of_commands
 SELECT *, CAST(NULL AS text) AS service FROM commands
 WHERE purged_at IS NULL
+  AND owner = :owner                               --? owner
   AND started_at >= :since                         --? since
   AND started_at < :until                          --? until
   AND (started_at, id) > (:later_at, :later_id)       --? later_at
@@ -62,6 +65,7 @@ LIMIT :limit;
 -- name: log_of_outputs
 SELECT * FROM outputs
 WHERE TRUE
+  AND owner = :owner                         --? owner
   AND number > :after                        --? after
   AND at >= :since                           --? since
   AND at < :until                            --? until
@@ -75,6 +79,7 @@ LIMIT :limit;
 SELECT * FROM outputs
 --[sqlite] WHERE id IN (SELECT value FROM json_each(:ids))
 --[postgres] WHERE id IN (SELECT value FROM json_array_elements_text(CAST(:ids AS json)))
+  AND owner = :owner   --? owner
 ;
 
 -- name: commands_by_id
@@ -82,12 +87,14 @@ SELECT *, CAST(NULL AS text) AS service FROM commands
 WHERE purged_at IS NULL
 --[sqlite]   AND id IN (SELECT value FROM json_each(:ids))
 --[postgres]   AND id IN (SELECT value FROM json_array_elements_text(CAST(:ids AS json)))
+  AND owner = :owner   --? owner
 ;
 
 -- name: commands_to_purge
 -- Oldest first, on the index of what has ended and was not purged: costs what it finds, and what is on hold.
 SELECT c.id FROM commands c
 WHERE c.ended_at IS NOT NULL AND c.purged_at IS NULL AND c.ended_at <= now_us() - :older_than_us
+  AND c.owner = :owner   --? owner
   AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.id = c.session_id AND s.hold = 1)
 ORDER BY c.ended_at, c.id
 LIMIT :limit;

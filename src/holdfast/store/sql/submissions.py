@@ -1,6 +1,7 @@
 """Submissions: the durable queue of a session, and its control lane."""
 
 import json
+from collections.abc import Mapping
 
 from holdfast.errors import Conflict, KeyReused, QueueFull, SessionCleaned, SessionNotFound, TurnInProgress
 from holdfast.ids import check_choice, check_id, check_name, new_id
@@ -47,6 +48,7 @@ class Submissions(SqlCore):
         lane: Lane = "main",
         when_busy: WhenBusy = "queue",
         idempotency_key: str | None = None,
+        trace: str | None = None,
     ) -> Submission:
         # The id is chosen before the first try, so that a try whose answer was lost is recognized.
         return await self._submit(
@@ -57,6 +59,7 @@ class Submissions(SqlCore):
             lane=lane,
             when_busy=when_busy,
             idempotency_key=idempotency_key,
+            trace=trace,
             tries=[] if id is None else [id],
         )
 
@@ -71,6 +74,7 @@ class Submissions(SqlCore):
         lane: Lane,
         when_busy: WhenBusy,
         idempotency_key: str | None,
+        trace: str | None,
         tries: list[str],
     ) -> Tx[Submission]:
         check_name(kind, "kind")
@@ -79,6 +83,8 @@ class Submissions(SqlCore):
         self._check_json(payload, "payload")
         if idempotency_key is not None:
             check_name(idempotency_key, "idempotency key")
+        if trace is not None:
+            check_name(trace, "trace context")
         head = yield from self._lock_head(session_id)
         # An id that was made for the first try is nowhere yet.
         same = (yield sql("submission_by_id", id=id)) if tries else ()
@@ -96,28 +102,42 @@ class Submissions(SqlCore):
             return before
         if head.status in {"cleaning", "cleaned"}:
             raise SessionCleaned(id=session_id)
-        pending = (yield sql("count_pending", session_id=session_id))[0]["pending"]
+        pending = head.pending
         if pending >= self._max_pending and lane == "main":
             raise QueueFull(session_id=session_id, pending=pending, limit=self._max_pending)
         if pending and when_busy == "reject":
             raise TurnInProgress(session_id=session_id, pending=pending)
         ready = head.holder is None and (lane == "control" or head.status != "waiting")
+        new = {
+            "session_id": session_id,
+            "id": id,
+            "kind": kind,
+            "lane": lane,
+            "when_busy": when_busy,
+            "payload": payload,
+            "idempotency_key": idempotency_key,
+            "trace": trace,
+        }
+        told = json.dumps({"submission_id": id, "kind": kind})
+        return to_submission((yield from self._queue(new, told, ready=ready)))
+
+    def _queue(self, new: Mapping[str, object], told: str, *, ready: bool) -> Tx[Row]:
+        """Put it into the queue of a session whose head is locked, and tell of it."""
+        session_id = new["session_id"]
         numbered = yield sql("number_submission", session_id=session_id, ready=int(ready))
-        rows = yield sql(
-            "insert_submission",
+        seq = numbered[0]["seq"]
+        rows = yield sql("insert_submission", position=seq, **new)
+        yield sql(
+            "insert_event",
             session_id=session_id,
-            position=numbered[0]["seq"],
-            id=id,
-            kind=kind,
-            lane=lane,
-            when_busy=when_busy,
-            payload=payload,
-            idempotency_key=idempotency_key,
+            seq=seq,
+            kind="submission_queued",
+            run_id=None,
+            step=None,
+            payload=told,
         )
-        submission = to_submission(rows[0])
-        yield _event(submission, "submission_queued", submission.position, _facts(submission))
         yield sql("touch_session", session_id=session_id)
-        return submission
+        return rows[0]
 
     async def take(
         self, lease: Lease, *, lane: Lane | None = None, id: str | None = None, max_attempts: int = 5
@@ -239,4 +259,5 @@ def to_submission(row: Row) -> Submission:
         created_at=moment(row["created_at"]),
         started_at=maybe_moment(row["started_at"]),
         ended_at=maybe_moment(row["ended_at"]),
+        trace=row["trace"],
     )

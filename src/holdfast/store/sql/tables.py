@@ -93,7 +93,7 @@ TABLES: Final = (
         _columns(
             "session_id id, position int, id id, kind text, lane text, when_busy text, payload text,"
             " idempotency_key text?, state text, attempts int, reason text?, run_id text?, created_at int,"
-            " started_at int?, ended_at int?"
+            " started_at int?, ended_at int?, trace text?"
         ),
         unique="id",
     ),
@@ -103,7 +103,7 @@ TABLES: Final = (
         "commands",
         ("id",),
         _columns(
-            "id id, session_id id, owner text, command text, cwd text?, timeout_us int?, holder text, host text,"
+            "id id, session_id id, owner text, call_id text?, command text, cwd text?, timeout_us int?, holder text, host text,"
             " pid int, pid_started int?, state text, stop_requested int, exit_code int?, outputs int,"
             " stdout_bytes int, stderr_bytes int, left_out_bytes int, damaged int, started_at int, last_at int,"
             " ended_at int?, purged_at int?"
@@ -114,7 +114,7 @@ TABLES: Final = (
         "outputs",
         ("command_id", "number"),
         _columns(
-            "command_id id, number int, session_id id, id id, stdout text?, stderr text?, exit_code int?,"
+            "command_id id, number int, session_id id, owner text, id id, stdout text?, stderr text?, exit_code int?,"
             " damaged int, at int"
         ),
         unique="id",

@@ -1,15 +1,15 @@
 """What a worker asks for most: ready sessions, each with its lease and the submission to begin with, at once."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from holdfast.errors import HolderLost
 from holdfast.ids import new_id
-from holdfast.store.sql.core import Tx, page_limit, reading, repeatable, sql
+from holdfast.store.sql.core import Rows, Tx, page_limit, reading, repeatable, sql
 from holdfast.store.sql.leases import Leases
 from holdfast.store.sql.sessions import to_session
 from holdfast.store.sql.submissions import Submissions, started, to_submission
-from holdfast.types import Holder, Lease, Submission, Work
+from holdfast.types import Holder, Lease, Work
 
 
 class Worklist(Leases, Submissions):
@@ -22,7 +22,9 @@ class Worklist(Leases, Submissions):
         if not await self._any_ready(holder, wanted):
             return []
         taking = self._next_work(holder, new_id(), wanted, page_limit(limit), max_attempts, [])
-        return await self._unfinished.run_or_undo(taking, self._give_back)
+        taken = await self._unfinished.run_or_undo(taking, self._give_back)
+        self._announce(*(work.session.id for work in taken))
+        return taken
 
     @reading
     def _any_ready(self, holder: Holder, agents: str | None) -> Tx[bool]:
@@ -50,8 +52,7 @@ class Worklist(Leases, Submissions):
         if claimed:
             rows = yield sql("begun_submissions", **ours)
         elif (yield sql("claim_ready", agents=agents, limit=limit, **ours)):
-            rows = yield sql("begin_submissions", max_attempts=max_attempts, **ours)
-            yield from self._tell_begun([to_submission(row) for row in rows])
+            rows = yield from self._begin(max_attempts, ours)
         else:
             return []  # others were quicker
         begun = {row["session_id"]: to_submission(row) for row in rows}
@@ -66,17 +67,21 @@ class Worklist(Leases, Submissions):
                 ),
                 session=to_session(row),
                 submission=begun.get(row["id"]),
+                fresh=bool(row["fresh"]),
             )
             for row in (yield sql("claimed_sessions", **ours))
         ]
 
-    def _tell_begun(self, begun: list[Submission]) -> Tx[None]:
-        if not begun:
-            return
-        numbered = yield sql("number_begun", session_ids=json.dumps([s.session_id for s in begun]))
-        seqs = {row["session_id"]: row["seq"] for row in numbered}
-        events = [(s.session_id, seqs[s.session_id], s.run_id, json.dumps(started(s))) for s in begun]
-        yield sql("tell_begun", events=json.dumps(events))
+    def _begin(self, max_attempts: int, ours: Mapping[str, str]) -> Tx[Rows]:
+        """Begin the first submission of each session that was claimed, and tell of it."""
+        rows = yield sql("begin_submissions", max_attempts=max_attempts, **ours)
+        if rows:
+            begun = [to_submission(row) for row in rows]
+            numbered = yield sql("number_begun", session_ids=json.dumps([s.session_id for s in begun]))
+            seqs = {row["session_id"]: row["seq"] for row in numbered}
+            events = [(s.session_id, seqs[s.session_id], s.run_id, json.dumps(started(s))) for s in begun]
+            yield sql("tell_begun", events=json.dumps(events))
+        return rows
 
     async def _give_back(self, taken: list[Work]) -> None:
         for work in taken:

@@ -47,6 +47,30 @@ WHERE ended_at IS NULL AND state = 'queued' AND attempts < :max_attempts
     WHERE h.holder = :holder AND h.tenure = :tenure)
 RETURNING *;
 
+-- name: begin_and_tell
+-- For PostgreSQL, where one statement can change several tables: the one before and the two after `begun_submissions`.
+WITH begun AS (
+  UPDATE submissions SET state = 'claimed', attempts = attempts + 1, started_at = now_us()
+  WHERE ended_at IS NULL AND state = 'queued' AND attempts < :max_attempts
+    AND (session_id, position) IN (
+      SELECT h.session_id, (
+        SELECT q.position FROM submissions q
+        WHERE q.session_id = h.session_id AND q.ended_at IS NULL AND q.state = 'queued'
+          AND (q.lane = 'control' OR s.status <> 'waiting')
+        ORDER BY q.lane, q.position LIMIT 1)
+      FROM heads h JOIN sessions s ON s.id = h.session_id
+      WHERE h.holder = :holder AND h.tenure = :tenure)
+  RETURNING *
+), numbered AS (
+  UPDATE heads SET seq = seq + 1 WHERE session_id IN (SELECT session_id FROM begun) RETURNING session_id, seq
+), told AS (
+  INSERT INTO events (session_id, seq, kind, run_id, step, at, payload)
+  SELECT session_id, n.seq, 'submission_started', b.run_id, NULL, now_us(),
+    json_build_object('submission_id', b.id, 'kind', b.kind, 'attempt', b.attempts)
+  FROM begun b JOIN numbered n USING (session_id)
+)
+SELECT * FROM begun;
+
 -- name: begun_submissions
 SELECT q.* FROM heads h JOIN submissions q ON q.session_id = h.session_id AND q.ended_at IS NULL AND q.state = 'claimed'
 WHERE h.holder = :holder AND h.tenure = :tenure;
@@ -68,7 +92,8 @@ INSERT INTO events (session_id, seq, kind, run_id, step, at, payload)
 SELECT s.id, s.agent, s.owner, s.title, s.waiting_for, s.hold, s.metadata, s.created_at, s.active_at, s.cleaned_at,
   s.archive, h.epoch, h.seq, h.orphaned_by, d.name AS holder, d.deadline AS held_until,
   (SELECT count(*) FROM submissions q WHERE q.session_id = s.id AND q.ended_at IS NULL) AS pending,
-  CASE WHEN s.status IN ('idle', 'failed') THEN 'queued' ELSE s.status END AS status
+  CASE WHEN s.status IN ('idle', 'failed') THEN 'queued' ELSE s.status END AS status,
+  NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.session_id = s.id) AS fresh
 FROM heads h JOIN sessions s ON s.id = h.session_id JOIN holders d ON d.id = h.holder
 WHERE h.holder = :holder AND h.tenure = :tenure
 ORDER BY s.active_at, s.id;

@@ -42,7 +42,10 @@ CREATE INDEX sessions_active ON sessions (active_at, id);
 CREATE INDEX sessions_agent ON sessions (agent, active_at, id);
 CREATE INDEX sessions_owner ON sessions (owner, active_at, id);
 CREATE INDEX sessions_archive ON sessions (archive) WHERE archive IS NOT NULL;
-CREATE INDEX sessions_retention ON sessions (active_at, id) WHERE status <> 'cleaned' AND hold = 0;
+-- What the sweep looks for, each in the order in which it becomes due: idle, old, and cleaned but not erased.
+CREATE INDEX sessions_retention ON sessions (agent, active_at, id) WHERE status <> 'cleaned' AND hold = 0;
+CREATE INDEX sessions_age ON sessions (agent, created_at, id) WHERE status <> 'cleaned' AND hold = 0;
+CREATE INDEX sessions_cleaned ON sessions (agent, created_at, id) WHERE status = 'cleaned' AND hold = 0;
 
 -- What is left of a session that was erased: its id, which is never used again.
 CREATE TABLE tombstones (
@@ -61,7 +64,8 @@ CREATE TABLE heads (
   orphaned_by   idtext,               -- the holder that died with it, until it is released cleanly
   writes        bigint NOT NULL,      -- batches written under this epoch
   written       bigint NOT NULL,      -- seq after the last of them
-  ready_at      bigint
+  ready_at      bigint,
+  watched_at    bigint                -- when somebody was last seen to watch; of attached sessions only
 )
 --[sqlite] WITHOUT ROWID
 --[postgres] WITH (fillfactor = 50)
@@ -76,6 +80,17 @@ CREATE TABLE holders (
   deadline      bigint NOT NULL,
   joined_at     bigint NOT NULL,
   beacon        integer NOT NULL      -- 1: holds a lock that tells when its process is gone
+)
+--[sqlite] WITHOUT ROWID
+;
+
+-- What one holder at a time does for all, such as the sweep. It is free when its holder is not alive.
+CREATE TABLE duties (
+  name          idtext PRIMARY KEY,
+  holder        idtext,
+  taken_at      bigint NOT NULL,
+  done_at       bigint,               -- when it was last brought to its end
+  detail        text NOT NULL         -- what came of that
 )
 --[sqlite] WITHOUT ROWID
 ;
@@ -96,12 +111,14 @@ CREATE TABLE submissions (
   created_at       bigint NOT NULL,
   started_at       bigint,
   ended_at         bigint,
+  trace            text,
   PRIMARY KEY (session_id, position)
 );
 CREATE UNIQUE INDEX submissions_id ON submissions (id);
 CREATE UNIQUE INDEX submissions_key ON submissions (session_id, idempotency_key)
   WHERE idempotency_key IS NOT NULL;
 CREATE INDEX submissions_open ON submissions (session_id, lane, position) WHERE ended_at IS NULL;
+CREATE INDEX submissions_ended ON submissions (ended_at, session_id, position) WHERE ended_at IS NOT NULL;
 
 CREATE TABLE runs (
   session_id    idtext NOT NULL,
@@ -201,9 +218,10 @@ CREATE TABLE effects (
   started_at        bigint NOT NULL,
   ended_at          bigint,
   PRIMARY KEY (session_id, run_id, call_id)
-);
+)
+--[sqlite] WITHOUT ROWID
+;
 CREATE INDEX effects_order ON effects (session_id, started_at, run_id, call_id);
-CREATE INDEX effects_unresolved ON effects (session_id) WHERE ended_at IS NULL;
 
 CREATE TABLE cursors (
   session_id    idtext NOT NULL,
@@ -297,6 +315,7 @@ CREATE TABLE commands (
   id              idtext PRIMARY KEY,
   session_id      idtext,
   owner           text NOT NULL,
+  call_id         text,               -- the tool call that started it
   command         text NOT NULL,
   cwd             text,
   timeout_us      bigint,
@@ -318,6 +337,7 @@ CREATE TABLE commands (
   purged_at       bigint
 );
 CREATE INDEX commands_log ON commands (started_at, id) WHERE purged_at IS NULL;
+CREATE INDEX commands_owner ON commands (owner, started_at, id) WHERE purged_at IS NULL;
 CREATE INDEX commands_running ON commands (id) WHERE ended_at IS NULL;
 CREATE INDEX commands_ended ON commands (ended_at, id) WHERE ended_at IS NOT NULL AND purged_at IS NULL;
 CREATE INDEX commands_session ON commands (session_id, id) WHERE session_id IS NOT NULL;
@@ -326,6 +346,7 @@ CREATE TABLE outputs (
   command_id    idtext NOT NULL,
   number        bigint NOT NULL,
   session_id    idtext,
+  owner         text NOT NULL,        -- its command's, so that each owner's log is an index scan
   id            idtext NOT NULL,
   stdout        text,
   stderr        text,
@@ -336,4 +357,5 @@ CREATE TABLE outputs (
 );
 CREATE UNIQUE INDEX outputs_id ON outputs (id);
 CREATE INDEX outputs_log ON outputs (at, id);
+CREATE INDEX outputs_owner ON outputs (owner, at, id);
 CREATE INDEX outputs_session ON outputs (session_id, command_id, number) WHERE session_id IS NOT NULL;

@@ -1,0 +1,230 @@
+"""`holdfast doctor` says whether all is well, and what to do where it is not; `holdfast top` shows who does what, live."""
+
+import asyncio
+import importlib.util
+import platform
+import shutil
+import sqlite3
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import typer
+from rich.console import Group
+from rich.text import Text
+
+from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.terminal import coloured, new_console, new_table, one_line, print_json
+from holdfast.config import FILE, Settings, load_settings
+from holdfast.errors import HoldfastError, StoreTooOld
+from holdfast.store import Store
+from holdfast.types import Holder, Session
+
+Verdict: TypeAlias = Literal["ok", "warn", "bad"]
+
+_COLOURS: dict[Verdict, str] = {"ok": "green", "warn": "yellow", "bad": "red"}
+_SKEW_SECONDS = 2.0
+_SLOW_SECONDS = 0.25
+_LITTLE_BYTES = 1024**3
+_LOOK_SECONDS = 30.0
+_EXTRAS = {"postgres": "asyncpg", "server": "uvicorn", "s3": "obstore", "credentials": "cryptography"}
+_MOST = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    verdict: Verdict
+    detail: str
+    do: str = ""
+
+
+def doctor(store: StoreUrl = None, as_json: AsJson = False) -> None:
+    """Look at settings, store, migrations, workers, clock and disk; exit 1 if something is wrong."""
+    findings = asyncio.run(_all(store))
+    if as_json:
+        print_json({"findings": [asdict(each) for each in findings]})
+    else:
+        console = new_console()
+        for each in findings:
+            mark = Text(f"{each.verdict:<5}", style=_COLOURS[each.verdict])
+            console.print(mark + Text(f"{each.what:<12} ") + one_line(each.detail), soft_wrap=True)
+            if each.do:
+                console.print(f"     {'':<12} → {each.do}", soft_wrap=True)
+    raise typer.Exit(1 if any(each.verdict == "bad" for each in findings) else 0)
+
+
+async def _all(url: str | None) -> list[Finding]:
+    found = [_system()]
+    try:
+        settings = load_settings() if url is None else load_settings(store=url)
+    except HoldfastError as error:
+        return [*found, Finding("settings", "bad", str(error), "Correct it, and ask again.")]
+    found.append(_settings(settings))
+    return found + [each async for each in _store(settings)]
+
+
+def _system() -> Finding:
+    extras = [name for name, module in _EXTRAS.items() if importlib.util.find_spec(module) is not None]
+    detail = f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, extras: {', '.join(extras) or 'none'}"
+    return Finding("system", "ok", detail)
+
+
+def _settings(settings: Settings) -> Finding:
+    source = f"{FILE} and the environment" if FILE.exists() else "the environment and defaults"
+    beyond = settings.host not in {"127.0.0.1", "::1", "localhost"}
+    if beyond and settings.token is None and settings.jwt_keys is None:
+        return Finding(
+            "settings",
+            "warn",
+            f"from {source}; it listens on {settings.host} with a token that is new at each start",
+            "Set HOLDFAST_TOKEN, or HOLDFAST_JWT_KEYS.",
+        )
+    return Finding("settings", "ok", f"from {source}")
+
+
+async def _store(settings: Settings) -> AsyncIterator[Finding]:
+    closed = chosen_store(settings.store)
+    try:
+        async with closed as opened:
+            schema = await opened.schema()
+            yield Finding(
+                "store", "ok", f"{opened.url}: {schema.sessions:,} sessions, {schema.events:,} events"
+            )
+            yield Finding("migrations", "ok", f"version {schema.version}, the latest")
+            for each in (await _clock(opened), await _workers(opened, schema.pending)):
+                yield each
+    except StoreTooOld as old:
+        yield Finding("store", "ok", closed.url)
+        yield Finding("migrations", "bad", str(old), "Run `holdfast db upgrade`.")
+    except HoldfastError as error:
+        yield Finding("store", "bad", str(error), "Check HOLDFAST_STORE, and whether the database runs.")
+    for place in _places(settings):
+        yield _disk(place)
+
+
+async def _clock(store: Store) -> Finding:
+    """Write something small and take it back: it tells the database's time, and how long a commit takes."""
+    began, before = time.perf_counter(), datetime.now(UTC)
+    holder = await store.join("doctor", ttl=_LOOK_SECONDS)
+    took = time.perf_counter() - began
+    await store.leave(holder)
+    theirs = holder.deadline - timedelta(seconds=_LOOK_SECONDS)
+    skew = (theirs - before).total_seconds()
+    detail = f"a commit took {took * 1000:.0f} ms; the database's clock is {abs(skew):.1f} s {'ahead' if skew > 0 else 'behind'}"
+    if abs(skew) > _SKEW_SECONDS + took:
+        return Finding(
+            "clock", "warn", detail, "Deadlines are the database's and hold; shown times may surprise."
+        )
+    if took > _SLOW_SECONDS:
+        return Finding(
+            "clock", "warn", detail, "Every step waits for a commit: look at the disk, or the network."
+        )
+    return Finding("clock", "ok", detail)
+
+
+async def _workers(store: Store, pending: int) -> Finding:
+    holders = [holder for holder in await store.holders() if holder.name != "doctor"]
+    now = datetime.now(UTC)
+    alive = [holder for holder in holders if holder.deadline > now]
+    sessions = sum(holder.sessions for holder in holders)
+    detail = f"{len(alive)} alive, {len(holders) - len(alive)} past their deadline, {sessions} sessions held, {pending} submissions wait"
+    if pending and not alive:
+        return Finding(
+            "workers", "bad", detail, "Nobody runs anything: start `holdfast worker` or `holdfast serve`."
+        )
+    if len(alive) < len(holders):
+        return Finding("workers", "warn", detail, "A worker that lives takes over what they had.")
+    return Finding("workers", "ok", detail)
+
+
+def _places(settings: Settings) -> Iterable[Path]:
+    if settings.store.startswith("sqlite:///"):
+        yield Path(settings.store.removeprefix("sqlite:///")).absolute().parent
+    if settings.media.startswith("disk://"):
+        yield Path(settings.media.removeprefix("disk://")).absolute()
+
+
+def _disk(place: Path) -> Finding:
+    there = next((folder for folder in (place, *place.parents) if folder.exists()), Path("/"))
+    free = shutil.disk_usage(there).free
+    detail = f"{free / 1024**3:.1f} GiB free at {place}"
+    if free < _LITTLE_BYTES:
+        return Finding("disk", "warn", detail, "Clean sessions, or give it more room.")
+    return Finding("disk", "ok", detail)
+
+
+def top(
+    store: StoreUrl = None,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show sessions and workers as they are, again and again until Ctrl-C; once where there is no terminal."""
+    live = not once and not as_json and sys.stdout.isatty()
+    with suppress(KeyboardInterrupt):
+        asyncio.run(_top(store, interval, live=live, as_json=as_json))
+
+
+async def _top(url: str | None, interval: float, *, live: bool, as_json: bool) -> None:
+    async with chosen_store(url) as opened:
+        looks = _looks(opened, interval)
+        async for sessions, holders in looks:
+            if as_json:
+                found = {
+                    "sessions": [asdict(each) for each in sessions],
+                    "workers": [asdict(each) for each in holders],
+                }
+                print_json(found)
+            else:
+                console = new_console()
+                if live:
+                    console.clear()
+                console.print(_picture(sessions, holders))
+            if not live:
+                await looks.aclose()
+                return
+
+
+async def _looks(store: Store, interval: float) -> AsyncGenerator[tuple[list[Session], list[Holder]], None]:
+    while True:
+        page = await store.sessions(limit=_MOST)
+        yield list(page.items), await store.holders()
+        await asyncio.sleep(interval)
+
+
+def _picture(sessions: list[Session], holders: list[Holder]) -> Any:
+    now = datetime.now(UTC)
+    table = new_table("session", "status", "title", "agent", "active", "pending", "holder")
+    for each in sessions:
+        table.add_row(
+            one_line(each.id),
+            coloured(each.status),
+            one_line(each.title),
+            one_line(each.agent),
+            Text(_ago(now, each.active_at)),
+            str(each.pending),
+            one_line(each.holder),
+        )
+    workers = new_table("worker", "holds", "deadline")
+    for each in holders:
+        left = (each.deadline - now).total_seconds()
+        said = Text(
+            f"in {left:.0f} s" if left > 0 else f"{-left:.0f} s ago", style="green" if left > 0 else "red"
+        )
+        workers.add_row(one_line(each.name), str(each.sessions), said)
+    return Group(table, Text(), workers)
+
+
+def _ago(now: datetime, then: datetime) -> str:
+    seconds = max(0, round((now - then).total_seconds()))
+    if seconds < 120:  # noqa: PLR2004
+        return f"{seconds} s ago"
+    return f"{seconds // 60} min ago" if seconds < 7200 else f"{seconds // 3600} h ago"  # noqa: PLR2004

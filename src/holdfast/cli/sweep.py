@@ -1,0 +1,115 @@
+"""`holdfast sweep` does what the policies say is due; `holdfast sessions retention` says what that means for one session."""
+
+import asyncio
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.retention import actor
+from holdfast.cli.sessions import SessionId
+from holdfast.cli.sessions import app as sessions
+from holdfast.cli.terminal import new_console, new_table, one_line, print_json, progress_bar, time_text
+from holdfast.errors import BadSettings, SweepRunning
+
+if TYPE_CHECKING:
+    from holdfast.retention import Outcome, Outlook, Swept
+
+
+def sweep(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="How many sessions at most.")] = None,
+    store: StoreUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Clean, archive and erase what is due by the policies of the settings; exit 1 if some of it failed."""
+    outcomes: list[Outcome] = []
+
+    async def work() -> "Swept":
+        from holdfast.media import open_media
+        from holdfast.retention import sweep
+        from holdfast.retention.sweep import DUTY, is_configured
+
+        async with chosen_store(store) as opened:
+            if not is_configured(opened):
+                raise BadSettings(problem="There is no policy: set HOLDFAST_RETENTION, or [[retention]].")
+            with progress_bar("sweeping", shown=not as_json) as advance:
+
+                def tell(outcome: "Outcome") -> None:
+                    outcomes.append(outcome)
+                    advance(1)
+
+                media = open_media(store=opened)
+                done = await sweep(opened, media, actor=actor(), dry_run=dry_run, limit=limit, tell=tell)
+            if done is None:
+                duty = await opened.duty(DUTY)
+                raise SweepRunning(holder=duty.holder if duty and duty.holder else "another")
+            return done
+
+    done = asyncio.run(work())
+    if as_json:
+        print_json({"items": [asdict(outcome) for outcome in outcomes], **asdict(done)})
+    else:
+        _show(outcomes, done)
+    raise typer.Exit(1 if done.problem or done.outcomes.get("failed") else 0)
+
+
+def _show(outcomes: "list[Outcome]", done: "Swept") -> None:
+    if outcomes:
+        table = new_table("session", "outcome", "action", "policy", "rows")
+        for outcome in outcomes:
+            said = outcome.outcome.replace("_", " ")
+            table.add_row(
+                one_line(outcome.session_id),
+                f"{said}: {outcome.guard}" if outcome.guard else said,
+                outcome.action,
+                one_line(outcome.policy),
+                str(sum(outcome.deleted.values())),
+            )
+        new_console().print(table)
+    for outcome in outcomes:
+        if outcome.outcome == "failed":
+            typer.echo(f"failed: {one_line(outcome.problem)}", err=True)
+    counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(done.outcomes.items()))
+    typer.echo(f"Due: {counts or 'nothing'}.")
+    if done.submissions or done.shell_events or done.blobs:
+        typer.echo(
+            f"Gone: {done.submissions} submissions, {done.shell_events} shell events, {done.blobs} blobs."
+        )
+    if done.problem:
+        typer.echo(f"It ended early: {done.problem}", err=True)
+    elif done.more:
+        typer.echo("There are more.")
+
+
+@sessions.command()
+def retention(session_id: SessionId, store: StoreUrl = None, as_json: AsJson = False) -> None:
+    """Show which policy applies to a session, when it is due, and what stands against it now."""
+
+    async def work() -> "Outlook":
+        from holdfast.retention import outlook
+
+        async with chosen_store(store) as opened:
+            return await outlook(opened, session_id)
+
+    found = asyncio.run(work())
+    if as_json:
+        terms = None if found.terms is None else found.terms.model_dump(exclude_unset=True)
+        print_json({**asdict(found), "terms": terms})
+        return
+    console = new_console()
+    lines = {
+        "policy": found.policy or "none: it stays",
+        "action": None if found.terms is None else found.terms.action,
+        "due": time_text(found.due_at).plain or "never",
+        "held by": found.held_by,
+        "refused by": found.guard,
+        "": found.problem,
+        "cleaned": time_text(found.cleaned_at).plain,
+        "archive": found.archive,
+    }
+    for name, value in lines.items():
+        if value:
+            console.print(Text(f"{name:<16}").append_text(one_line(value)), soft_wrap=True)

@@ -1,0 +1,88 @@
+"""How commands log: one line for a fact, as text or JSON, with the session and the run it is about.
+
+Never content and never secrets: of an error only our own messages are told, of others the type and where it was raised.
+What it said is on record with its run.
+"""
+
+import json
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Literal, TypeAlias
+
+from holdfast.errors import HoldfastError
+
+LogFormat: TypeAlias = Literal["text", "json"]
+_about: ContextVar[Callable[[], dict[str, str | None]] | None] = ContextVar("holdfast_about", default=None)
+
+
+def about(facts: Callable[[], dict[str, str | None]]) -> None:
+    """Say what the log lines of this task, and of those that it starts, are about; asked whenever one is written."""
+    _about.set(facts)
+
+
+def start_logging(format: LogFormat) -> None:
+    """Log to standard error: what we do, and the warnings of others."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json() if format == "json" else _Text())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("holdfast").setLevel(logging.INFO)
+
+
+class _Formatter(logging.Formatter):
+    """What both have in common."""
+
+    converter = time.gmtime
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the name is logging's
+        """Return where it was raised and what kind of error it was, without what it says, unless it is ours."""
+        error: BaseException | None = ei[1]
+        lines: list[str] = []
+        seen: set[int] = set()
+        while error is not None and id(error) not in seen:
+            seen.add(id(error))
+            frames = traceback.extract_tb(error.__traceback__)
+            said = f": {error}" if isinstance(error, HoldfastError) else ""
+            where = " < ".join(
+                f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in reversed(frames)
+            )
+            lines.append(f"{type(error).__module__}.{type(error).__qualname__}{said} in {where}")
+            error = error.__cause__ or error.__context__
+        return "\n".join(lines)
+
+    def facts(self, record: logging.LogRecord) -> dict[str, str]:
+        """Return what a record says and is about."""
+        message = record.getMessage()
+        if not record.name.startswith("holdfast"):
+            message = message.split("\n", 1)[
+                0
+            ]  # asyncio, for one, goes on with whatever the task had in its hands
+        found: dict[str, str] = {
+            "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": message,
+        }
+        asked = _about.get()
+        found |= {name: value for name, value in (asked() if asked else {}).items() if value is not None}
+        if record.exc_info:
+            found["error"] = self.formatException(record.exc_info)
+        return found
+
+
+class _Json(_Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps(self.facts(record))
+
+
+class _Text(_Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        facts = self.facts(record)
+        line = " ".join([facts.pop("at"), facts.pop("level").upper(), facts.pop("logger") + ":"])
+        error = facts.pop("error", None)
+        message = facts.pop("message")
+        rest = "".join(f" {name}={value}" for name, value in facts.items())
+        return f"{line} {message}{rest}" + ("" if error is None else f"\n{error}")

@@ -1,0 +1,61 @@
+"""What retention has in store for one session: which policy applies, when it is due, what stands against it. Only looks."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from holdfast.errors import RetentionRefused
+from holdfast.policy import Policy, applied
+from holdfast.store import Store
+from holdfast.store.guards import refuse_cleaning
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """`due_at` is when the policy's time comes at the earliest; `guard` is what would refuse the sweep at this moment.
+
+    None of it, if no policy applies: then the session stays until somebody cleans or erases it.
+    """
+
+    session_id: str
+    policy: str | None
+    terms: Policy | None
+    due_at: datetime | None
+    held_by: Literal["session", "policy"] | None
+    guard: str | None
+    problem: str | None
+    cleaned_at: datetime | None
+    archive: str | None
+
+
+async def outlook(store: Store, session_id: str) -> Outlook:
+    """Return what is going to happen to a session. Raises `SessionNotFound`."""
+    session = await store.session(session_id)
+    standing = await store.standing(session_id)
+    found = applied(
+        store.settings.retention,
+        agent=session.agent,
+        metadata=session.metadata,
+        created_at=session.created_at,
+        active_at=session.active_at,
+    )
+    terms = None if found is None else found.policy
+    held_by = "session" if session.hold else "policy" if terms is not None and terms.hold else None
+    is_over = session.status == "cleaned" and (terms is None or terms.action != "erase")
+    guard = problem = None
+    if terms is not None and terms.action is not None and session.status != "cleaned":
+        try:
+            refuse_cleaning(standing, idle=0.0, force=False)  # until when it must be idle, `due_at` says
+        except RetentionRefused as error:
+            guard, problem = str(error.facts["guard"]), str(error)
+    return Outlook(
+        session_id=session_id,
+        policy=None if found is None else found.name,
+        terms=terms,
+        due_at=None if found is None or held_by or is_over else found.due_at,
+        held_by=held_by,
+        guard=guard,
+        problem=problem,
+        cleaned_at=session.cleaned_at,
+        archive=session.archive,
+    )

@@ -1,0 +1,344 @@
+"""The sweep: finds what is due by the policies of the settings, and cleans, archives or erases it, one after the other.
+
+Costs what is due, not what there is. Every guard of a clean stands, also before an erasure. One sweep at a time does the
+work; that two would do no harm is the leases' doing. Never touches a session that no policy names.
+"""
+
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from holdfast.errors import HoldfastError, NotFound, RetentionRefused, StoreError
+from holdfast.media import MediaStore, collect
+from holdfast.policy import Action, Applied, Policy, applied, named
+from holdfast.retention.clean import DAY, clean
+from holdfast.retention.erase import erase
+from holdfast.retention.holding import give_space_back, joined
+from holdfast.store import Store
+from holdfast.types import Due, DueBy, Holder
+
+DUTY = "sweep"
+_PAGE = 100
+_SUBMISSIONS = 500
+_COMMANDS = 200
+_SPACE_EVERY = 200
+"""After so many sessions the space they had is given back, so that a long sweep needs none of its own."""
+_FAILURES = 3
+"""So many in a row end a sweep: the next ones would fail as well."""
+
+Result: TypeAlias = Literal["cleaned", "erased", "dry_run", "refused", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one session that was due: by which policy, and if it was refused, by which guard."""
+
+    session_id: str
+    policy: str
+    action: Action
+    outcome: Result
+    guard: str | None = None
+    problem: str | None = None
+    deleted: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """What a sweep did: sessions by outcome, submissions and shell events that are gone, and why it ended early."""
+
+    dry_run: bool
+    outcomes: Mapping[str, int] = field(default_factory=dict[str, int])
+    submissions: int = 0
+    shell_events: int = 0
+    blobs: int = 0
+    problem: str | None = None
+    more: bool = False
+
+
+def is_configured(store: Store) -> bool:
+    """Say whether the settings of a store ask for a sweep."""
+    settings = store.settings
+    return (
+        any(policy.action is not None for policy in settings.retention)
+        or settings.submission_retention_seconds is not None
+        or settings.shell_retention_seconds is not None
+    )
+
+
+async def sweep(
+    store: Store,
+    media: MediaStore,
+    *,
+    actor: str,
+    dry_run: bool = False,
+    every: float = 0.0,
+    limit: int | None = None,
+    tell: Callable[[Outcome], None] | None = None,
+) -> Swept | None:
+    """Do what the policies say is due, and `tell` each outcome. None if another sweep is at it, or ended within `every` s.
+
+    With `limit` it ends after so many sessions, and says whether there are more. `dry_run` changes nothing.
+    """
+    if dry_run:
+        return await _Sweep(store, media, actor, None, limit, tell).run()
+    async with joined(store, f"{DUTY} {actor}"[:200]) as holder:
+        if not await store.take_duty(DUTY, holder, every=every):
+            return None
+        try:
+            done = await _Sweep(store, media, actor, holder, limit, tell).run()
+        except BaseException:
+            with suppress(HoldfastError):  # it is free when its holder has left
+                await store.leave_duty(DUTY, holder)
+            raise
+        detail = {
+            "outcomes": dict(done.outcomes),
+            "submissions": done.submissions,
+            "shell_events": done.shell_events,
+            "blobs": done.blobs,
+            "problem": done.problem,
+        }
+        await store.leave_duty(DUTY, holder, detail=json.dumps(detail))
+        return done
+
+
+class _Sweep:
+    """One pass over all that is due."""
+
+    def __init__(
+        self,
+        store: Store,
+        media: MediaStore,
+        actor: str,
+        holder: Holder | None,
+        limit: int | None,
+        tell: Callable[[Outcome], None] | None,
+    ) -> None:
+        self._store = store
+        self._media = media
+        self._actor = actor
+        self._holder = holder
+        self._dry_run = holder is None
+        self._limit = limit
+        self._tell = tell
+        self._policies = store.settings.retention
+        self._kept: Mapping[str, set[str]] = {}
+        self._outcomes: Counter[str] = Counter()
+        self._deletions = 0
+        self._released = 0  # references to media that are gone, and archives that may be
+        self._failures = 0
+        self._problem: str | None = None
+
+    async def run(self) -> Swept:
+        """Sweep sessions, then submissions and the log of shell commands, then give back what is free."""
+        more = await self._sessions()
+        submissions = shell_events = blobs = 0
+        if not more and self._problem is None and not self._dry_run:
+            submissions = await self._submissions()
+            shell_events = await self._shell()
+        if self._released and not self._dry_run:
+            blobs = (await collect(self._media)).blobs
+        if self._deletions or submissions or shell_events or blobs:
+            await give_space_back(self._store)
+        return Swept(
+            dry_run=self._dry_run,
+            outcomes=dict(self._outcomes),
+            submissions=submissions,
+            shell_events=shell_events,
+            blobs=blobs,
+            problem=self._problem,
+            more=more,
+        )
+
+    async def _sessions(self) -> bool:
+        """Do what is due, until nothing is left, the limit is reached, or it makes no sense to go on."""
+        if not any(policy.action for policy in self._policies):
+            return False
+        self._kept = await _kept(self._store, self._policies)
+        for agent in await self._store.agents():
+            async for due, found in self._due(agent):
+                if self._limit is not None and self._outcomes.total() >= self._limit:
+                    return True
+                await self._act(due, found)
+                if self._problem is not None:
+                    return True
+        return False
+
+    async def _due(self, agent: str) -> AsyncGenerator[tuple[Due, Applied], None]:
+        """Yield the sessions of an agent that are due, each once."""
+        for by, days in _scans(self._policies, agent):
+            cursor: str | None = None
+            while True:
+                page = await self._store.due(
+                    by, agent=agent, older_than=days * DAY, cursor=cursor, limit=_PAGE
+                )
+                for due in page.items:
+                    found = _applied(self._policies, due)
+                    if (
+                        found is not None
+                        and found.is_due(due.now)
+                        and (by != "cleaned" or found.policy.action == "erase")
+                        and not (by == "age" and _is_idle(found.policy, due))  # it came before
+                        and due.session_id not in self._kept.get(found.name, ())
+                    ):
+                        yield due, found
+                cursor = page.next_cursor
+                if cursor is None:
+                    break
+
+    async def _act(self, due: Due, found: Applied) -> None:
+        """Do what the policy says to one session; whatever comes of it, the others go on."""
+        policy, action = found.policy, found.policy.action or "clean"
+        idle_days = policy.idle_days if policy.idle_days and _is_idle(policy, due) else 0.0
+        outcome: Result = "failed"
+        guard = problem = None
+        deleted: Mapping[str, int] = {}
+        try:
+            deleted = await self._carry_out(due.session_id, action, idle_days, found.name)
+            outcome = "dry_run" if self._dry_run else "erased" if action == "erase" else "cleaned"
+            self._failures = 0
+        except RetentionRefused as error:
+            outcome, guard, problem = "refused", str(error.facts["guard"]), str(error)
+            self._failures = 0
+        except NotFound:
+            return  # somebody has erased it meanwhile
+        except HoldfastError as error:
+            problem = str(error)
+            self._failures += 1
+            if isinstance(error, StoreError) or self._failures >= _FAILURES:
+                self._problem = problem
+        self._outcomes[outcome] += 1
+        if self._tell is not None:
+            self._tell(
+                Outcome(
+                    session_id=due.session_id,
+                    policy=found.name,
+                    action=action,
+                    outcome=outcome,
+                    guard=guard,
+                    problem=problem,
+                    deleted=deleted,
+                )
+            )
+        if outcome in {"cleaned", "erased"}:
+            self._deletions += 1
+            self._released += deleted.get("blob_references", 0) + (action == "erase")
+            if self._deletions % _SPACE_EVERY == 0:
+                await give_space_back(self._store)
+
+    async def _carry_out(
+        self, session_id: str, action: Action, idle_days: float, policy: str
+    ) -> Mapping[str, int]:
+        store, media, actor = self._store, self._media, self._actor
+        if action == "erase" and not self._dry_run:
+            erased = await erase(
+                store, media, session_id, actor=actor, idle_days=idle_days, policy=policy, holder=self._holder
+            )
+            return erased.deleted
+        cleaned = await clean(
+            store,
+            media,
+            session_id,
+            actor=actor,
+            idle_days=idle_days,
+            archive="media" if action == "archive" else None,
+            dry_run=self._dry_run,
+            policy=policy,
+            holder=self._holder,
+        )
+        return cleaned.deleted
+
+    async def _submissions(self) -> int:
+        """Delete submissions that ended long enough ago, except those of sessions that a policy holds."""
+        keep = self._store.settings.submission_retention_seconds
+        if keep is None:
+            return 0
+        gone = 0
+        cursor: str | None = None
+        while True:
+            page = await self._store.due("submissions", older_than=keep, cursor=cursor, limit=_SUBMISSIONS)
+            ids = [due.submission_id for due in page.items if due.submission_id and not self._holds(due)]
+            if ids:
+                gone += await self._store.drop_submissions(ids)
+            cursor = page.next_cursor
+            if cursor is None:
+                return gone
+
+    def _holds(self, due: Due) -> bool:
+        found = _applied(self._policies, due)
+        return found is not None and found.policy.hold
+
+    async def _shell(self) -> int:
+        keep = self._store.settings.shell_retention_seconds
+        gone = 0
+        while keep is not None and (
+            count := await self._store.purge_commands(older_than=keep, limit=_COMMANDS)
+        ):
+            gone += count
+        return gone
+
+
+def _applied(policies: Sequence[Policy], due: Due) -> Applied | None:
+    return applied(
+        policies,
+        agent=due.agent,
+        metadata=due.metadata,
+        created_at=due.created_at,
+        active_at=due.active_at,
+    )
+
+
+def _is_idle(policy: Policy, due: Due) -> bool:
+    idle = (due.now - due.active_at).total_seconds()
+    return policy.idle_days is not None and idle >= policy.idle_days * DAY
+
+
+def _scans(policies: Sequence[Policy], agent: str) -> list[tuple[DueBy, float]]:
+    """Return what to look for among an agent's sessions, and for how long at the least: what the policies can reach."""
+    reachable: list[Policy] = []
+    for policy in policies:
+        if policy.could_match(agent):
+            reachable.append(policy)
+            if policy.metadata is None:
+                break  # it takes all that are left
+    idle = [policy.idle_days for policy in reachable if policy.idle_days is not None]
+    age = [policy.max_age_days for policy in reachable if policy.max_age_days is not None]
+    erasing = [
+        days
+        for policy in reachable
+        if policy.action == "erase"
+        for days in (policy.idle_days, policy.max_age_days)
+        if days is not None
+    ]
+    scans: tuple[tuple[DueBy, list[float]], ...] = (("idle", idle), ("age", age), ("cleaned", erasing))
+    return [(by, min(days)) for by, days in scans if days]
+
+
+async def _kept(store: Store, policies: Sequence[Policy]) -> Mapping[str, set[str]]:
+    """Return, by policy, the sessions that have the last runs which it keeps: most recently active first."""
+    wanted = {name: policy.keep_last_runs for name, policy in named(policies) if policy.keep_last_runs}
+    kept: dict[str, set[str]] = {name: set() for name in wanted}
+    cursor: str | None = None
+    while any(left > 0 for left in wanted.values()):
+        page = await store.sessions(cursor=cursor, limit=_PAGE)
+        for session in page.items:
+            found = applied(
+                policies,
+                agent=session.agent,
+                metadata=session.metadata,
+                created_at=session.created_at,
+                active_at=session.active_at,
+            )
+            left = 0 if found is None else wanted.get(found.name, 0)
+            if found is None or left <= 0 or session.status == "cleaned":
+                continue
+            runs = len((await store.runs(session_id=session.id, limit=min(left, 1000))).items)
+            if runs:
+                kept[found.name].add(session.id)
+                wanted[found.name] = left - runs
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    return kept

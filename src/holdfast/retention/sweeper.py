@@ -1,0 +1,171 @@
+"""Keeps sweeping while a worker runs: at once, then on the interval of the settings, sooner and slower after failures.
+
+It works on a thread and a connection of its own, so that no deletion, however large, is in the way of a run.
+"""
+
+import asyncio
+import logging
+import random
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+
+from holdfast.errors import HoldfastError
+from holdfast.media import open_media
+from holdfast.retention.sweep import Outcome, Swept, is_configured, sweep
+from holdfast.store import Store
+
+ACTOR = "retention"
+_FIRST_PAUSE = 5.0
+_BUSY_PAUSE = 60.0
+_LONGEST_DOUBLING = 16
+_log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def sweeping(store: Store) -> AsyncGenerator[None, None]:
+    """Sweep until the end of the block, if the settings of the store ask for it."""
+    if not is_configured(store):
+        yield
+        return
+    twin = store.twin()
+    if twin is None:  # only this process can see it, and it is small
+        task = asyncio.create_task(_sweep_on(store), name="holdfast-sweep")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        return
+    thread = _Thread(twin)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(thread.stop)
+
+
+async def sweep_apart(
+    store: Store,
+    *,
+    actor: str,
+    dry_run: bool = False,
+    limit: int | None = None,
+    tell: Callable[[Outcome], None] | None = None,
+) -> Swept | None:
+    """Sweep once, as `sweep` does, off this event loop where that is possible. `tell` is called on another thread."""
+
+    async def work(opened: Store) -> Swept | None:
+        media = open_media(store=opened)
+        return await sweep(opened, media, actor=actor, dry_run=dry_run, limit=limit, tell=tell)
+
+    async def open_and_work(twin: Store) -> Swept | None:
+        async with twin:
+            return await work(twin)
+
+    twin = store.twin()
+    if twin is None:
+        return await work(store)
+    return await asyncio.to_thread(lambda: asyncio.run(open_and_work(twin)))
+
+
+class _Thread:
+    """A thread with a loop and a store of its own."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._loop = asyncio.new_event_loop()
+        self._stopped = False
+        self._task = self._loop.create_task(self._work())
+        self._thread = threading.Thread(target=self._run, name="holdfast-sweep", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop, also in the middle of a deletion: it goes on from there the next time."""
+        self._stopped = True
+        with suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            with suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(self._task)
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+
+    async def _work(self) -> None:
+        failures = 0
+        while True:
+            try:
+                async with self._store:
+                    await _sweep_on(self._store)
+            except HoldfastError as error:
+                failures += 1
+                _log.warning("the sweep cannot open the store, %d times in a row: %s", failures, error)
+            await asyncio.sleep(pause(failures, self._store.settings.retention_sweep_seconds))
+
+
+async def _sweep_on(store: Store) -> None:
+    """Sweep for ever."""
+    interval = store.settings.retention_sweep_seconds
+    media = open_media(store=store)
+    failures = 0
+    every = 0.0  # at once when it starts, whoever did it before
+    while True:
+        seconds = interval
+        try:
+            done = await sweep(store, media, actor=ACTOR, every=every, tell=_log_outcome)
+        except HoldfastError as error:
+            failures += 1
+            seconds = pause(failures, interval)
+            _log.warning("the sweep failed, %d times in a row: %s", failures, error)
+        except Exception:  # noqa: BLE001 - a boundary: what is wrong today must not end retention for good
+            failures += 1
+            seconds = pause(failures, interval)
+            _log.exception("the sweep failed, %d times in a row", failures)
+        else:
+            if done is None:  # another is at it, or has just been
+                seconds = min(_BUSY_PAUSE, interval)
+            elif done.problem is not None:
+                failures += 1
+                seconds = pause(failures, interval)
+                _log.warning("the sweep ended early, %d times in a row: %s", failures, done.problem)
+            else:
+                failures = 0
+                _log_swept(done)
+        every = 0.0 if failures else interval * 0.9
+        await asyncio.sleep(seconds * random.uniform(0.9, 1))  # noqa: S311
+
+
+def pause(failures: int, interval: float) -> float:
+    """Return how long to wait after so many failures in a row: longer each time, never longer than the interval."""
+    if not failures:
+        return interval
+    return min(interval, _FIRST_PAUSE * 2 ** min(failures - 1, _LONGEST_DOUBLING))
+
+
+def _log_outcome(outcome: Outcome) -> None:
+    level = {"failed": logging.WARNING, "refused": logging.DEBUG}.get(outcome.outcome, logging.INFO)
+    _log.log(
+        level,
+        "session %s is %s by the policy %s%s",
+        outcome.session_id,
+        outcome.outcome,
+        outcome.policy,
+        f": {outcome.problem}" if outcome.problem else "",
+    )
+
+
+def _log_swept(done: Swept) -> None:
+    if done.outcomes or done.submissions or done.shell_events:
+        said = ", ".join(f"{count} {name}" for name, count in sorted(done.outcomes.items())) or "none due"
+        _log.info(
+            "swept: sessions %s; %d submissions, %d shell events, %d blobs are gone",
+            said,
+            done.submissions,
+            done.shell_events,
+            done.blobs,
+        )

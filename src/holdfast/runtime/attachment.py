@@ -1,0 +1,50 @@
+"""Sessions that are attached to those who watch them: what becomes of a turn when the last of them is gone.
+
+By default a turn goes on whether anybody watches or not. A session with `attached` in its metadata is interrupted, or
+handed over to go on in the background, when nobody has watched it for its grace period.
+"""
+
+import json
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from holdfast.errors import BadInput
+from holdfast.types import Json
+
+UNWATCHED: Final = "unwatched"
+"""The reason of such a hand-over."""
+
+
+class Attachment(BaseModel):
+    """How long a turn goes on when nobody watches, in seconds, and what happens then."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    grace: float = Field(default=180.0, gt=0, le=86_400)
+    then: Literal["handover", "interrupt"] = "handover"
+
+
+def attachment(metadata: Json) -> Attachment | None:
+    """Return how a session with this metadata is attached; None if it is not. Raises `BadInput`."""
+    return parse(json.loads(metadata).get("attached"))
+
+
+def parse(value: Any) -> Attachment | None:
+    """Read `true`, or an object with `grace` and `then`."""
+    if value is None or value is False:
+        return None
+    if value is True:
+        return Attachment()
+    try:
+        return Attachment.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, ("attached", *first["loc"])))
+        raise BadInput(problem=f"{where} of the metadata: {first['msg']}") from None
+
+
+def detached(metadata: Json) -> Json | None:
+    """Return the metadata without it; None if there is nothing to take away."""
+    known = json.loads(metadata)
+    return json.dumps(known) if known.pop("attached", None) is not None else None

@@ -1,0 +1,42 @@
+"""What only `holdfast demo` has: a route that kills a worker for real."""
+
+from collections.abc import Callable
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+
+from holdfast.errors import Conflict
+from holdfast.server.routes import new_router, route, store_of
+from holdfast.server.wire import Given, Id
+
+
+class Victim(Given):
+    """Whose worker to kill."""
+
+    session_id: Id | None = None
+
+
+class Killed(BaseModel):
+    """Which process is gone."""
+
+    pid: int
+
+
+def demo_router(kill: Callable[[int | None], int | None]) -> APIRouter:
+    """Return the routes of the demo."""
+    router = new_router("demo")
+
+    @route(router, "POST", "/api/demo/kill", "admin", include_in_schema=False)
+    async def kill_worker(request: Request, body: Victim) -> Killed:  # pyright: ignore[reportUnusedFunction]
+        """Send SIGKILL to the worker that holds a session; to any if nobody does."""
+        pid = None
+        if body.session_id is not None:
+            holder = (await store_of(request).session(body.session_id)).holder or ""
+            number = holder.rpartition(":")[2]
+            pid = int(number) if number.isdecimal() else None
+        killed = kill(pid)
+        if killed is None:
+            raise Conflict(problem="no worker is running at this moment; try again")
+        return Killed(pid=killed)
+
+    return router

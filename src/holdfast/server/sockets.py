@@ -1,0 +1,258 @@
+"""The log of shell commands as a WebSocket, wire-compatible with existing agent servers.
+
+Each message is an event of the log. A client may send `{"command": …}` to start a command. Nothing is given away, nor
+read, before it is known who is there; and whoever loses the right is shut out while connected, too.
+"""
+
+import asyncio
+import json
+import logging
+from contextlib import aclosing, suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from fastapi import WebSocket, WebSocketDisconnect
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ValidationError
+
+from holdfast.errors import BadInput, Forbidden, HoldfastError, Unauthenticated
+from holdfast.ids import new_id
+from holdfast.server.auth import COOKIE
+from holdfast.server.routes import RULES, new_router, socket
+from holdfast.server.shell import NewCommand, start, to_wire
+from holdfast.shell.feed import Feed
+
+if TYPE_CHECKING:
+    from holdfast.server.auth import Doorkeeper
+    from holdfast.server.channel import Channels
+    from holdfast.shell import ShellService
+
+router = new_router("shell")
+PATH = "/sockets/bash-events"
+_MOST = 50
+"""How many may be connected to one process."""
+_GREETING_SECONDS = 10.0
+_PATIENCE_SECONDS = 30.0
+_LOOK_AGAIN_SECONDS = 5.0
+_REFUSED, _TOO_SLOW, _TOO_MANY, _RESTART = 4001, 1008, 1013, 1012
+_log = logging.getLogger(__name__)
+
+
+class BashError(BaseModel):
+    """Why something that a client sent was not done."""
+
+    id: str
+    timestamp: datetime
+    kind: Literal["BashError"] = "BashError"
+    code: str
+    detail: str
+
+
+@socket(router, PATH, "shell")
+async def bash_events(websocket: WebSocket) -> None:
+    """Send the log as it grows; with `resend_mode=all` (or `resend_all=true`) what is in it, first."""
+    await _Connection(websocket).serve()
+
+
+class _Connection:
+    """One client."""
+
+    def __init__(self, websocket: WebSocket) -> None:
+        self._socket = websocket
+        self._doorkeeper: Doorkeeper = websocket.app.state.doorkeeper
+        self._channels: Channels = websocket.app.state.channels
+        self._shell: ShellService = websocket.app.state.shell
+        self._token: str | None = None
+        self._sending = asyncio.Lock()
+
+    async def serve(self) -> None:
+        query = self._socket.query_params
+        try:
+            welcome = await self._authorize_before()
+            resend = _resend(query.get("resend_mode"), query.get("resend_all"))
+        except HoldfastError as error:
+            await self._deny(error)
+            return
+        if not welcome:
+            await self._socket.accept()
+            if not await self._authorize_first():
+                return
+        state = self._socket.app.state
+        if state.sockets >= _MOST:
+            if welcome:
+                await self._socket.accept()
+            await self._close(_TOO_MANY, "Too many connections")
+            return
+        state.sockets += 1  # of those who may: nobody else can take their place
+        try:
+            await self._go_on(resend, accept=welcome)
+        finally:
+            state.sockets -= 1
+
+    async def _go_on(self, resend: bool, *, accept: bool) -> None:
+        feed = Feed(self._shell.store, owner=self._socket.state.principal.sees)
+        try:
+            if not resend:
+                await feed.skip()  # before it is accepted: what is started after that is seen
+        except HoldfastError as error:
+            if accept:
+                await self._deny(error)
+            else:
+                await self._close(_RESTART, "The store does not answer; come back")
+            return
+        if accept:
+            await self._socket.accept()
+        await self._talk(feed, resend)
+
+    async def _authorize_before(self) -> bool:
+        """Say whether the request itself tells who is there; raise if it tells wrong."""
+        try:
+            await self._authorize()
+        except Unauthenticated:
+            if _has_credentials(self._socket):
+                raise
+            return False
+        return True
+
+    async def _authorize_first(self) -> bool:
+        """Take the first message for a token: `{"type": "auth", "session_api_key": …}`."""
+        try:
+            async with asyncio.timeout(_GREETING_SECONDS):
+                self._token = _token(await self._socket.receive_text())
+            await self._authorize()
+        except WebSocketDisconnect:
+            return False
+        except (TimeoutError, KeyError, Unauthenticated, Forbidden):
+            await self._close(_REFUSED, "Authentication failed")
+            return False
+        return True
+
+    async def _authorize(self) -> None:
+        await self._doorkeeper.authorize(self._socket, RULES["WEBSOCKET", PATH], {}, token=self._token)
+
+    async def _deny(self, error: HoldfastError) -> None:
+        statuses = {Unauthenticated: 401, Forbidden: 403, BadInput: 422}
+        status = next((status for kind, status in statuses.items() if isinstance(error, kind)), 503)
+        body = {"error": {"code": error.code, "message": str(error)}}
+        await self._socket.send_denial_response(JSONResponse(body, status))
+
+    async def _talk(self, feed: Feed, resend: bool) -> None:
+        tasks = [
+            asyncio.create_task(work)
+            for work in (
+                self._send_all(feed, resend),
+                self._listen(),
+                self._mind(),
+                self._channels.closed.wait(),
+            )
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        for outcome in ended:
+            if isinstance(outcome, TimeoutError):
+                await self._close(_TOO_SLOW, "Nothing was read for too long")
+            elif isinstance(outcome, Unauthenticated | Forbidden):
+                await self._close(_REFUSED, "Authentication failed")
+            elif isinstance(outcome, Exception) and not isinstance(outcome, WebSocketDisconnect):
+                _log.error("a socket failed", exc_info=outcome)
+        await self._close(_RESTART, "The server stops; come back")
+
+    async def _send_all(self, feed: Feed, resend: bool) -> None:
+        async def everything():  # noqa: ANN202 - a generator of events
+            if resend:
+                async for event in feed.replay():
+                    yield event
+            async for event in feed.follow():
+                yield event
+
+        async with aclosing(everything()) as events:
+            async for event in events:
+                await self._send(to_wire(event))
+
+    async def _send(self, message: BaseModel) -> None:
+        text = message.model_dump_json()
+        async with asyncio.timeout(_PATIENCE_SECONDS), self._sending:
+            await self._socket.send_text(text)
+
+    async def _listen(self) -> None:
+        while True:
+            received = await self._socket.receive()
+            if received["type"] == "websocket.disconnect":
+                raise WebSocketDisconnect(received.get("code", 1000))
+            try:
+                asked = _asked(received.get("text"))
+                if asked is not None:
+                    await self._authorize()
+                    await start(self._shell, self._socket.state.principal, asked)
+            except (Unauthenticated, Forbidden):
+                raise
+            except HoldfastError as error:
+                await self._refuse(error.code, str(error))
+
+    async def _refuse(self, code: str, detail: str) -> None:
+        at = datetime.now(UTC)
+        await self._send(BashError(id=new_id().replace("-", ""), timestamp=at, code=code, detail=detail))
+
+    async def _mind(self) -> None:
+        """See to it that whoever may no longer, does not."""
+        while True:
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+            try:
+                await self._authorize()
+            except (Unauthenticated, Forbidden):
+                raise
+            except HoldfastError:  # the store is away, and nothing is given out either
+                continue
+
+    async def _close(self, code: int, reason: str) -> None:
+        with suppress(RuntimeError, WebSocketDisconnect):  # it is closed already
+            async with asyncio.timeout(1):
+                await self._socket.close(code, reason)
+
+
+def _has_credentials(websocket: WebSocket) -> bool:
+    given = websocket.headers.get("authorization") or websocket.headers.get("x-session-api-key")
+    return bool(given or websocket.query_params.get("session_api_key") or websocket.cookies.get(COOKIE))
+
+
+def _resend(mode: str | None, everything: str | None) -> bool:
+    if mode not in {None, "all"}:
+        raise BadInput(problem="resend_mode is `all`, or not there")
+    return mode == "all" or (everything or "").lower() in {"true", "1", "yes", "on"}
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    try:
+        found: Any = json.loads(text or "")
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise BadInput(problem="a message is a JSON object")
+    return cast("dict[str, Any]", found)
+
+
+def _token(text: str) -> str:
+    try:
+        found = _object(text)
+    except BadInput:
+        raise KeyError from None
+    key = found["session_api_key"] if found.get("type") == "auth" else None
+    if not isinstance(key, str) or not key:
+        raise KeyError
+    return key
+
+
+def _asked(text: str | None) -> NewCommand | None:
+    """Return the command that a message asks for; None for a greeting that was not needed, or has come twice."""
+    found = _object(text)
+    if found.get("type") == "auth" and set(found) <= {"type", "session_api_key"}:
+        return None
+    try:
+        return NewCommand.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadInput(problem=f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error

@@ -1,0 +1,159 @@
+"""The log as it grows: commands and their output, of all services on the store, each event once, without a gap.
+
+It reads when its reader is ready for more, so a slow reader costs nothing but its own delay. It never skips.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from datetime import datetime, timedelta
+
+from holdfast.errors import NotFound, StoreError
+from holdfast.store import Store
+from holdfast.types import Command, Output
+
+_LOOK_SECONDS = 0.1
+_PAUSE_SECONDS = 1.0
+_LATE = timedelta(seconds=10)
+"""A command may be committed so long after the time that it bears, and is still found."""
+_PAGE = 100
+_MANY = 1000
+_log = logging.getLogger(__name__)
+
+
+class Feed:
+    """One reader's place in the log. Commands are found by time, with an overlap; output is followed by its numbers."""
+
+    def __init__(self, store: Store, *, owner: str | None = None) -> None:
+        self._store = store
+        self._owner = owner
+        self._open: dict[str, int] = {}  # the number of the last output that was given, of those not ended
+        self._seen: dict[str, datetime] = {}  # the commands of the overlap
+        self._from: datetime | None = None
+
+    async def skip(self) -> None:
+        """Leave out what is in the log already; what runs is followed from here."""
+        newest = await self._store.shell_events(kind="command", owner=self._owner, newest_first=True, limit=1)
+        for command in newest.items:
+            if isinstance(command, Command):
+                self._note(command)
+        for command in await self._late():
+            self._note(command)
+        self._open.clear()
+        for command in await self._running():
+            self._note(command)
+            self._open[command.id] = command.outputs - 1
+
+    async def follow(self) -> AsyncGenerator[Command | Output, None]:
+        """Yield what is new, for ever. A store that goes away is waited for."""
+        while True:
+            given = False
+            try:
+                async for event in self._look():
+                    given = True
+                    yield event
+            except StoreError as error:
+                _log.warning("the log of shell commands cannot be read, trying again: %s", error)
+                await asyncio.sleep(_PAUSE_SECONDS)
+            if not given:
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    async def replay(self) -> AsyncGenerator[Command | Output, None]:
+        """Yield what is in the log, by time; `follow` goes on from there."""
+        cursor = None
+        while True:
+            page = await self._store.shell_events(owner=self._owner, cursor=cursor, limit=_PAGE)
+            for event in page.items:
+                if isinstance(event, Command):
+                    if self._note(event):
+                        yield event
+                elif event.order == self._open.get(event.command_id, event.order) + 1:
+                    self._given(event)
+                    yield event
+                elif event.command_id in self._open:  # one before it came late
+                    async for output in self._outputs(event.command_id):
+                        yield output
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    async def _look(self) -> AsyncGenerator[Command | Output, None]:
+        running = {command.id: command for command in await self._running()}
+        for command in [*await self._late(), *running.values()]:
+            if self._note(command):
+                yield command
+        for key, last in list(self._open.items()):
+            now = running.get(key)
+            if now is None or now.outputs - 1 > last:
+                async for output in self._outputs(key):
+                    yield output
+                if now is None and key in self._open:  # it has ended, and nothing came: its end is gone
+                    await self._forget(key)
+
+    async def _running(self) -> list[Command]:
+        page = await self._store.commands(state="running", owner=self._owner, limit=_MANY)
+        found = list(page.items)
+        while page.next_cursor is not None:
+            page = await self._store.commands(
+                state="running", owner=self._owner, cursor=page.next_cursor, limit=_MANY
+            )
+            found += page.items
+        return found
+
+    async def _late(self) -> list[Command]:
+        """Return the commands since the overlap began."""
+        found: list[Command] = []
+        cursor = None
+        while True:
+            page = await self._store.shell_events(
+                kind="command", owner=self._owner, since=self._from, cursor=cursor, limit=_PAGE
+            )
+            found += [event for event in page.items if isinstance(event, Command)]
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+
+    def _note(self, command: Command) -> bool:
+        """Say whether it is new. Then its output is followed from the beginning."""
+        at = command.started_at
+        if command.id in self._seen or command.id in self._open or at is None:
+            return False
+        self._open[command.id] = -1
+        if self._from is None or at - _LATE > self._from:
+            self._from = at - _LATE
+            self._seen = {key: when for key, when in self._seen.items() if when >= self._from}
+        self._seen[command.id] = at
+        return True
+
+    async def _outputs(self, key: str) -> AsyncGenerator[Output, None]:
+        """Yield what follows the last output that was given."""
+        while key in self._open:
+            try:
+                page = await self._store.outputs(key, after=self._open[key], limit=_PAGE)
+            except NotFound:
+                return
+            for output in page:
+                self._given(output)
+                yield output
+            if len(page) < _PAGE:
+                return
+
+    def _given(self, output: Output) -> None:
+        if output.exit_code is None:
+            self._open[output.command_id] = output.order
+        else:
+            self._open.pop(output.command_id, None)
+
+    async def _forget(self, key: str) -> None:
+        try:
+            ended = (await self._store.command(key)).ended_at is not None
+        except NotFound:
+            ended = True
+        if ended and not await self._more(key):
+            self._open.pop(key, None)
+
+    async def _more(self, key: str) -> bool:
+        try:
+            return bool(await self._store.outputs(key, after=self._open[key], limit=1))
+        except NotFound:
+            return False

@@ -1,0 +1,118 @@
+"""What the sweep stands on: finding what may be due in the order of an index, and doing it one at a time."""
+
+import json
+import math
+from collections.abc import Sequence
+
+from holdfast.errors import BadInput
+from holdfast.ids import check_choice, check_id
+from holdfast.store.sql.core import (
+    Row,
+    SqlCore,
+    Tx,
+    from_cursor,
+    maybe_moment,
+    moment,
+    page_limit,
+    reading,
+    registering,
+    sql,
+    to_cursor,
+)
+from holdfast.types import DUE_BY, Due, DueBy, Duty, Holder, Json, Page
+
+_MICROSECONDS = 1_000_000
+_LONGEST = 2**62
+
+
+class Sweeping(SqlCore):
+    """The transactions of sweep.sql."""
+
+    @reading
+    def agents(self) -> Tx[list[str]]:
+        return [row["agent"] for row in (yield sql("agents"))]
+
+    @reading
+    def due(
+        self,
+        by: DueBy,
+        *,
+        agent: str | None = None,
+        older_than: float,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Tx[Page[Due]]:
+        check_choice(by, DUE_BY, "reason to be due")
+        after, after_id, after_position = from_cursor(cursor, int, str, int)
+        rows = yield sql(
+            f"due_{by}",
+            agent=agent,
+            older_us=_microseconds(older_than),
+            after=after,
+            after_id=after_id,
+            after_position=after_position,
+            limit=page_limit(limit),
+        )
+        submissions = by == "submissions"
+        more = None
+        if len(rows) == limit:
+            last = rows[-1]
+            more = to_cursor(last["place"], last["id"], last["position"] if submissions else 0)
+        return Page(items=[_due(row, submissions) for row in rows], next_cursor=more)
+
+    @registering
+    def drop_submissions(self, ids: Sequence[str]) -> Tx[int]:
+        for submission_id in ids:
+            check_id(submission_id, "submission id")
+        return len((yield sql("drop_submissions", ids=json.dumps(list(ids)))))
+
+    @registering
+    def take_duty(self, name: str, holder: Holder, *, every: float = 0.0) -> Tx[bool]:
+        every_us = _microseconds(every)
+        return bool((yield sql("take_duty", name=_name(name), holder=holder.id, every_us=every_us)))
+
+    @registering
+    def leave_duty(self, name: str, holder: Holder, *, detail: Json | None = None) -> Tx[None]:
+        if detail is None:
+            yield sql("leave_duty", name=_name(name), holder=holder.id)
+        else:
+            self._check_json(detail, "detail")
+            yield sql("finish_duty", name=_name(name), holder=holder.id, detail=detail)
+
+    @reading
+    def duty(self, name: str) -> Tx[Duty | None]:
+        rows = yield sql("duty", name=_name(name))
+        return _duty(rows[0]) if rows else None
+
+
+def _name(name: str) -> str:
+    return check_id(name, "duty")
+
+
+def _microseconds(seconds: float) -> int:
+    if not seconds >= 0:
+        raise BadInput(problem=f"a time has 0 or more seconds, not {seconds}")
+    return _LONGEST if math.isinf(seconds) else min(round(seconds * _MICROSECONDS), _LONGEST)
+
+
+def _due(row: Row, submissions: bool) -> Due:
+    return Due(
+        session_id=row["id"],
+        agent=row["agent"],
+        status=row["status"],
+        metadata=row["metadata"],
+        created_at=moment(row["created_at"]),
+        active_at=moment(row["active_at"]),
+        now=moment(row["now"]),
+        submission_id=row["submission_id"] if submissions else None,
+    )
+
+
+def _duty(row: Row) -> Duty:
+    return Duty(
+        name=row["name"],
+        holder=row["holder"],
+        taken_at=moment(row["taken_at"]),
+        done_at=maybe_moment(row["done_at"]),
+        detail=row["detail"],
+    )

@@ -1,0 +1,68 @@
+-- Finding what is due, at the cost of what is found: each statement follows the index that has its order. The time is
+-- a scalar subquery, taken once: PostgreSQL does not look up what a volatile function says in an index.
+
+-- name: agents
+-- From one name to the next, without looking at all sessions.
+WITH RECURSIVE names(agent) AS (
+  SELECT min(agent) FROM sessions
+  UNION ALL
+  SELECT (SELECT min(s.agent) FROM sessions s WHERE s.agent > names.agent) FROM names WHERE names.agent IS NOT NULL
+)
+SELECT agent FROM names WHERE agent IS NOT NULL;
+
+-- name: due_idle
+SELECT id, agent, status, metadata, created_at, active_at, active_at AS place, now_us() AS now FROM sessions
+WHERE agent = :agent AND status <> 'cleaned' AND hold = 0 AND active_at <= (SELECT now_us()) - CAST(:older_us AS bigint)
+  AND (active_at, id) > (CAST(:after AS bigint), CAST(:after_id AS text))   --? after
+ORDER BY active_at, id LIMIT :limit;
+
+-- name: due_age
+SELECT id, agent, status, metadata, created_at, active_at, created_at AS place, now_us() AS now FROM sessions
+WHERE agent = :agent AND status <> 'cleaned' AND hold = 0 AND created_at <= (SELECT now_us()) - CAST(:older_us AS bigint)
+  AND (created_at, id) > (CAST(:after AS bigint), CAST(:after_id AS text))   --? after
+ORDER BY created_at, id LIMIT :limit;
+
+-- name: due_cleaned
+-- Nothing is left of them but what an erasure takes. None was active before it was created.
+SELECT id, agent, status, metadata, created_at, active_at, created_at AS place, now_us() AS now FROM sessions
+WHERE agent = :agent AND status = 'cleaned' AND hold = 0 AND created_at <= (SELECT now_us()) - CAST(:older_us AS bigint)
+  AND (created_at, id) > (CAST(:after AS bigint), CAST(:after_id AS text))   --? after
+ORDER BY created_at, id LIMIT :limit;
+
+-- name: due_submissions
+-- Oldest end first. Those of a session on hold stay.
+SELECT s.id, s.agent, s.status, s.metadata, s.created_at, s.active_at, q.ended_at AS place, now_us() AS now,
+  q.id AS submission_id, q.position
+FROM submissions q JOIN sessions s ON s.id = q.session_id
+WHERE q.ended_at IS NOT NULL AND q.ended_at <= (SELECT now_us()) - CAST(:older_us AS bigint) AND s.hold = 0
+  AND (q.ended_at, q.session_id, q.position) > (   --? after
+    CAST(:after AS bigint), CAST(:after_id AS text), CAST(:after_position AS bigint))   --? after
+ORDER BY q.ended_at, q.session_id, q.position LIMIT :limit;
+
+-- name: drop_submissions
+DELETE FROM submissions
+WHERE ended_at IS NOT NULL AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.id = session_id AND s.hold = 1)
+--[sqlite] AND id IN (SELECT value FROM json_each(:ids))
+--[postgres] AND id IN (SELECT value FROM json_array_elements_text(CAST(:ids AS json)))
+RETURNING 1 AS gone;
+
+-- name: take_duty
+-- By whoever has it, and by anyone if its holder is not alive; not again before `every` has passed since it was done.
+INSERT INTO duties (name, holder, taken_at, detail) VALUES (:name, :holder, now_us(), '{}')
+ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, taken_at = excluded.taken_at
+WHERE (duties.holder = excluded.holder OR NOT EXISTS (
+    SELECT 1 FROM holders d WHERE d.id = duties.holder AND d.deadline > now_us()))
+  AND (duties.done_at IS NULL OR duties.done_at <= now_us() - CAST(:every_us AS bigint))
+RETURNING name;
+
+-- name: finish_duty
+UPDATE duties SET holder = NULL, done_at = now_us(), detail = :detail WHERE name = :name AND holder = :holder
+RETURNING name;
+
+-- name: leave_duty
+UPDATE duties SET holder = NULL WHERE name = :name AND holder = :holder;
+
+-- name: duty
+SELECT u.name, u.taken_at, u.done_at, u.detail, live.name AS holder FROM duties u
+LEFT JOIN holders live ON live.id = u.holder AND live.deadline > now_us()
+WHERE u.name = :name;

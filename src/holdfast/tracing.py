@@ -1,0 +1,41 @@
+"""Spans, for processes that have set OpenTelemetry up; elsewhere nothing happens. They carry ids, never content.
+
+The context of whoever submits is kept with the submission, so that the turn that carries it out, in whatever process and
+whenever, belongs to the same trace, and Pydantic AI's own spans of the run to the turn.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+SUBMIT = SpanKind.PRODUCER
+TURN = SpanKind.CONSUMER
+_FIELD = "traceparent"
+_propagator = TraceContextTextMapPropagator()
+
+
+def carried() -> str | None:
+    """Return the context of this moment as text to be kept; None if there is none."""
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier)
+    return carrier.get(_FIELD)
+
+
+@contextmanager
+def span(name: str, role: SpanKind, *, within: str | None = None, **ids: str) -> Generator[Span, None, None]:
+    """Be in a span, as a child of the context that was kept, if one is given. What goes wrong is told by its type."""
+    context = None
+    if within is not None and not trace.get_current_span().get_span_context().is_valid:
+        context = _propagator.extract({_FIELD: within})
+    attributes = {f"holdfast.{key}": value for key, value in ids.items()}
+    with trace.get_tracer("holdfast").start_as_current_span(
+        name, context, role, attributes, record_exception=False, set_status_on_exception=False
+    ) as current:
+        try:
+            yield current
+        except Exception as error:
+            current.set_status(trace.StatusCode.ERROR, type(error).__name__)
+            raise

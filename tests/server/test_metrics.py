@@ -1,0 +1,105 @@
+"""Every metric that is documented is there, on the command that a user starts, and counts what it says."""
+
+import asyncio
+import re
+import signal
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from holdfast import Store
+from holdfast.client import AsyncClient
+from tests.conftest import Engine
+from tests.promises.workers import worker
+from tests.server.fronts import Front, front
+from tests.servers import free_port
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
+DOCUMENTED = re.findall(r"^\| `(holdfast_\w+)`", PAGE.read_text(), re.MULTILINE)
+
+
+def parsed(text: str) -> dict[str, float]:
+    """Return the samples, each under its name and the values of its labels."""
+    return {
+        " ".join([sample.name, *sample.labels.values()]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def samples(server: Front) -> dict[str, float]:
+    headers = {"authorization": f"Bearer {server.token}"}
+    async with httpx2.AsyncClient(base_url=server.url, headers=headers) as http:
+        return parsed((await http.get("/metrics")).text)
+
+
+@pytest.fixture
+async def server(engine: Engine, store: Store) -> AsyncGenerator[Front, None]:
+    async with front(engine.url, "tests.promises.app:agent") as running:
+        yield running
+
+
+async def turn(client: AsyncClient, session: str) -> None:
+    sent = await client.submit(session, "hello")
+    async with asyncio.timeout(30):
+        async for event in client.stream(session, after=sent["position"]):
+            if event["kind"] == "submission_done":
+                return
+
+
+async def test_every_documented_metric_is_exposed(server: Front):
+    async with server.client() as client:
+        session = (await client.create_session("agent"))["id"]
+        await turn(client, session)
+        await client.request("POST", f"/api/sessions/{session}/clean", json={"idle_days": 0, "dry_run": True})
+        async with asyncio.timeout(30):
+            while "holdfast_runs_total completed" not in (found := await samples(server)):
+                await asyncio.sleep(0.05)
+    plain = {name.split()[0] for name in found if not name.split()[0].endswith("_created")}
+    names = {re.sub(r"_(bucket|count|sum)$", "", name) for name in plain}
+    assert len(DOCUMENTED) > 15
+    assert names == set(DOCUMENTED)  # these, and no other
+    assert found["holdfast_submissions_total message"] == 1
+    assert found["holdfast_runs_total completed"] == 1
+    assert found["holdfast_sessions"] == 1
+    assert found["holdfast_commit_batches_count"] > 0
+    assert found["holdfast_retention_total clean"] == 1
+
+
+async def test_lag_and_leases_are_those_of_the_store(engine: Engine, store: Store):
+    held = await store.create_session(agent="agent", owner="local")
+    waiting = await store.create_session(agent="agent", owner="local")
+    await store.acquire(held.id, await store.join("somebody", ttl=60))
+    await store.submit(waiting.id, "message", '{"text": "hi"}')
+    async with front(engine.url, "--role", "front") as server:
+        first = await samples(server)
+        assert first["holdfast_leases"] == 1
+        async with asyncio.timeout(30):
+            while (await samples(server))["holdfast_lag_seconds"] <= first["holdfast_lag_seconds"]:
+                await asyncio.sleep(0.05)
+
+
+async def test_a_worker_by_itself_shows_what_it_counts(engine: Engine, store: Store):
+    port = free_port()
+    session = (await store.create_session(agent="agent", owner="local")).id
+    # What one worker leaves when it is killed, the next takes over.
+    async with worker(engine.url, hold=600) as first:
+        await store.submit(session, "message", '{"text": "work 1 /dev/null"}')
+        async with asyncio.timeout(30):
+            async for event in store.watch(session):
+                if event.kind == "tool_call_started":
+                    break
+        first.signal(signal.SIGKILL)
+    async with worker(engine.url, "--metrics-port", str(port)), httpx2.AsyncClient() as http:
+        async with asyncio.timeout(30):
+            async for event in store.watch(session):
+                if event.kind == "submission_done":
+                    break
+            url = f"http://127.0.0.1:{port}/metrics"
+            while "holdfast_runs_total completed" not in (found := parsed((await http.get(url)).text)):
+                await asyncio.sleep(0.05)
+    assert found["holdfast_takeovers_total"] == 1

@@ -1,0 +1,350 @@
+"""Every code block of README and docs is run: whole programs as they are, fragments among what their page talks about."""
+
+import ast
+import asyncio
+import inspect
+import json
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+import tomllib
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from pydantic_ai import Agent, DeferredToolResults, RunContext, ToolDenied
+from pydantic_ai.exceptions import CallDeferred
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.models.test import TestModel
+
+from holdfast import Holdfast, annotate_effect, idempotency_key, open_store, resume
+from holdfast.cli import app
+from holdfast.media import open_media
+from holdfast.record import ExternalMedia
+from holdfast.runtime import Worker, current_session
+from holdfast.runtime.credentials import new_key
+from holdfast.shell import ShellService
+from holdfast.store import Store
+from holdfast.types import Batch, NewEvent, Run, SubmissionChange
+from tests.builders import until
+from tests.server.fronts import front
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MADE = ROOT / "docs" / "reference"
+"""Signatures, written by docs/make_reference.py from the code; test_docs.py compares them."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of code, and where it stands."""
+
+    page: Path
+    number: int
+    language: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.page.relative_to(ROOT)}#{self.number}"
+
+    @property
+    def is_whole(self) -> bool:
+        return "asyncio.run(" in self.text
+
+
+def fenced() -> list[Block]:
+    found: list[Block] = []
+    for page in (page for page in PAGES if MADE not in page.parents):
+        blocks = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+        found += [Block(page, n, language, text) for n, (language, text) in enumerate(blocks)]
+    return found
+
+
+WHOLE = [block for block in fenced() if block.language == "python" and block.is_whole]
+FRAGMENTS = [block for block in fenced() if block.language == "python" and not block.is_whole]
+
+
+@pytest.mark.parametrize("block", WHOLE, ids=lambda block: block.name)
+def test_a_program_runs_as_it_stands(block: Block, tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-c", block.text], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+async def run(text: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Run a fragment, which may await, among these names."""
+    code = compile(text, "<docs>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    running = eval(code, names)
+    if inspect.iscoroutine(running):
+        await running
+    return names
+
+
+@dataclass
+class Bank:
+    paid: int = 0
+
+    async def pay(self, amount: int, *, idempotency_key: str) -> str:
+        assert idempotency_key
+        self.paid += amount
+        return "r-1"
+
+
+def calls(*made: ToolCallPart) -> FunctionModel:
+    """Return a model that makes these calls and then is done."""
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        del info
+        asked = any(isinstance(part, ToolCallPart) for message in messages for part in message.parts)
+        return ModelResponse(parts=[TextPart("done")] if asked else list(made))
+
+    return FunctionModel(answer)
+
+
+async def pays(store: Store, text: str) -> None:
+    agent = Agent(
+        calls(ToolCallPart("pay", {"amount": 5}, "c1")), name="clerk", capabilities=[Holdfast(store)]
+    )
+    bank = Bank()
+    names = {
+        "agent": agent,
+        "bank": bank,
+        "RunContext": RunContext,
+        "idempotency_key": idempotency_key,
+        "annotate_effect": annotate_effect,
+    }
+    await run(text, names)
+    await agent.run("go", conversation_id="talk")
+    assert bank.paid == 5
+    assert (await store.effects("talk")).items[0].summary == "paid 5, receipt r-1"
+
+
+async def answers_later(store: Store, text: str) -> None:
+    made = (ToolCallPart("wait", {}, "call-1"), ToolCallPart("buy", {}, "call-2"))
+    agent = Agent(
+        calls(*made), name="clerk", capabilities=[Holdfast(store)], output_type=[str, _deferred_requests()]
+    )
+
+    @agent.tool_plain
+    def wait() -> str:
+        raise CallDeferred
+
+    @agent.tool_plain(requires_approval=True)
+    def buy() -> str:
+        raise AssertionError("it was denied")
+
+    run_id = (await agent.run("go", conversation_id="talk")).run_id
+    names = {"agent": agent, "store": store, "run_id": run_id, "resume": resume}
+    names |= {"DeferredToolResults": DeferredToolResults, "ToolDenied": ToolDenied}
+    assert (await run(text, names))["result"].output == "done"
+
+
+def _deferred_requests() -> Any:
+    from pydantic_ai import DeferredToolRequests
+
+    return DeferredToolRequests
+
+
+async def asks(store: Store, text: str) -> None:
+    agent = Agent(TestModel(), name="clerk")
+    names = await run(text, {"agent": agent})
+    assert names["pay"](5) is None
+
+
+async def approves(store: Store, text: str) -> None:
+    agent = Agent(calls(ToolCallPart("pay", {"amount": 5}, "c1")), name="clerk")
+
+    @agent.tool_plain(requires_approval=True)
+    def pay(amount: int) -> int:
+        return amount
+
+    session = (await store.create_session(agent="clerk", owner="ada")).id
+    await store.submit(session, "message", '{"text": "go"}')
+    async with working(store, agent):
+
+        async def waits() -> bool:
+            return (await store.session(session)).status == "waiting"
+
+        await until(waits)
+        await run(text, {"store": store, "session_id": session, "json": json})
+
+        async def is_paid() -> bool:
+            return [effect.state for effect in (await store.effects(session)).items] == ["completed"]
+
+        await until(is_paid)
+
+
+@asynccontextmanager
+async def working(store: Store, agent: Any, **options: Any) -> AsyncGenerator[None, None]:
+    worker = Worker(store, [agent], **options)
+    running = asyncio.create_task(worker.run())
+    try:
+        yield
+    finally:
+        worker.stop()
+        await running
+
+
+async def works(store: Store, text: str) -> None:
+    text = text.replace('open_store("postgresql://…")', "here")
+    names: dict[str, Any] = {"here": open_store(store.url)}
+    names |= {"agent": Agent(TestModel(), name="one"), "other": Agent(TestModel(), name="two")}
+    running = asyncio.create_task(run(text, names))
+
+    async def has_joined() -> bool:
+        return bool(await store.holders())
+
+    await until(has_joined)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def looks_around(store: Store, text: str) -> None:
+    agent = Agent(calls(ToolCallPart("look", {}, "c1")), name="clerk")
+    names: dict[str, Any] = {"current_session": current_session}
+
+    @agent.tool_plain
+    async def look() -> str:
+        await run(text, names)
+        return "seen"
+
+    session = (await store.create_session(agent="clerk", owner="ada")).id
+    await store.submit(session, "message", '{"text": "go"}')
+    async with working(store, agent, credential_key=new_key()):
+
+        async def is_done() -> bool:
+            return bool((await store.effects(session)).items) and "token" in names
+
+        await until(is_done)
+    assert json.loads((await store.state(session)).body) == {"seen": 3}
+
+
+async def seals(store: Store, text: str) -> None:
+    session = (await store.create_session(agent="clerk", owner="ada")).id
+    await run(text, {"store": store, "key": new_key(), "session_id": session})
+
+
+async def writes_an_answer(store: Store, text: str) -> None:
+    session = (await store.create_session(agent="clerk", owner="ada")).id
+    submission = await store.submit(session, "message", "{}")
+    lease = await store.acquire(session, await store.join("test"))
+    names = {"store": store, "lease": lease, "submission": submission, "answer": '{"text": "hi"}'}
+    names |= {"Batch": Batch, "NewEvent": NewEvent, "SubmissionChange": SubmissionChange}
+    await run(text, names)
+    assert (await store.events(session))[-2].kind == "answer" or (await store.events(session))[
+        -1
+    ].kind == "answer"
+
+
+async def claims(store: Store, text: str) -> None:
+    session = (await store.create_session(agent="clerk", owner="ada")).id
+    submission = await store.submit(session, "message", "{}")
+    lease = await store.acquire(session, await store.join("test"))
+    names: dict[str, Any] = {"submission": submission, "run_id": "r-1", "Batch": Batch, "Run": Run}
+    await run(text, names | {"SubmissionChange": SubmissionChange})
+    names = await run(text, names | {"SubmissionChange": SubmissionChange})
+    await store.write(lease, names["batch"])
+    assert (await store.run("r-1")).session_id == session
+
+
+async def makes_media(store: Store, text: str) -> None:
+    text = text.replace("credential_provider=…", 'access_key_id="k", secret_access_key="s"')
+    names = await run(text, {"store": store})
+    assert "my-bucket" in names["media"].location
+
+
+async def publishes(store: Store, text: str) -> None:
+    names = {"Agent": Agent, "model": TestModel(), "Holdfast": Holdfast, "ExternalMedia": ExternalMedia}
+    made = await run(text, names | {"store": store, "media": open_media("database", store=store)})
+    assert (await made["agent"].run("hi")).output
+
+
+async def has_a_shell(store: Store, text: str) -> None:
+    async with ShellService(store) as shell:
+        names = {"Agent": Agent, "model": TestModel(call_tools=[]), "Holdfast": Holdfast}
+        made = await run(text, names | {"store": store, "shell": shell})
+        assert (await made["agent"].run("hi")).output
+
+
+async def talks(store: Store, text: str) -> None:
+    names = await run(text, {})
+    async with front(store.url, "tests.promises.app:agent") as server:
+        async with asyncio.timeout(60):
+            await names["ask"](server.url, server.token)
+
+
+AMONG: dict[str, Callable[[Store, str], Any]] = {
+    "docs/how-to/approvals.md#0": asks,
+    "docs/how-to/approvals.md#1": approves,
+    "docs/how-to/media.md#1": makes_media,
+    "docs/how-to/media.md#2": publishes,
+    "docs/how-to/record.md#1": pays,
+    "docs/how-to/record.md#2": answers_later,
+    "docs/how-to/serve.md#1": talks,
+    "docs/how-to/shell.md#1": has_a_shell,
+    "docs/how-to/worker.md#0": works,
+    "docs/how-to/worker.md#1": looks_around,
+    "docs/how-to/worker.md#2": seals,
+    "docs/how-to/worker.md#4": writes_an_answer,
+    "docs/how-to/worker.md#5": claims,
+}
+"""What each fragment needs around it."""
+
+
+@pytest.mark.parametrize("block", FRAGMENTS, ids=lambda block: block.name)
+async def test_a_fragment_runs_among_what_its_page_talks_about(block: Block, tmp_path: Path):
+    async with open_store(f"sqlite:///{tmp_path}/store.db") as store:
+        await AMONG[block.name](store, textwrap.dedent(block.text))
+        assert await store.check() == []
+
+
+def test_every_other_block_is_a_command_or_can_be_read():
+    """What is for a browser (`ts`) is not run here."""
+    read: dict[str, Callable[[str], object]] = {"json": json.loads, "toml": tomllib.loads}
+    for block in fenced():
+        assert block.language in {"python", "sh", "ts", *read}, block.name
+        if block.language in read:
+            assert read[block.language](block.text), block.name
+
+
+def typed() -> Iterator[tuple[str, list[str]]]:
+    """Yield every `holdfast …` line of indented blocks, sh blocks and code in the text."""
+    for page in PAGES:
+        if page.name == "cli.md":
+            continue  # a table of all of them, which test_docs.py compares with the code
+        text = page.read_text()
+        lines = re.findall(r"^(?:    |\$ )?(?:\S+=\S+ )*(?:\.venv/bin/)?holdfast (.+)$", text, re.MULTILINE)
+        for line in lines:
+            words = shlex.split(line.replace("…", "x").replace("'[", "").replace("]'", ""), comments=True)
+            if words and re.fullmatch(r"[a-z-]+", words[0]):
+                yield f"{page.name}: {line}", words
+
+
+def test_every_command_in_the_docs_exists_with_its_options():
+    seen = 0
+    for where, words in typed():
+        command: Any = typer.main.get_command(app)
+        rest = list(words)
+        while rest and hasattr(command, "commands"):
+            name = rest.pop(0)
+            assert name in command.commands, where
+            command = command.commands[name]
+        assert not hasattr(command, "commands"), where
+        options = {
+            option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
+        }
+        for word in rest:
+            if word.startswith("--"):
+                assert word.partition("=")[0] in options | {"--help"}, where
+        seen += 1
+    assert seen > 25
