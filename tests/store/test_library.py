@@ -54,6 +54,7 @@ SQL_ONLY = {
     *("fence_group", "refer_blobs_group", *ARMS),  # the hot path is written for each engine
     *("migration_lock", "create_schema", "create_migrations", "add_migration"),  # so are migrations
     *("unlit_beacons", "light_beacon", "dim_beacon"),  # PostgreSQL's way to tell who is gone
+    *("queue_submission", "begin_and_tell"),  # and its way to do in one statement what others do in several
 }
 
 

@@ -275,6 +275,21 @@ async def check_outputs_have_command(db: Documents, *, limit: int) -> list[Row]:
     return await _lacking(db, "outputs", "commands", "$command_id", detail, limit=limit)
 
 
+async def check_commands_have_owner(db: Documents, *, limit: int) -> list[Row]:
+    foreign = {"$expr": {"$ne": ["$owner", "$other.owner"]}}
+    rows = await _joined(db, "commands", {}, "sessions", "$session_id", foreign, limit)
+    return _found(
+        rows,
+        lambda r: f"command {r['id']} belongs to {r['owner']}, its session to {r['other']['owner']}",
+    )
+
+
+async def check_outputs_have_owner(db: Documents, *, limit: int) -> list[Row]:
+    foreign = {"$expr": {"$ne": ["$owner", "$other.owner"]}}
+    rows = await _joined(db, "outputs", {}, "commands", "$command_id", foreign, limit)
+    return _found(rows, lambda r: f"output of command {r['command_id']} belongs to {r['owner']}")
+
+
 async def check_command_has_end(db: Documents, *, limit: int) -> list[Row]:
     where = {
         "$or": [

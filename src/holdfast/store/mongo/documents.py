@@ -28,6 +28,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "tombstones": ("session_id",),
     "heads": ("session_id",),
     "holders": ("id",),
+    "duties": ("name",),
     "submissions": ("session_id", "position"),
     "runs": ("session_id", "id"),
     "events": ("session_id", "seq"),

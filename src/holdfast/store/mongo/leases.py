@@ -4,7 +4,7 @@ import json
 import random
 from typing import Any
 
-from holdfast.store.mongo.documents import Documents, Row
+from holdfast.store.mongo.documents import Documents, Row, span
 from holdfast.store.mongo.sessions import by_key, live_holders, view
 
 _READY = {"ready_at": {"$gt": 0}}
@@ -65,7 +65,11 @@ async def lock_head(db: Documents, *, session_id: str) -> list[Row]:
 async def locked_head(db: Documents, *, session_id: str) -> list[Row]:
     heads = await db.get("heads", session_id)
     sessions = await db.get("sessions", session_id)
-    return [Row(head, status=session["status"]) for head, session in zip(heads, sessions, strict=False)]
+    pending = await db.count("submissions", {"session_id": session_id, "ended_at": None})
+    return [
+        Row(head, status=session["status"], pending=pending)
+        for head, session in zip(heads, sessions, strict=False)
+    ]
 
 
 async def live_holder(db: Documents, *, id: str) -> list[Row]:
@@ -246,13 +250,9 @@ async def tell_begun(db: Documents, *, events: str) -> list[Row]:
 async def claimed_sessions(db: Documents, **ours: object) -> list[Row]:
     heads = await tenure(db, **ours)
     found = await by_key(db, "sessions", [head["session_id"] for head in heads])
-    rows = [
-        Row(
-            row,
-            status="queued"
-            if found[row["id"]]["status"] in {"idle", "failed"}
-            else found[row["id"]]["status"],
-        )
-        for row in await view(db, list(found.values()))
-    ]
+    rows: list[Row] = []
+    for row in await view(db, list(found.values())):
+        status = found[row["id"]]["status"]
+        fresh = not await db.find("checkpoints", span("checkpoints", row["id"]), limit=1, fields=["_id"])
+        rows.append(Row(row, status="queued" if status in {"idle", "failed"} else status, fresh=fresh))
     return sorted(rows, key=lambda row: (row["active_at"], row["id"]))

@@ -31,6 +31,8 @@ _INDEXES: Final[Mapping[str, Sequence[IndexModel]]] = {
         _index("agent", "active_at", "id"),
         _index("owner", "active_at", "id"),
         _index("archive", partialFilterExpression={"archive": {"$gt": ""}}),
+        _index("agent", "hold", "status", "active_at", "id"),
+        _index("agent", "hold", "status", "created_at", "id"),
     ],
     "heads": [
         _index("ready_at", partialFilterExpression={"ready_at": {"$gt": 0}}),
@@ -45,6 +47,7 @@ _INDEXES: Final[Mapping[str, Sequence[IndexModel]]] = {
             partialFilterExpression={"idempotency_key": {"$gt": ""}},
         ),
         _index("session_id", "ended_at", "lane", "position"),
+        _index("ended_at", "session_id", "position", partialFilterExpression={"ended_at": {"$gt": 0}}),
     ],
     "runs": [
         _index("id", unique=True),
@@ -63,10 +66,16 @@ _INDEXES: Final[Mapping[str, Sequence[IndexModel]]] = {
     "blob_references": [_index("sha256")],
     "commands": [
         _index("started_at", "id"),
+        _index("owner", "started_at", "id"),
         _index("ended_at", "id"),
         _index("session_id", "_id"),
     ],
-    "outputs": [_index("id", unique=True), _index("at", "id"), _index("session_id", "_id")],
+    "outputs": [
+        _index("id", unique=True),
+        _index("at", "id"),
+        _index("owner", "at", "id"),
+        _index("session_id", "_id"),
+    ],
 }
 
 COLLECTIONS: Final = frozenset({*KEYS, "pieces", "migrations"})

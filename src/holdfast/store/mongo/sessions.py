@@ -1,10 +1,11 @@
 """The statements of sessions.sql and tokens.sql."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
 
-from holdfast.store.mongo.documents import Documents, Row, Where, beyond, span
+from holdfast.store.mongo.documents import Documents, Row, beyond, span
 
 
 async def create_session(db: Documents, **row: object) -> list[Row]:
@@ -125,6 +126,23 @@ async def open_submissions(db: Documents, ids: Sequence[str]) -> tuple[Counter[s
     return pending, active
 
 
+async def watched(db: Documents, *, session_ids: str) -> list[Row]:
+    now = await db.now()
+    await db["heads"].update_many(
+        {"_id": {"$in": json.loads(session_ids)}}, {"$set": {"watched_at": now}}, session=db.session
+    )
+    return []
+
+
+async def unwatched(db: Documents, *, id: str) -> list[Row]:
+    sessions, heads = await db.get("sessions", id), await db.get("heads", id)
+    now = await db.now() if sessions else 0
+    return [
+        Row(microseconds=now - max(head["watched_at"] or 0, session["active_at"]))
+        for session, head in zip(sessions, heads, strict=False)
+    ]
+
+
 async def update_session(db: Documents, *, id: str, **values: object) -> list[Row]:
     given = {name: value for name, value in values.items() if value is not None}
     return await db.change_where("sessions", {"_id": id}, **given) if given else []
@@ -207,13 +225,16 @@ async def revoke_token(db: Documents, *, id: str) -> list[Row]:
 
 
 async def totals(db: Documents) -> list[Row]:
-    alive: Where = {"deadline": {"$gt": await db.now()}}
+    now = await db.now()
+    ready = await db.find("heads", {"ready_at": {"$gt": 0}}, sort=[("ready_at", 1)], limit=1)
     return [
         Row(
             sessions=await db.count("sessions", {}),
             events=await db.count("events", {}),
             pending=await db.count("submissions", {"ended_at": None}),
-            holders=await db.count("holders", alive),
-            expired_holders=await db.count("holders", {"deadline": {"$lte": await db.now()}}),
+            holders=await db.count("holders", {"deadline": {"$gt": now}}),
+            expired_holders=await db.count("holders", {"deadline": {"$lte": now}}),
+            leases=await db.count("heads", {"holder": {"$gt": ""}}),
+            lag=now - ready[0]["ready_at"] if ready else 0,
         )
     ]

@@ -12,6 +12,11 @@ async def insert_command(db: Documents, **row: object) -> list[Row]:
         ("stop_requested", "outputs", "stdout_bytes", "stderr_bytes", "left_out_bytes", "damaged", "last_at"),
         0,
     )
+    if (
+        session_id := row["session_id"]
+    ) is not None:  # what belongs to a session belongs to whoever owns that
+        for session in await db.get("sessions", session_id):
+            row["owner"] = session["owner"]
     new = {**row, **zero, "state": "running", "started_at": await db.now()}
     await db.insert_new("commands", new)
     return []
@@ -57,12 +62,13 @@ async def commands(
     limit: int,
     id: str | None = None,
     session_id: str | None = None,
+    owner: str | None = None,
     holder: str | None = None,
     state: str | None = None,
     still_running: bool | None = None,
     id_before: str | None = None,
 ) -> list[Row]:
-    given = {"_id": id, "session_id": session_id, "holder": holder, "state": state}
+    given = {"_id": id, "session_id": session_id, "owner": owner, "holder": holder, "state": state}
     where: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if still_running:
         where["ended_at"] = None
@@ -82,11 +88,16 @@ def _between(column: str, since: int | None, until: int | None) -> dict[str, Any
     return {column: bounds} if bounds else {}
 
 
+def _owned(owner: str | None) -> dict[str, Any]:
+    return {} if owner is None else {"owner": owner}
+
+
 async def outputs(
     db: Documents,
     *,
     command_id: str,
     limit: int,
+    owner: str | None = None,
     after: int | None = None,
     before: int | None = None,
     since: int | None = None,
@@ -100,7 +111,7 @@ async def outputs(
         after=None if after is None else {"number": after},
         before=None if before is None else {"number": before},
     )
-    where |= _between("at", since, until)
+    where |= _between("at", since, until) | _owned(owner)
     return await db.find("outputs", where, sort=[("_id", -1 if newest_first else 1)], limit=limit)
 
 
@@ -111,6 +122,7 @@ async def _log(
     where: dict[str, Any],
     *,
     limit: int,
+    owner: str | None = None,
     since: int | None = None,
     until: int | None = None,
     later_at: int | None = None,
@@ -120,7 +132,7 @@ async def _log(
     newest_first: bool | None = None,
     **_: object,
 ) -> list[Row]:
-    where |= _between(column, since, until)
+    where |= _between(column, since, until) | _owned(owner)
     if later_at is not None:
         where |= beyond("$gt", **{column: later_at, "id": later_id})
     if earlier_at is not None:
@@ -138,21 +150,24 @@ async def log_of_outputs(db: Documents, *, after: int | None = None, **filters: 
     return await _log(db, "outputs", "at", where, **filters)
 
 
-async def outputs_by_id(db: Documents, *, ids: str) -> list[Row]:
-    return await db.find("outputs", {"id": {"$in": json.loads(ids)}})
+async def outputs_by_id(db: Documents, *, ids: str, owner: str | None = None) -> list[Row]:
+    return await db.find("outputs", {"id": {"$in": json.loads(ids)}, **_owned(owner)})
 
 
-async def commands_by_id(db: Documents, *, ids: str) -> list[Row]:
-    return await db.find("commands", {"_id": {"$in": json.loads(ids)}, "purged_at": None})
+async def commands_by_id(db: Documents, *, ids: str, owner: str | None = None) -> list[Row]:
+    where = {"_id": {"$in": json.loads(ids)}, "purged_at": None, **_owned(owner)}
+    return await db.find("commands", where)
 
 
-async def commands_to_purge(db: Documents, *, older_than_us: int, limit: int) -> list[Row]:
+async def commands_to_purge(
+    db: Documents, *, older_than_us: int, limit: int, owner: str | None = None
+) -> list[Row]:
     """Find what has ended long enough ago, oldest first. What belongs to a session on hold is passed over."""
     until = await db.now() - older_than_us
     place: tuple[int, str] | None = None
     found: list[Row] = []
     while len(found) < limit:
-        where: dict[str, Any] = {"purged_at": None, "ended_at": {"$gt": 0, "$lte": until}}
+        where: dict[str, Any] = {"purged_at": None, "ended_at": {"$gt": 0, "$lte": until}, **_owned(owner)}
         if place is not None:
             where = {"$and": [where, beyond("$gt", ended_at=place[0], id=place[1])]}
         page = await db.find(

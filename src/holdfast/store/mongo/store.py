@@ -12,7 +12,7 @@ import random
 import re
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Self, TypeVar
@@ -38,6 +38,7 @@ from pymongo.uri_parser import parse_uri
 from pymongo.write_concern import WriteConcern
 
 from holdfast.config import Settings
+from holdfast.counting import count
 from holdfast.errors import (
     BadInput,
     BadText,
@@ -62,6 +63,7 @@ from holdfast.store.mongo import (
     sessions,
     shell,
     submissions,
+    sweep,
 )
 from holdfast.store.mongo.documents import Documents, Row
 from holdfast.store.mongo.hints import Hints
@@ -109,7 +111,7 @@ def _statements(*topics: ModuleType) -> dict[str, Handler]:
 
 
 STATEMENTS: Final[dict[str, Handler]] = {
-    **_statements(sessions, leases, submissions, journal, media, retention, shell, check, schema),
+    **_statements(sessions, leases, submissions, journal, media, retention, shell, sweep, check, schema),
     **retention.DELETE,
     **check.HAVE_SESSION,
 }
@@ -213,12 +215,16 @@ class MongoStore(SqlStore):
             except StoreUnavailable:
                 lease.lost = True
                 raise
+            count("commit_batches")  # the server's journal is what several share
             lease.writes += 1
             lease.seq = seq
             if writing.release:
                 lease.lost = lease.released = True
         self._hub.changed((lease.session_id, READY) if ready else (lease.session_id,))
         return seq
+
+    def _announce(self, *topics: str) -> None:
+        self._hub.changed(topics)  # other processes are told by the change stream
 
     async def shrink(self, *, limit: int = 1000) -> int:
         """Do nothing: the server uses the space of what was deleted again."""
@@ -236,9 +242,16 @@ class MongoStore(SqlStore):
         """Run it to its end, also when the caller is cancelled meanwhile."""
         del repeatable, long  # whether a commit happened is always learned; the server does the work
         database = self._running()
-        result = await self._unfinished.run(self._commit(database, lambda db: _run(db, make())))
+        result = await self._unfinished.run(self._in_turn(database, make, changes))
         self._hub.changed(changes)
         return result
+
+    async def _in_turn(
+        self, database: AsyncDatabase[Row], make: Callable[[], Tx[T]], changes: Sequence[str]
+    ) -> T:
+        """Run it when this process has nothing else under way that changes the same: the two would only collide."""
+        async with self._turn(changes[0]) if changes else nullcontext():
+            return await self._commit(database, lambda db: _run(db, make()))
 
     async def _commit(
         self, database: AsyncDatabase[Row], work: Callable[[Documents], Coroutine[Any, Any, T]]
@@ -331,7 +344,7 @@ class MongoStore(SqlStore):
 
     @asynccontextmanager
     async def _turn(self, session_id: str) -> AsyncGenerator[None, None]:
-        """Let the writes to one session come one after the other, in the order in which they were asked for."""
+        """Let the changes to one session come one after the other, in the order in which they were asked for."""
         lock = self._turns.setdefault(session_id, asyncio.Lock())
         try:
             async with lock:

@@ -15,10 +15,6 @@ async def submission_by_key(db: Documents, *, session_id: str, idempotency_key: 
     return await db.find("submissions", {"session_id": session_id, "idempotency_key": idempotency_key})
 
 
-async def count_pending(db: Documents, *, session_id: str) -> list[Row]:
-    return [Row(pending=await db.count("submissions", {"session_id": session_id, "ended_at": None}))]
-
-
 async def number_submission(db: Documents, *, session_id: str, ready: int) -> list[Row]:
     (head,) = await db.head(session_id, inc={"seq": 1})
     if ready and head["ready_at"] is None:
