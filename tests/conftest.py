@@ -21,6 +21,11 @@ _without_mongodb = pytest.StashKey[int]()
 MONGODB = "HOLDFAST_TEST_MONGODB"
 """Names the server to test with, as a URL without a database; else there is a `mongod` on the path, or none."""
 
+ONLY_WITH_MONGOD = (
+    pytest.mark.mongodb,
+    pytest.mark.skipif(mongod() is None, reason="starts a MongoDB server of its own"),
+)
+
 
 @dataclass(frozen=True)
 class Engine:

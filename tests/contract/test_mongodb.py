@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,13 +16,13 @@ from holdfast.errors import LeaseLost, StoreError, StoreReadOnly, StoreUnavailab
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, Draft, Message, NewEvent, Segment
 from tests.builders import held_session, new_session, ticks, until
-from tests.conftest import MONGODB, Engine
+from tests.conftest import ONLY_WITH_MONGOD, Engine
 from tests.contract.test_processes import Proxy, child, tokens
 from tests.servers import Mongo, mongo
 
 pytestmark = [pytest.mark.mongodb, pytest.mark.parametrize("engine", ["mongodb"], indirect=True)]
 
-own_server = pytest.mark.skipif(MONGODB in os.environ, reason="ends the server, which is not ours")
+own_server = ONLY_WITH_MONGOD[1]
 
 
 @pytest.fixture
