@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run tour test browser-test check format bench bench-compare clean
+.PHONY: help run tour test mongo-test browser-test check format bench bench-compare clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -15,6 +15,10 @@ tour: .venv/ready ## a tour of the store in the terminal, on a real file with re
 
 test: check ## lint, types and all tests, against real servers
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+mongo-test: .venv/ready ## what every store must pass, on MongoDB only; needs a mongod, or a replica set in HOLDFAST_TEST_MONGODB
+	@test -n "$$HOLDFAST_TEST_MONGODB" || command -v mongod >/dev/null || { echo "There is no mongod on the path, and HOLDFAST_TEST_MONGODB is not set."; exit 1; }
+	$(BIN)/python -m pytest -n 2 --dist worksteal -k mongodb tests/contract tests/media tests/promises tests/retention
 
 browser-test: .venv/ready ## the page in a real browser; needs chromium and playwright, and says how to get them
 	@command -v chromium >/dev/null || { echo "There is no chromium. On Debian: apt-get install -y --no-install-recommends chromium"; exit 1; }

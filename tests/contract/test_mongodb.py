@@ -1,6 +1,7 @@
 """What only MongoDB can do to a store: step down, be cut off, lack a privilege, be no replica set; and its limits."""
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
@@ -13,12 +14,16 @@ from pymongo import AsyncMongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
 from holdfast.errors import LeaseLost, StoreError, StoreReadOnly, StoreUnavailable, UnknownStore
+from holdfast.media import open_media
+from holdfast.retention import clean, import_archive, rehydrate
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, Draft, Message, NewEvent, Segment
 from tests.builders import held_session, new_session, ticks, until
-from tests.conftest import ONLY_WITH_MONGOD, Engine
+from tests.conftest import ONLY_WITH_MONGOD, Engine, new_database
 from tests.contract.test_processes import Proxy, child, tokens
-from tests.servers import Mongo, mongo
+from tests.promises.sessions import fill
+from tests.promises.test_exact_return import export
+from tests.servers import Mongo, Postgres, mongo
 
 pytestmark = [pytest.mark.mongodb, pytest.mark.parametrize("engine", ["mongodb"], indirect=True)]
 
@@ -165,7 +170,7 @@ async def test_a_server_that_is_no_replica_set_is_refused(engine: Engine):
 
 @own_server
 async def test_a_user_without_the_privilege_is_told(engine: Engine):
-    """Who may only read cannot make the indexes, and is told so; nothing is half made for who comes later."""
+    """Who may not make the indexes is told so; nothing is half made for who comes later."""
     with mongo(keyfile=True) as server:
         address = server.url("admin", user="root:secret@")
         async with AsyncMongoClient[dict[str, Any]](server.url("admin"), directConnection=True) as client:
@@ -173,9 +178,17 @@ async def test_a_user_without_the_privilege_is_told(engine: Engine):
         async with AsyncMongoClient[dict[str, Any]](address) as client:
             roles = [{"role": "read", "db": "test"}]
             await client["test"].command("createUser", "reader", pwd="secret", roles=roles)
-        with pytest.raises(StoreReadOnly, match="needs the role readWrite on the database test") as refused:
-            await open_store(server.url(user="reader:secret@")).open()
-        assert "secret" not in str(refused.value)
+            resource = {"db": "test", "collection": ""}
+            actions = ["find", "insert", "update", "remove", "listCollections", "createCollection"]
+            privileges = [{"resource": resource, "actions": actions}]
+            await client["test"].command("createRole", "noIndexes", privileges=privileges, roles=[])
+            await client["test"].command("createUser", "writer", pwd="secret", roles=["noIndexes"])
+        for name in ("reader", "writer"):
+            with pytest.raises(
+                StoreReadOnly, match="needs the role readWrite on the database test"
+            ) as refused:
+                await open_store(server.url(user=f"{name}:secret@")).open()
+            assert "secret" not in str(refused.value)
         with pytest.raises(StoreUnavailable, match="Authentication failed"):
             await open_store(server.url(user="reader:wrong@")).open()
         async with open_store(f"{server.url(user='root:secret@')}?authSource=admin") as store:
@@ -231,6 +244,45 @@ async def test_keys_with_dots_and_dollars(engine: Engine, store: Store):
     submission = await store.submit(lease.session_id, "$inc", wild, idempotency_key="$key.a")
     again = await store.submit(lease.session_id, "$inc", wild, idempotency_key="$key.a")
     assert again == submission
+
+
+@pytest.mark.new_database
+async def test_other_collections_are_left_alone(engine: Engine):
+    async with AsyncMongoClient[dict[str, Any]](engine.url) as client:
+        database = client.get_default_database()
+        await database["orders"].insert_one({"_id": 1, "of": "somebody else"})
+        async with open_store(engine.url) as store:
+            await new_session(store)
+        assert await database["orders"].find({}).to_list() == [{"_id": 1, "of": "somebody else"}]
+
+
+@pytest.mark.new_database
+async def test_migrations_of_something_else_are_not_ours(engine: Engine):
+    """Many tools have a collection of that name."""
+    async with AsyncMongoClient[dict[str, Any]](engine.url) as client:
+        migrations = client.get_default_database()["migrations"]
+        await migrations.insert_one({"_id": 7, "name": "add-orders.js"})
+        with pytest.raises(StoreError, match="tables of something else, such as migrations"):
+            await open_store(engine.url).open()
+        assert await migrations.find({}).to_list() == [{"_id": 7, "name": "add-orders.js"}]
+        assert await client.get_default_database().list_collection_names() == ["migrations"]
+
+
+async def test_an_archive_of_another_engine_is_rehydrated(
+    engine: Engine, store: Store, postgres_server: Postgres
+):
+    """Both ways: what one engine exported is what another has, and what was cleaned there comes back from it."""
+    async with open_store(await new_database(postgres_server)) as other:
+        for first, second in ((store, other), (other, store)):
+            media, moved = open_media(store=first), open_media(store=second)
+            session_id = await fill(first, media, ["hello", "wörld", "x" * 600_000], blobs=[b"picture"])
+            archive = await export(first, session_id)
+            await import_archive(second, moved, io.BytesIO(archive), actor="test")
+            assert await export(second, session_id) == archive
+            await clean(second, moved, session_id, actor="test", force=True)
+            await rehydrate(second, moved, session_id, io.BytesIO(archive), actor="test")
+            assert await export(second, session_id) == archive
+        assert await other.check() == []
 
 
 async def test_a_hint_arrives_from_another_process_and_without_a_stream_within_a_second(
