@@ -17,7 +17,7 @@ from holdfast.errors import LeaseLost, StoreError, StoreReadOnly, StoreUnavailab
 from holdfast.media import open_media
 from holdfast.retention import clean, import_archive, rehydrate
 from holdfast.store import Store, open_store
-from holdfast.types import Batch, Draft, Message, NewEvent, Segment
+from holdfast.types import Batch, Draft, Message, NewEvent, Segment, SubmissionChange
 from tests.builders import held_session, new_session, ticks, until
 from tests.conftest import ONLY_WITH_MONGOD, Engine, new_database
 from tests.contract.test_processes import Proxy, child, tokens
@@ -130,6 +130,15 @@ async def test_lost_answers_are_found_again(engine: Engine, store: Store):
         claimed = await remote.claim(holder)
         assert claimed is not None
         assert (claimed.session_id, claimed.epoch) == (session_id, 2)
+        await remote.release(claimed)
+        proxy.cut_after = b"commitTransaction"
+        (work,) = await remote.next_work(holder)
+        assert (work.lease.epoch, work.submission and work.submission.attempts) == (3, 1)
+        proxy.cut_after = b"commitTransaction"
+        done = [SubmissionChange(id=submission.id, state="done")]
+        await remote.write(work.lease, Batch(submissions=done, status="idle", release=True))
+        session = await store.session(session_id)
+        assert (session.holder, session.pending, session.epoch) == (None, 0, 3)
         assert proxy.cut_after is None
         await remote.leave(holder)
 

@@ -26,6 +26,8 @@ async def test_schema_counts_what_is_in_it(store: Store):
     await store.submit(await new_session(store), "message")
     schema = await store.schema()
     assert (schema.sessions, schema.events, schema.pending, schema.holders) == (2, 4, 1, 1)
+    assert schema.leases == 1
+    assert 0 <= schema.lag < 60
 
 
 @pytest.mark.processes
