@@ -119,6 +119,8 @@ class Documents:
         self.database = database
         self.session = session
         self.attempt = attempt
+        self.heads: dict[str, Row] = {}
+        """Heads as they were last changed in this transaction, by nobody else: they are locked."""
         self._now: int | None = None
         self._empty: frozenset[str] = frozenset()
 
@@ -155,6 +157,7 @@ class Documents:
         if head is None:
             return []
         self._now = microseconds(head["touched_at"])
+        self.heads[session_id] = head
         return [head]
 
     async def find(

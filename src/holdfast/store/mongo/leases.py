@@ -63,7 +63,7 @@ async def lock_head(db: Documents, *, session_id: str) -> list[Row]:
 
 
 async def locked_head(db: Documents, *, session_id: str) -> list[Row]:
-    heads = await db.get("heads", session_id)
+    heads = [db.heads[session_id]]  # which was locked a moment ago
     sessions = await db.get("sessions", session_id)
     pending = await db.count("submissions", {"session_id": session_id, "ended_at": None})
     return [

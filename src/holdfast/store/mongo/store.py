@@ -269,7 +269,7 @@ class MongoStore(SqlStore):
                 try:
                     async with await session.start_transaction(_SNAPSHOT, _MAJORITY):
                         result = await work(Documents(database, session, attempt=attempt))
-                        await _commit(session, began + PATIENCE_SECONDS)
+                        await _commit(session, loop.time() + PATIENCE_SECONDS)
                 except DuplicateKeyError as error:
                     duplicates += 1
                     if duplicates >= _DUPLICATE_TRIES:
@@ -277,7 +277,7 @@ class MongoStore(SqlStore):
                 except (PyMongoError, InvalidDocument, ValueError, OverflowError) as error:
                     met = isinstance(error, OperationFailure)
                     patience = _BUSY_SECONDS if met else PATIENCE_SECONDS
-                    if not _is_transient(error) or loop.time() - began > patience:
+                    if _is_unknown(error) or not _is_transient(error) or loop.time() - began > patience:
                         raise self._translate(error) from error
                     longest = min(_LONGEST_PAUSE_SECONDS, 0.002 * 2 ** min(attempt, 8))
                     await asyncio.sleep(random.uniform(0, longest) if met else _PAUSE_SECONDS)  # noqa: S311
@@ -363,6 +363,10 @@ class MongoStore(SqlStore):
         match error:
             case HoldfastError():
                 return error
+            case _ if _is_unknown(error):
+                return StoreUnavailable(
+                    url=self.url, problem=f"whether it happened is not known: {_short(error)}"
+                )
             case DuplicateKeyError():
                 details = error.details or {}
                 return Conflict(problem=f"{details.get('keyValue')} is taken ({details.get('keyPattern')})")
@@ -416,6 +420,11 @@ def _is_transient(error: BaseException) -> bool:
     return isinstance(error, PyMongoError) and any(error.has_error_label(label) for label in labels)
 
 
+def _is_unknown(error: BaseException) -> bool:
+    """Say whether this was a commit of which nobody knows what became of it: to begin again might do it twice."""
+    return isinstance(error, PyMongoError) and error.has_error_label("UnknownTransactionCommitResult")
+
+
 def _short(error: BaseException) -> str:
     """Return what a driver's error says, without the state of the whole topology."""
     return str(error).split(", full error:", 1)[0].split(", Timeout:", 1)[0].rstrip(".")
@@ -427,8 +436,7 @@ async def _commit(session: AsyncClientSession, deadline: float) -> None:
         try:
             await session.commit_transaction()
         except PyMongoError as error:
-            unknown = error.has_error_label("UnknownTransactionCommitResult")
-            if not unknown or asyncio.get_running_loop().time() > deadline:
+            if not _is_unknown(error) or asyncio.get_running_loop().time() > deadline:
                 raise
             await asyncio.sleep(_PAUSE_SECONDS)
         else:
