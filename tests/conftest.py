@@ -20,7 +20,8 @@ _dropped = pytest.StashKey[int]()
 _without_mongodb = pytest.StashKey[int]()
 MONGODB = "HOLDFAST_TEST_MONGODB"
 """Names the server to test with, as a URL without a database; else there is a `mongod` on the path, or none."""
-
+_MONGODB_SECONDS = 400
+"""How long a test may take there: its server may run in an emulator."""
 ONLY_WITH_MONGOD = (
     pytest.mark.mongodb,
     pytest.mark.skipif(mongod() is None, reason="starts a MongoDB server of its own"),
@@ -135,6 +136,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def on(item: pytest.Item, engine: str) -> bool:
         return engine in getattr(getattr(item, "callspec", None), "params", {}).values()
 
+    for item in items:
+        if on(item, "mongodb") and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_MONGODB_SECONDS))
     alone = [item for item in items if on(item, "memory") and item.get_closest_marker("processes")]
     without: list[pytest.Item] = []
     if MONGODB not in os.environ and mongod() is None:

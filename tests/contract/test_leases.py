@@ -337,7 +337,7 @@ async def test_status_and_freeing_at_once_leave_nothing_stuck(store: Store):
         await asyncio.gather(
             store.write(lease, Batch(status="idle")), store.leave(holder), return_exceptions=True
         )
-        assert await store.check() == []
+    assert await store.check() == []
 
 
 async def test_a_good_write_beside_a_release_and_a_bad_neighbour(store: Store):
