@@ -23,6 +23,11 @@ def brief(store: Store) -> float:
     return 2.0 if store.engine == "mongodb" else 0.3
 
 
+def within(store: Store, seconds: float) -> asyncio.Timeout:
+    """Give up after so long; later where the server may run in an emulator."""
+    return asyncio.timeout(seconds * 5 if store.engine == "mongodb" else seconds)
+
+
 def ticks(count: int = 1) -> Batch:
     return Batch(events=[NewEvent(kind="tick")] * count)
 

@@ -127,6 +127,10 @@ def postgres() -> Generator[Postgres, None, None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+_EMULATED_MS = 60_000
+"""How long MongoDB may take for an answer: in an emulator, what it does for the first time takes seconds."""
+
+
 class Mongo:
     """A MongoDB replica set of one, in a folder of its own. It can be killed and started again on the same data."""
 
@@ -138,7 +142,7 @@ class Mongo:
         self.port = free_port()
 
     def url(self, database: str = "test", *, user: str = "") -> str:
-        return f"mongodb://{user}127.0.0.1:{self.port}/{database}"
+        return f"mongodb://{user}127.0.0.1:{self.port}/{database}?socketTimeoutMS={_EMULATED_MS}"
 
     def start(self) -> None:
         data = self._folder / "data"
@@ -146,7 +150,7 @@ class Mongo:
         arguments: list[Any] = ["--dbpath", data, "--port", str(self.port), "--bind_ip", "127.0.0.1"]
         arguments += ["--nounixsocket", "--wiredTigerCacheSizeGB", "1", "--oplogSize", "64"]
         # Nobody looks at its diagnostics, and a process that is paused in a test must not block others for a minute.
-        for parameter in ("diagnosticDataCollectionEnabled=false", "transactionLifetimeLimitSeconds=5"):
+        for parameter in ("diagnosticDataCollectionEnabled=false", "transactionLifetimeLimitSeconds=15"):
             arguments += ["--setParameter", parameter]
         if self._replica_set:
             arguments += ["--replSet", "rs0"]

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 from pymongo import AsyncMongoClient
@@ -102,7 +102,7 @@ async def test_a_primary_that_steps_down_loses_and_doubles_nothing(engine: Engin
 async def through_a_proxy(engine: Engine) -> AsyncGenerator[tuple[Proxy, str], None]:
     parts = urlsplit(engine.url)
     async with Proxy(parts.port or 27017) as proxy:
-        url = engine.url.replace(f":{parts.port}/", f":{proxy.port}/") + "?directConnection=true"
+        url = urlunsplit(parts._replace(netloc=f"127.0.0.1:{proxy.port}", query="directConnection=true"))
         yield proxy, url
 
 
@@ -200,7 +200,7 @@ async def test_a_user_without_the_privilege_is_told(engine: Engine):
             assert "secret" not in str(refused.value)
         with pytest.raises(StoreUnavailable, match="Authentication failed"):
             await open_store(server.url(user="reader:wrong@")).open()
-        async with open_store(f"{server.url(user='root:secret@')}?authSource=admin") as store:
+        async with open_store(f"{server.url(user='root:secret@')}&authSource=admin") as store:
             assert await store.check() == []
 
 

@@ -5,7 +5,7 @@ import pytest
 from holdfast.errors import BadInput, HolderLost, LeaseLost
 from holdfast.store import Store
 from holdfast.types import Batch, Checkpoint, Lease, Segment, SubmissionChange, Work
-from tests.builders import new_session, ticks, until
+from tests.builders import new_session, ticks, until, within
 
 
 async def queue(store: Store, sessions: int, each: int = 1) -> list[str]:
@@ -215,6 +215,6 @@ async def test_submitting_while_others_let_go_leaves_nothing_behind(store: Store
                 await end(store, work)
                 done += 1
 
-    async with asyncio.timeout(60):
+    async with within(store, 60):
         await asyncio.gather(submit(), work_off())
     assert (await store.session(session_id)).pending == 0

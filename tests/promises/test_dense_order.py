@@ -9,6 +9,7 @@ import pytest
 from holdfast import Store
 from holdfast.client import AsyncClient
 from holdfast.types import Batch, NewEvent
+from tests.builders import within
 from tests.conftest import Engine
 from tests.server.fronts import front
 
@@ -41,7 +42,7 @@ async def test_streams_that_reconnect_at_random_miss_nothing_and_see_nothing_twi
         await asyncio.gather(
             *(write(store, session, holder, random.Random(session), events, pause) for session in sessions)
         )
-        async with asyncio.timeout(400 if long else 90):
+        async with within(store, 400 if long else 90):
             seen = await asyncio.gather(*reading)
     assert all(numbers == list(range(1, events + 1)) for numbers, _ in seen)
     assert sum(reconnects for _, reconnects in seen) > streams  # they did reconnect

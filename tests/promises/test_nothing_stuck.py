@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast import Store, open_store
+from tests.builders import within
 from tests.conftest import ONLY_WITH_MONGOD, Engine
 from tests.promises.workers import lines, worker
 from tests.runtime.agents import ended, kinds, reread, send, texts
@@ -107,7 +108,7 @@ async def test_many_sessions_while_workers_die(engine: Engine, store: Store, tmp
             alive[number % 3] = await stack.enter_async_context(
                 worker(engine.url, "--concurrency", "20", hold=0.2)
             )
-        async with asyncio.timeout(120):
+        async with within(store, 120):
             states = Counter([(await ended(store, message)).state for message in sent])
     assert states == {"done": number_of_sessions}
     for session in sessions:
@@ -133,7 +134,7 @@ async def test_the_database_goes_away_for_a_while(tmp_path: Path, start: Callabl
                 server.kill()
                 await asyncio.sleep(5)
                 server.start()
-                async with asyncio.timeout(100):
+                async with within(store, 100):
                     states = Counter([(await ended(store, message)).state for message in sent])
             assert states == {"done": 10}
             for session in sessions:

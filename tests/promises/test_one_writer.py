@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast import Store, open_store
+from tests.builders import within
 from tests.conftest import Engine
 from tests.promises.workers import WorkerProcess, lines, worker
 from tests.runtime.agents import ended, is_kind, kinds, send, until
@@ -29,7 +30,7 @@ async def test_a_paused_worker_is_fenced_and_notices(engine: Engine, store: Stor
             before = await kinds(store, session)
             first.signal(signal.SIGCONT)
             # It goes on with what it was doing, and is refused: nothing is written twice, and it serves again.
-            async with asyncio.timeout(20):
+            async with within(store, 20):
                 while not any("is lost" in line or "is not ours" in line for line in first.said):
                     await asyncio.sleep(0.05)
             assert (await ended(store, await send(store, session, "still there?"))).state == "done"

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Self, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import pymongo
 from bson.codec_options import CodecOptions
@@ -100,6 +100,13 @@ _STANDALONE = (
 )
 
 
+def _limits(url: str) -> dict[str, Any]:
+    """Return how long to wait for the server, in milliseconds, unless the URL says so itself."""
+    given = {name.lower() for name in parse_qs(urlsplit(url).query)}
+    names = ("serverSelectionTimeoutMS", "connectTimeoutMS", "socketTimeoutMS")
+    return {name: ANSWER_SECONDS * 1000 for name in names if name.lower() not in given}
+
+
 def _statements(*topics: ModuleType) -> dict[str, Handler]:
     """Return every function of these modules that is a statement, by its name."""
     return {
@@ -150,9 +157,7 @@ class MongoStore(SqlStore):
                 journal=True,
                 readConcernLevel="majority",
                 readPreference="primary",
-                serverSelectionTimeoutMS=ANSWER_SECONDS * 1000,
-                connectTimeoutMS=ANSWER_SECONDS * 1000,
-                socketTimeoutMS=ANSWER_SECONDS * 1000,
+                **_limits(self._address),
             )
             hello = await self._client.admin.command("hello")
             if "setName" not in hello:
