@@ -72,6 +72,13 @@ async def locked_head(db: Documents, *, session_id: str) -> list[Row]:
     ]
 
 
+async def held_by(db: Documents, *, session_id: str) -> list[Row]:
+    """Return the live holder of a session that is not about to be cleaned, without a lock."""
+    live = await live_holders(db, [head["holder"] for head in await db.get("heads", session_id)])
+    sessions = await db.get("sessions", session_id) if live else []
+    return list(live.values()) if sessions and sessions[0]["status"] not in {"cleaning", "cleaned"} else []
+
+
 async def live_holder(db: Documents, *, id: str) -> list[Row]:
     return list((await live_holders(db, [id])).values())
 

@@ -44,6 +44,7 @@ from holdfast.errors import (
     BadText,
     Conflict,
     HoldfastError,
+    SessionBusy,
     StoreBusy,
     StoreClosed,
     StoreError,
@@ -51,6 +52,7 @@ from holdfast.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
+from holdfast.ids import check_id
 from holdfast.store.beacon import FileBeacons
 from holdfast.store.hub import READY, Hub
 from holdfast.store.mongo import (
@@ -70,12 +72,12 @@ from holdfast.store.mongo.hints import Hints
 from holdfast.store.mongo.write import write
 from holdfast.store.sql.archive import PAGE_BYTES, PAGE_ROWS, Imported
 from holdfast.store.sql.check import Check
-from holdfast.store.sql.core import Tx, lease_lost, sql
+from holdfast.store.sql.core import Tx, lease_lost, moment, reading, sql
 from holdfast.store.sql.library import Statement
 from holdfast.store.sql.store import SqlStore
 from holdfast.store.sql.tables import SESSION, TABLES, Table
 from holdfast.store.sql.write import Writing
-from holdfast.types import Batch, Lease, Violation
+from holdfast.types import Batch, Holder, Lease, Violation
 
 T = TypeVar("T")
 Handler = Callable[..., Coroutine[Any, Any, list[Row]]]
@@ -227,6 +229,18 @@ class MongoStore(SqlStore):
                 lease.lost = lease.released = True
         self._hub.changed((lease.session_id, READY) if ready else (lease.session_id,))
         return seq
+
+    async def acquire(self, session_id: str, holder: Holder, *, cleaned: bool = False) -> Lease:
+        """Look first: to lock the head is to change it, and who is only told to wait would get into the holder's way."""
+        await self._refuse_held(session_id)
+        return await super().acquire(session_id, holder, cleaned=cleaned)
+
+    @reading
+    def _refuse_held(self, session_id: str) -> Tx[None]:
+        held = yield Statement("held_by", {"session_id": check_id(session_id, "session id")})
+        for row in held:
+            until = moment(row["deadline"]).isoformat(timespec="seconds")
+            raise SessionBusy(session_id=session_id, holder=row["name"], until=until)
 
     def _announce(self, *topics: str) -> None:
         self._hub.changed(topics)  # other processes are told by the change stream
