@@ -42,6 +42,12 @@ ONE_EVENT = Batch(events=[EVENT])
 COLUMNS = ("session_id", "seq", "kind", "run_id", "step", "at", "payload", "segment", "position")
 
 ENGINES = ("sqlite", "postgres", "mongodb")
+LATENCIES: dict[str, tuple[float | None, float | None]] = {
+    "sqlite": (2, 30),
+    "postgres": (2, 5),
+    "mongodb": (None, None),  # its server may be anywhere from native to emulated: only ratios are claimed
+}
+"""The most that a commit may take to a watcher, in milliseconds: in the same process, and in another one."""
 LARGE_BATCH = 1000
 LONG_ENOUGH = 3600.0
 """Seconds a holder lives: renewing is not what is measured here."""
@@ -309,7 +315,7 @@ async def _writes(report: Report, engine: Engine, scale: Scale) -> None:
         report.add(
             f"{engine.name}: writes/s of {len(leases)} sessions, store / raw driver",
             duel.ratio,
-            at_least=2,
+            at_least=None if engine.name == "mongodb" else 2,
             detail=duel.rates("raw", "store"),
         )
 
@@ -377,7 +383,8 @@ async def _latency(report: Report, engine: Engine, scale: Scale) -> None:
             here = group.create_task(_arrivals(store, lease.session_id, 1 + events, watching.set))
             await watching.wait()
             sent = await _paced_writes(store, lease, events)
-        _add_latency(report, f"{engine.name}: commit to watcher", sent, here.result(), at_most=2)
+        here_limit, there_limit = LATENCIES[engine.name]
+        _add_latency(report, f"{engine.name}: commit to watcher", sent, here.result(), at_most=here_limit)
 
         lease = await _new_lease(store, holder, events=1)
         async with _watcher(url, lease.session_id, 1 + events) as lines:
@@ -385,14 +392,12 @@ async def _latency(report: Report, engine: Engine, scale: Scale) -> None:
             sent = await _paced_writes(store, lease, events)
             found: list[list[int]] = json.loads(await lines.readline())
         there = {seq: Arrival(at, arrived) for seq, at, arrived in found}
-        limit = 30 if engine.name == "sqlite" else 5
-        _add_latency(
-            report, f"{engine.name}: commit to watcher in another process", sent, there, at_most=limit
-        )
+        name = f"{engine.name}: commit to watcher in another process"
+        _add_latency(report, name, sent, there, at_most=there_limit)
 
 
 def _add_latency(
-    report: Report, name: str, sent: Sequence[Sent], arrivals: dict[int, Arrival], *, at_most: float
+    report: Report, name: str, sent: Sequence[Sent], arrivals: dict[int, Arrival], *, at_most: float | None
 ) -> None:
     pairs = [(one, arrivals[one.seq]) for one in sent[WARM_UP:]]
     latencies = [(there.arrived - there.at) / 1e6 for _, there in pairs]
