@@ -86,7 +86,7 @@ async def tokens(store: Store, session_id: str) -> list[str]:
 async def test_eight_processes_append_to_one_session(engine: Engine, store: Store):
     session_id = await new_session(store)
     said = await asyncio.gather(
-        *(run("take_turns", engine.url, session_id, f"p{n}", "12") for n in range(8)),
+        *(run("take_turns", engine.url, session_id, f"p{n}", "12", "600") for n in range(8)),
     )
     assert sorted(line["seq"] for lines in said for line in lines) == list(range(1, 97))
     assert sorted(await tokens(store, session_id)) == sorted(f"p{n}-{i}" for n in range(8) for i in range(12))

@@ -121,6 +121,7 @@ class Documents:
         self.attempt = attempt
         self.heads: dict[str, Row] = {}
         """Heads as they were last changed in this transaction, by nobody else: they are locked."""
+        self._gathered: dict[str, list[Mapping[str, Any]]] = {}
         self._now: int | None = None
         self._empty: frozenset[str] = frozenset()
 
@@ -210,6 +211,16 @@ class Documents:
             pieces += own
         await self._add(table, documents)
         await self._add("pieces", pieces)
+
+    def gather(self, table: str, row: Mapping[str, Any]) -> None:
+        """Add a row with the next ones, before anything else is done."""
+        self._gathered.setdefault(table, []).append(row)
+
+    async def flush(self) -> None:
+        """Add what was gathered."""
+        gathered, self._gathered = self._gathered, {}
+        for table, rows in gathered.items():
+            await self.insert(table, rows)
 
     async def _add(self, table: str, documents: list[Row]) -> None:
         if not documents:

@@ -48,7 +48,7 @@ async def number_outputs(
 
 
 async def insert_output(db: Documents, **row: object) -> list[Row]:
-    await db.insert("outputs", [row])
+    db.gather("outputs", row)
     return []
 
 

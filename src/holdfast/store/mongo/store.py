@@ -468,13 +468,20 @@ async def _run(db: Documents, tx: Tx[T]) -> T:
         while True:
             statement = tx.send(await _execute(db, statement))
     except StopIteration as end:
+        await db.flush()
         return end.value
     finally:
         tx.close()
 
 
+_GATHERED: Final = frozenset({"insert_output"})
+"""Statements that come many at a time, and are sent as one."""
+
+
 async def _execute(db: Documents, statement: Statement) -> list[Row]:
     handler: Handler = STATEMENTS[statement.name]
+    if statement.name not in _GATHERED:
+        await db.flush()
     if statement.name.startswith(("check_", "totals")):
         with pymongo.timeout(_LONG_SECONDS):
             return await handler(db, **statement.params)
