@@ -65,9 +65,12 @@ class Hints:
         ]
 
     async def close(self) -> None:
-        """Stop both."""
-        for task in self._tasks:
-            task.cancel()
+        """Stop both. Asked again and again: up to Python 3.11 a wait that ends in the same moment swallows it."""
+        left = set(self._tasks)
+        while left:
+            for task in left:
+                task.cancel()
+            _, left = await asyncio.wait(left, timeout=_PAUSE_SECONDS)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _listen(self) -> None:
