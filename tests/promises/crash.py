@@ -61,7 +61,7 @@ def make_agent(store: Store, log: Path, points: Points, policy: Policy) -> Agent
         return ModelResponse(parts=[TextPart(f"done with {len(answers)} answers")])
 
     # Where steps take longer, so does a lease: it must not end in the middle of a run that goes well.
-    ttl = 3.0 if store.engine == "mongodb" else 0.3
+    ttl = 5.0 if store.engine == "mongodb" else 0.3
     recorder = Holdfast(store, policies=dict.fromkeys(("left", "right"), policy), lease_ttl=ttl)
 
     async def act(ctx: RunContext[None], x: int) -> str:

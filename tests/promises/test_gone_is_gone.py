@@ -60,7 +60,7 @@ async def test_no_content_is_left(engine: Engine, tmp_path: Path, how: str, kept
         session_id = await fill(
             store, media, [f"{MARK} {n} " + "x" * n for n in range(300)], blobs=[MARK.encode() * 20_000]
         )
-        holder = await store.join("writer")
+        holder = await store.join("writer", ttl=60)
         lease = await store.acquire(session_id, holder)
         await store.write(
             lease,

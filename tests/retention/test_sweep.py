@@ -117,7 +117,7 @@ async def test_guards_stand_and_are_named(engine: Engine):
             behind = await fill(store, media, ["hello"], agent=agent)
             await store.set_cursor(behind, "slow", 1)
             running = await fill(store, media, ["hello"], agent=agent)
-            holder = await store.join("worker")
+            holder = await store.join("worker", ttl=60)
             await store.acquire(running, holder)
             free = await fill(store, media, ["hello"], agent=agent)
             _, told = await swept(store)
@@ -185,7 +185,7 @@ async def test_the_last_runs_are_kept(engine: Engine):
         empty = await store.create_session(agent="scribe", owner="ada")
         _, told = await swept(store)
         assert set(told) == {*sessions[:2], empty.id}, "the last two have the last four runs"
-        holder = await store.join("worker")
+        holder = await store.join("worker", ttl=60)
         lease = await store.acquire(sessions[2], holder)
         await store.write(lease, Batch(runs=[Run(id="again", status="completed")], status="idle"))
         await store.leave(holder)
