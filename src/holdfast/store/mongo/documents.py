@@ -313,6 +313,17 @@ class Documents:
             )
 
 
+def is_long(value: object) -> bool:
+    """Say whether a text is too long for its row's document."""
+    return isinstance(value, str) and len(value) > _LONGEST
+
+
+def as_document(table: str, row: Mapping[str, Any]) -> Row:
+    """Return the document of a row that has no long texts."""
+    document, _ = _split(table, row)
+    return document
+
+
 def _pieces(row: Row) -> dict[str, ObjectId]:
     return row["pieces"] or {}
 

@@ -87,6 +87,8 @@ PATIENCE_SECONDS = 6.0
 ANSWER_SECONDS = 5.0
 """How long a server may be silent before a call counts as lost. Queries over everything have longer."""
 _LONG_SECONDS = 3600.0
+_MONGODB_8 = 25
+"""The version of the wire protocol that has writes to several collections in one command."""
 _BUSY_SECONDS = 30.0
 _PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 0.05
@@ -145,6 +147,7 @@ class MongoStore(SqlStore):
         self._client: AsyncMongoClient[Row] | None = None
         self._hints: Hints | None = None
         self._beacons: FileBeacons | None = None
+        self._has_bulk_write = False
         self._turns: dict[str, asyncio.Lock] = {}
 
     def twin(self) -> "MongoStore":
@@ -164,6 +167,7 @@ class MongoStore(SqlStore):
             hello = await self._client.admin.command("hello")
             if "setName" not in hello:
                 raise StoreError(url=self.url, problem=_STANDALONE)  # noqa: TRY301
+            self._has_bulk_write = hello["maxWireVersion"] >= _MONGODB_8
             await (self.upgrade() if self._upgrade_on_open else self.require())
             database = self._running()
             self._beacons = _beacons(await schema.identity(Documents(database, None)))
@@ -218,7 +222,9 @@ class MongoStore(SqlStore):
             if lease.lost:
                 raise lease_lost(lease, "it was released, or lost before")
             try:
-                seq, ready = await self._commit(database, lambda db: write(db, lease, writing))
+                seq, ready = await self._commit(
+                    database, lambda db: write(db, lease, writing, at_once=self._has_bulk_write)
+                )
             except StoreUnavailable:
                 lease.lost = True
                 raise
