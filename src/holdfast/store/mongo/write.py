@@ -101,7 +101,8 @@ async def _write_at_once(db: Documents, lease: Lease, writing: Writing) -> int:
         if isinstance(error.error, PyMongoError):
             raise error.error from None
         raise OperationFailure("a row was refused", _WRITE_CONFLICT) from None
-    if done.matched_count != 1:
+    # All events are new and something was found: that can only have been the head.
+    if (done.upserted_count, done.matched_count) != (writing.count, 1):
         raise OperationFailure("somebody else has taken a number", _WRITE_CONFLICT)
     return seq
 
