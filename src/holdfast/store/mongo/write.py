@@ -96,7 +96,7 @@ async def _write_at_once(db: Documents, lease: Lease, writing: Writing) -> int:
             else:
                 changes.append(InsertOne(new, namespace=namespace))
     try:
-        done = await db.database.client.bulk_write(changes, session=db.session)
+        done = await db.database.client.bulk_write(changes, session=db.session)  # pyright: ignore[reportUnknownMemberType]
     except ClientBulkWriteException as error:
         if isinstance(error.error, PyMongoError):
             raise error.error from None
