@@ -61,7 +61,7 @@ def make_agent(store: Store, log: Path, points: Points, policy: Policy) -> Agent
         return ModelResponse(parts=[TextPart(f"done with {len(answers)} answers")])
 
     # Where steps take longer, so does a lease: it must not end in the middle of a run that goes well.
-    ttl = 5.0 if store.engine == "mongodb" else 0.3
+    ttl = 60.0 if store.engine == "mongodb" else 0.3
     recorder = Holdfast(store, policies=dict.fromkeys(("left", "right"), policy), lease_ttl=ttl)
 
     async def act(ctx: RunContext[None], x: int) -> str:
@@ -121,6 +121,8 @@ async def second(url: str, talk: str, log: Path, policy: Policy, mode: str) -> d
             try:
                 output = await _go_on(agent, store, talk, mode)
             except SessionBusy:
+                if store.engine == "mongodb":
+                    await store.reclaim()  # as a worker would: its process is seen to be gone
                 await asyncio.sleep(0.05)
             else:
                 break
