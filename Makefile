@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run tour test mongo-test browser-test check format bench bench-compare clean
+.PHONY: help run tour test mongo-test browser-test check format bench bench-compare torture audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -42,10 +42,19 @@ bench: .venv/ready ## every claim about speed, measured side by side
 	$(BIN)/python -m benchmarks.runtime
 	$(BIN)/python -m benchmarks.retention
 	$(BIN)/python -m benchmarks.stream
+	$(BIN)/python -m benchmarks.growth
 
 bench-compare: .venv/ready ## the same claims against peers, which are installed apart
 	$(BIN)/python -m benchmarks.record --peer
 	$(BIN)/python -m benchmarks.runtime --peer
+
+torture: .venv/ready ## the promises under fire: DURATION=600 SEED=7 ENGINE=sqlite or postgres
+	$(BIN)/python -m tests.torture --duration $(or $(DURATION),600) --engine $(or $(ENGINE),sqlite) $(if $(SEED),--seed $(SEED))
+
+audit: ## the pinned dependencies against the published advisories; needs the network
+	$(PYTHON) -m venv .audit
+	.audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	.audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Holdfast needs Python 3.11 or later")'
@@ -56,4 +65,4 @@ bench-compare: .venv/ready ## the same claims against peers, which are installed
 	touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .audit .pytest_cache .ruff_cache .hypothesis

@@ -338,7 +338,7 @@ async def there_and_back(report: Report, database: Database, folder: Path, scale
     copies.append(await database.copy(session_id))
     copy = min(copies)
     size = file.stat().st_size / 1e6
-    for action, least in (("export", 0.5), ("rehydrate", 0.15)):
+    for action, least in (("export", 0.5), ("rehydrate", 0.2)):
         took, risen = results[action]
         report.add(
             f"{database.name}: {action} of {scale.megabytes:,} MB, share of a plain copy",

@@ -42,6 +42,11 @@ class Postgres:
     def url(self, database: str = "postgres") -> str:
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         with (self._folder / "log").open("ab") as log:
             process = self._process = subprocess.Popen(

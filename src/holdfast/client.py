@@ -197,7 +197,7 @@ async def _pieces(file: Path) -> AsyncGenerator[bytes, None]:
 
 async def _blocks(response: httpx2.Response) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
     kind, lines = "message", list[str]()
-    async for line in response.aiter_lines():
+    async for line in _lines(response):
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if name == "event":
@@ -207,6 +207,15 @@ async def _blocks(response: httpx2.Response) -> AsyncGenerator[tuple[str, dict[s
         elif not line and lines:
             yield kind, json.loads("\n".join(lines))
             kind, lines = "message", []
+
+
+async def _lines(response: httpx2.Response) -> AsyncGenerator[str, None]:
+    """Yield the lines of an event stream. Within a text, Python takes more characters for the end of one."""
+    rest = ""
+    async for piece in response.aiter_text():
+        *lines, rest = (rest + piece).split("\n")
+        for line in lines:
+            yield line.removesuffix("\r")
 
 
 def _why(error: Exception) -> str:

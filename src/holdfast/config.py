@@ -1,5 +1,6 @@
 """Settings: from `HOLDFAST_*` variables, then `holdfast.toml`, then defaults. A typo is an error, never ignored."""
 
+import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -133,6 +134,14 @@ class Settings(BaseSettings):
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
 
+def is_loopback(host: str) -> bool:
+    """Say whether a name or address is this machine's own, which nobody else can reach."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def load_settings(**given: object) -> Settings:
     """Read the settings; `given` values win. Raises `BadSettings` that names every wrong or unknown one."""
     known = {PREFIX + name.upper() for name in Settings.model_fields}
@@ -148,7 +157,7 @@ def load_settings(**given: object) -> Settings:
     except ValidationError as error:
         problems = [_complaint(e["loc"], e["type"], e["msg"]) for e in error.errors()]
         raise BadSettings(problem=" ".join(problems)) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadSettings(problem=f"{FILE} is not valid TOML: {error}.") from error
     if settings.lease_renew_seconds * 2 > settings.lease_ttl_seconds:
         raise BadSettings(problem="lease_ttl_seconds must be at least twice lease_renew_seconds.")

@@ -333,6 +333,12 @@ class UnknownMedia(MediaError):
     code = "unknown_media"
 
 
+class BadImport(BadInput):
+    """Nothing was imported from {source}: {problem}."""
+
+    code = "bad_import"
+
+
 class MissingExtra(HoldfastError):
     """This needs the extra `{extra}`. Run: pip install 'holdfast[{extra}]'"""
 

@@ -105,7 +105,11 @@ def parse(text: str) -> list[Any]:
             raise ValueError(message)
         return found
 
-    value: Any = json.loads(text, object_pairs_hook=once)
+    try:
+        value: Any = json.loads(text, object_pairs_hook=once)
+    except RecursionError:
+        message = "it is nested too deeply"
+        raise ValueError(message) from None
     if not isinstance(value, list):
         message = 'it must be a list of policies: [{"agent": …, "idle_days": …, "action": …}]'
         raise ValueError(message)  # noqa: TRY004 - pydantic takes this one for a mistake in what was given

@@ -202,12 +202,16 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """The text of one part that the model is streaming right now; gone when its message is an event."""
+    """The text of one part that the model is streaming right now; gone when its message is an event.
+
+    `follows` is the number of the last event before it, as the store found it: a later message of the run replaces it.
+    """
 
     run_id: str
     part: int
     kind: str
     text: str
+    follows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

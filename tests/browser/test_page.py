@@ -269,10 +269,8 @@ async def test_five_thousand_events(site: Site):
         for start in range(0, 2500, 500):
             batch = Batch()
             for n in range(start, start + 500):
-                body = (
-                    '{"kind":"response","parts":[{"part_kind":"text","content":"Answer %d with **bold**"}]}'
-                )
-                batch.messages = [*batch.messages, Message(segment=1, position=n, body=body % n)]
+                body = TURN[n % 2] % n
+                batch.messages = [*batch.messages, Message(segment=1, position=n, body=body)]
                 batch.events = [
                     *batch.events,
                     NewEvent(kind="message", message=(1, n)),
@@ -327,6 +325,10 @@ async def test_one_character_at_a_time(site: Site):
     assert said.endswith("the end")
 
 
+TURN = (
+    '{"kind":"request","parts":[{"part_kind":"user-prompt","content":"Question %d"}]}',
+    '{"kind":"response","parts":[{"part_kind":"text","content":"Answer %d with **bold**"}]}',
+)
 FIRST_PAINT = """() => {
     window.painted = new Promise((resolve) => {
       addEventListener("click", () => {

@@ -37,7 +37,7 @@ DAMAGE = {
     "event has message": "UPDATE events SET segment = 1, position = 9 WHERE seq = 1",
     "effect has message": "UPDATE effects SET segment = 1, position = 9",
     "cursor within events": "UPDATE cursors SET seq = 99",
-    "drafts have session": "INSERT INTO drafts (session_id, run_id, part, kind, body, at) VALUES ('ghost', 'r', 0, 'text', '', 0)",
+    "drafts have session": "INSERT INTO drafts (session_id, run_id, part, kind, body, follows, at) VALUES ('ghost', 'r', 0, 'text', '', 0, 0)",
     "outputs have session": f"{OUTPUT} VALUES ('o', 'c', 0, 'ghost', 'o', 0, 0)",
     "commands have session": f"{COMMAND}'c', 'ghost', 'done', 0, 0, 1)",
     "outputs have command": f"{OUTPUT} VALUES ('o', 'c', 0, NULL, 'o', 0, 0)",

@@ -1,6 +1,7 @@
 import asyncio
 import json
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,19 @@ async def test_drafts_are_replaced_and_gone_with_the_message(store: Store):
     await store.write(lease, Batch(events=[NewEvent(kind="message")], drafts_done=["r"]))
     assert [d.run_id for d in await store.drafts(lease.session_id)] == ["q"]
     assert (await store.session(lease.session_id)).seq == 1
+
+
+async def test_a_draft_says_which_event_it_follows(store: Store):
+    lease, _ = await held_session(store)
+    await store.write(lease, Batch(events=[NewEvent(kind="tick")]))
+    first = Draft(run_id="r", part=0, kind="text", text="Hel")
+    await store.put_drafts(lease, [first])
+    await store.write(lease, Batch(events=[NewEvent(kind="tick")]))
+    await store.put_drafts(lease, [replace(first, text="Hello")])
+    assert [draft.follows for draft in await store.drafts(lease.session_id)] == [1]  # it has grown since
+    await store.write(lease, Batch(events=[NewEvent(kind="message")], drafts_done=["r"]))
+    await store.put_drafts(lease, [first])
+    assert [draft.follows for draft in await store.drafts(lease.session_id)] == [3]
 
 
 async def test_an_unknown_session(store: Store):

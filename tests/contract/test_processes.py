@@ -324,6 +324,9 @@ class Proxy:
         self._target = port
         self._links: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
         self.cut_after: bytes | None = None  # cut the client off once it has sent this
+        self.then_after: tuple[bytes, bytes] | None = (
+            None  # and again once it has sent the one without the other
+        )
         self.silent = False
         self.port = 0
 
@@ -350,12 +353,22 @@ class Proxy:
             while data := await source.read(65536):
                 while self.silent:
                     await asyncio.sleep(0.01)
-                if client is not None and self.cut_after is not None and self.cut_after in data:
-                    self.cut_after = None
+                if client is not None and self._cuts(data):
                     client.transport.abort()  # the server gets it, the client never learns what came of it
                 sink.write(data)
                 await sink.drain()
         sink.close()
+
+    def _cuts(self, data: bytes) -> bool:
+        if self.cut_after is not None:
+            if self.cut_after not in data:
+                return False
+            self.cut_after = None
+            return True
+        if self.then_after is None or self.then_after[0] not in data or self.then_after[1] in data:
+            return False
+        self.then_after = None
+        return True
 
 
 @pytest.mark.parametrize("engine", ["postgres"], indirect=True)
@@ -403,6 +416,27 @@ async def test_lost_answers_are_found_again(engine: Engine, store: Store, postgr
             assert (session.holder, session.pending, session.epoch) == (None, 0, 4)
             assert proxy.cut_after is None
             await remote.leave(holder)
+
+
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+async def test_a_group_is_written_once_though_asking_for_its_fate_is_cut_off_too(
+    engine: Engine, store: Store, postgres_server: Postgres
+):
+    """The answer to a group is lost; then, when the first of it is known to be in, the connection breaks again."""
+    async with Proxy(postgres_server.port) as proxy:
+        url = engine.url.replace(f":{postgres_server.port}/", f":{proxy.port}/")
+        async with open_store(url) as remote:
+            holder = await remote.join("writer", ttl=60)
+            ids = [await new_session(remote) for _ in range(3)]
+            leases = [await remote.acquire(session_id, holder) for session_id in ids]
+            proxy.then_after = ids[1].encode(), ids[0].encode()
+            proxy.cut_after = b"exactly-once"
+            once = Batch(events=[NewEvent(kind="tick", payload='"exactly-once"')])
+            assert await asyncio.gather(*(remote.write(lease, once) for lease in leases)) == [1, 1, 1]
+            assert (proxy.cut_after, proxy.then_after) == (None, None)
+            assert [await remote.write(lease, ticks()) for lease in leases] == [2, 2, 2]
+    for session_id in ids:
+        assert [e.payload for e in await store.events(session_id)] == ['"exactly-once"', "{}"]
 
 
 @pytest.mark.parametrize("engine", ["postgres"], indirect=True)

@@ -371,3 +371,67 @@ async def test_a_sessions_commands_belong_to_its_owner(store: Store):
     await store.write_outputs(command, [line("x")])
     assert len(await search(store, owner="eve")) == 2
     assert await search(store, owner="ada") == []
+
+
+def elsewhere(text: str = "make", outputs: int = 2, **more: object) -> tuple[Command, list[Output]]:
+    """A command that ended elsewhere, a while ago."""
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+    command_id = new_id()
+    written = [
+        Output(
+            id=new_id(),
+            stdout=str(n),
+            command_id=command_id,
+            order=n,
+            at=began + timedelta(seconds=n + 1),
+            exit_code=3 if n == outputs - 1 else None,
+        )
+        for n in range(outputs)
+    ]
+    command = Command(
+        id=command_id,
+        command=text,
+        owner="ada",
+        holder="there",
+        host="there",
+        state="done",
+        exit_code=3,
+        outputs=outputs,
+        stdout_bytes=outputs,
+        started_at=began,
+        ended_at=began + timedelta(seconds=outputs + 1),
+    )
+    return replace(command, **more), written  # pyright: ignore[reportArgumentType]
+
+
+async def test_commands_come_in_as_they_were(store: Store):
+    session_id = await new_session(store, owner="bob")
+    mine, theirs = elsewhere(), elsewhere("ls", session_id=session_id)
+    assert sorted(await store.import_commands([mine, theirs])) == sorted([mine[0].id, theirs[0].id])
+    assert await store.command(mine[0].id) == mine[0]
+    assert await store.outputs(mine[0].id) == mine[1]
+    assert (
+        await store.command(theirs[0].id)
+    ).owner == "bob"  # what belongs to a session belongs to its owner
+    assert ids(await search(store, owner="ada")) == [mine[0].id, *ids(mine[1])]
+    other = elsewhere("new")
+    assert await store.import_commands([mine, other, theirs]) == [other[0].id]
+    assert await store.import_commands([]) == []
+    assert await store.purge_commands(older_than=3600) == 9
+    assert await store.import_commands([mine]) == []  # it was here, and was purged
+
+
+async def test_commands_come_in_together_or_not_at_all(store: Store):
+    first, second = elsewhere(), elsewhere()
+    await store.import_commands([first])
+    fresh, taken = elsewhere(), (second[0], [replace(output, id=first[1][0].id) for output in second[1][:1]])
+    with pytest.raises(Conflict):
+        await store.import_commands([fresh, taken])
+    running = elsewhere(state="running", exit_code=None, ended_at=None)
+    backwards = (second[0], [replace(output, at=second[0].started_at) for output in second[1]])
+    for bad in (running, backwards, elsewhere(id="no-uuid"), elsewhere(owner=""), elsewhere("nul \x00")):
+        with pytest.raises(BadInput):
+            await store.import_commands([fresh, bad])
+    with pytest.raises(SessionNotFound):
+        await store.import_commands([fresh, elsewhere(session_id="nobody")])
+    assert ids((await store.commands()).items) == [first[0].id]

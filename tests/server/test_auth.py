@@ -120,6 +120,32 @@ async def test_lists_show_only_what_is_yours(store: Store, http: httpx2.AsyncCli
     assert stolen.status_code == 403
 
 
+async def test_without_authentication_foreign_pages_get_nothing(store: Store):
+    """Open doors are for this machine: not for a page that its browser shows, nor for a name that leads here."""
+    app = create_app(load_settings(auth="none"), store, ["agent"])
+    transport = httpx2.ASGITransport(app=app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8350") as http:
+        body = {"agent": "agent"}
+        for foreign in (
+            {"origin": "http://evil.example"},
+            {"origin": "null"},
+            {"origin": "http://127.0.0.1:80"},
+            {"host": "evil.example:8350", "origin": "http://evil.example:8350"},
+            {"host": "evil.example"},
+            {"host": "127.0.0.1.evil.example"},
+            {"host": "["},
+        ):
+            assert (await http.post("/api/sessions", json=body, headers=foreign)).status_code == 403, foreign
+            assert (await http.get("/api/sessions", headers=foreign)).status_code == 403, foreign
+        for own in (
+            {},
+            {"origin": "http://127.0.0.1:8350"},
+            {"host": "localhost:8350"},
+            {"host": "[::1]:8350"},
+        ):
+            assert (await http.post("/api/sessions", json=body, headers=own)).status_code == 201, own
+
+
 async def test_a_cookie_needs_the_pages_own_origin(
     store: Store, http: httpx2.AsyncClient, tokens: dict[str, str]
 ):
@@ -128,6 +154,9 @@ async def test_a_cookie_needs_the_pages_own_origin(
     assert (await http.get("/api/sessions")).status_code == 200
     body = {"agent": "agent"}
     assert (await http.post("/api/sessions", json=body)).status_code == 403
+    for no_origin in ("http://[", "", "test", "null"):
+        refused = await http.post("/api/sessions", json=body, headers={"origin": no_origin})
+        assert refused.status_code == 403
     foreign = await http.post("/api/sessions", json=body, headers={"origin": "http://evil"})
     assert foreign.status_code == 403
     own = await http.post("/api/sessions", json=body, headers={"origin": "http://test"})

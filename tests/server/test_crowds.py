@@ -49,7 +49,7 @@ def stream(server: Front, session: str, *, buffer: int | None = None) -> socket.
 
 async def streams(server: Front) -> float:
     headers = {"authorization": f"Bearer {TOKEN}"}
-    async with httpx2.AsyncClient(base_url=server.url, headers=headers) as http:
+    async with httpx2.AsyncClient(base_url=server.url, headers=headers, timeout=60) as http:
         text = (await http.get("/metrics")).text
     return float(text.split("\nholdfast_streams ")[1].split("\n")[0])
 

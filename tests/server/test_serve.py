@@ -46,6 +46,18 @@ async def test_one_command_serves_and_runs(engine: Engine, store: Store):
         assert await asyncio.wait_for(server.process.wait(), 20) == 0
 
 
+async def test_a_stream_keeps_what_looks_like_the_end_of_a_line(engine: Engine, store: Store):
+    said = "one\u2028two\u2029three\x85four\x0bfive\x1csix\rseven\r\neight"
+    async with front(engine.url, APP) as server, server.client() as client:
+        session = await client.create_session("agent")
+        await client.submit(session["id"], said)
+        events = await until(client, session["id"], "submission_done")
+        (asked,) = [
+            e["message"] for e in events if e["kind"] == "message" and e["message"]["kind"] == "request"
+        ]
+        assert asked["parts"][0]["content"] == said
+
+
 async def test_two_fronts_and_a_worker(engine: Engine, store: Store, tmp_path: Any):
     """Submit on one, stream from the other; kill the one in mid-stream and go on with the next number on the other."""
     token = "an administrator's token"

@@ -11,6 +11,7 @@ from holdfast.cli import (
     db,
     demo,
     doctor,
+    importing,
     media,
     retention,
     runs,
@@ -36,6 +37,7 @@ app.add_typer(shell.app, name="shell")
 app.add_typer(media.app, name="media")
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(retention.app, name="archive")
+app.add_typer(importing.app, name="import")
 app.add_typer(serve.tokens, name="token")
 for command in (
     serve.serve,

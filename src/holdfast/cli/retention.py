@@ -73,7 +73,7 @@ def import_(file: File, store: StoreUrl = None, media: MediaUrl = None, as_json:
     async def work() -> dict[str, object]:
         from holdfast.retention import import_archive
 
-        async with _opened(store, media) as opened:
+        async with opened_media(store, media) as opened:
             with _watched(file, "importing", shown=not as_json) as archive:
                 return asdict(await import_archive(opened.store, opened, archive, actor=actor()))
 
@@ -96,7 +96,7 @@ def export(
     async def work() -> None:
         from holdfast.retention import write_archive
 
-        async with _opened(store, media) as opened:
+        async with opened_media(store, media) as opened:
             target = sys.stdout.buffer if partial is None else partial.open("wb")
             try:
                 with progress_bar("exporting", as_bytes=True, shown=partial is not None) as advance:
@@ -137,7 +137,7 @@ def clean(
     async def work() -> dict[str, object]:
         from holdfast.retention import clean
 
-        async with _opened(store, media) as opened:
+        async with opened_media(store, media) as opened:
             total = sum((await opened.store.content_counts(session_id)).values())
             with progress_bar("cleaning", total, shown=not (as_json or dry_run)) as advance:
                 done = 0
@@ -179,7 +179,7 @@ def rehydrate(
     async def work() -> dict[str, object]:
         from holdfast.retention import rehydrate
 
-        async with _opened(store, media) as opened:
+        async with opened_media(store, media) as opened:
             if file is None:
                 with progress_bar("rehydrating", shown=not as_json):
                     return asdict(await rehydrate(opened.store, opened, session_id, actor=actor()))
@@ -205,7 +205,7 @@ def erase(
     async def work() -> dict[str, object]:
         from holdfast.retention import erase
 
-        async with _opened(store, media) as opened:
+        async with opened_media(store, media) as opened:
             return asdict(await erase(opened.store, opened, session_id, actor=actor(), children=children))
 
     _say(asyncio.run(work()), "deleted", as_json, "Session {session_id} is erased: {total} rows are gone.")
@@ -261,7 +261,8 @@ def audit(
 
 
 @asynccontextmanager
-async def _opened(store: str | None, media: str | None) -> "AsyncGenerator[MediaStore, None]":
+async def opened_media(store: str | None, media: str | None) -> "AsyncGenerator[MediaStore, None]":
+    """Open the media store that the options name, on the store that they name."""
     from holdfast.media import open_media
 
     async with chosen_store(store) as opened:

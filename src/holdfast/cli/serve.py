@@ -1,7 +1,6 @@
 """`holdfast serve` is everything in one command; `holdfast token` says who may come in."""
 
 import asyncio
-import ipaddress
 import logging
 import os
 import resource
@@ -18,7 +17,7 @@ import typer
 
 from holdfast.cli.options import AsJson, LogAs, StoreUrl, chosen_store
 from holdfast.cli.terminal import new_console, new_table, one_line, print_json, time_text
-from holdfast.config import Settings, load_settings
+from holdfast.config import Settings, is_loopback, load_settings
 from holdfast.errors import BadInput, BadSettings
 from holdfast.ids import check_choice
 from holdfast.logs import start_logging
@@ -48,7 +47,7 @@ def serve(
     start_logging(settings.log_format)
     if no_auth:
         settings = settings.model_copy(update={"auth": "none"})
-    if settings.auth == "none" and not _is_loopback(settings.host):
+    if settings.auth == "none" and not is_loopback(settings.host):
         raise BadSettings(
             problem=f"Without authentication it listens on loopback only, not on {settings.host}."
         )
@@ -60,13 +59,6 @@ def serve(
 def run_server(app: str | None, settings: Settings, *, workers: int, shell: bool, demo: bool = False) -> int:
     """Serve until SIGTERM or Ctrl-C and return the exit code. In the demo a worker can be killed from the page."""
     return asyncio.run(_serve(app, settings, workers=workers, shell=shell, demo=demo))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 async def _serve(app: str | None, settings: Settings, *, workers: int, shell: bool, demo: bool) -> int:

@@ -255,7 +255,7 @@ class _Reader:
 
     def _row(self, name: str, content: object) -> Record:
         table = _BLOB if name == _BLOB.name else BY_NAME[name]
-        row = _checked(table, content)
+        row = checked_row(table, content)
         if not self._table and name != SESSION.name:
             raise BadArchive(problem="the first record is not the session")
         owner = row["id"] if table is SESSION else row["session_id"]
@@ -321,7 +321,8 @@ class _Reader:
         self.ended = True
 
 
-def _checked(table: Table, content: object) -> dict[str, Any]:
+def checked_row(table: Table, content: object) -> dict[str, Any]:
+    """Return a row if an archive can have it. Raises `BadArchive`."""
     if not isinstance(content, dict) or tuple(content) != (*table.names,):  # pyright: ignore[reportUnknownArgumentType]
         raise BadArchive(problem=f"a record of {table.name} has other fields than {', '.join(table.names)}")
     row: dict[str, Any] = content  # pyright: ignore[reportUnknownVariableType]

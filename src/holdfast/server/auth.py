@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import jwt
 from starlette.requests import HTTPConnection
 
-from holdfast.config import Settings
+from holdfast.config import Settings, is_loopback
 from holdfast.errors import BadSettings, Forbidden, NotFound, SessionNotFound, Unauthenticated
 from holdfast.store import Store
 from holdfast.types import ROLES, Role, Session
@@ -84,6 +84,7 @@ class Doorkeeper:
     async def who(self, connection: HTTPConnection) -> Principal:
         """Return who is asking. Raises `Unauthenticated`."""
         if self.settings.auth == "none":
+            _check_at_home(connection)
             return Principal(owner="local", role="admin", scopes=frozenset({"shell"}))
         header = connection.headers.get("authorization", "")
         scheme, _, token = header.partition(" ")
@@ -157,9 +158,23 @@ def _check_origin(connection: HTTPConnection) -> None:
     """Refuse a cookie that a foreign page sent along."""
     if connection.scope["type"] == "http" and connection.scope["method"] in _SAFE:
         return
-    origin = connection.headers.get("origin")
-    if origin is None or urlsplit(origin).netloc != connection.headers.get("host"):
+    if not _is_from(connection.headers.get("origin", ""), connection.headers.get("host")):
         raise Forbidden(needs="to come from the server's own page", who="this request")
+
+
+def _check_at_home(connection: HTTPConnection) -> None:
+    """Refuse what a foreign page has the browser of this machine send: across sites, or by a name that leads here."""
+    host, origin = connection.headers.get("host", ""), connection.headers.get("origin")
+    try:
+        at_home = is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:  # this is no address
+        at_home = False
+    if not at_home or not (origin is None or _is_from(origin, host)):
+        raise Forbidden(needs="to come from this machine and no foreign page", who="this request")
+
+
+def _is_from(origin: str, host: str | None) -> bool:
+    return origin.partition("://")[2] == host
 
 
 class Keys:

@@ -7,8 +7,9 @@ it has caught up. Nobody waits for anybody: a client that does not read is dropp
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
+from typing import TypeAlias
 
 from starlette.types import Send
 
@@ -20,11 +21,16 @@ from holdfast.types import Draft, Event
 _KEPT = 512
 _KEPT_BYTES = 4 * 1024 * 1024
 _PAGE = 500
+_RUNS = 32
+"""Of so many runs it is known when they last said something: those whose drafts may be on their way."""
 _PAUSE_SECONDS = 0.5
 PATIENCE_SECONDS = 30.0
 """A client that takes nothing for so long is dropped; it resumes from its number."""
 TICK_SECONDS = 1.0
 _log = logging.getLogger(__name__)
+
+Shown: TypeAlias = dict[tuple[str, int, int], str]
+"""What a client has of each draft: by its run, its part, and the event that it follows."""
 
 
 def encode(event: Event) -> bytes:
@@ -111,6 +117,7 @@ class Channel:
         self.clients: set[Client] = set()
         self.ended: str | None = None
         self.drafts: dict[tuple[str, int], Draft] = {}
+        self._said: dict[str, int] = {}  # the number of a run's last message: drafts from before it are over
         self._store = store
         self._session_id = session_id
         self._base = after  # the ring holds what follows
@@ -148,7 +155,7 @@ class Channel:
 
     async def feed(self, client: Client, after: int) -> None:
         """Send what follows number `after`, without a gap, then what comes; drafts whole first, then what they gain."""
-        shown: dict[tuple[str, int], str] = {}
+        shown: Shown = {}
         seen: object = None
         while not client.gone:
             at = after - self._base
@@ -159,7 +166,7 @@ class Channel:
             elif at < 0 and (page := await self.page(after)):
                 after = page[-1].seq
                 await client.send(b"".join(map(encode, page)))
-            elif seen is not self.drafts:
+            elif seen is not self.drafts and self.is_due(after):
                 seen = self.drafts
                 if text := gained(self.drafts, shown):
                     await client.send(text)
@@ -172,6 +179,10 @@ class Channel:
             else:
                 await client.wait()
 
+    def is_due(self, after: int) -> bool:
+        """Say whether who has the events up to a number has all that came before the drafts."""
+        return all(draft.follows <= after for draft in self.drafts.values())
+
     async def page(self, after: int) -> list[Event]:
         """Return some of the events that follow a number, from the store."""
         return await self._store.events(self._session_id, after=after, limit=_PAGE)
@@ -181,6 +192,10 @@ class Channel:
             try:
                 async for event in self._store.watch(self._session_id, after=self.latest):
                     self._add(encode(event))
+                    if event.kind == "message" and event.run_id is not None:
+                        self._said[event.run_id] = event.seq
+                        if self.drafts:
+                            self._draw(self.drafts.values())
             except SessionNotFound:
                 self.end("erased")
             except HoldfastError as error:
@@ -201,20 +216,29 @@ class Channel:
         while self.ended is None:
             try:
                 async for drafts in self._store.watch_drafts(self._session_id):
-                    self.drafts = {(draft.run_id, draft.part): draft for draft in drafts}
+                    self._draw(drafts)
                     self._ring_all()
             except HoldfastError:
                 await asyncio.sleep(_PAUSE_SECONDS)  # the events tell what is wrong
+
+    def _draw(self, drafts: Iterable[Draft]) -> None:
+        """Keep those drafts that no message has taken the place of: events and drafts are read apart."""
+        self.drafts = {(d.run_id, d.part): d for d in drafts if d.follows >= self._said.get(d.run_id, 0)}
+        for run_id in list(self._said)[:-_RUNS]:
+            del self._said[run_id]
 
     def _ring_all(self) -> None:
         for client in self.clients:
             client.ring()
 
 
-def gained(drafts: Mapping[tuple[str, int], Draft], shown: dict[tuple[str, int], str]) -> bytes:
+def gained(drafts: Mapping[tuple[str, int], Draft], shown: Shown) -> bytes:
     """Return what the drafts have gained since they were shown, and note that they are."""
     blocks: list[bytes] = []
-    for key, draft in drafts.items():
+    texts: Shown = {}
+    for draft in drafts.values():
+        key = draft.run_id, draft.part, draft.follows
+        texts[key] = draft.text
         before = shown.get(key, "")
         if draft.text == before and key in shown:
             continue
@@ -228,7 +252,7 @@ def gained(drafts: Mapping[tuple[str, int], Draft], shown: dict[tuple[str, int],
         }
         blocks.append(block(json.dumps(facts), "draft"))
     shown.clear()
-    shown.update({key: draft.text for key, draft in drafts.items()})
+    shown.update(texts)
     return b"".join(blocks)
 
 

@@ -183,7 +183,7 @@ class Formatter:
                             await client.send(text.encode("utf-8", "replace"))
                             return
                     await client.send(text.encode("utf-8", "replace"))
-                elif seen is not channel.drafts:
+                elif seen is not channel.drafts and channel.is_due(after):
                     seen = channel.drafts
                     if text := "".join(await self.show(channel.drafts, after)):
                         await client.send(text.encode("utf-8", "replace"))

@@ -615,6 +615,14 @@ class Store(ABC):
         """
 
     @abstractmethod
+    async def import_commands(self, commands: Sequence[tuple[Command, Sequence[Output]]]) -> list[str]:
+        """Add commands that ended elsewhere, with their outputs, as they are given, in one transaction.
+
+        Those whose id is here already stay as they are; returns the ids of the new ones. `Conflict` names an output's id
+        that is taken. Raises `SessionNotFound` or `SessionCleaned` for the session of one.
+        """
+
+    @abstractmethod
     async def standing(self, session_id: str) -> Standing:
         """Return how a session stands for retention. Raises `SessionNotFound`."""
 

@@ -252,10 +252,13 @@ class Committer:
             values += zip(*(row for job in group for row in job.writing.rows.get(arm, ())), strict=True)
         written, ready = await self._fetch(arms, values, group)
         count("commit_batches", len(group))
+        if sent_before:
+            # Before anybody is told: should the connection break here, all of them are sent again as they were.
+            for job in group:
+                if job.lease.session_id not in written and (seq := await self._found(job)) is not None:
+                    written[job.lease.session_id] = seq
         for job in group:
             seq = written.get(job.lease.session_id)
-            if seq is None and sent_before:
-                seq = await self._found(job)
             if seq is None:
                 error = lease_lost(job.lease, "another holder took it, or it was released")
                 job.fail(self._translate(ConnectionError(_LOST)) if sent_before else error)

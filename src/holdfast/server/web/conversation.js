@@ -260,6 +260,7 @@ function Drafts({ journal }) {
 export function Conversation({ journal, version, queued, children }) {
   const box = useRef(null);
   const follows = useRef(true);
+  const top = useRef(0);
   const [shown, setShown] = useState(SHOWN);
   useLayoutEffect(() => {
     if (follows.current && box.current) box.current.scrollTop = box.current.scrollHeight;
@@ -274,7 +275,10 @@ export function Conversation({ journal, version, queued, children }) {
   }, []);
   const onScroll = () => {
     const { scrollTop, scrollHeight, clientHeight } = box.current;
-    follows.current = scrollHeight - scrollTop - clientHeight < 60;
+    // What grows moves nothing: only who goes up does not want to follow any more.
+    if (scrollHeight - scrollTop - clientHeight < 60) follows.current = true;
+    else if (scrollTop < top.current) follows.current = false;
+    top.current = scrollTop;
   };
   const earlier = () => {
     const before = box.current.scrollHeight - box.current.scrollTop;

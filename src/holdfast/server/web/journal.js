@@ -23,9 +23,8 @@ export class Journal {
     this._prompts = new Map(); // run -> a prompt that no request was made of yet
   }
 
-  take(events, drafts = []) {
-    for (const event of events) this._event(event);
-    for (const draft of drafts) this._draft(draft);
+  take(entries) {
+    for (const entry of entries) entry.draft ? this._draft(entry.draft) : this._event(entry);
     this.version++;
   }
 

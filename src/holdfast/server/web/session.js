@@ -45,9 +45,10 @@ function useJournal(id, life) {
       } else frame ||= requestAnimationFrame(now);
     };
     return follow(id, here.journal.seq, {
-      batch(events, drafts) {
-        here.journal.take(events, drafts);
-        draw(events.length > 20, events.length > 0);
+      batch(entries) {
+        const before = here.journal.seq;
+        here.journal.take(entries);
+        draw(entries.length > 20, here.journal.seq > before);
       },
       state(link, reason = null) {
         here.link = link;

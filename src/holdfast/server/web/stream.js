@@ -4,7 +4,7 @@ import { eventsOf, tellRefused } from "./api.js";
 const SILENCE = 40_000; // the server says something every 15 s
 const LONGEST = 8_000;
 
-// Follows a session; returns what stops it. `told` gets `batch(events, drafts)` and `state(name, reason)`, where the
+// Follows a session; returns what stops it. `told` gets `batch(entries)`, events and `{ draft }` in their order, and `state(name, reason)`, where the
 // name is connecting, live, reconnecting, gone or refused.
 export function follow(sessionId, after, told) {
   let stopped = false;
@@ -42,20 +42,19 @@ export function follow(sessionId, after, told) {
   }
 
   function take(blocks) {
-    const events = [];
-    const drafts = [];
+    const entries = [];
     let ended = null;
     for (const block of blocks) {
       const found = parse(block);
       if (found === null) continue;
-      if (found.kind === "draft") drafts.push(found.data);
+      if (found.kind === "draft") entries.push({ draft: found.data });
       else if (found.kind === "end") ended = found.data.reason === "erased" ? "gone" : "again";
       else if (found.data.seq === seq + 1) {
         seq = found.data.seq;
-        events.push(found.data);
+        entries.push(found.data);
       } else if (found.data.seq > seq) ended = "again"; // a hole: ask again from where we are
     }
-    if (!stopped && (events.length || drafts.length)) told.batch(events, drafts);
+    if (!stopped && entries.length) told.batch(entries);
     return ended;
   }
 

@@ -53,9 +53,11 @@ async def _bodies(db: Documents, session_id: str, rows: Iterable[Row]) -> dict[t
 
 async def put_draft(db: Documents, *, session_id: str, epoch: int, holder: str, **row: object) -> list[Row]:
     # Like every write it goes through the head, since only who changes the same document gets into another's way.
-    if not await db.head(session_id, {"epoch": epoch, "holder": holder}):
+    head = await db.head(session_id, {"epoch": epoch, "holder": holder})
+    if not head:
         return []
-    await db.put("drafts", [{"session_id": session_id, **row, "at": await db.now()}], lambda _, new: new)
+    draft = {"session_id": session_id, **row, "follows": head["seq"], "at": await db.now()}
+    await db.put("drafts", [draft], lambda old, new: Row(new, follows=old["follows"]))
     return [Row(row)]
 
 

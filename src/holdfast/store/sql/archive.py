@@ -3,6 +3,7 @@
 import json
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import count
 from typing import Any
@@ -16,12 +17,13 @@ from holdfast.errors import (
     SessionExists,
     SessionNotFound,
 )
-from holdfast.ids import check_id, new_id
+from holdfast.ids import check_id, check_uuid, new_id
 from holdfast.store.hub import READY, inbox
 from holdfast.store.sql.core import SqlCore, Tx, lease_lost, sql
-from holdfast.store.sql.library import Dialect, Statement
+from holdfast.store.sql.library import Dialect, Statement, optional, statement_names
+from holdfast.store.sql.shell import imported_command
 from holdfast.store.sql.tables import BY_NAME, SESSION, Table
-from holdfast.types import Json, Lease
+from holdfast.types import Command, Json, Lease, Output
 
 PAGE_ROWS = 500
 PAGE_BYTES = 1024 * 1024
@@ -70,6 +72,12 @@ def _taken_text(table: Table, dialect: Dialect) -> str:
     ids = "json_each(:ids)" if dialect == "sqlite" else "json_array_elements_text(CAST(:ids AS json))"
     column = table.unique
     return f"SELECT {column} AS id FROM {table.name} WHERE {column} IN (SELECT value FROM {ids}) LIMIT 1"  # noqa: S608
+
+
+@cache
+def _of_a_session() -> list[str]:
+    """Return the invariants that can be asked of one session."""
+    return sorted(n for n in statement_names() if n.startswith("check_") and "session_id" in optional(n))
 
 
 class Archives(SqlCore):
@@ -143,6 +151,9 @@ class Archives(SqlCore):
         yield sql("imported_commands_lost", session_id=session_id)
         control_only = True if session["status"] == "waiting" else None
         yield sql("ready_if_work", session_id=session_id, control_only=control_only)
+        for name in _of_a_session():
+            for broken in (yield sql(name, session_id=session_id, limit=1)):
+                raise BadArchive(problem=f"it does not fit together: {broken['detail']}"[:300])
         audit_id, actor, detail = audit
         action = "import" if lease is None else "rehydrate"
         yield sql("add_audit", id=audit_id, actor=actor, action=action, session_id=session_id, detail=detail)
@@ -183,6 +194,34 @@ class Archives(SqlCore):
             return
         for row in batch:
             yield Statement(table.name, row, text=text)
+
+    async def import_commands(self, commands: Sequence[tuple[Command, Sequence[Output]]]) -> list[str]:
+        return await self._transact(lambda: self._import_commands(commands), repeatable=True, long=True)
+
+    def _import_commands(self, commands: Sequence[tuple[Command, Sequence[Output]]]) -> Tx[list[str]]:
+        owners: dict[str, str] = {}
+        for session_id in sorted({c.session_id for c, _ in commands if c.session_id is not None}):
+            yield from self._refuse_cleaned(session_id)
+            (session,) = yield sql("standing", session_id=session_id)
+            owners[session_id] = session["owner"]
+        rows: list[tuple[str, Imported]] = []
+        for command, outputs in commands:
+            key = check_uuid(command.id, "command")
+            if (yield sql("commands", id=key, limit=1)):
+                continue
+            owner = owners.get(command.session_id or "", command.owner)
+            row, written = imported_command(replace(command, id=key, owner=owner), outputs)
+            for text in (
+                row["command"],
+                row["cwd"],
+                *(o[name] for o in written for name in ("stdout", "stderr")),
+            ):
+                self._check_size(text or "", "command")
+            rows += [("commands", row), *(("outputs", output) for output in written)]
+        rows.sort(key=lambda row: row[0])
+        for table, batch in _batches(iter(rows)):
+            yield from self._insert(table, batch)
+        return [row["id"] for name, row in rows if name == "commands"]
 
     async def keep_archive(self, lease: Lease, sha256: str) -> None:
         await self._transact(

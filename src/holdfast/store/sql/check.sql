@@ -1,4 +1,5 @@
--- What must hold at every moment, each as a query for what breaks it: rows of (session_id, detail).
+-- What must hold at every moment, each as a query for what breaks it: rows of (session_id, detail). Those that can be asked of
+-- one session are asked when it is imported.
 
 -- name: check_dense_events
 -- 1, 2, 3, … up to the head's number; a session that was cleaned may begin later.
@@ -6,11 +7,14 @@ SELECT h.session_id, 'events ' || coalesce(e.first, 0) || ' to ' || coalesce(e.l
   || ' of them; the head says ' || h.seq AS detail
 FROM heads h
 JOIN sessions s ON s.id = h.session_id
-LEFT JOIN (SELECT session_id, min(seq) AS first, max(seq) AS last, count(*) AS number FROM events GROUP BY session_id) e
+LEFT JOIN (SELECT session_id, min(seq) AS first, max(seq) AS last, count(*) AS number FROM events
+  WHERE session_id = :session_id   --? session_id
+  GROUP BY session_id) e
   ON e.session_id = h.session_id
-WHERE (e.number IS NOT NULL AND (e.last <> h.seq OR e.first < 1 OR e.number <> e.last - e.first + 1))
+WHERE ((e.number IS NOT NULL AND (e.last <> h.seq OR e.first < 1 OR e.number <> e.last - e.first + 1))
   OR (coalesce(e.first, 0) <> CASE WHEN h.seq = 0 THEN 0 ELSE 1 END
-      AND s.cleaned_at IS NULL AND s.status NOT IN ('cleaning', 'cleaned'))
+      AND s.cleaned_at IS NULL AND s.status NOT IN ('cleaning', 'cleaned')))
+  AND h.session_id = :session_id   --? session_id
 LIMIT :limit;
 
 -- name: check_session_has_head
@@ -37,8 +41,9 @@ LIMIT :limit;
 
 -- name: check_ended_has_ended
 SELECT session_id, 'submission ' || id || ' is ' || state || ' and has ended' AS detail FROM submissions
-WHERE (ended_at IS NOT NULL AND state IN ('queued', 'claimed', 'waiting'))
-  OR (ended_at IS NULL AND state IN ('done', 'failed', 'dead'))
+WHERE ((ended_at IS NOT NULL AND state IN ('queued', 'claimed', 'waiting'))
+  OR (ended_at IS NULL AND state IN ('done', 'failed', 'dead')))
+  AND session_id = :session_id   --? session_id
 LIMIT :limit;
 
 -- name: check_queued_is_ready
@@ -47,6 +52,7 @@ SELECT q.session_id, 'submission ' || q.id || ' is queued in a free session that
 FROM submissions q JOIN heads h ON h.session_id = q.session_id JOIN sessions s ON s.id = q.session_id
 WHERE q.ended_at IS NULL AND q.state = 'queued' AND h.holder IS NULL AND h.ready_at IS NULL
   AND (q.lane = 'control' OR s.status <> 'waiting')
+  AND q.session_id = :session_id   --? session_id
 LIMIT :limit;
 
 -- name: check_ready_is_free
@@ -57,13 +63,15 @@ LIMIT :limit;
 -- name: check_message_has_segment
 SELECT m.session_id, 'message ' || m.position || ' lies outside of segment ' || m.segment AS detail FROM messages m
 LEFT JOIN segments g ON g.session_id = m.session_id AND g.number = m.segment
-WHERE g.number IS NULL OR m.position < g.start
+WHERE (g.number IS NULL OR m.position < g.start)
+  AND m.session_id = :session_id   --? session_id
 LIMIT :limit;
 
 -- name: check_segment_has_parent
 SELECT g.session_id, 'segment ' || g.number || ' has no parent ' || g.parent || ' before it' AS detail FROM segments g
 WHERE g.parent IS NOT NULL AND NOT EXISTS (
   SELECT 1 FROM segments p WHERE p.session_id = g.session_id AND p.number = g.parent AND p.number < g.number)
+  AND g.session_id = :session_id   --? session_id
 LIMIT :limit;
 
 -- name: check_checkpoint_has_messages
@@ -73,12 +81,14 @@ FROM checkpoints c JOIN segments g ON g.session_id = c.session_id AND g.number =
 WHERE c.length > g.start AND NOT EXISTS (
   SELECT 1 FROM messages m
   WHERE m.session_id = c.session_id AND m.segment = c.segment AND m.position = c.length - 1)
+  AND c.session_id = :session_id   --? session_id
 LIMIT :limit;
 
 -- name: check_dense_messages
 SELECT m.session_id, 'segment ' || m.segment || ' has ' || count(*) || ' messages up to position ' || max(m.position)
   AS detail
 FROM messages m JOIN segments g ON g.session_id = m.session_id AND g.number = m.segment
+WHERE m.session_id = :session_id   --? session_id
 GROUP BY m.session_id, m.segment, g.start
 HAVING count(*) <> max(m.position) + 1 - g.start
 LIMIT :limit;
@@ -88,6 +98,7 @@ SELECT e.session_id, 'event ' || e.seq || ' refers to a message that is not ther
 WHERE e.segment IS NOT NULL AND NOT EXISTS (
   SELECT 1 FROM messages m
   WHERE m.session_id = e.session_id AND m.segment = e.segment AND m.position = e.position)
+  AND e.session_id = :session_id   --? session_id
 LIMIT :limit;
 
 -- name: check_effect_has_message
@@ -95,12 +106,14 @@ SELECT e.session_id, 'effect ' || e.call_id || ' refers to a message that is not
 WHERE e.segment IS NOT NULL AND NOT EXISTS (
   SELECT 1 FROM messages m
   WHERE m.session_id = e.session_id AND m.segment = e.segment AND m.position = e.position)
+  AND e.session_id = :session_id   --? session_id
 LIMIT :limit;
 
 -- name: check_cursor_within_events
 SELECT c.session_id, 'cursor ' || c.consumer || ' is at ' || c.seq || ', past the last event' AS detail
 FROM cursors c JOIN heads h ON h.session_id = c.session_id
 WHERE c.seq > h.seq
+  AND c.session_id = :session_id   --? session_id
 LIMIT :limit;
 
 -- name: check_drafts_have_session
@@ -177,12 +190,14 @@ LIMIT :limit;
 -- What a session refers to is stored somewhere.
 SELECT t.session_id, 'it refers to media+sha256://' || t.sha256 || ', which is not stored' AS detail FROM blob_references t
 WHERE NOT EXISTS (SELECT 1 FROM blobs b WHERE b.sha256 = t.sha256 AND b.state = 'stored')
+  AND t.session_id = :session_id   --? session_id
 LIMIT :limit;
 
 -- name: check_outputs_have_command
 SELECT DISTINCT coalesce(t.session_id, 'none') AS session_id, 'output of command ' || t.command_id || ' has no command' AS detail
 FROM outputs t
 WHERE NOT EXISTS (SELECT 1 FROM commands c WHERE c.id = t.command_id)
+  AND t.session_id = :session_id   --? session_id
 LIMIT :limit;
 
 -- name: check_commands_have_owner
@@ -190,19 +205,22 @@ LIMIT :limit;
 SELECT c.session_id, 'command ' || c.id || ' belongs to ' || c.owner || ', its session to ' || s.owner AS detail
 FROM commands c JOIN sessions s ON s.id = c.session_id
 WHERE c.owner <> s.owner
+  AND c.session_id = :session_id   --? session_id
 LIMIT :limit;
 
 -- name: check_outputs_have_owner
 SELECT DISTINCT coalesce(t.session_id, 'none') AS session_id, 'output of command ' || t.command_id || ' belongs to ' || t.owner AS detail
 FROM outputs t JOIN commands c ON c.id = t.command_id
 WHERE t.owner <> c.owner
+  AND t.session_id = :session_id   --? session_id
 LIMIT :limit;
 
 -- name: check_command_has_end
 SELECT coalesce(session_id, 'none') AS session_id, 'command ' || id || ' is ' || state || ' and its end says otherwise' AS detail
 FROM commands
-WHERE (state = 'running') <> (ended_at IS NULL) OR (ended_at IS NULL) <> (exit_code IS NULL)
-  OR (purged_at IS NOT NULL AND ended_at IS NULL)
+WHERE ((state = 'running') <> (ended_at IS NULL) OR (ended_at IS NULL) <> (exit_code IS NULL)
+  OR (purged_at IS NOT NULL AND ended_at IS NULL))
+  AND session_id = :session_id   --? session_id
 LIMIT :limit;
 
 -- name: check_dense_outputs
@@ -210,7 +228,9 @@ LIMIT :limit;
 SELECT coalesce(c.session_id, 'none') AS session_id, 'command ' || c.id || ' has outputs ' || o.first || ' to ' || o.last
   || ', ' || o.number || ' of them, and says ' || c.outputs AS detail
 FROM commands c
-JOIN (SELECT command_id, min(number) AS first, max(number) AS last, count(*) AS number FROM outputs GROUP BY command_id) o
+JOIN (SELECT command_id, min(number) AS first, max(number) AS last, count(*) AS number FROM outputs
+  WHERE session_id = :session_id   --? session_id
+  GROUP BY command_id) o
   ON o.command_id = c.id
 WHERE o.last <> c.outputs - 1 OR o.number <> o.last - o.first + 1 OR (o.first <> 0 AND c.ended_at IS NULL)
 LIMIT :limit;

@@ -116,7 +116,14 @@ class Journal(SqlCore):
     def _drafts(self, session_id: str) -> Tx[tuple[int, list[Draft]]]:
         rows = yield from self._of_session(session_id, sql("drafts", session_id=session_id))
         found = [
-            Draft(run_id=row["run_id"], part=row["part"], kind=row["kind"], text=row["body"]) for row in rows
+            Draft(
+                run_id=row["run_id"],
+                part=row["part"],
+                kind=row["kind"],
+                text=row["body"],
+                follows=row["follows"],
+            )
+            for row in rows
         ]
         return max((row["at"] for row in rows), default=-1), found
 

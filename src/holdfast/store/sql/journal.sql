@@ -28,8 +28,8 @@ LIMIT :limit;
 
 -- name: put_draft
 -- Checked against the head like every write, but it takes no number.
-INSERT INTO drafts (session_id, run_id, part, kind, body, at)
-SELECT h.session_id, CAST(:run_id AS text), CAST(:part AS bigint), CAST(:kind AS text), CAST(:body AS text), now_us()
+INSERT INTO drafts (session_id, run_id, part, kind, body, follows, at)
+SELECT h.session_id, CAST(:run_id AS text), CAST(:part AS bigint), CAST(:kind AS text), CAST(:body AS text), h.seq, now_us()
 FROM heads h
 WHERE h.session_id = :session_id AND h.epoch = :epoch AND h.holder = :holder
 --[postgres] FOR SHARE
@@ -37,4 +37,4 @@ ON CONFLICT (session_id, run_id, part) DO UPDATE SET kind = excluded.kind, body 
 RETURNING part;
 
 -- name: drafts
-SELECT run_id, part, kind, body, at FROM drafts WHERE session_id = :session_id ORDER BY run_id, part;
+SELECT run_id, part, kind, body, follows, at FROM drafts WHERE session_id = :session_id ORDER BY run_id, part;

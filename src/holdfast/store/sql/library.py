@@ -39,8 +39,8 @@ class Statement:
 
     def given(self) -> frozenset[str]:
         """Return those of its optional parameters that have a value."""
-        optional = _optional(self.name)
-        return frozenset(p for p in optional if self.params.get(p) is not None) if optional else _NONE
+        names = optional(self.name)
+        return frozenset(p for p in names if self.params.get(p) is not None) if names else _NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,8 @@ def _text(name: str, dialect: Dialect) -> str:
 
 
 @cache
-def _optional(name: str) -> frozenset[str]:
+def optional(name: str) -> frozenset[str]:
+    """Return the parameters that a statement can do without."""
     return frozenset(re.findall(r"--\? (\w+)\s*$", _sources()[name], re.MULTILINE))
 
 
@@ -102,11 +103,11 @@ def text(name: str, dialect: Dialect, given: frozenset[str] = _NONE) -> str:
     """Return the statement for `dialect` with the optional lines of the `given` parameters."""
     lines: list[str] = []
     for line in _text(name, dialect).splitlines():
-        optional = _OPTIONAL.search(line)
-        if optional is None:
+        mark = _OPTIONAL.search(line)
+        if mark is None:
             lines.append(line)
-        elif optional[1] in given:
-            lines.append(line[: optional.start()].rstrip())
+        elif mark[1] in given:
+            lines.append(line[: mark.start()].rstrip())
     return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from holdfast.errors import BadInput, CommandLost, Conflict, NotFound, SessionCleaned
 from holdfast.ids import check_choice, check_id, check_name, check_uuid
@@ -333,6 +334,64 @@ def _microseconds(at: datetime | None) -> int | None:
         return None
     at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
     return (at - _EPOCH) // timedelta(microseconds=1)
+
+
+def imported_command(
+    command: Command, outputs: Sequence[Output]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the rows of a command that ended elsewhere. Its times are those that it has; its outputs are all there are."""
+    started, ended = _microseconds(command.started_at), _microseconds(command.ended_at)
+    if started is None or ended is None or command.exit_code is None or command.state == "running":
+        raise BadInput(problem=f"command {command.id} has no beginning, or no end")
+    check_choice(command.state, COMMAND_STATES, "command's state")
+    check_name(command.owner, "owner")
+    written: list[dict[str, Any]] = []
+    last = started
+    for number, output in enumerate(outputs):
+        at = _microseconds(output.at)
+        if output.order != number or at is None or at <= last:
+            raise BadInput(problem=f"the outputs of command {command.id} are not in order, or have no times")
+        last = at
+        written.append(
+            {
+                "command_id": command.id,
+                "number": number,
+                "session_id": command.session_id,
+                "owner": command.owner,
+                "id": check_uuid(output.id, "output"),
+                "stdout": output.stdout,
+                "stderr": output.stderr,
+                "exit_code": output.exit_code,
+                "damaged": int(output.damaged),
+                "at": at,
+            }
+        )
+    row = {
+        "id": command.id,
+        "session_id": command.session_id,
+        "owner": command.owner,
+        "call_id": command.call_id,
+        "command": command.command,
+        "cwd": command.cwd,
+        "timeout_us": None if command.timeout is None else round(command.timeout * 1_000_000),
+        "holder": check_id(command.holder, "holder"),
+        "host": check_name(command.host, "host"),
+        "pid": command.pid,
+        "pid_started": command.pid_started,
+        "state": command.state,
+        "stop_requested": int(command.stop_requested),
+        "exit_code": command.exit_code,
+        "outputs": len(written),
+        "stdout_bytes": command.stdout_bytes,
+        "stderr_bytes": command.stderr_bytes,
+        "left_out_bytes": command.left_out_bytes,
+        "damaged": int(command.damaged),
+        "started_at": started,
+        "last_at": last,
+        "ended_at": ended,
+        "purged_at": None,
+    }
+    return row, written
 
 
 def _command(row: Row) -> Command:

@@ -66,7 +66,7 @@ WITH begun AS (
 ), told AS (
   INSERT INTO events (session_id, seq, kind, run_id, step, at, payload)
   SELECT session_id, n.seq, 'submission_started', b.run_id, NULL, now_us(),
-    json_build_object('submission_id', b.id, 'kind', b.kind, 'attempt', b.attempts)
+    '{"submission_id": ' || to_json(b.id) || ', "kind": ' || to_json(b.kind) || ', "attempt": ' || b.attempts || '}'
   FROM begun b JOIN numbered n USING (session_id)
 )
 SELECT * FROM begun;

@@ -162,6 +162,7 @@ TABLE drafts (
   part          bigint NOT NULL,
   kind          text NOT NULL,
   body          text NOT NULL,
+  follows       bigint NOT NULL,
   at            bigint NOT NULL,
   PRIMARY KEY (session_id, run_id, part)
 );

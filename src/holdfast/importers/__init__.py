@@ -1,0 +1,11 @@
+"""For those who come from elsewhere: what other systems keep, as sessions and shell commands of this store.
+
+Importers only read where they import from. What they do not understand they count and name; they drop nothing silently.
+"""
+
+from holdfast.importers.agentex import import_agentex
+from holdfast.importers.harness import import_harness
+from holdfast.importers.openhands import import_openhands
+from holdfast.importers.report import Note, Report
+
+__all__ = ["Note", "Report", "import_agentex", "import_harness", "import_openhands"]

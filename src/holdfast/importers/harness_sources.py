@@ -1,0 +1,414 @@
+"""Where pydantic-ai-harness keeps the steps of runs: a folder, a SQLite file, PostgreSQL. Only ever read.
+
+Records come as they are written there, each with the place it was found at; harness.py knows what they mean.
+"""
+
+import asyncio
+import json
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any, Final, TypeAlias, TypeGuard
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from holdfast.errors import BadImport, MissingExtra
+from holdfast.importers.report import Notes
+from holdfast.types import Json
+
+Found: TypeAlias = tuple[str, dict[str, Any]]
+"""A record, and where it was found."""
+
+TABLE: Final = "step_persistence"
+_SQLITE: Final = b"SQLite format 3\0"
+_TABLES: Final = ("runs", "events", "snapshots", "tool_effects")
+_BESIDE: Final = {"snapshot_idempotency_keys", "sqlite_sequence"}
+"""What only keeps the harness from writing something twice."""
+_IN_A_RUN: Final = {"run.json", "events.jsonl", "tool_effects.jsonl", "snapshot-keys.jsonl", "snapshots"}
+
+
+def is_object(value: object) -> TypeGuard[dict[str, Any]]:
+    """Say whether a value of JSON is an object."""
+    return isinstance(value, dict)
+
+
+def is_list(value: object) -> TypeGuard[list[Any]]:
+    """Say whether a value of JSON is a list."""
+    return isinstance(value, list)
+
+
+class Source(ABC):
+    """A step store of the harness. `name` is how to speak of it, without a password."""
+
+    name: str
+
+    @abstractmethod
+    async def run_ids(self) -> list[str]:
+        """Return the ids of all runs of which there is anything."""
+
+    @abstractmethod
+    async def run(self, run_id: str) -> Found | None:
+        """Return the record of a run, if it was registered."""
+
+    @abstractmethod
+    async def events(self, run_id: str) -> list[Found]:
+        """Return its events in the order in which they were written."""
+
+    @abstractmethod
+    async def effects(self, run_id: str) -> list[Found]:
+        """Return the entries of its ledger; of two for one call the later one counts."""
+
+    @abstractmethod
+    def snapshots(self, run_id: str) -> AsyncGenerator[Found, None]:
+        """Yield its snapshots in the order in which they were written; `messages` is a list of texts."""
+
+    @abstractmethod
+    async def media(self, sha256: str) -> bytes | None:
+        """Return content that was moved out of messages; None if it is not here."""
+
+    @abstractmethod
+    async def strangers(self, notes: Notes) -> None:
+        """Note what else there is."""
+
+    def bad(self, problem: str) -> BadImport:
+        """Return the error that says why nothing was imported."""
+        return BadImport(source=self.name, problem=problem)
+
+    def parsed(self, text: str | bytes, where: str) -> Any:
+        """Return what a text says as JSON. Raises `BadImport`."""
+        try:
+            return json.loads(text)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise self.bad(f"{where} is not JSON, or is cut short ({error})") from None
+
+    def texts(self, messages: object, where: str) -> list[Json]:
+        """Return the texts of messages that stand inline."""
+        if not isinstance(messages, list):
+            raise self.bad(
+                f"{where} has no list of messages: it is damaged, or of a version that is not known"
+            )
+        each: list[Any] = messages  # pyright: ignore[reportUnknownVariableType]
+        return [json.dumps(message, separators=(",", ":")) for message in each]
+
+
+class Files(Source):
+    """A folder of `FileStepStore`: one folder for each run."""
+
+    def __init__(self, root: Path) -> None:
+        self.name = str(root)
+        self._root = root
+
+    async def run_ids(self) -> list[str]:
+        return await asyncio.to_thread(self._run_ids)
+
+    def _run_ids(self) -> list[str]:
+        marks = ("run.json", "events.jsonl", "tool_effects.jsonl", "snapshots")
+        found = [path.name for path in self._root.iterdir() if any((path / mark).exists() for mark in marks)]
+        if not found:
+            raise self.bad("no folder in it has the records of a run; it is no step store")
+        return sorted(found)
+
+    async def run(self, run_id: str) -> Found | None:
+        path = self._root / run_id / "run.json"
+        return await asyncio.to_thread(self._object, path) if path.exists() else None
+
+    async def events(self, run_id: str) -> list[Found]:
+        return await asyncio.to_thread(lambda: list(self._lines(run_id, "events.jsonl")))
+
+    async def effects(self, run_id: str) -> list[Found]:
+        return await asyncio.to_thread(lambda: list(self._lines(run_id, "tool_effects.jsonl")))
+
+    async def snapshots(self, run_id: str) -> AsyncGenerator[Found, None]:
+        folder = self._root / run_id / "snapshots"
+        numbered = [path for path in folder.glob("*.json") if path.stem.isdecimal()]
+        for path in sorted(numbered, key=lambda path: int(path.stem)):
+            where, data = await asyncio.to_thread(self._object, path)
+            if not {"messages", "timestamp", "step_index"} <= set(data):
+                raise self.bad(f"{where} is no snapshot; if it is damaged, move it away")
+            yield where, {**data, "messages": self.texts(data["messages"], where)}
+
+    async def media(self, sha256: str) -> bytes | None:
+        path = self._root / "media" / f"{sha256}.bin"
+        return await asyncio.to_thread(path.read_bytes) if path.exists() else None
+
+    async def strangers(self, notes: Notes) -> None:
+        await asyncio.to_thread(self._strangers, notes)
+
+    def _strangers(self, notes: Notes) -> None:
+        runs = set(self._run_ids())
+        for path in self._root.iterdir():
+            if path.name in runs:
+                for inner in path.iterdir():
+                    if inner.name not in _IN_A_RUN and inner.suffix != ".tmp":
+                        notes.add("files that no step store has", str(inner))
+                for snapshot in path.glob("snapshots/*"):
+                    if (
+                        not (snapshot.suffix == ".json" and snapshot.stem.isdecimal())
+                        and snapshot.suffix != ".tmp"
+                    ):
+                        notes.add("files that no step store has", str(snapshot))
+            elif path.name != "media":
+                notes.add("files that no step store has", str(path))
+
+    def _object(self, path: Path) -> Found:
+        value = self.parsed(path.read_bytes(), str(path))
+        if not is_object(value):
+            raise self.bad(f"{path} is not a JSON object")
+        return str(path), value
+
+    def _lines(self, run_id: str, name: str) -> Iterator[Found]:
+        path = self._root / run_id / name
+        if not path.exists():
+            return
+        for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+            if line.strip():
+                where = f"{path}:{number}"
+                value = self.parsed(line, where)
+                if not is_object(value):
+                    raise self.bad(f"{where} is not a JSON object")
+                yield where, value
+
+
+class Tables(Source):
+    """What the two SQL stores have in common: the same columns, as text."""
+
+    def __init__(self, name: str, prefix: str) -> None:
+        self.name = name
+        self._prefix = prefix
+        self._messages: dict[str, Json] = {}
+
+    @abstractmethod
+    async def _rows(self, text: str, *values: object) -> list[dict[str, Any]]:
+        """Run a query, whose parameters are $1, $2 and so on."""
+
+    @abstractmethod
+    async def _history(self, seq: int, refers: Mapping[str, Any], where: str) -> list[Json]:
+        """Return the texts of the messages that a snapshot refers to."""
+
+    @abstractmethod
+    async def _tables(self) -> set[str]:
+        """Return the names of all tables."""
+
+    async def run_ids(self) -> list[str]:
+        tables = await self._tables()
+        missing = [self._prefix + name for name in _TABLES if self._prefix + name not in tables]
+        if missing:
+            raise self.bad(f"it has no table {', '.join(missing)}; it is no step store of the harness")
+        union = " UNION ".join(f"SELECT run_id FROM {self._prefix}{name}" for name in _TABLES)  # noqa: S608
+        return sorted(row["run_id"] for row in await self._rows(union))
+
+    async def run(self, run_id: str) -> Found | None:
+        rows = await self._rows(f"SELECT * FROM {self._prefix}runs WHERE run_id = $1", run_id)  # noqa: S608
+        return (f"run {run_id}", rows[0]) if rows else None
+
+    async def events(self, run_id: str) -> list[Found]:
+        rows = await self._rows(
+            f"SELECT * FROM {self._prefix}events WHERE run_id = $1 ORDER BY seq",  # noqa: S608
+            run_id,
+        )
+        return [(f"event {row.pop('seq')} of run {run_id}", row) for row in rows]
+
+    async def effects(self, run_id: str) -> list[Found]:
+        rows = await self._rows(
+            f"SELECT * FROM {self._prefix}tool_effects WHERE run_id = $1 ORDER BY started_at, tool_call_id",  # noqa: S608
+            run_id,
+        )
+        return [(f"the ledger of run {run_id}", row) for row in rows]
+
+    async def snapshots(self, run_id: str) -> AsyncGenerator[Found, None]:
+        self._messages.clear()
+        numbers = await self._rows(
+            f"SELECT seq FROM {self._prefix}snapshots WHERE run_id = $1 ORDER BY seq",  # noqa: S608
+            run_id,
+        )
+        for number in numbers:
+            (row,) = await self._rows(
+                f"SELECT * FROM {self._prefix}snapshots WHERE seq = $1",  # noqa: S608
+                number["seq"],
+            )
+            where = f"snapshot {row['seq']} of run {run_id}"
+            messages = self.parsed(row["messages"], where)
+            if is_object(messages):
+                texts = await self._history(row["seq"], messages, where)
+            else:
+                texts = self.texts(messages, where)
+            del row["seq"]
+            yield where, {**row, "messages": texts}
+
+    async def media(self, sha256: str) -> bytes | None:
+        table = f"{self._prefix}media"
+        if table not in await self._tables():
+            return None
+        rows = await self._rows(f"SELECT bytes FROM {table} WHERE sha256 = $1", sha256)  # noqa: S608
+        return bytes(rows[0]["bytes"]) if rows else None
+
+
+class SqliteFile(Tables):
+    """A file of `SqliteStepStore`, read in one transaction."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        super().__init__(str(path), "")
+        self._connection = connection
+
+    async def _rows(self, text: str, *values: object) -> list[dict[str, Any]]:
+        return await asyncio.to_thread(self._read, text, values)
+
+    def _read(self, text: str, values: Iterable[object]) -> list[dict[str, Any]]:
+        try:
+            cursor = self._connection.execute(text, {str(n): value for n, value in enumerate(values, 1)})
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor]
+        except sqlite3.Error as error:
+            raise self.bad(f"it cannot be read: {error}") from error
+
+    async def _history(self, seq: int, refers: Mapping[str, Any], where: str) -> list[Json]:
+        count = refers.get("stored_messages")
+        if set(refers) != {"stored_messages"} or type(count) is not int:
+            raise self.bad(f"{where} keeps its messages in a way that is not known; upgrade Holdfast")
+        rows = await self._rows(
+            "SELECT m.message AS message FROM snapshot_message_refs r JOIN snapshot_messages m ON m.sha256 = r.sha256"
+            " WHERE r.snapshot_seq = $1 ORDER BY r.position",
+            seq,
+        )
+        if len(rows) != count:
+            raise self.bad(f"{where} lacks {count - len(rows)} of its {count} messages")
+        return [self._messages.setdefault(row["message"], row["message"]) for row in rows]
+
+    async def _tables(self) -> set[str]:
+        return {
+            row["name"] for row in await self._rows("SELECT name FROM sqlite_master WHERE type = 'table'")
+        }
+
+    async def strangers(self, notes: Notes) -> None:
+        known = {*_TABLES, *_BESIDE, "media", "snapshot_messages", "snapshot_message_refs"}
+        for table in sorted(await self._tables() - known):
+            (row,) = await self._rows(f'SELECT count(*) AS n FROM "{table}"')  # noqa: S608
+            if row["n"]:
+                notes.add("rows of tables that no step store has", table, row["n"])
+
+
+class Postgres(Tables):
+    """The tables of `PostgresStepStore`, read in one transaction."""
+
+    def __init__(self, name: str, table: str, connection: Any) -> None:
+        super().__init__(name, f"{table}_")
+        self._connection = connection
+
+    async def _rows(self, text: str, *values: object) -> list[dict[str, Any]]:
+        return [dict(row) for row in await self._connection.fetch(text, *values)]
+
+    async def _history(self, seq: int, refers: Mapping[str, Any], where: str) -> list[Json]:
+        del seq  # the keys are in the snapshot itself
+        keys = referred(self, refers, where)
+        wanted = sorted(set(keys) - set(self._messages))
+        for row in await self._rows(
+            f"SELECT sha256, message FROM {self._prefix}messages WHERE sha256 = ANY($1::text[])",  # noqa: S608
+            wanted,
+        ):
+            self._messages[row["sha256"]] = row["message"]
+        return looked_up(self, keys, self._messages, where)
+
+    async def _tables(self) -> set[str]:
+        rows = await self._rows(
+            "SELECT relname AS name FROM pg_class WHERE relkind IN ('r', 'p') AND pg_table_is_visible(oid)"
+        )
+        return {row["name"] for row in rows}
+
+    async def strangers(self, notes: Notes) -> None:
+        del notes  # what else a database has is not the step store's
+
+
+def referred(source: Source, refers: Mapping[str, Any], where: str) -> Sequence[str]:
+    """Return the keys of the messages that a snapshot refers to."""
+    keys: Any = refers.get("message_refs")
+    if set(refers) != {"message_refs"} or not is_list(keys):
+        raise source.bad(f"{where} keeps its messages in a way that is not known; upgrade Holdfast")
+    return [str(key) for key in keys]
+
+
+def looked_up(source: Source, keys: Sequence[str], messages: Mapping[str, Json], where: str) -> list[Json]:
+    """Return the messages with these keys."""
+    missing = sum(key not in messages for key in set(keys))
+    if missing:
+        raise source.bad(f"{where} lacks {missing} of its {len(keys)} messages")
+    return [messages[key] for key in keys]
+
+
+@asynccontextmanager
+async def open_source(
+    address: str, *, table: str = TABLE, database: str | None = None
+) -> AsyncGenerator[Source, None]:
+    """Open what an address names: a folder, a SQLite file, `postgresql://…` or `mongodb://…`."""
+    scheme, separator, rest = address.partition("://")
+    if separator and scheme in {"postgresql", "postgres"}:
+        async with _postgres(address, table) as source:
+            yield source
+        return
+    if separator and scheme in {"mongodb", "mongodb+srv"}:
+        from holdfast.importers.harness_mongo import open_mongo
+
+        async with open_mongo(address, without_password(address), database) as source:
+            yield source
+        return
+    if separator and scheme != "sqlite":
+        problem = "use a folder, a SQLite file, postgresql://… or mongodb://…"
+        raise BadImport(source=without_password(address), problem=problem)
+    path = Path(rest.removeprefix("/") if separator else address)
+    try:
+        connection = await asyncio.to_thread(_connect, path)
+        if connection is None:
+            yield Files(path)
+            return
+    except OSError as error:
+        raise BadImport(source=address, problem=f"it cannot be read: {error}") from error
+    with closing(connection):
+        yield SqliteFile(path, connection)
+
+
+def _connect(path: Path) -> sqlite3.Connection | None:
+    """Open a SQLite file and begin to read it, all as of one moment; None if it is a folder."""
+    if path.is_dir():
+        return None
+    with path.open("rb") as file:
+        if file.read(len(_SQLITE)) != _SQLITE:
+            raise BadImport(source=str(path), problem="it is no SQLite database, and no folder")
+    uri = f"file:{quote(str(path.resolve()))}?mode=ro"
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+    connection.execute("BEGIN")
+    return connection
+
+
+@asynccontextmanager
+async def _postgres(address: str, table: str) -> AsyncGenerator[Source, None]:
+    name = without_password(address)
+    if not (table.isascii() and table.replace("_", "a").isalnum() and table == table.lower()):
+        raise BadImport(source=name, problem=f"{table!r} is no prefix of the harness's tables")
+    try:
+        import asyncpg
+    except ModuleNotFoundError as error:
+        raise MissingExtra(extra="postgres") from error
+    failures = (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError)
+    try:
+        connection: Any = await asyncpg.connect(address)
+    except failures as error:
+        raise BadImport(source=name, problem=f"it cannot be reached: {error}") from error
+    try:
+        async with connection.transaction(isolation="repeatable_read", readonly=True):
+            yield Postgres(name, table, connection)
+    except failures as error:
+        raise BadImport(source=name, problem=f"it cannot be read: {error}") from error
+    finally:
+        await connection.close()
+
+
+def without_password(address: str) -> str:
+    """Return an address as it may be shown."""
+    try:
+        parts = urlsplit(address)
+        password = parts.password
+    except ValueError:
+        return address.partition("://")[0] + "://…"
+    if password is None:
+        return address
+    return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{password}@", ":***@", 1)))

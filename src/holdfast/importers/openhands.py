@@ -1,0 +1,290 @@
+"""Imports the bash event files of the OpenHands agent server: its commands and what they wrote, with their ids and times.
+
+A command that has no recorded end is `lost`: nobody here can know what became of it.
+"""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from holdfast.errors import BadImport, BadInput, NotFound
+from holdfast.ids import check_name, check_text
+from holdfast.importers.report import Notes, Progress, Report, nothing
+from holdfast.store import Store
+from holdfast.types import Command, CommandState, Output
+
+SYSTEM: Final = "openhands"
+_AT_ONCE: Final = 100
+"""So many commands go in with one transaction, at most; a page of outputs ends earlier."""
+_BYTES_AT_ONCE: Final = 4 * 1024 * 1024
+_TICK: Final = timedelta(microseconds=1)
+
+
+class _Event(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    id: UUID
+    timestamp: datetime
+
+
+class _Command(_Event):
+    kind: Literal["BashCommand"]
+    command: str
+    cwd: str | None = None
+    timeout: int | None = None
+
+
+class _Output(_Event):
+    kind: Literal["BashOutput"]
+    command_id: UUID
+    order: int = 0
+    exit_code: int | None = None
+    stdout: str | None = None
+    stderr: str | None = None
+
+
+E = TypeVar("E", bound=_Event)
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The files of one command: its own, and those of its outputs."""
+
+    command: Path
+    outputs: list[Path]
+
+
+async def import_openhands(
+    store: Store,
+    folder: Path,
+    *,
+    owner: str = "local",
+    session_id: str | None = None,
+    actor: str,
+    dry_run: bool = False,
+    progress: Progress = nothing,
+) -> Report:
+    """Import the commands of a folder of bash event files that are not here yet, as commands of a session if one is given.
+
+    All files are read and checked before the first command goes in; then each goes in whole. Raises `BadImport`.
+    """
+    reader = _Reader(folder, owner, session_id)
+    try:
+        check_name(owner, "owner")
+    except BadInput as error:
+        raise BadImport(source=str(folder), problem=str(error).rstrip(".")) from None
+    if session_id is not None:
+        reader.owner = (await store.session(session_id)).owner
+    notes, left = Notes(), Notes()
+    found = await asyncio.to_thread(reader.find, notes)
+    progress(0, len(found))
+    new: list[_Files] = []
+    present = 0
+    records: Counter[str] = Counter()
+    for files in found:
+        command, outputs = await asyncio.to_thread(reader.read, files, notes)
+        how = await _standing(store, command, outputs)
+        if how is None:
+            new.append(files)
+            records.update({"commands": 1, "outputs": len(outputs)})
+        elif how:
+            left.add(how, command.id)
+        else:
+            present += 1
+        progress(1, None)
+    if not dry_run:
+        progress(0, len(found) + len(new))
+        detail: dict[str, Any] = {"system": SYSTEM, "imported": dict(records)}
+        for batch in _batches(new):
+            made = [await asyncio.to_thread(reader.read, files, Notes()) for files in batch]
+            await store.import_commands(made)
+            progress(len(batch), None)
+        if new:
+            await store.audit(actor=actor, action="import", session_id=session_id, detail=json.dumps(detail))
+    return Report(
+        system=SYSTEM,
+        source=str(folder),
+        unit="commands",
+        dry_run=dry_run,
+        found=len(found),
+        imported=len(new),
+        present=present,
+        records=dict(records),
+        left_alone=left.all(),
+        not_understood=notes.all(),
+    )
+
+
+async def _standing(store: Store, command: Command, outputs: list[Output]) -> str | None:
+    """Say how the command that is here compares: None if there is none, nothing if it is the same."""
+    try:
+        known = await store.command(command.id)
+    except NotFound:
+        return None
+    if known.started_at != command.started_at or known.host != SYSTEM:
+        return "a command with that id is here already, from elsewhere"
+    if (known.outputs, known.state, known.exit_code) != (len(outputs), command.state, command.exit_code):
+        return "in the source it is not as it was imported; it stays as it is here"
+    return ""
+
+
+def _batches(files: Iterable[_Files]) -> Iterator[list[_Files]]:
+    batch: list[_Files] = []
+    size = 0
+    for each in files:
+        batch.append(each)
+        size += sum(path.stat().st_size for path in each.outputs)
+        if len(batch) >= _AT_ONCE or size >= _BYTES_AT_ONCE:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+class _Reader:
+    """Reads a folder. Blocks: call it on a thread."""
+
+    def __init__(self, folder: Path, owner: str, session_id: str | None) -> None:
+        self.owner = owner
+        self._folder = folder
+        self._session_id = session_id
+
+    def find(self, notes: Notes) -> list[_Files]:
+        """Return the files of all commands, oldest first; what is none of them is noted."""
+        try:
+            paths = sorted(path for path in self._folder.iterdir())
+        except OSError as error:
+            raise self._bad(error.strerror or str(error)) from error
+        commands: dict[str, _Files] = {}
+        outputs: dict[str, list[Path]] = {}
+        for path in paths:
+            match path.name.split("_"):
+                case [_, "BashCommand", id]:
+                    commands[id] = _Files(path, [])
+                case [_, "BashOutput", command_id, _]:
+                    outputs.setdefault(command_id, []).append(path)
+                case [_, kind, *_] if kind.startswith("Bash"):
+                    notes.add(f"events of a kind that has no place here: {kind}"[:200], path.name)
+                case _:
+                    notes.add("files that are no bash events", path.name)
+        if not commands and not outputs:
+            raise self._bad("there is no bash event in it; it is no folder of the OpenHands agent server")
+        for command_id, written in outputs.items():
+            if command_id in commands:
+                commands[command_id].outputs.extend(written)
+            else:
+                notes.add("output of commands whose own files are gone", command_id, len(written))
+        return list(commands.values())
+
+    def read(self, files: _Files, notes: Notes) -> tuple[Command, list[Output]]:
+        """Return a command and its outputs, with all that is known of them. Raises `BadImport`."""
+        event = self._event(files.command, _Command, notes)
+        read = [(self._event(path, _Output, notes), path) for path in files.outputs]
+        read.sort(key=lambda each: (each[0].order, each[0].timestamp, each[0].id))
+        last = started = _aware(event.timestamp)
+        outputs: list[Output] = []
+        damaged = False
+        for number, (output, path) in enumerate(read):
+            if output.command_id != event.id:
+                raise self._bad(f"{path.name} is output of command {output.command_id}, not {event.id}")
+            if output.order != number:
+                notes.add(
+                    "outputs that were numbered anew: those before them are missing, or there twice",
+                    path.name,
+                )
+            last = max(last + _TICK, _aware(output.timestamp))
+            texts, cut = zip(*(_storable(text) for text in (output.stdout, output.stderr)), strict=True)
+            damaged = damaged or any(cut)
+            outputs.append(
+                Output(
+                    id=str(output.id),
+                    command_id=str(event.id),
+                    order=number,
+                    stdout=texts[0],
+                    stderr=texts[1],
+                    damaged=any(cut),
+                    at=last,
+                )
+            )
+        ended = next((output for output, _ in reversed(read) if output.exit_code is not None), None)
+        state, exit_code = _end(event, ended, last - started)
+        if ended is None:
+            notes.add("commands without a recorded end: they count as lost", str(event.id))
+        else:
+            outputs[-1] = replace(outputs[-1], exit_code=exit_code)
+        command = Command(
+            id=str(event.id),
+            command=_storable(event.command)[0] or "",
+            cwd=event.cwd,
+            timeout=event.timeout,
+            owner=self.owner,
+            session_id=self._session_id,
+            holder=SYSTEM,
+            host=SYSTEM,
+            state=state,
+            exit_code=exit_code,
+            outputs=len(outputs),
+            stdout_bytes=sum(len((output.stdout or "").encode()) for output in outputs),
+            stderr_bytes=sum(len((output.stderr or "").encode()) for output in outputs),
+            damaged=damaged,
+            started_at=started,
+            ended_at=last,
+        )
+        return command, outputs
+
+    def _event(self, path: Path, kind: type[E], notes: Notes) -> E:
+        try:
+            text = path.read_bytes()
+            event = kind.model_validate(json.loads(text))
+        except OSError as error:
+            raise self._bad(f"{path.name}: {error.strerror or error}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            said = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            raise self._bad(f"{path.name} is damaged, or of a version that is not known ({said})") from None
+        except (ValueError, RecursionError) as error:
+            raise self._bad(f"{path.name} is not JSON, or is cut short ({error})") from None
+        if not path.name.endswith(event.id.hex):
+            raise self._bad(f"{path.name} has event {event.id.hex} in it")
+        for name in event.model_extra or ():
+            notes.add(f"a field of a {path.name.split('_')[1]} that is not known: {name}"[:200], path.name)
+        return event
+
+    def _bad(self, problem: str) -> BadImport:
+        return BadImport(source=str(self._folder), problem=problem)
+
+
+def _end(command: _Command, last: _Output | None, took: timedelta) -> tuple[CommandState, int]:
+    """Say how a command ended. OpenHands has -1 for what timed out and for what could not be run."""
+    if last is None or last.exit_code is None:
+        return "lost", -1
+    if last.exit_code >= 0:
+        return "done", last.exit_code
+    if last.exit_code < -1:
+        return "done", 128 - last.exit_code  # the signal that ended it
+    timed_out = command.timeout is not None and took >= timedelta(seconds=command.timeout)
+    return ("timed_out" if timed_out else "lost"), -1
+
+
+def _storable(text: str | None) -> tuple[str | None, bool]:
+    """Return a text that every engine can store, and whether something in it had to be replaced."""
+    if text is None:
+        return None, False
+    try:
+        check_text(text, "output")
+    except BadInput:
+        kept = text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+        return kept, True
+    return text, False
+
+
+def _aware(at: datetime) -> datetime:
+    return at.replace(tzinfo=UTC) if at.tzinfo is None else at

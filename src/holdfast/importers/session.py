@@ -1,0 +1,372 @@
+"""A session that is put together from what another system kept, and goes into the store whole or not at all.
+
+Ids and times are those of the source. The same source gives the same rows, so that a second import is recognized.
+"""
+
+import hashlib
+import json
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+from pydantic_ai.messages import ModelMessage
+from pydantic_core import PydanticSerializationError, to_json
+
+from holdfast.errors import BadArchive, BadImport, BadInput, NotFound, SessionNotFound
+from holdfast.ids import check_id, check_name
+from holdfast.importers.report import Notes, Progress, Report
+from holdfast.media import MediaStore, walker
+from holdfast.record.history import load
+from holdfast.record.large import Large
+from holdfast.retention.archive import checked_row
+from holdfast.store import Store
+from holdfast.store.sql.tables import BY_NAME, SESSION, TABLES
+from holdfast.types import Batch, CheckpointKind, Json, Message
+
+Standing: TypeAlias = Literal["new", "present", "changed", "foreign", "erased"]
+Place: TypeAlias = tuple[int, int]
+"""A message of the history: its segment and its position."""
+
+LEFT_ALONE: Final = {
+    "changed": "in the source it is not as it was imported; it stays as it is here",
+    "foreign": "a session with that id is here already, from elsewhere",
+    "erased": "it was erased here, and does not come back",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The text of a message; and what it says without marks that were set on it later, if it may be met without them."""
+
+    text: Json
+    core: str | None = None
+    marked: bool = True
+
+
+@dataclass(slots=True)
+class History:
+    """Histories of a session as a tree of segments: what two of them have in common at their beginning is stored once."""
+
+    segments: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    messages: list[tuple[Place, Body]] = field(default_factory=list[tuple[Place, Body]])
+    _next: dict[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
+    _cores: dict[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
+    _ends: dict[int, int] = field(default_factory=dict[int, int])
+
+    def add(self, bodies: Sequence[Body]) -> tuple[int, list[Place]]:
+        """Add a history and return the segment that it is seen from, and where its messages are."""
+        node, segment, places = 0, 0, list[Place]()
+        for body in bodies:
+            known = self._known(node, body)
+            if known is None:
+                break
+            node = known
+            places.append(self.messages[node - 1][0])
+            segment = places[-1][0]
+        length = len(places)
+        if segment == 0 or (length < len(bodies) and self._ends[segment] != length):
+            parent = segment or None
+            segment = len(self.segments) + 1
+            self.segments.append({"number": segment, "parent": parent, "start": length})
+            self._ends[segment] = length
+        for body in bodies[length:]:
+            places.append((segment, len(places)))
+            self.messages.append((places[-1], body))
+            before, node = node, len(self.messages)
+            self._next[before, body.text] = node
+            if body.core is not None:
+                self._cores.setdefault((before, body.core), node)
+            self._ends[segment] = len(places)
+        return segment, places
+
+    def _known(self, node: int, body: Body) -> int | None:
+        """Return the message that follows on another, if it is known: then with its marks, if it is met without."""
+        known = self._next.get((node, body.text))
+        if known is None and body.core is not None:
+            known = self._cores.get((node, body.core))
+            if known is not None:
+                place, other = self.messages[known - 1]
+                if other.marked and body.marked:
+                    return None  # two that only look alike
+                if body.marked:
+                    self.messages[known - 1] = (place, body)
+                self._next[node, body.text] = known
+        return known
+
+
+class Draft:
+    """A session on its way in."""
+
+    def __init__(
+        self, session_id: str, *, source: str, system: str, agent: str, owner: str, metadata: Json = "{}"
+    ) -> None:
+        self.source = source
+        self.system = system
+        self._metadata = metadata
+        try:
+            self.id = check_id(session_id, "session id")
+            self._agent, self._owner = check_name(agent, "agent"), check_name(owner, "owner")
+        except BadInput as error:
+            raise BadImport(source=source, problem=str(error).rstrip(".")) from None
+        self.history = History()
+        self._rows: dict[str, list[dict[str, Any]]] = {table.name: [] for table in TABLES}
+        self.latest = self._first = -1
+
+    @property
+    def seq(self) -> int:
+        """The number of the last event."""
+        return len(self._rows["events"])
+
+    def run_ids(self) -> list[str]:
+        """Return the ids of its runs."""
+        return [row["id"] for row in self._rows["runs"]]
+
+    def add(self, table: str, **row: Any) -> None:
+        """Add a row of the session."""
+        self._rows[table].append({"session_id": self.id, **row})
+
+    def seen(self, at: int) -> int:
+        """Note that something happened to the session then, and return the time."""
+        self.latest = max(self.latest, at)
+        self._first = at if self._first < 0 else min(self._first, at)
+        return at
+
+    def event(
+        self,
+        kind: str,
+        at: int,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        run_id: str | None = None,
+        step: int | None = None,
+        message: Place | None = None,
+    ) -> int:
+        """Add the next event and return its number."""
+        segment, position = message or (None, None)
+        self.add(
+            "events",
+            seq=self.seq + 1,
+            kind=kind,
+            run_id=run_id,
+            step=step,
+            at=self.seen(at),
+            payload=json.dumps(payload or {}),
+            segment=segment,
+            position=position,
+        )
+        return self.seq
+
+    def checkpoint(
+        self, at: int, kind: CheckpointKind, segment: int, length: int, *, run_id: str, step: int | None
+    ) -> None:
+        """Add a checkpoint behind the last event. Its id sorts behind those of all before it."""
+        number = len(self._rows["checkpoints"])
+        digest = hashlib.sha256(f"{self.system}/{self.id}/{number}".encode()).digest()
+        tail = int.from_bytes(digest[:8]) >> 2
+        value = max(at, 0) // 1000 << 80 | 0x7 << 76 | number % 4096 << 64 | 0b10 << 62 | tail
+        self.add(
+            "checkpoints",
+            id=str(uuid.UUID(int=value)),
+            run_id=run_id,
+            step=step,
+            kind=kind,
+            segment=segment,
+            length=length,
+            seq=self.seq,
+            at=self.seen(at),
+        )
+
+    def rows(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return the session and its rows in the order of an archive, each in a form that an archive can have."""
+        for segment in self.history.segments:
+            self.add("segments", **segment)
+        for (segment, position), body in self.history.messages:
+            self.add("messages", segment=segment, position=position, body=body.text)
+        self.history = History()
+        session = {
+            "id": self.id,
+            "agent": self._agent,
+            "owner": self._owner,
+            "title": "",
+            "status": "idle",
+            "waiting_for": None,
+            "hold": 0,
+            "metadata": self._metadata,
+            "created_at": max(self._first, 0),
+            "active_at": max(self.latest, 0),
+            "seq": self.seq,
+        }
+        made = [(SESSION.name, session)]
+        for table in TABLES:
+            rows = self._rows[table.name]
+            rows.sort(key=lambda row, key=table.key: tuple(row[name] for name in key))
+            made += [(table.name, {name: row[name] for name in table.names}) for row in rows]
+        for name, row in made:
+            try:
+                checked_row(BY_NAME[name], row)
+            except BadArchive as error:
+                problem = f"session {self.id}: {error.facts['problem']}"
+                raise BadImport(source=self.source, problem=problem) from None
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A session that can go in: its rows, and the digest that tells whether it was imported before."""
+
+    id: str
+    run_ids: Sequence[str]
+    rows: Sequence[tuple[str, Mapping[str, Any]]]
+    sha256: str
+
+    def counts(self) -> dict[str, int]:
+        """Count its rows by table."""
+        counted = Counter(name for name, _ in self.rows)
+        del counted[SESSION.name]
+        return dict(counted)
+
+
+def ready(draft: Draft, store: Store) -> Ready:
+    """Check that a draft fits into the store, as far as that can be told before."""
+    rows = draft.rows()
+    digest = hashlib.sha256()
+    most, threshold = store.settings.max_payload_bytes, store.settings.media_threshold_bytes
+    for name, row in rows:
+        digest.update(to_json({name: row}))
+        for column, value in row.items():
+            if isinstance(value, str) and len(value) * 4 > most and _stays(value, threshold) > most:
+                problem = f"the {column} of {name} in session {draft.id} has more than {most} bytes; raise max_payload_bytes"
+                raise BadImport(source=draft.source, problem=problem)
+    return Ready(draft.id, draft.run_ids(), rows, digest.hexdigest())
+
+
+def _stays(text: str, threshold: int) -> int:
+    """Return how many bytes of a text stay when what is large in it has gone to the media store."""
+    pieces = walker.take_out(text, threshold) if walker.is_touched(text, threshold) else [text]
+    return sum(len(piece.encode()) for piece in pieces if isinstance(piece, str))
+
+
+async def standing(store: Store, found: Ready, *, source: str, system: str) -> Standing:
+    """Say whether a session is new to the store, or how the one that it has compares. Raises `BadImport`."""
+    if await store.erased_at(found.id) is not None:
+        return "erased"
+    try:
+        await store.session(found.id)
+    except SessionNotFound:
+        for run_id in found.run_ids:
+            try:
+                other = await store.run(run_id)
+            except NotFound:
+                continue
+            problem = f"run {run_id} of session {found.id} is here already, in session {other.session_id}"
+            raise BadImport(source=source, problem=problem) from None
+        return "new"
+    cursor, before = None, False
+    while True:
+        page = await store.audit_log(session_id=found.id, cursor=cursor)
+        for entry in page.items:
+            detail: Any = json.loads(entry.detail) if entry.action == "import" else {}
+            if detail.get("system") == system:
+                if detail.get("sha256") == found.sha256:
+                    return "present"
+                before = True
+        cursor = page.next_cursor
+        if cursor is None:
+            return "changed" if before else "foreign"
+
+
+async def put(store: Store, media: MediaStore, found: Ready, *, system: str, actor: str) -> dict[str, int]:
+    """Add a session to the store, in one transaction. What is large in its messages goes to the media store before."""
+    messages = [
+        Message(segment=row["segment"], position=row["position"], body=row["body"])
+        for name, row in found.rows
+        if name == "messages"
+    ]
+    batch = Batch(messages=messages)
+    large = Large(store, media)
+    if large.concerns(batch):
+        await large.move_out(batch)
+    moved = iter(batch.messages)
+    rows: list[tuple[str, Mapping[str, Any]]] = [
+        (name, {**row, "body": next(moved).body} if name == "messages" else row) for name, row in found.rows
+    ]
+    rows += [
+        ("blob_references", {"session_id": found.id, "sha256": digest}) for digest in sorted(batch.blobs)
+    ]
+    detail = json.dumps({"system": system, "sha256": found.sha256, "imported": found.counts()})
+    return await store.import_rows(found.id, lambda: iter(rows), actor=actor, detail=detail)
+
+
+def message_of(body: Json, *, source: str, where: str) -> ModelMessage:
+    """Return the message of a text. Raises `BadImport` if Pydantic AI does not know it."""
+    try:
+        (message,) = load([body])
+    except (ValueError, RecursionError) as error:
+        said = str(error).partition("\n")[0]
+        problem = (
+            f"{where} has a message that this version of Pydantic AI cannot read ({said}); upgrade Holdfast"
+        )
+        raise BadImport(source=source, problem=problem) from None
+    return message
+
+
+async def import_sessions(
+    store: Store,
+    media: MediaStore,
+    drafts: Sequence[Callable[[Notes], Awaitable[Draft]]],
+    *,
+    source: str,
+    system: str,
+    actor: str,
+    dry_run: bool,
+    progress: Progress,
+    notes: Notes,
+) -> Report:
+    """Import the sessions that these calls make, each in a transaction of its own.
+
+    All are read and checked before the first goes in, and read again then: no more than one is in memory at a time.
+    """
+    new: list[Callable[[Notes], Awaitable[Draft]]] = []
+    records: Counter[str] = Counter()
+    left = Notes()
+    present = 0
+    progress(0, len(drafts))
+    for make in drafts:
+        found = await _made(make, store, source, notes)
+        how = await standing(store, found, source=source, system=system)
+        if how == "new":
+            new.append(make)
+            records.update(found.counts() if dry_run else {})
+        elif how == "present":
+            present += 1
+        else:
+            left.add(LEFT_ALONE[how], found.id)
+        progress(1, None)
+    if not dry_run:
+        progress(0, len(drafts) + len(new))
+        for make in new:
+            found = await _made(make, store, source, Notes())
+            records.update(await put(store, media, found, system=system, actor=actor))
+            progress(1, None)
+    return Report(
+        system=system,
+        source=source,
+        unit="sessions",
+        dry_run=dry_run,
+        found=len(drafts),
+        imported=len(new),
+        present=present,
+        records=dict(records),
+        left_alone=left.all(),
+        not_understood=notes.all(),
+    )
+
+
+async def _made(make: Callable[[Notes], Awaitable[Draft]], store: Store, source: str, notes: Notes) -> Ready:
+    try:
+        return ready(await make(notes), store)
+    except (RecursionError, PydanticSerializationError) as error:
+        problem = f"something in it cannot be kept, as it is nested too deeply ({str(error)[:100]})"
+        raise BadImport(source=source, problem=problem) from None

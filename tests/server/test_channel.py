@@ -1,0 +1,106 @@
+"""What is said in which order: events and drafts are read apart, and must not contradict each other."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, cast
+
+from holdfast.server.channel import Channel, Client, Clock
+from holdfast.types import Draft, Event
+from tests.builders import until
+
+if TYPE_CHECKING:
+    from holdfast.store import Store
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Slow:
+    """A store whose reads come when the test says so."""
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self.drafts: asyncio.Queue[list[Draft]] = asyncio.Queue()
+
+    async def watch(self, session_id: str, *, after: int) -> AsyncGenerator[Event, None]:
+        del session_id, after
+        while True:
+            yield await self.events.get()
+
+    async def watch_drafts(self, session_id: str) -> AsyncGenerator[list[Draft], None]:
+        del session_id
+        while True:
+            yield await self.drafts.get()
+
+
+class Reader:
+    """What one client is sent."""
+
+    def __init__(self, store: Slow) -> None:
+        self.told: list[tuple[Any, ...]] = []
+        self._channel = Channel(cast("Store", store), "s", 0, None)
+        self._client = Client(self._take, Clock())
+        self._channel.clients.add(self._client)
+        self._feeding = asyncio.create_task(self._channel.feed(self._client, 0))
+
+    async def _take(self, message: Any) -> None:
+        for block in message["body"].decode().split("\n\n"):
+            if data := next((line[6:] for line in block.splitlines() if line.startswith("data: ")), None):
+                facts = json.loads(data)
+                self.told.append((facts["seq"],) if "seq" in facts else (facts["offset"], facts["text"]))
+
+    async def has(self, *told: tuple[Any, ...]) -> None:
+        """Wait until it was told so much, and nothing else."""
+
+        async def enough() -> bool:
+            return len(self.told) >= len(told)
+
+        await until(enough, 5)
+        for _ in range(5):
+            await asyncio.sleep(0)  # whatever else would be said
+        assert self.told == [*told]
+
+    async def close(self) -> None:
+        self._client.leave()
+        await self._feeding
+        await self._channel.close()
+
+
+def event(seq: int, kind: str = "message") -> Event:
+    return Event(session_id="s", seq=seq, kind=kind, at=AT, run_id="r", step=None, payload="{}")
+
+
+def draft(text: str, follows: int) -> list[Draft]:
+    return [Draft(run_id="r", part=0, kind="text", text=text, follows=follows)]
+
+
+async def test_a_draft_that_comes_after_its_message_is_not_said():
+    store = Slow()
+    reader = Reader(store)
+    store.events.put_nowait(event(1))
+    store.drafts.put_nowait(draft("Hel", 1))
+    await reader.has((1,), (0, "Hel"))
+    store.events.put_nowait(event(2))
+    await reader.has((1,), (0, "Hel"), (2,))
+    store.drafts.put_nowait(draft("Hello", 1))  # read before the message was there
+    store.drafts.put_nowait([])
+    store.drafts.put_nowait(draft("Hello again", 2))  # the next answer begins in the same way: it is whole
+    await reader.has((1,), (0, "Hel"), (2,), (0, "Hello again"))
+    store.drafts.put_nowait(draft("Hello again!", 2))
+    await reader.has((1,), (0, "Hel"), (2,), (0, "Hello again"), (11, "!"))
+    await reader.close()
+
+
+async def test_a_draft_waits_for_the_events_before_it():
+    store = Slow()
+    reader = Reader(store)
+    store.events.put_nowait(event(1))
+    await reader.has((1,))
+    store.drafts.put_nowait(draft("Next", 2))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert reader.told == [(1,)]
+    store.events.put_nowait(event(2))
+    await reader.has((1,), (2,), (0, "Next"))
+    await reader.close()

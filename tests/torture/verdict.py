@@ -1,0 +1,302 @@
+"""What must hold when the dust has settled: the store, the file of effects and what clients saw, against each other."""
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic_ai.messages import ModelResponse, TextPart, ToolReturnPart
+
+from holdfast import is_provider_valid
+from holdfast.record.recovery import find_place
+from holdfast.server.wire import event_json
+from holdfast.store import Store
+from holdfast.types import Event, Submission
+from tests.torture.app import POLICIES, answer, call_id
+from tests.torture.clients import Clients, Reader, Sent, digest
+
+_UNKNOWN = "whether it took effect is not known"
+_OF_A_RUN = ("run_", "model_request_", "tool_call_", "message")
+_ATTEMPTS = 5
+_DID = re.compile(r"did (\S+) at epoch (\d+)")
+UNRECORDED = "results without an effect, or effects without a record"
+
+
+class Verdict:
+    """Every promise that was put to the test, what breaks it, and what was counted on the way."""
+
+    def __init__(self) -> None:
+        self.broken: dict[str, list[str]] = {
+            name: []
+            for name in (
+                "accepted submissions lost",
+                "submissions done twice, or done wrongly",
+                "completed effects repeated",
+                UNRECORDED,
+                "stale writes accepted",
+                "gaps or duplicates in the store",
+                "gaps or duplicates seen by clients",
+                "events seen by clients and not in the store",
+                "sessions stuck",
+                "histories that no provider would take",
+                "broken invariants (holdfast db check)",
+                "answers that no fault excuses",
+                "processes that ended by themselves",
+            )
+        }
+        self.counts: Counter[str] = Counter()
+
+    def add(self, promise: str, problems: Iterable[str]) -> None:
+        """Note what breaks a promise."""
+        self.broken[promise] += problems
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing is broken."""
+        return not any(self.broken.values())
+
+
+class Effects:
+    """What the tools have really done, by call."""
+
+    def __init__(self, file: Path) -> None:
+        self.begun: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+        self.ended: Counter[str] = Counter()
+        for line in file.read_text().splitlines() if file.exists() else ():
+            facts = json.loads(line)
+            if facts["phase"] == "begun":
+                self.begun[facts["call"]].append(facts)
+            else:
+                self.ended[facts["call"]] += 1
+
+
+async def judge(store: Store, clients: Clients, effects: Effects, verdict: Verdict) -> None:
+    """Hold everything against everything."""
+    by_session: defaultdict[str, list[Sent]] = defaultdict(list)
+    for sent in clients.sent:
+        by_session[sent.session_id].append(sent)
+    verdict.counts["effects begun"] = sum(map(len, effects.begun.values()))
+    verdict.counts["effects that took place"] = len(effects.begun)
+    recorded: set[str] = set()
+    for reader in clients.readers:
+        recorded |= await _judge_session(store, reader, by_session[reader.session_id], effects, verdict)
+    verdict.add(
+        UNRECORDED, [f"{call} is not in the ledger" for call in effects.begun if call not in recorded]
+    )
+    holders = await store.holders()
+    verdict.add("sessions stuck", (f"holder {holder.name} is left behind" for holder in holders))
+    verdict.add("answers that no fault excuses", clients.tally.wrong)
+
+
+async def _judge_session(
+    store: Store, reader: Reader, sent: list[Sent], effects: Effects, verdict: Verdict
+) -> set[str]:
+    """Judge one session, and return the calls that are in its ledger."""
+    session = await store.session(reader.session_id)
+    if (session.status, session.pending, session.holder) != ("idle", 0, None):
+        verdict.add(
+            "sessions stuck",
+            [f"{session.id} is {session.status}, {session.pending} pending, held by {session.holder}"],
+        )
+    events = await _all_events(store, session.id)
+    verdict.counts["events"] += len(events)
+    verdict.counts["epochs"] += session.epoch
+    if [event.seq for event in events] != list(range(1, session.seq + 1)):
+        verdict.add("gaps or duplicates in the store", [f"{session.id}: {len(events)} of {session.seq}"])
+    _judge_reader(reader, events, verdict)
+    submissions = await _all_submissions(store, session.id)
+    _judge_submissions(submissions, sent, events, verdict)
+    _judge_runs(session.id, events, verdict)
+    await _judge_history(store, session.id, submissions, sent, effects, verdict)
+    return await _judge_effects(store, session.id, events, effects, verdict)
+
+
+def _judge_reader(reader: Reader, events: list[Event], verdict: Verdict) -> None:
+    """Whatever a client saw is in the store, and it saw everything, once, in order."""
+    seen = "gaps or duplicates seen by clients"
+    verdict.add(seen, [*reader.gaps, *reader.duplicates])
+    verdict.counts["events seen by clients"] += len(reader.seen)
+    if reader.last < len(events):
+        verdict.add(seen, [f"{reader.session_id}: seen up to {reader.last} of {len(events)}"])
+    stored = {event.seq: digest(event_json(event).encode()) for event in events}
+    other = [number for number, found in reader.seen if stored.get(number) != found]
+    verdict.add("events seen by clients and not in the store", [f"{reader.session_id}: {n}" for n in other])
+
+
+def _judge_submissions(
+    submissions: list[Submission], sent: list[Sent], events: list[Event], verdict: Verdict
+) -> None:
+    """Each accepted submission is there once and ended once; what was never sent is not there."""
+    messages = [found for found in submissions if found.kind == "message"]
+    by_key: defaultdict[str | None, list[Submission]] = defaultdict(list)
+    for found in messages:
+        by_key[found.idempotency_key].append(found)
+    told = [
+        json.loads(event.payload) | {"event": event.kind} for event in events if event.kind.startswith("sub")
+    ]
+    ends = Counter(
+        fact["submission_id"] for fact in told if fact["event"] in {"submission_done", "submission_failed"}
+    )
+    starts = Counter(fact["submission_id"] for fact in told if fact["event"] == "submission_started")
+    for each in sent:
+        found = by_key.pop(each.key, [])
+        if len(found) != 1 or each.submission_id != found[0].id:
+            problem = f"{each.key}: {len(found)} submissions; answered was {each.submission_id}"
+            verdict.add("accepted submissions lost", [problem])
+            continue
+        verdict.counts[f"submissions {found[0].state}"] += 1
+        verdict.counts["attempts"] += found[0].attempts
+        if ends[found[0].id] != 1:
+            problem = f"{each.key} of {each.session_id} ended {ends[found[0].id]} times"
+            verdict.add("submissions done twice, or done wrongly", [problem])
+        # Given up only after it had really been begun so often, each time cut off.
+        given_up = found[0].state == "dead" and starts[found[0].id] >= _ATTEMPTS and found[0].reason
+        if found[0].state != "done" and not given_up:
+            problem = f"{each.key} of {each.session_id} is {found[0].state}: {found[0].reason}"
+            verdict.add("accepted submissions lost", [problem])
+    never = [f"{key} was never sent" for key in by_key]
+    verdict.add("submissions done twice, or done wrongly", never)
+    still_open = [s.id for s in submissions if s.state not in {"done", "failed", "dead"}]
+    verdict.add("sessions stuck", [f"submission {found} has not ended" for found in still_open])
+    order = [fact["submission_id"] for fact in told if fact["event"] == "submission_started"]
+    first = list(dict.fromkeys(order))
+    wanted = [s.id for s in sorted(messages, key=lambda s: s.position) if s.id in starts]
+    if [found for found in first if found in set(wanted)] != wanted:
+        problem = f"{messages[0].session_id}: begun in another order than asked for"
+        verdict.add("submissions done twice, or done wrongly", [problem])
+
+
+def _judge_runs(session_id: str, events: list[Event], verdict: Verdict) -> None:
+    """A run writes under one lease. Once the next one has begun, nothing of it may come any more."""
+    over: set[str] = set()
+    current: str | None = None
+    epochs: list[int] = []
+    known: set[str] = set()
+    for event in events:
+        if event.kind in {"takeover", "recovered", "handover"}:
+            verdict.counts[f"{event.kind} events"] += 1
+        # Of results that are answered together some may be older, from the ledger; and a message may be on record again.
+        new = {
+            found[0]: int(found[1]) for found in _DID.findall(event.message or "") if found[0] not in known
+        }
+        known |= new.keys()
+        if new:
+            epochs.append(max(new.values()))
+        if event.run_id is None or not event.kind.startswith(_OF_A_RUN):
+            continue
+        if event.run_id in over:
+            problem = f"{session_id}: {event.seq} {event.kind} of run {event.run_id}, which was over"
+            verdict.add("stale writes accepted", [problem])
+        if event.run_id != current:
+            if current is not None:
+                over.add(current)
+            current = event.run_id
+    if epochs != sorted(epochs):
+        verdict.add("stale writes accepted", [f"{session_id}: results of epochs {epochs}"])
+
+
+async def _judge_history(
+    store: Store,
+    session_id: str,
+    submissions: list[Submission],
+    sent: list[Sent],
+    effects: Effects,
+    verdict: Verdict,
+) -> None:
+    """The history can be sent to a provider, and every turn in it is what was asked for, once."""
+    # As the next message would find it: calls that a turn which was given up has left open are closed there.
+    history = (await find_place(store, session_id, None)).messages
+    if not is_provider_valid(history):
+        verdict.add("histories that no provider would take", [session_id])
+    states = {s.idempotency_key: s.state for s in submissions}
+    words = Counter(
+        part.content
+        for message in history
+        if isinstance(message, ModelResponse)
+        for part in message.parts
+        if isinstance(part, TextPart)
+    )
+    results = {
+        part.tool_call_id: str(part.content)
+        for message in history
+        for part in message.parts
+        if isinstance(part, ToolReturnPart)
+    }
+    wrong = "submissions done twice, or done wrongly"
+    for each in sent:
+        if states.get(each.key) != "done":
+            continue
+        if words[answer(each.key)] != 1:
+            verdict.add(wrong, [f"{each.key} of {session_id} was answered {words[answer(each.key)]} times"])
+        for step, calls in enumerate(each.plan):
+            for number in range(len(calls)):
+                call = call_id(each.key, step, number)
+                result = results.get(call, "")
+                if result.startswith(f"did {call} "):
+                    verdict.counts["results recorded"] += 1
+                    if not effects.ended[call]:
+                        verdict.add(UNRECORDED, [call])
+                elif _UNKNOWN in result:
+                    verdict.counts["results unknown, and the model told so"] += 1
+                else:
+                    verdict.add(wrong, [f"call {call} of {session_id} has the result {result!r}"])
+
+
+async def _judge_effects(
+    store: Store, session_id: str, events: list[Event], effects: Effects, verdict: Verdict
+) -> set[str]:
+    """What was begun once stays begun once, unless its tool is safe to retry, or a person said so."""
+    repeated = "completed effects repeated"
+    starts: Counter[str] = Counter()
+    over: set[str] = set()
+    for event in events:
+        if not event.kind.startswith("tool_call_"):
+            continue
+        call = json.loads(event.payload)["call_id"]
+        if event.kind == "tool_call_started":
+            starts[call] += 1
+            if call in over:
+                verdict.add(repeated, [f"{session_id}: {call} was begun again after its end"])
+        else:
+            over.add(call)
+    cursor = None
+    recorded: set[str] = set()
+    while True:
+        page = await store.effects(session_id, cursor=cursor)
+        for effect in page.items:
+            recorded.add(effect.call_id)
+            verdict.counts[f"ledger {effect.state}"] += 1
+            begun = effects.begun.get(effect.call_id, [])
+            most = starts[effect.call_id] if POLICIES[effect.tool] in {"retry", "ask"} else 1
+            if len(begun) > most:
+                problem = f"{session_id}: {effect.tool} {effect.call_id} ran {len(begun)} times, not {most}"
+                verdict.add(repeated, [problem])
+            if len(begun) > 1:
+                verdict.counts["safe calls that were run again"] += 1
+            if any(facts["key"] != effect.idempotency_key for facts in begun):
+                verdict.add(repeated, [f"{session_id}: {effect.call_id} ran under several keys"])
+            if effect.state == "completed" and not begun:
+                verdict.add(UNRECORDED, [f"{session_id}: {effect.call_id}"])
+        cursor = page.next_cursor
+        if cursor is None:
+            return recorded
+
+
+async def _all_events(store: Store, session_id: str) -> list[Event]:
+    found: list[Event] = []
+    while page := await store.events(session_id, after=found[-1].seq if found else 0, limit=1000):
+        found += page
+    return found
+
+
+async def _all_submissions(store: Store, session_id: str) -> list[Submission]:
+    found: list[Submission] = []
+    cursor = None
+    while True:
+        page = await store.submissions(session_id, cursor=cursor, limit=1000)
+        found += page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            return found

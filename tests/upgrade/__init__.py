@@ -1,0 +1,1 @@
+"""Databases that earlier schemas made, opened by today's code."""
