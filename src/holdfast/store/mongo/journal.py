@@ -56,7 +56,7 @@ async def put_draft(db: Documents, *, session_id: str, epoch: int, holder: str, 
     head = await db.head(session_id, {"epoch": epoch, "holder": holder})
     if not head:
         return []
-    draft = {"session_id": session_id, **row, "follows": head["seq"], "at": await db.now()}
+    draft = {"session_id": session_id, **row, "follows": head[0]["seq"], "at": await db.now()}
     await db.put("drafts", [draft], lambda old, new: Row(new, follows=old["follows"]))
     return [Row(row)]
 
