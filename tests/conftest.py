@@ -39,7 +39,9 @@ class Engine:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Generator[Postgres, None, None]:
-    with postgres() as server:
+    with postgres(
+        syncs=False
+    ) as server:  # a new database for every test: without syncing, a quarter less time
         yield server
 
 

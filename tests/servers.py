@@ -21,8 +21,9 @@ from typing import Any
 class Postgres:
     """A PostgreSQL server in a folder of its own. It can be killed and started again on the same port and data."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, syncs: bool = True) -> None:
         self._folder = folder
+        self._syncs = syncs
         self._binaries = _postgres_binaries(folder)
         self._process: subprocess.Popen[Any] | None = None
         self.port = free_port()
@@ -53,6 +54,7 @@ class Postgres:
                 [
                     *(self._binaries / "postgres", "-D", "data", "-k", self._folder, "-p", str(self.port)),
                     *("-c", "listen_addresses=127.0.0.1", "-c", "max_connections=200"),
+                    *(() if self._syncs else ("-c", "fsync=off", "-c", "full_page_writes=off")),
                 ],
                 stdout=log,
                 stderr=log,
@@ -115,14 +117,14 @@ class Postgres:
 
 
 @contextmanager
-def postgres() -> Generator[Postgres, None, None]:
-    """Run a PostgreSQL server for the duration of the block."""
+def postgres(*, syncs: bool = True) -> Generator[Postgres, None, None]:
+    """Run a PostgreSQL server for the duration of the block. One that does not sync is for what outlives no machine."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))
     try:
         if os.geteuid() == 0:
             nobody = pwd.getpwnam("nobody")
             os.chown(folder, nobody.pw_uid, nobody.pw_gid)
-        server = Postgres(folder)
+        server = Postgres(folder, syncs=syncs)
         server.start()
         try:
             yield server

@@ -339,6 +339,12 @@ class BadImport(BadInput):
     code = "bad_import"
 
 
+class Stopping(HoldfastError):
+    """The server is stopping, and could not wait for this any longer: it may have happened or not. Send it again."""
+
+    code = "stopping"
+
+
 class MissingExtra(HoldfastError):
     """This needs the extra `{extra}`. Run: pip install 'holdfast[{extra}]'"""
 

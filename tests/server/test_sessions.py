@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import httpx2
 import pytest
@@ -198,3 +199,44 @@ async def test_operation(http: httpx2.AsyncClient, store: Store, tokens: dict[st
     await store.audit(actor="boss", action="test", session_id=None, detail="{}")
     admin = {"authorization": f"Bearer {tokens['admin']}"}
     assert (await http.get("/api/audit", headers=admin)).json()["items"][0]["action"] == "test"
+
+
+async def test_a_request_that_a_stopping_server_gives_up_is_told_so(
+    app: Any, store: Store, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    """As when the store does not answer while the server stops: the request is cancelled."""
+    asked = asyncio.Event()
+
+    async def never(session_id: str) -> None:
+        del session_id
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(store, "session", never)
+    told: list[Any] = []
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    headers = [(b"authorization", f"Bearer {tokens['owner']}".encode()), (b"host", b"test")]
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/api/sessions/s",
+        "raw_path": b"/api/sessions/s",
+        "query_string": b"",
+        "headers": headers,
+        "http_version": "1.1",
+        "scheme": "http",
+        "server": ("test", 80),
+        "client": ("test", 1),
+    }
+    request = asyncio.create_task(app(scope, receive, send))
+    await asked.wait()
+    request.cancel()
+    await request
+    assert told[0]["status"] == 503
+    assert json.loads(told[1]["body"])["error"]["code"] == "stopping"

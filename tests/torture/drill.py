@@ -20,6 +20,7 @@ from tests.servers import Postgres, free_port, postgres
 from tests.torture.clients import Clients
 from tests.torture.faults import Driver
 from tests.torture.fleet import ROOT, Member, front, worker
+from tests.torture.line import Line, line_to
 from tests.torture.verdict import Effects, Verdict, judge
 
 _TTL, _RENEW = 3.0, 0.8
@@ -63,9 +64,11 @@ async def torture(plan: Plan, folder: Path, say: Callable[[str], None]) -> Outco
     """Do it, and return what was found."""
     async with AsyncExitStack() as stack:
         server: Postgres | None = None
+        line: Line | None = None
         disk: Path | None = None
         if plan.engine == "postgres":
             server = stack.enter_context(postgres())
+            line = await stack.enter_async_context(line_to(server.port))
             url = server.url()
         else:
             disk = stack.enter_context(_small_disk(folder))
@@ -80,11 +83,12 @@ async def torture(plan: Plan, folder: Path, say: Callable[[str], None]) -> Outco
         async with open_store(url):
             pass  # the schema is there before anybody is hit
         ports = [free_port() for _ in range(plan.fronts)]
+        far = url if server is None or line is None else url.replace(f":{server.port}", f":{line.port}")
         members = [
-            *(worker(n + 1, url, folder, settings) for n in range(plan.workers)),
-            *(front(n + 1, port, url, folder, settings) for n, port in enumerate(ports)),
+            *(worker(n + 1, far, folder, settings) for n in range(plan.workers)),
+            *(front(n + 1, port, far, folder, settings) for n, port in enumerate(ports)),
         ]
-        driver = Driver(plan.seed, members, pace=plan.pace, ttl=_TTL, server=server, disk=disk)
+        driver = Driver(plan.seed, members, pace=plan.pace, ttl=_TTL, server=server, line=line, disk=disk)
         clients = Clients(
             plan.seed,
             [f"http://127.0.0.1:{port}" for port in ports],

@@ -16,6 +16,7 @@ import asyncpg
 
 from tests.servers import Postgres
 from tests.torture.fleet import Member
+from tests.torture.line import Line
 
 KILLS_AND_PAUSES = ("SIGKILL", "SIGSTOP", "database killed", "database paused")
 
@@ -31,6 +32,7 @@ class Driver:
         pace: float,
         ttl: float,
         server: Postgres | None = None,
+        line: Line | None = None,
         disk: Path | None = None,
     ) -> None:
         self.counts: Counter[str] = Counter()
@@ -40,6 +42,7 @@ class Driver:
         self._pace = pace
         self._ttl = ttl
         self._server = server
+        self._line = line
         self._disk = disk
         self._under_way: set[asyncio.Task[None]] = set()
         self._database = asyncio.Lock()
@@ -65,6 +68,8 @@ class Driver:
                 self._cut_connections: 5,
                 self._move_clock: 2,
             }
+        if self._line is not None:
+            kinds |= {self._silence: 2.5, self._slow_down: 1.5}
         if self._disk is not None:
             kinds[self._fill_disk] = 3
         while (left := until - time.monotonic()) > 0:
@@ -173,6 +178,22 @@ class Driver:
                     await connection.close(timeout=5)
                 self._note("connections cut")
                 self.counts["connections"] += cut
+
+    async def _silence(self) -> None:
+        """Drop what the fleet and the database say to each other, as a rule for less than a lease lives."""
+        if self._line is None or self._database.locked():
+            return
+        async with self._database:
+            breaks = self._chance.random() < 0.5
+            self._note("network silent", "then cut" if breaks else "")
+            await self._line.silent(self._chance.choice([0.5, 1.5, self._ttl + 1]), breaks=breaks)
+
+    async def _slow_down(self) -> None:
+        if self._line is None or self._database.locked():
+            return
+        async with self._database:
+            self._note("network slow")
+            await self._line.slow(self._chance.uniform(0.5, 3), self._chance.uniform(0.005, 0.1))
 
     async def _fill_disk(self) -> None:
         """Leave no byte on the disk of the database, for a while."""

@@ -1,5 +1,6 @@
 """The application: routes, errors of one shape, limits and headers. All it needs is given to it."""
 
+import asyncio
 import json
 import logging
 import time
@@ -28,6 +29,7 @@ from holdfast.errors import (
     PayloadTooLarge,
     QueueFull,
     SessionBusy,
+    Stopping,
     StoreError,
     TurnInProgress,
     Unauthenticated,
@@ -150,14 +152,28 @@ def create_app(
 class _Application(FastAPI):
     """The application, which leaves the server's own `send` where streams find it.
 
-    The address that a person opens has a token in it. Only the page gets to see it, not whoever traces requests.
+    The address that a person opens has a token in it. Only the page gets to see it, not whoever traces requests. A request that a
+    server which stops no longer waits for is told so.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[DIRECT] = send
         if scope.get("path") == "/":
             scope[page.QUERY], scope["query_string"] = scope["query_string"], b""
-        await super().__call__(scope, receive, send)
+        begun = False
+
+        async def note(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await super().__call__(scope, receive, note)
+        except asyncio.CancelledError:
+            if begun or scope["type"] != "http" or DIRECT not in scope:
+                raise
+            stopping = Stopping()
+            await _error(503, stopping.code, str(stopping))(scope, receive, send)
 
 
 async def _openapi(request: Request) -> JSONResponse:

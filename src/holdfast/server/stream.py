@@ -39,7 +39,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the client leaves or the channel ends."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        direct: Send = scope.get(DIRECT, send)
+        direct: Send = scope.pop(DIRECT, send)
         async with self._join(direct) as (channel, client):
             leaving = asyncio.create_task(_left(receive, client))
             try:
