@@ -1,10 +1,11 @@
-"""The statements of check.sql: every invariant as a search for what breaks it. Reads only."""
+"""The statements of check.sql: every invariant as a search for what breaks it, in one session if it is named. Reads only."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from holdfast.store.mongo.documents import Documents, Row
+from holdfast.store.mongo.retention import of_session
 from holdfast.store.sql.retention import CONTENT
 
 _MESSAGE = {"session_id": "$session_id", "segment": "$segment", "position": "$position"}
@@ -13,6 +14,11 @@ _OPEN = ["queued", "claimed", "waiting"]
 
 def _found(rows: list[Row], detail: Callable[[Row], str]) -> list[Row]:
     return [Row(session_id=row["session_id"] or "none", detail=detail(row)) for row in rows]
+
+
+def _of(table: str, session_id: str | None, **where: Any) -> dict[str, Any]:
+    """Return what finds the rows to look at: those of one session, if it is named."""
+    return where if session_id is None else {**of_session(table, session_id), **where}
 
 
 def _look(
@@ -98,17 +104,19 @@ HAVE_SESSION = {f"check_{table}_have_session": partial(_have_session, table=tabl
 """`check_x_have_session` for every table with content."""
 
 
-async def check_dense_events(db: Documents, *, limit: int) -> list[Row]:
+async def check_dense_events(db: Documents, *, limit: int, session_id: str | None = None) -> list[Row]:
     numbers = {
         "_id": "$session_id",
         "first": {"$min": "$seq"},
         "last": {"$max": "$seq"},
         "number": {"$sum": 1},
     }
-    groups = {g["_id"]: g for g in await db.group("events", {"$group": numbers})}
-    sessions = {row["_id"]: row for row in await db.find("sessions", {}, fields=["status", "cleaned_at"])}
+    events = await db.group("events", {"$match": _of("events", session_id)}, {"$group": numbers})
+    groups = {group["_id"]: group for group in events}
+    one = {} if session_id is None else {"_id": session_id}
+    sessions = {row["_id"]: row for row in await db.find("sessions", one, fields=["status", "cleaned_at"])}
     found: list[Row] = []
-    for head in await db.find("heads", {}, fields=["session_id", "seq"], sort=[("_id", 1)]):
+    for head in await db.find("heads", one, fields=["session_id", "seq"], sort=[("_id", 1)]):
         session, e = sessions.get(head["session_id"]), groups.get(head["session_id"])
         if session is None:
             continue
@@ -147,21 +155,19 @@ async def check_claimed_has_lease(db: Documents, *, limit: int) -> list[Row]:
     return _found(rows, lambda r: f"submission {r['id']} is claimed and nobody holds the session")
 
 
-async def check_ended_has_ended(db: Documents, *, limit: int) -> list[Row]:
-    where = {
-        "$or": [
-            {"ended_at": {"$ne": None}, "state": {"$in": _OPEN}},
-            {"ended_at": None, "state": {"$nin": _OPEN}},
-        ]
-    }
-    rows = await db.find("submissions", where, limit=limit)
+async def check_ended_has_ended(db: Documents, *, limit: int, session_id: str | None = None) -> list[Row]:
+    broken = [
+        {"ended_at": {"$ne": None}, "state": {"$in": _OPEN}},
+        {"ended_at": None, "state": {"$nin": _OPEN}},
+    ]
+    rows = await db.find("submissions", _of("submissions", session_id) | {"$or": broken}, limit=limit)
     return _found(rows, lambda r: f"submission {r['id']} is {r['state']} and has ended")
 
 
-async def check_queued_is_ready(db: Documents, *, limit: int) -> list[Row]:
+async def check_queued_is_ready(db: Documents, *, limit: int, session_id: str | None = None) -> list[Row]:
     rows = await db.group(
         "submissions",
-        {"$match": {"ended_at": None, "state": "queued"}},
+        {"$match": _of("submissions", session_id, ended_at=None, state="queued")},
         *_look("heads", "$session_id", "head"),
         *_look("sessions", "$session_id", "session"),
         {"$match": {"head.holder": None, "head.ready_at": None, "head": {"$ne": []}, "session": {"$ne": []}}},
@@ -176,10 +182,11 @@ async def check_ready_is_free(db: Documents, *, limit: int) -> list[Row]:
     return _found(rows, lambda _: "it is ready and held at once")
 
 
-async def check_message_has_segment(db: Documents, *, limit: int) -> list[Row]:
+async def check_message_has_segment(db: Documents, *, limit: int, session_id: str | None = None) -> list[Row]:
     key = {"session_id": "$session_id", "number": "$segment"}
     rows = await db.group(
         "messages",
+        {"$match": _of("messages", session_id)},
         {"$unset": "body"},
         *_look("segments", key, "found"),
         {"$match": {"$expr": {"$lt": ["$position", {"$ifNull": [{"$first": "$found.start"}, 2**62]}]}}},
@@ -188,11 +195,11 @@ async def check_message_has_segment(db: Documents, *, limit: int) -> list[Row]:
     return _found(rows, lambda r: f"message {r['position']} lies outside of segment {r['segment']}")
 
 
-async def check_segment_has_parent(db: Documents, *, limit: int) -> list[Row]:
+async def check_segment_has_parent(db: Documents, *, limit: int, session_id: str | None = None) -> list[Row]:
     key = {"session_id": "$session_id", "number": "$parent"}
     rows = await db.group(
         "segments",
-        {"$match": {"parent": {"$ne": None}}},
+        {"$match": _of("segments", session_id, parent={"$ne": None})},
         *_look("segments", key, "found"),
         {"$match": {"$or": [{"found": []}, {"$expr": {"$gte": ["$parent", "$number"]}}]}},
         {"$limit": limit},
@@ -200,10 +207,13 @@ async def check_segment_has_parent(db: Documents, *, limit: int) -> list[Row]:
     return _found(rows, lambda r: f"segment {r['number']} has no parent {r['parent']} before it")
 
 
-async def check_checkpoint_has_messages(db: Documents, *, limit: int) -> list[Row]:
+async def check_checkpoint_has_messages(
+    db: Documents, *, limit: int, session_id: str | None = None
+) -> list[Row]:
     last = {"session_id": "$session_id", "segment": "$segment", "position": {"$subtract": ["$length", 1]}}
     rows = await db.group(
         "checkpoints",
+        {"$match": _of("checkpoints", session_id)},
         *_look("segments", {"session_id": "$session_id", "number": "$segment"}, "own"),
         {"$match": {"$expr": {"$gt": ["$length", {"$ifNull": [{"$first": "$own.start"}, 2**62]}]}}},
         *_look("messages", last, "found"),
@@ -213,7 +223,7 @@ async def check_checkpoint_has_messages(db: Documents, *, limit: int) -> list[Ro
     return _found(rows, lambda r: f"checkpoint {r['id']} goes beyond the messages of segment {r['segment']}")
 
 
-async def check_dense_messages(db: Documents, *, limit: int) -> list[Row]:
+async def check_dense_messages(db: Documents, *, limit: int, session_id: str | None = None) -> list[Row]:
     numbers = {
         "_id": {"session_id": "$session_id", "number": "$segment"},
         "last": {"$max": "$position"},
@@ -221,6 +231,7 @@ async def check_dense_messages(db: Documents, *, limit: int) -> list[Row]:
     }
     rows = await db.group(
         "messages",
+        {"$match": _of("messages", session_id)},
         {"$group": numbers},
         *_look("segments", "$_id", "other"),
         {"$unwind": "$other"},
@@ -236,75 +247,87 @@ async def check_dense_messages(db: Documents, *, limit: int) -> list[Row]:
     ]
 
 
-async def check_event_has_message(db: Documents, *, limit: int) -> list[Row]:
+async def check_event_has_message(db: Documents, *, limit: int, session_id: str | None = None) -> list[Row]:
     def detail(row: Row) -> str:
         return f"event {row['seq']} refers to a message that is not there"
 
-    where = {"segment": {"$ne": None}}
+    where = _of("events", session_id, segment={"$ne": None})
     return await _lacking(db, "events", "messages", _MESSAGE, detail, where=where, limit=limit)
 
 
-async def check_effect_has_message(db: Documents, *, limit: int) -> list[Row]:
+async def check_effect_has_message(db: Documents, *, limit: int, session_id: str | None = None) -> list[Row]:
     def detail(row: Row) -> str:
         return f"effect {row['call_id']} refers to a message that is not there"
 
-    where = {"segment": {"$ne": None}}
+    where = _of("effects", session_id, segment={"$ne": None})
     return await _lacking(db, "effects", "messages", _MESSAGE, detail, where=where, limit=limit)
 
 
-async def check_cursor_within_events(db: Documents, *, limit: int) -> list[Row]:
+async def check_cursor_within_events(
+    db: Documents, *, limit: int, session_id: str | None = None
+) -> list[Row]:
     past = {"$expr": {"$gt": ["$seq", "$other.seq"]}}
-    rows = await _joined(db, "cursors", {}, "heads", "$session_id", past, limit)
+    rows = await _joined(db, "cursors", _of("cursors", session_id), "heads", "$session_id", past, limit)
     return _found(rows, lambda r: f"cursor {r['consumer']} is at {r['seq']}, past the last event")
 
 
-async def check_reference_has_blob(db: Documents, *, limit: int) -> list[Row]:
+async def check_reference_has_blob(db: Documents, *, limit: int, session_id: str | None = None) -> list[Row]:
     def detail(row: Row) -> str:
         return f"it refers to media+sha256://{row['sha256']}, which is not stored"
 
-    stored = {"state": "stored"}
     return await _lacking(
-        db, "blob_references", "blobs", "$sha256", detail, foreign="sha256", of_where=stored, limit=limit
+        db,
+        "blob_references",
+        "blobs",
+        "$sha256",
+        detail,
+        limit=limit,
+        where=_of("blob_references", session_id),
+        foreign="sha256",
+        of_where={"state": "stored"},
     )
 
 
-async def check_outputs_have_command(db: Documents, *, limit: int) -> list[Row]:
+async def check_outputs_have_command(
+    db: Documents, *, limit: int, session_id: str | None = None
+) -> list[Row]:
     def detail(row: Row) -> str:
         return f"output of command {row['command_id']} has no command"
 
-    return await _lacking(db, "outputs", "commands", "$command_id", detail, limit=limit)
+    where = _of("outputs", session_id)
+    return await _lacking(db, "outputs", "commands", "$command_id", detail, where=where, limit=limit)
 
 
-async def check_commands_have_owner(db: Documents, *, limit: int) -> list[Row]:
+async def check_commands_have_owner(db: Documents, *, limit: int, session_id: str | None = None) -> list[Row]:
     foreign = {"$expr": {"$ne": ["$owner", "$other.owner"]}}
-    rows = await _joined(db, "commands", {}, "sessions", "$session_id", foreign, limit)
+    rows = await _joined(
+        db, "commands", _of("commands", session_id), "sessions", "$session_id", foreign, limit
+    )
     return _found(
         rows,
         lambda r: f"command {r['id']} belongs to {r['owner']}, its session to {r['other']['owner']}",
     )
 
 
-async def check_outputs_have_owner(db: Documents, *, limit: int) -> list[Row]:
+async def check_outputs_have_owner(db: Documents, *, limit: int, session_id: str | None = None) -> list[Row]:
     foreign = {"$expr": {"$ne": ["$owner", "$other.owner"]}}
-    rows = await _joined(db, "outputs", {}, "commands", "$command_id", foreign, limit)
+    rows = await _joined(db, "outputs", _of("outputs", session_id), "commands", "$command_id", foreign, limit)
     return _found(rows, lambda r: f"output of command {r['command_id']} belongs to {r['owner']}")
 
 
-async def check_command_has_end(db: Documents, *, limit: int) -> list[Row]:
-    where = {
-        "$or": [
-            {"state": "running", "ended_at": {"$ne": None}},
-            {"state": {"$ne": "running"}, "ended_at": None},
-            {"ended_at": None, "exit_code": {"$ne": None}},
-            {"ended_at": {"$ne": None}, "exit_code": None},
-            {"purged_at": {"$ne": None}, "ended_at": None},
-        ]
-    }
-    rows = await db.find("commands", where, limit=limit)
+async def check_command_has_end(db: Documents, *, limit: int, session_id: str | None = None) -> list[Row]:
+    broken = [
+        {"state": "running", "ended_at": {"$ne": None}},
+        {"state": {"$ne": "running"}, "ended_at": None},
+        {"ended_at": None, "exit_code": {"$ne": None}},
+        {"ended_at": {"$ne": None}, "exit_code": None},
+        {"purged_at": {"$ne": None}, "ended_at": None},
+    ]
+    rows = await db.find("commands", _of("commands", session_id) | {"$or": broken}, limit=limit)
     return _found(rows, lambda r: f"command {r['id']} is {r['state']} and its end says otherwise")
 
 
-async def check_dense_outputs(db: Documents, *, limit: int) -> list[Row]:
+async def check_dense_outputs(db: Documents, *, limit: int, session_id: str | None = None) -> list[Row]:
     numbers = {
         "_id": "$command_id",
         "first": {"$min": "$number"},
@@ -320,6 +343,7 @@ async def check_dense_outputs(db: Documents, *, limit: int) -> list[Row]:
     }
     rows = await db.group(
         "outputs",
+        {"$match": _of("outputs", session_id)},
         {"$group": numbers},
         *_look("commands", "$_id", "other"),
         {"$unwind": "$other"},
