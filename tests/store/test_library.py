@@ -1,5 +1,6 @@
 """The .sql files and the code that names them belong together."""
 
+import inspect
 import re
 from pathlib import Path
 
@@ -62,6 +63,16 @@ def test_mongodb_has_every_statement_under_its_name():
     from holdfast.store.mongo.store import STATEMENTS
 
     assert library.statement_names() - SQL_ONLY - set(STATEMENTS) == set()
+
+
+def test_mongodb_takes_the_parameters_of_every_statement():
+    from holdfast.store.mongo.store import STATEMENTS
+
+    for name in library.statement_names() - SQL_ONLY:
+        taken = inspect.signature(STATEMENTS[name]).parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+            _, given = library.numbered(name, library.optional(name))
+            assert set(given) | library.optional(name) <= set(taken), name
 
 
 def test_mongodb_has_the_same_migrations():

@@ -22,6 +22,8 @@ _LONGEST = 500_000
 """A text with more characters goes to `pieces`: a document has 16 MiB, and no row as many texts of this length."""
 _PIECE = 1_000_000
 _DUPLICATE = 11000
+NOW: Final = {"$multiply": [{"$toLong": "$$NOW"}, 1000]}
+"""The server's time in microseconds, as an expression: that of the command it is in."""
 
 KEYS: Final[dict[str, tuple[str, ...]]] = {
     "sessions": ("id",),
@@ -249,6 +251,15 @@ class Documents:
         else:
             await self[table].update_one({"_id": row["_id"]}, {"$set": values}, session=self.session)
         return changed
+
+    async def change_at_once(
+        self, table: str, key: str, stages: Sequence[Mapping[str, Any]], *, upsert: bool = False
+    ) -> list[Row]:
+        """Change the row with this key by what the stages make of it, in one command; return it as it is now, if there."""
+        row = await self[table].find_one_and_update(
+            {"_id": key}, stages, upsert=upsert, return_document=ReturnDocument.AFTER, session=self.session
+        )
+        return [] if row is None else [row]
 
     async def change_where(self, table: str, where: Where, **values: object) -> list[Row]:
         """Change some columns of all rows that match, to the same values; return these rows as they are now."""

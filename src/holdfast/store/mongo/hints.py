@@ -75,6 +75,10 @@ class Hints:
 
     async def _listen(self) -> None:
         token: Mapping[str, Any] | None = None
+        while not self._hub.has_readers.is_set():  # noqa: ASYNC110 - may be set by a thread
+            await asyncio.sleep(
+                _PAUSE_SECONDS
+            )  # many stores are opened for one call: a stream costs more than that
         while True:
             try:
                 async with await self._database.watch(_WATCHED, resume_after=token) as stream:

@@ -4,7 +4,7 @@ import json
 import random
 from typing import Any
 
-from holdfast.store.mongo.documents import Documents, Row, span
+from holdfast.store.mongo.documents import NOW, Documents, Row, span
 from holdfast.store.mongo.sessions import by_key, live_holders, view
 
 _READY = {"ready_at": {"$gt": 0}}
@@ -13,18 +13,14 @@ _CROWD = 8
 
 
 async def join(db: Documents, *, id: str, ttl_us: int, **row: object) -> list[Row]:
-    now = await db.now()
-    new = {"id": id, "ttl_us": ttl_us, "deadline": now + ttl_us, "joined_at": now, **row}
-    if not await db.insert_new("holders", new):
-        return await db.change_where("holders", {"_id": id}, deadline=now + ttl_us)
-    return [Row(new)]
+    new = {"$literal": {"id": id, "ttl_us": ttl_us, **row}}
+    before = [new, {"joined_at": NOW}, "$$ROOT"]  # what is there already stays
+    stages = [{"$replaceWith": {"$mergeObjects": [*before, {"deadline": {"$add": [NOW, ttl_us]}}]}}]
+    return await db.change_at_once("holders", id, stages, upsert=True)
 
 
 async def renew(db: Documents, *, id: str) -> list[Row]:
-    now = await db.now()
-    return [
-        await db.change("holders", row, deadline=now + row["ttl_us"]) for row in await db.get("holders", id)
-    ]
+    return await db.change_at_once("holders", id, [{"$set": {"deadline": {"$add": [NOW, "$ttl_us"]}}}])
 
 
 async def holders(db: Documents) -> list[Row]:

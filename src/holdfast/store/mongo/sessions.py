@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from holdfast.store.mongo.documents import Documents, Row, beyond, span
+from holdfast.store.mongo.documents import NOW, Documents, Row, beyond, span
 
 
 async def create_session(db: Documents, **row: object) -> list[Row]:
@@ -44,7 +44,7 @@ async def sessions(
         where["agent"] = agent
     if title_like is not None:
         text = re.sub(r"\\(.)", r"\1", title_like[1:-1])  # what LIKE needs and a search for a part does not
-        where["title_folded"] = {"$regex": re.escape(text)}
+        where["$expr"] = {"$gte": [{"$indexOfCP": ["$title_folded", {"$literal": text}]}, 0]}
     found: list[Row] = []
     place = None if active_before is None else (active_before, id_before)
     while len(found) < limit:
@@ -127,10 +127,9 @@ async def open_submissions(db: Documents, ids: Sequence[str]) -> tuple[Counter[s
 
 
 async def watched(db: Documents, *, session_ids: str) -> list[Row]:
-    now = await db.now()
-    await db["heads"].update_many(
-        {"_id": {"$in": json.loads(session_ids)}}, {"$set": {"watched_at": now}}, session=db.session
-    )
+    """Note it head by head, outside of the transaction: in it, one busy session would hold up all, and all that one."""
+    where = {"_id": {"$in": json.loads(session_ids)}}
+    await db["heads"].update_many(where, [{"$set": {"watched_at": NOW}}])
     return []
 
 

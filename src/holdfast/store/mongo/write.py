@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 from pymongo import InsertOne, UpdateOne
 from pymongo.errors import ClientBulkWriteException, OperationFailure, PyMongoError
 
-from holdfast.store.mongo.documents import Documents, Row, as_document, is_long
+from holdfast.store.mongo.documents import NOW, Documents, Row, as_document, is_long
 from holdfast.store.mongo.journal import fence
 from holdfast.store.mongo.leases import free_heads, requeue_all_claimed
 from holdfast.store.sql import library
@@ -21,8 +21,6 @@ _PLAIN: Final = {"add_events": "events", "add_segments": "segments", "add_messag
 """Arms that only add rows, and where."""
 _FEW = 10
 _WRITE_CONFLICT = 112
-_NOW: Final = {"$multiply": [{"$toLong": "$$NOW"}, 1000]}
-"""The server's time in microseconds, as an expression."""
 
 
 async def write(db: Documents, lease: Lease, writing: Writing, *, at_once: bool = False) -> tuple[int, bool]:
@@ -88,7 +86,7 @@ async def _write_at_once(db: Documents, lease: Lease, writing: Writing) -> int:
             new = as_document(_PLAIN[arm], row)
             namespace = f"{name}.{_PLAIN[arm]}"
             if arm == "add_events":  # with the server's time, which an insert cannot name
-                stamped = {"$mergeObjects": [{"$literal": new}, {"at": _NOW}]}
+                stamped = {"$mergeObjects": [{"$literal": new}, {"at": NOW}]}
                 by_key = {"_id": new["_id"]}
                 changes.append(
                     UpdateOne(by_key, [{"$replaceWith": stamped}], upsert=True, namespace=namespace)
