@@ -202,6 +202,10 @@ async def test_a_user_without_the_privilege_is_told(engine: Engine):
             await open_store(server.url(user="reader:wrong@")).open()
         async with open_store(f"{server.url(user='root:secret@')}&authSource=admin") as store:
             assert await store.check() == []
+        # Where the schema is up to date, it takes no right to change it.
+        async with open_store(server.url(user="writer:secret@")) as store:
+            lease, _ = await held_session(store)
+            assert await store.write(lease, ticks()) == 1
 
 
 async def test_a_message_of_almost_sixteen_megabytes(engine: Engine, store: Store):
