@@ -87,6 +87,26 @@ async def _joined(
     )
 
 
+async def _messages(db: Documents, session_id: str) -> set[tuple[int, int]]:
+    """Return where a session has messages: by the keys alone, at once, since an import asks within its transaction."""
+    rows = await db.find("messages", of_session("messages", session_id), fields=["_id"])
+    return {(row["_id"]["segment"], row["_id"]["position"]) for row in rows}
+
+
+async def _lacking_messages(
+    db: Documents, table: str, session_id: str | None, detail: Callable[[Row], str], limit: int
+) -> list[Row]:
+    """Find the rows that refer to a message that is not there."""
+    where = _of(table, session_id, segment={"$ne": None})
+    if session_id is None:
+        return await _lacking(db, table, "messages", _MESSAGE, detail, where=where, limit=limit)
+    fields = ["session_id", "seq", "call_id", "segment", "position"]
+    rows = await db.find(table, where, fields=fields)
+    there = await _messages(db, session_id) if rows else set[tuple[int, int]]()
+    broken = [row for row in rows if (row["segment"], row["position"]) not in there]
+    return _found(broken[:limit], detail)
+
+
 async def _have_session(db: Documents, *, table: str, limit: int) -> list[Row]:
     of = "sessions" if table == "credentials" else "heads"
     rows = await db.group(
@@ -184,15 +204,24 @@ async def check_ready_is_free(db: Documents, *, limit: int) -> list[Row]:
 
 async def check_message_has_segment(db: Documents, *, limit: int, session_id: str | None = None) -> list[Row]:
     key = {"session_id": "$session_id", "number": "$segment"}
+    if session_id is not None:
+        own = await db.find("segments", of_session("segments", session_id))
+        starts = {row["number"]: row["start"] for row in own}
+        outside = sorted((s, p) for s, p in await _messages(db, session_id) if p < starts.get(s, p + 1))
+        rows = [Row(session_id=session_id, segment=s, position=p) for s, p in outside[:limit]]
+        return _found(rows, _outside)
     rows = await db.group(
         "messages",
-        {"$match": _of("messages", session_id)},
         {"$unset": "body"},
         *_look("segments", key, "found"),
         {"$match": {"$expr": {"$lt": ["$position", {"$ifNull": [{"$first": "$found.start"}, 2**62]}]}}},
         {"$limit": limit},
     )
-    return _found(rows, lambda r: f"message {r['position']} lies outside of segment {r['segment']}")
+    return _found(rows, _outside)
+
+
+def _outside(row: Row) -> str:
+    return f"message {row['position']} lies outside of segment {row['segment']}"
 
 
 async def check_segment_has_parent(db: Documents, *, limit: int, session_id: str | None = None) -> list[Row]:
@@ -211,16 +240,27 @@ async def check_checkpoint_has_messages(
     db: Documents, *, limit: int, session_id: str | None = None
 ) -> list[Row]:
     last = {"session_id": "$session_id", "segment": "$segment", "position": {"$subtract": ["$length", 1]}}
+
+    def detail(row: Row) -> str:
+        return f"checkpoint {row['id']} goes beyond the messages of segment {row['segment']}"
+
+    if session_id is not None:
+        own = await db.find("segments", of_session("segments", session_id))
+        starts = {row["number"]: row["start"] for row in own}
+        fields = ["session_id", "id", "segment", "length"]
+        found = await db.find("checkpoints", of_session("checkpoints", session_id), fields=fields)
+        found = [r for r in found if r["length"] > starts.get(r["segment"], r["length"])]
+        there = await _messages(db, session_id) if found else set[tuple[int, int]]()
+        return _found([r for r in found if (r["segment"], r["length"] - 1) not in there][:limit], detail)
     rows = await db.group(
         "checkpoints",
-        {"$match": _of("checkpoints", session_id)},
         *_look("segments", {"session_id": "$session_id", "number": "$segment"}, "own"),
         {"$match": {"$expr": {"$gt": ["$length", {"$ifNull": [{"$first": "$own.start"}, 2**62]}]}}},
         *_look("messages", last, "found"),
         {"$match": {"found": []}},
         {"$limit": limit},
     )
-    return _found(rows, lambda r: f"checkpoint {r['id']} goes beyond the messages of segment {r['segment']}")
+    return _found(rows, detail)
 
 
 async def check_dense_messages(db: Documents, *, limit: int, session_id: str | None = None) -> list[Row]:
@@ -251,16 +291,14 @@ async def check_event_has_message(db: Documents, *, limit: int, session_id: str 
     def detail(row: Row) -> str:
         return f"event {row['seq']} refers to a message that is not there"
 
-    where = _of("events", session_id, segment={"$ne": None})
-    return await _lacking(db, "events", "messages", _MESSAGE, detail, where=where, limit=limit)
+    return await _lacking_messages(db, "events", session_id, detail, limit)
 
 
 async def check_effect_has_message(db: Documents, *, limit: int, session_id: str | None = None) -> list[Row]:
     def detail(row: Row) -> str:
         return f"effect {row['call_id']} refers to a message that is not there"
 
-    where = _of("effects", session_id, segment={"$ne": None})
-    return await _lacking(db, "effects", "messages", _MESSAGE, detail, where=where, limit=limit)
+    return await _lacking_messages(db, "effects", session_id, detail, limit)
 
 
 async def check_cursor_within_events(
@@ -288,14 +326,26 @@ async def check_reference_has_blob(db: Documents, *, limit: int, session_id: str
     )
 
 
+_BY_COMMAND = {"_id": {"command_id": "$command_id", "session_id": "$session_id", "owner": "$owner"}}
+"""A command has many outputs, and one look at it is enough."""
+
+
 async def check_outputs_have_command(
     db: Documents, *, limit: int, session_id: str | None = None
 ) -> list[Row]:
     def detail(row: Row) -> str:
         return f"output of command {row['command_id']} has no command"
 
-    where = _of("outputs", session_id)
-    return await _lacking(db, "outputs", "commands", "$command_id", detail, where=where, limit=limit)
+    rows = await db.group(
+        "outputs",
+        {"$match": _of("outputs", session_id)},
+        {"$group": _BY_COMMAND},
+        {"$replaceWith": "$_id"},
+        *_look("commands", "$command_id", "found"),
+        {"$match": {"found": []}},
+        {"$limit": limit},
+    )
+    return _found(rows, detail)
 
 
 async def check_commands_have_owner(db: Documents, *, limit: int, session_id: str | None = None) -> list[Row]:
@@ -310,8 +360,16 @@ async def check_commands_have_owner(db: Documents, *, limit: int, session_id: st
 
 
 async def check_outputs_have_owner(db: Documents, *, limit: int, session_id: str | None = None) -> list[Row]:
-    foreign = {"$expr": {"$ne": ["$owner", "$other.owner"]}}
-    rows = await _joined(db, "outputs", _of("outputs", session_id), "commands", "$command_id", foreign, limit)
+    rows = await db.group(
+        "outputs",
+        {"$match": _of("outputs", session_id)},
+        {"$group": _BY_COMMAND},
+        {"$replaceWith": "$_id"},
+        *_look("commands", "$command_id", "other"),
+        {"$unwind": "$other"},
+        {"$match": {"$expr": {"$ne": ["$owner", "$other.owner"]}}},
+        {"$limit": limit},
+    )
     return _found(rows, lambda r: f"output of command {r['command_id']} belongs to {r['owner']}")
 
 

@@ -425,6 +425,9 @@ class MongoStore(SqlStore):
                 return StoreFull(url=self.url)
             case 10334 | 388:  # a document, or a transaction, that is too large for the server
                 return BadInput(problem=_short(error))
+            case 290:
+                problem = "it ended a transaction that took too long; raise transactionLifetimeLimitSeconds"
+                return StoreError(url=self.url, problem=problem)
             case 239:  # what reads on one cut, such as an export or a check
                 problem = (
                     "it no longer has the state that was being read; raise minSnapshotHistoryWindowInSeconds"
