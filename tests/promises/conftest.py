@@ -7,7 +7,7 @@ from tests.promises.driver import Crash
 
 
 @pytest.fixture(params=["sqlite", "postgres", "mongodb"])
-def crash(request: pytest.FixtureRequest, tmp_path: Path, long: bool) -> Crash:
+def crash(request: pytest.FixtureRequest, tmp_path: Path) -> Crash:
     if request.param == "sqlite":
         return Crash(tmp_path)
     if request.param == "mongodb":
@@ -16,5 +16,5 @@ def crash(request: pytest.FixtureRequest, tmp_path: Path, long: bool) -> Crash:
         async def shared() -> str:
             return url  # to make a new one takes longer than all that is done in it
 
-        return Crash(tmp_path, shared, every=1 if long else 5)
+        return Crash(tmp_path, shared)
     return Crash(tmp_path, lambda: new_database(request.getfixturevalue("postgres_server")))

@@ -9,21 +9,14 @@ from typing import Any
 
 
 class Crash:
-    """Where the runs that are to be killed live; `new_url` names the database of each, if it is not a file of its own.
+    """Where the runs that are to be killed live; `new_url` names the database of each, if it is not a file of its own."""
 
-    Of many points every so manieth is one to be killed at.
-    """
-
-    def __init__(
-        self, folder: Path, new_url: Callable[[], Awaitable[str]] | None = None, *, every: int = 1
-    ) -> None:
+    def __init__(self, folder: Path, new_url: Callable[[], Awaitable[str]] | None = None) -> None:
         self._folder = folder
         self._new_url = new_url
-        self._every = every
 
     async def run(self, policy: str, mode: str, points: list[str]) -> list[dict[str, Any]]:
         """Kill a run at each of the points, go on with it, and return what was found, in two processes at once."""
-        points = points[:: self._every] if len(points) > self._every else points
         halves = [points[::2], points[1::2]]
         found = await asyncio.gather(*(self._run(policy, mode, half) for half in halves if half))
         return [facts for half in found for facts in half]
