@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run tour test browser-test check format bench bench-compare torture audit clean
+.PHONY: help run tour test mongo-test browser-test check format bench bench-compare torture audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -15,6 +15,10 @@ tour: .venv/ready ## a tour of the store in the terminal, on a real file with re
 
 test: check ## lint, types and all tests, against real servers
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+mongo-test: .venv/ready ## what every store must pass, on MongoDB only; needs a mongod, or a replica set in HOLDFAST_TEST_MONGODB
+	@test -n "$$HOLDFAST_TEST_MONGODB" || command -v mongod >/dev/null || { echo "There is no mongod on the path, and HOLDFAST_TEST_MONGODB is not set."; exit 1; }
+	$(BIN)/python -m pytest -n 2 --dist worksteal -k mongodb tests/contract tests/media tests/promises tests/retention
 
 browser-test: .venv/ready ## the page in a real browser; needs chromium and playwright, and says how to get them
 	@command -v chromium >/dev/null || { echo "There is no chromium. On Debian: apt-get install -y --no-install-recommends chromium"; exit 1; }
@@ -57,7 +61,7 @@ audit: ## the pinned dependencies against the published advisories; needs the ne
 	@echo "Setting up .venv; this takes about half a minute."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.3' -c constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --build-constraint constraints.txt -e '.[ag-ui,credentials,postgres,s3,server]' --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --build-constraint constraints.txt -e '.[ag-ui,credentials,mongo,postgres,s3,server]' --group dev
 	touch $@
 
 clean:

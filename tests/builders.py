@@ -13,8 +13,19 @@ async def new_session(store: Store, **more: str) -> str:
 
 
 async def held_session(store: Store, *, ttl: float = 60.0) -> tuple[Lease, Holder]:
+    session_id = await new_session(store)
     holder = await store.join("test", ttl=ttl)
-    return await store.acquire(await new_session(store), holder), holder
+    return await store.acquire(session_id, holder), holder
+
+
+def brief(store: Store) -> float:
+    """Return a lifetime short enough to wait for its end, and long enough to take a lease before."""
+    return 2.0 if store.engine == "mongodb" else 0.3
+
+
+def within(store: Store, seconds: float) -> asyncio.Timeout:
+    """Give up after so long; later where the server may run in an emulator."""
+    return asyncio.timeout(seconds * 5 if store.engine == "mongodb" else seconds)
 
 
 def ticks(count: int = 1) -> Batch:

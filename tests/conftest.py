@@ -3,15 +3,29 @@ from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
+from pymongo import MongoClient
 
 from holdfast.store import Store, open_store
-from tests.servers import Postgres, postgres
+from holdfast.store.mongo.documents import filled
+from holdfast.store.mongo.schema import COLLECTIONS
+from tests.servers import Mongo, Postgres, mongo, mongod, postgres
 
 _numbers = count(1)
 _dropped = pytest.StashKey[int]()
+_without_mongodb = pytest.StashKey[int]()
+MONGODB = "HOLDFAST_TEST_MONGODB"
+"""Names the server to test with, as a URL without a database; else there is a `mongod` on the path, or none."""
+_MONGODB_SECONDS = 400
+"""How long a test may take there: its server may run in an emulator."""
+ONLY_WITH_MONGOD = (
+    pytest.mark.mongodb,
+    pytest.mark.skipif(mongod() is None, reason="starts a MongoDB server of its own"),
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +45,52 @@ def postgres_server() -> Generator[Postgres, None, None]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def mongo_server() -> Generator[Mongo, None, None]:
+    with mongo() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mongo_address(request: pytest.FixtureRequest) -> str:
+    given = os.environ.get(MONGODB)
+    return request.getfixturevalue("mongo_server").url("") if given is None else given
+
+
+@pytest.fixture(scope="session")
+def mongo_client(mongo_address: str) -> Generator[MongoClient[dict[str, Any]], None, None]:
+    with MongoClient[dict[str, Any]](mongo_address) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def emptied() -> list[str]:
+    """Databases that were used, and have their collections and nothing in them."""
+    return []
+
+
+@pytest.fixture
+def mongo_url(
+    request: pytest.FixtureRequest,
+    mongo_address: str,
+    mongo_client: MongoClient[dict[str, Any]],
+    emptied: list[str],
+) -> Generator[str, None, None]:
+    """A database of its own on the server that all tests share; made anew only where a test is about that."""
+    anew = request.node.get_closest_marker("new_database") is not None
+    name = emptied.pop() if emptied and not anew else f"test_{os.getpid()}_{next(_numbers)}"
+    url = urlunsplit(urlsplit(mongo_address)._replace(path=f"/{name}"))
+    yield url
+    database = mongo_client[name]
+    if anew or "migrations" not in database.list_collection_names():
+        mongo_client.drop_database(name)
+        return
+    first, *others = sorted(COLLECTIONS - {"migrations"})
+    for row in database[first].aggregate(filled(first, others)):
+        database[row["table"]].delete_many({})
+    emptied.append(name)
+
+
 async def new_database(server: Postgres) -> str:
     name = f"test_{os.getpid()}_{next(_numbers)}"
     connection = await asyncpg.connect(server.url())
@@ -41,7 +101,7 @@ async def new_database(server: Postgres) -> str:
     return server.url(name)
 
 
-@pytest.fixture(params=["sqlite", "memory", "postgres"])
+@pytest.fixture(params=["sqlite", "memory", "postgres", "mongodb"])
 async def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
     """Every engine in turn. A test that is marked `processes` is not run on memory, which only one process can see."""
     match request.param:
@@ -49,6 +109,8 @@ async def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
             return Engine("sqlite", f"sqlite:///{tmp_path}/store.db")
         case "memory":
             return Engine("memory", "sqlite://:memory:", shared=False)
+        case "mongodb":
+            return Engine("mongodb", request.getfixturevalue("mongo_url"))
         case _:
             server: Postgres = request.getfixturevalue("postgres_server")
             return Engine("postgres", await new_database(server))
@@ -73,17 +135,39 @@ def long(request: pytest.FixtureRequest) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    def runs(item: pytest.Item) -> bool:
-        memory = "memory" in getattr(getattr(item, "callspec", None), "params", {}).values()
-        return not (memory and item.get_closest_marker("processes"))
+    def on(item: pytest.Item, engine: str) -> bool:
+        return engine in getattr(getattr(item, "callspec", None), "params", {}).values()
 
-    dropped = [item for item in items if not runs(item)]
+    for item in items:
+        if on(item, "mongodb") and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_MONGODB_SECONDS))
+    alone = [item for item in items if on(item, "memory") and item.get_closest_marker("processes")]
+    without: list[pytest.Item] = []
+    if MONGODB not in os.environ and mongod() is None:
+        without = [item for item in items if on(item, "mongodb") or item.get_closest_marker("mongodb")]
+    config.stash[_dropped], config.stash[_without_mongodb] = len(alone), len(without)
+    dropped = {*alone, *without}
     if dropped:
-        config.hook.pytest_deselected(items=dropped)
-        config.stash[_dropped] = len(dropped)
-        items[:] = [item for item in items if runs(item)]
+        config.hook.pytest_deselected(items=list(dropped))
+        items[:] = [item for item in items if item not in dropped]
 
 
-def pytest_report_collectionfinish(config: pytest.Config) -> str:
+def _left_out(config: pytest.Config) -> list[str]:
     """Say aloud what an engine takes no part in, and why."""
-    return f"memory takes no part in {config.stash.get(_dropped, 0)} tests: only one process can see it"
+    alone, without = config.stash.get(_dropped, 0), config.stash.get(_without_mongodb, 0)
+    lines = [f"memory takes no part in {alone} tests: only one process can see it"]
+    if without:
+        reason = f"there is no mongod on the path, and {MONGODB} is not set"
+        lines.append(f"MongoDB takes no part in {without} tests: {reason}")
+    return lines
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    return _left_out(config)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """At the end as well, and with workers: they, not we, know what was collected."""
+    if MONGODB not in os.environ and mongod() is None:
+        terminalreporter.section("MongoDB was not tested")
+        terminalreporter.line(f"There is no mongod on the path, and {MONGODB} is not set.")

@@ -145,6 +145,98 @@ def postgres(
         shutil.rmtree(folder, ignore_errors=True)
 
 
+_EMULATED_MS = 60_000
+"""How long MongoDB may take for an answer: in an emulator, what it does for the first time takes seconds."""
+
+
+class Mongo:
+    """A MongoDB replica set of one, in a folder of its own. It can be killed and started again on the same data."""
+
+    def __init__(self, folder: Path, *, replica_set: bool = True, keyfile: bool = False) -> None:
+        self._folder = folder
+        self._replica_set = replica_set
+        self._keyfile = keyfile
+        self._process: subprocess.Popen[Any] | None = None
+        self.port = free_port()
+
+    def url(self, database: str = "test", *, user: str = "") -> str:
+        return f"mongodb://{user}127.0.0.1:{self.port}/{database}?socketTimeoutMS={_EMULATED_MS}"
+
+    def start(self) -> None:
+        data = self._folder / "data"
+        data.mkdir(exist_ok=True)
+        arguments: list[Any] = ["--dbpath", data, "--port", str(self.port), "--bind_ip", "127.0.0.1"]
+        arguments += ["--nounixsocket", "--wiredTigerCacheSizeGB", "1", "--oplogSize", "64"]
+        # Nobody looks at its diagnostics, and a process that is paused in a test must not block others for a minute.
+        for parameter in ("diagnosticDataCollectionEnabled=false", "transactionLifetimeLimitSeconds=15"):
+            arguments += ["--setParameter", parameter]
+        if self._replica_set:
+            arguments += ["--replSet", "rs0"]
+        if self._keyfile:
+            key = self._folder / "key"
+            key.write_text("holdfast" * 8)
+            key.chmod(0o600)
+            arguments += ["--keyFile", key]
+        with (self._folder / "log").open("ab") as log:
+            process = self._process = subprocess.Popen(
+                [mongod() or "mongod", *arguments], stdout=log, stderr=log, cwd=self._folder
+            )
+        deadline = time.monotonic() + 300  # in an emulator on a busy machine
+        while not self._answers():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("MongoDB did not start:\n" + (self._folder / "log").read_text()[-4000:])
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, how: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(how)
+        self._process.wait(timeout=30)
+
+    def _answers(self) -> bool:
+        """Say whether it takes writes; make it a replica set first if it is none yet."""
+        from pymongo import MongoClient
+        from pymongo.errors import PyMongoError
+
+        with MongoClient[dict[str, Any]](
+            self.url(), directConnection=True, serverSelectionTimeoutMS=30_000
+        ) as client:
+            try:
+                hello = client.admin.command("hello")
+                if hello.get("isreplicaset"):  # and has not been told of which
+                    member = {"_id": 0, "host": f"127.0.0.1:{self.port}"}
+                    client.admin.command("replSetInitiate", {"_id": "rs0", "members": [member]})
+                return bool(hello.get("isWritablePrimary"))
+            except PyMongoError:
+                return False
+
+
+def mongod() -> str | None:
+    """Return the server's program, if it is on the path."""
+    return shutil.which("mongod")
+
+
+@contextmanager
+def mongo(**options: bool) -> Generator[Mongo, None, None]:
+    """Run a MongoDB server for the duration of the block."""
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-mongo-"))
+    try:
+        server = Mongo(folder, **options)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.kill()  # nothing of it is kept
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 class SeaweedFs:
     """An S3 server on loopback with one bucket, `media`. It can be killed and started again on the same data."""
 

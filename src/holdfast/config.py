@@ -20,6 +20,8 @@ from holdfast.policy import Policy, check_names, parse
 
 PREFIX = "HOLDFAST_"
 FILE = Path("holdfast.toml")
+_FOR_TESTS = f"{PREFIX}TEST_"
+"""What begins so is for the test suite, and no setting."""
 
 
 class Settings(BaseSettings):
@@ -144,7 +146,9 @@ def load_settings(**given: object) -> Settings:
     """Read the settings; `given` values win. Raises `BadSettings` that names every wrong or unknown one."""
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     unknown = sorted(
-        name for name in os.environ if name.upper().startswith(PREFIX) and name.upper() not in known
+        name
+        for name in os.environ
+        if name.upper().startswith(PREFIX) and not name.startswith(_FOR_TESTS) and name.upper() not in known
     )
     if unknown:
         raise BadSettings(problem=f"Unknown: {', '.join(unknown)}. Known: {', '.join(sorted(known))}.")

@@ -226,7 +226,7 @@ class StoreError(HoldfastError):
 
 
 class UnknownStore(StoreError):
-    """No store speaks {url!r}. Use sqlite:///path/file.db, sqlite://:memory: or postgresql://user@host/database."""
+    """No store speaks {url!r}. Use sqlite:///path/file.db, sqlite://:memory:, postgresql://user@host/database or mongodb://host/database."""
 
     code = "unknown_store"
 

@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.store import open_store
 from holdfast.types import Batch, Blob, Checkpoint, Effect, Message, NewEvent, Run, Segment
+from tests import behind
 from tests.builders import held_session, new_session
 from tests.conftest import Engine
 
@@ -36,7 +37,7 @@ DAMAGE = {
     "event has message": "UPDATE events SET segment = 1, position = 9 WHERE seq = 1",
     "effect has message": "UPDATE effects SET segment = 1, position = 9",
     "cursor within events": "UPDATE cursors SET seq = 99",
-    "drafts have session": "INSERT INTO drafts VALUES ('ghost', 'r', 0, 'text', '', 0, 0)",
+    "drafts have session": "INSERT INTO drafts (session_id, run_id, part, kind, body, follows, at) VALUES ('ghost', 'r', 0, 'text', '', 0, 0)",
     "outputs have session": f"{OUTPUT} VALUES ('o', 'c', 0, 'ghost', 'o', 0, 0)",
     "commands have session": f"{COMMAND}'c', 'ghost', 'done', 0, 0, 1)",
     "outputs have command": f"{OUTPUT} VALUES ('o', 'c', 0, NULL, 'o', 0, 0)",
@@ -53,11 +54,11 @@ DAMAGE = {
     "submissions have session": "UPDATE submissions SET session_id = 'ghost'",
     "cursors have session": "UPDATE cursors SET session_id = 'ghost'",
     "states have session": "UPDATE states SET session_id = 'ghost'",
-    "credentials have session": "INSERT INTO credentials VALUES ('ghost', 'token', 'x', NULL)",
-    "blob references have session": "INSERT INTO blob_references VALUES ('ghost', 'abc')",
+    "credentials have session": "INSERT INTO credentials (session_id, name, sealed, expires_at) VALUES ('ghost', 'token', 'x', NULL)",
+    "blob references have session": "INSERT INTO blob_references (session_id, sha256) VALUES ('ghost', 'abc')",
     "reference has blob": "UPDATE blobs SET state = 'deleting'",
     "archive is stored": "UPDATE sessions SET archive = 'def' WHERE id = 'other'",
-    "erased is gone": "INSERT INTO tombstones VALUES ('other', 1)",
+    "erased is gone": "INSERT INTO tombstones (session_id, at) VALUES ('other', 1)",
 }
 
 
@@ -67,6 +68,8 @@ async def damage(engine: Engine, folder: Path, statement: str) -> None:
         connection.executescript(statement)
         connection.commit()
         connection.close()
+    elif engine.name == "mongodb":
+        await behind.execute(engine.url, statement)
     else:
         server = await asyncpg.connect(engine.url, server_settings={"search_path": "holdfast"})
         await server.execute(statement)

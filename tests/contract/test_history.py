@@ -3,7 +3,7 @@ import pytest
 from holdfast.errors import BadInput, Conflict, NotFound
 from holdfast.store import Store
 from holdfast.types import Batch, Checkpoint, Effect, Message, NewEvent, Run, Segment
-from tests.builders import held_session, new_session, until
+from tests.builders import brief, held_session, new_session, until
 
 
 def messages(segment: int, start: int, *bodies: str) -> list[Message]:
@@ -140,7 +140,7 @@ async def test_a_run_id_belongs_to_one_session(store: Store):
 
 
 async def test_a_run_without_a_live_holder_is_not_running(store: Store):
-    lease, holder = await held_session(store, ttl=0.3)
+    lease, holder = await held_session(store, ttl=brief(store))
     await store.write(lease, Batch(runs=[Run(id="r")], status="running"))
 
     async def gone() -> bool:

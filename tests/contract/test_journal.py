@@ -3,11 +3,13 @@ import json
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pymongo import AsyncMongoClient
 
 from holdfast.config import load_settings
 from holdfast.errors import BadInput, BadText, Conflict, LeaseLost, PayloadTooLarge, SessionNotFound
@@ -304,7 +306,7 @@ async def test_a_batch_names_each_noun_once(store: Store):
 
 async def test_a_lease_of_the_wrong_holder(store: Store):
     lease, _ = await held_session(store)
-    stranger = await store.join("stranger")
+    stranger = await store.join("stranger", ttl=60)
     lease.holder = stranger.id
     with pytest.raises(LeaseLost):
         await store.write(lease, ticks())
@@ -319,6 +321,9 @@ async def test_payloads_are_readable_in_the_database(engine: Engine, store: Stor
         connection = sqlite3.connect(tmp_path / "store.db")
         (row,) = connection.execute("SELECT payload FROM events").fetchall()
         connection.close()
+    elif engine.name == "mongodb":
+        async with AsyncMongoClient[dict[str, Any]](engine.url) as client:
+            row = [(await client.get_default_database()["events"].find_one({}) or {})["payload"]]
     else:
         server = await asyncpg.connect(engine.url)
         (row,) = await server.fetch("SELECT payload FROM holdfast.events")

@@ -5,7 +5,7 @@ import pytest
 from holdfast.errors import Conflict, HolderLost, LeaseLost, SessionBusy, SessionNotFound
 from holdfast.store import Store
 from holdfast.types import Batch, Draft, Effect, Holder, NewEvent, Run, Segment, SubmissionChange
-from tests.builders import held_session, new_session, ticks, until
+from tests.builders import brief, held_session, new_session, ticks, until
 
 
 async def expired(store: Store, holder: Holder) -> bool:
@@ -17,7 +17,7 @@ async def expired(store: Store, holder: Holder) -> bool:
 
 async def test_one_holder_at_a_time(store: Store):
     lease, holder = await held_session(store)
-    other = await store.join("other")
+    other = await store.join("other", ttl=60)
     with pytest.raises(SessionBusy, match=r"held by test until 20\d\d-") as refused:
         await store.acquire(lease.session_id, other)
     assert refused.value.facts["holder"] == "test"
@@ -63,10 +63,10 @@ async def test_release_is_idempotent_and_never_frees_another_lease(store: Store)
 
 async def test_a_stale_epoch_is_refused_everywhere_and_changes_nothing(store: Store):
     """Two writers, one of them stale: every method that takes a lease refuses the old one."""
-    old, paused = await held_session(store, ttl=0.3)
+    old, paused = await held_session(store, ttl=brief(store))
     await store.submit(old.session_id, "message")
     await until(lambda: expired(store, paused))
-    fresh = await store.join("fresh")
+    fresh = await store.join("fresh", ttl=60)
     lease = await store.acquire(old.session_id, fresh)
     assert (lease.epoch, lease.taken_from) == (2, paused.id)
     await store.write(lease, ticks(3))
@@ -92,8 +92,8 @@ async def test_a_stale_epoch_is_refused_everywhere_and_changes_nothing(store: St
 
 
 async def test_nobody_takes_from_a_live_holder(store: Store):
-    lease, holder = await held_session(store, ttl=0.4)
-    other = await store.join("other")
+    lease, holder = await held_session(store, ttl=brief(store))
+    other = await store.join("other", ttl=60)
     for _ in range(8):
         await asyncio.sleep(0.1)
         holder = await store.renew(holder)
@@ -115,7 +115,7 @@ async def test_one_renewal_covers_all_sessions(store: Store):
 
 
 async def test_a_holder_past_its_deadline_goes_on_if_nobody_took_over(store: Store):
-    lease, holder = await held_session(store, ttl=0.3)
+    lease, holder = await held_session(store, ttl=brief(store))
     await until(lambda: expired(store, holder))
     assert await store.write(lease, ticks()) == 1
     await store.renew(holder)
@@ -123,7 +123,7 @@ async def test_a_holder_past_its_deadline_goes_on_if_nobody_took_over(store: Sto
 
 
 async def test_reclaim_frees_the_sessions_of_the_dead_only(store: Store):
-    dead_lease, dead = await held_session(store, ttl=0.3)
+    dead_lease, dead = await held_session(store, ttl=brief(store))
     live_lease, _ = await held_session(store)
     for lease in (dead_lease, live_lease):
         await store.submit(lease.session_id, "message")
@@ -147,14 +147,15 @@ async def test_reclaim_frees_the_sessions_of_the_dead_only(store: Store):
         await store.renew(dead)
     with pytest.raises(LeaseLost):
         await store.write(dead_lease, ticks())
-    successor = await store.claim(await store.join("next"))
+    successor = await store.claim(await store.join("next", ttl=60))
     assert successor is not None
     assert (successor.session_id, successor.taken_from) == (dead_lease.session_id, dead.id)
 
 
 async def test_reclaim_is_bounded(store: Store):
-    holder = await store.join("busy", ttl=0.3)
-    leases = [await store.acquire(await new_session(store), holder) for _ in range(5)]
+    ids = [await new_session(store) for _ in range(5)]
+    holder = await store.join("busy", ttl=2 * brief(store))
+    leases = [await store.acquire(session_id, holder) for session_id in ids]
     await until(lambda: expired(store, holder))
     freed = [await store.reclaim(limit=2) for _ in range(4)]
     assert [len(batch) for batch in freed] == [2, 2, 1, 0]
@@ -169,7 +170,7 @@ async def test_leave_releases_everything_at_once(store: Store):
     await store.leave(holder)
     await store.leave(holder)
     assert await store.holders() == []
-    successor = await store.claim(await store.join("next"))
+    successor = await store.claim(await store.join("next", ttl=60))
     assert successor is not None
     # A clean stop is no take-over.
     assert (successor.session_id, successor.taken_from) == (lease.session_id, None)
@@ -181,7 +182,7 @@ async def test_claim_takes_the_session_that_is_ready_longest(store: Store):
     ids = [await new_session(store) for _ in range(4)]
     for session_id in (ids[2], ids[0], ids[3], ids[2]):
         await store.submit(session_id, "message")
-    holder = await store.join("worker")
+    holder = await store.join("worker", ttl=60)
     claimed = [await store.claim(holder) for _ in range(4)]
     assert [lease and lease.session_id for lease in claimed] == [ids[2], ids[0], ids[3], None]
 
@@ -191,7 +192,7 @@ async def test_claim_only_for_the_agents_one_has(store: Store):
     scribe = await new_session(store, agent="scribe")
     for session_id in (coder, scribe):
         await store.submit(session_id, "message")
-    holder = await store.join("worker")
+    holder = await store.join("worker", ttl=60)
     lease = await store.claim(holder, agents=["scribe", "painter"])
     assert lease is not None
     assert lease.session_id == scribe
@@ -203,7 +204,7 @@ async def test_concurrent_claims_never_share_a_session(store: Store):
     ids = {await new_session(store) for _ in range(20)}
     for session_id in ids:
         await store.submit(session_id, "message")
-    holders = [await store.join(f"worker-{n}") for n in range(8)]
+    holders = [await store.join(f"worker-{n}", ttl=60) for n in range(8)]
 
     async def drain(holder: Holder) -> list[str]:
         claimed: list[str] = []
@@ -217,7 +218,7 @@ async def test_concurrent_claims_never_share_a_session(store: Store):
 
 async def test_concurrent_acquires_have_one_winner(store: Store):
     session_id = await new_session(store)
-    holders = [await store.join(f"worker-{n}") for n in range(8)]
+    holders = [await store.join(f"worker-{n}", ttl=60) for n in range(8)]
     results = await asyncio.gather(
         *(store.acquire(session_id, holder) for holder in holders), return_exceptions=True
     )
@@ -226,7 +227,7 @@ async def test_concurrent_acquires_have_one_winner(store: Store):
 
 async def test_a_submission_during_release_is_never_forgotten(store: Store):
     """A wake-up must not be lost between the last look into the queue and letting go."""
-    holder = await store.join("worker")
+    holder = await store.join("worker", ttl=60)
     session_id = await new_session(store)
     for _ in range(25):
         lease = await store.acquire(session_id, holder)
@@ -241,7 +242,7 @@ async def test_a_submission_during_release_is_never_forgotten(store: Store):
 
 
 async def test_an_unknown_session_or_holder(store: Store):
-    holder = await store.join("worker")
+    holder = await store.join("worker", ttl=60)
     with pytest.raises(SessionNotFound):
         await store.acquire("nowhere", holder)
     session_id = await new_session(store)
@@ -258,7 +259,7 @@ async def test_a_dead_holder_takes_nothing(store: Store):
     await until(lambda: expired(store, holder))
     with pytest.raises(HolderLost):
         await store.claim(holder)
-    lease = await store.claim(await store.join("alive"))
+    lease = await store.claim(await store.join("alive", ttl=60))
     assert lease is not None
     await store.write(lease, Batch(events=[NewEvent(kind="tick")]))
 
@@ -266,7 +267,7 @@ async def test_a_dead_holder_takes_nothing(store: Store):
 async def test_a_cancelled_claim_holds_nothing_in_secret(store: Store):
     session_id = await new_session(store)
     await store.submit(session_id, "message")
-    holder = await store.join("worker")
+    holder = await store.join("worker", ttl=60)
     for turn in range(30):
         claiming = asyncio.create_task(store.claim(holder))
         for _ in range(turn % 6):
@@ -290,9 +291,9 @@ async def test_a_cancelled_claim_holds_nothing_in_secret(store: Store):
 
 async def test_a_stale_lease_beside_the_new_one_of_the_same_process(store: Store):
     """A worker that was paused, reclaimed, and has claimed the session again, while its old run still writes."""
-    old, paused = await held_session(store, ttl=0.3)
+    old, paused = await held_session(store, ttl=brief(store))
     await until(lambda: expired(store, paused))
-    new = await store.acquire(old.session_id, await store.join("again"))
+    new = await store.acquire(old.session_id, await store.join("again", ttl=60))
     stale = Batch(
         status="failed",
         runs=[Run(id="stale")],
@@ -336,7 +337,7 @@ async def test_status_and_freeing_at_once_leave_nothing_stuck(store: Store):
         await asyncio.gather(
             store.write(lease, Batch(status="idle")), store.leave(holder), return_exceptions=True
         )
-        assert await store.check() == []
+    assert await store.check() == []
 
 
 async def test_a_good_write_beside_a_release_and_a_bad_neighbour(store: Store):

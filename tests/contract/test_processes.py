@@ -87,7 +87,7 @@ async def tokens(store: Store, session_id: str) -> list[str]:
 async def test_eight_processes_append_to_one_session(engine: Engine, store: Store):
     session_id = await new_session(store)
     said = await asyncio.gather(
-        *(run("take_turns", engine.url, session_id, f"p{n}", "12") for n in range(8)),
+        *(run("take_turns", engine.url, session_id, f"p{n}", "12", "600") for n in range(8)),
     )
     assert sorted(line["seq"] for lines in said for line in lines) == list(range(1, 97))
     assert sorted(await tokens(store, session_id)) == sorted(f"p{n}-{i}" for n in range(8) for i in range(12))
@@ -136,7 +136,7 @@ async def test_a_holder_that_was_paused_is_refused(engine: Engine, store: Store)
         assert await paused.hear() == {"epoch": 1}
         assert await paused.tell("before") == {"seq": 1}
         paused.process.send_signal(signal.SIGSTOP)
-        holder = await store.join("successor")
+        holder = await store.join("successor", ttl=60)
 
         async def free() -> bool:
             return (await store.session(session_id)).holder is None
@@ -201,6 +201,7 @@ async def test_a_process_paused_inside_of_a_transaction_blocks_nobody_for_long(e
             await asyncio.gather(*map(take_over, ids))
 
 
+@pytest.mark.new_database
 async def test_several_processes_migrate_at_once(engine: Engine):
     said = await asyncio.gather(*(run("migrate", engine.url) for _ in range(8)))
     assert said == [[{"version": 1}]] * 8

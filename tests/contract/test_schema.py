@@ -1,9 +1,11 @@
 import asyncio
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
+from pymongo import AsyncMongoClient
 
 from holdfast.errors import StoreClosed, StoreError, StoreTooNew, StoreTooOld
 from holdfast.store import Store, open_store
@@ -24,6 +26,8 @@ async def test_schema_counts_what_is_in_it(store: Store):
     await store.submit(await new_session(store), "message")
     schema = await store.schema()
     assert (schema.sessions, schema.events, schema.pending, schema.holders) == (2, 4, 1, 1)
+    assert schema.leases == 1
+    assert 0 <= schema.lag < 60
 
 
 @pytest.mark.processes
@@ -36,6 +40,7 @@ async def test_opening_again_finds_everything(engine: Engine):
 
 
 @pytest.mark.processes
+@pytest.mark.new_database
 async def test_several_stores_open_at_once(engine: Engine):
     async def use() -> int:
         async with open_store(engine.url) as store:
@@ -45,11 +50,17 @@ async def test_several_stores_open_at_once(engine: Engine):
 
 
 @pytest.mark.processes
+@pytest.mark.new_database
 async def test_a_database_newer_than_the_code_is_refused(engine: Engine, tmp_path: Path):
     async with open_store(engine.url):
         pass
     statement = f"INSERT INTO migrations (version, name, applied_at) VALUES ({LATEST + 1}, 'future', 0)"
-    if engine.name == "sqlite":
+    if engine.name == "mongodb":
+        async with AsyncMongoClient[dict[str, Any]](engine.url) as client:
+            await client.get_default_database()["migrations"].insert_one(
+                {"_id": LATEST + 1, "name": "future"}
+            )
+    elif engine.name == "sqlite":
         connection = sqlite3.connect(tmp_path / "store.db")
         connection.execute(statement)
         connection.commit()
@@ -66,6 +77,7 @@ async def test_a_database_newer_than_the_code_is_refused(engine: Engine, tmp_pat
 
 
 @pytest.mark.processes
+@pytest.mark.new_database
 async def test_an_old_database_is_left_alone_if_asked(engine: Engine, tmp_path: Path):
     if engine.name == "sqlite":
         sqlite3.connect(tmp_path / "store.db").close()
@@ -99,11 +111,15 @@ async def test_what_was_accepted_is_finished_on_close(engine: Engine, tmp_path: 
 
 
 @pytest.mark.processes
+@pytest.mark.new_database
 async def test_a_database_of_something_else_is_left_alone(engine: Engine, tmp_path: Path):
     if engine.name == "sqlite":
         connection = sqlite3.connect(tmp_path / "store.db")
         connection.execute("CREATE TABLE sessions (id)")
         connection.close()
+    elif engine.name == "mongodb":
+        async with AsyncMongoClient[dict[str, Any]](engine.url) as client:
+            await client.get_default_database().create_collection("sessions")
     else:
         server = await asyncpg.connect(engine.url)
         await server.execute("CREATE SCHEMA holdfast; CREATE TABLE holdfast.sessions (id text)")

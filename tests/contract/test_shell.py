@@ -138,7 +138,7 @@ async def test_commands_of_a_session_go_with_it(store: Store):
 async def test_commands_are_listed_newest_first(store: Store):
     session_id = await new_session(store)
     first = await ended(store)
-    second = await started(store, session_id=session_id, holder=(await store.join("someone")).id)
+    second = await started(store, session_id=session_id, holder=(await store.join("someone", ttl=60)).id)
     third = await started(store)
     page = await store.commands(limit=2)
     assert ids(page.items) == [third.id, second.id]

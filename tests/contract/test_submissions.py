@@ -126,7 +126,7 @@ async def test_what_a_dead_holder_had_claimed_is_taken_again_first(store: Store)
         ),
     )
     await store.leave(holder)
-    lease = await store.acquire(lease.session_id, await store.join("next"))
+    lease = await store.acquire(lease.session_id, await store.join("next", ttl=60))
     again = await taken(store, lease)
     # Whoever takes over learns which run to resume.
     assert (again.id, again.attempts, again.run_id) == (first.id, 2, "run-1")
@@ -147,14 +147,14 @@ async def test_a_poison_submission_ends_as_a_dead_letter(store: Store):
     session_id = await new_session(store)
     poison, healthy = [await store.submit(session_id, "message") for _ in range(2)]
     for attempt in range(1, 4):
-        holder = await store.join("doomed")
+        holder = await store.join("doomed", ttl=60)
         lease = await store.claim(holder)
         assert lease is not None
         submission = await store.take(lease, max_attempts=3)
         assert submission is not None
         assert (submission.id, submission.attempts) == (poison.id, attempt)
         await store.leave(holder)
-    lease = await store.claim(await store.join("next"))
+    lease = await store.claim(await store.join("next", ttl=60))
     assert lease is not None
     submission = await store.take(lease, max_attempts=3)
     assert submission is not None
@@ -206,7 +206,7 @@ async def test_a_dead_worker_leaves_a_waiting_session_waiting(store: Store):
     await store.write(lease, Batch(status="waiting", waiting_for="a person"))
     await store.leave(holder)
     assert (await store.session(lease.session_id)).status == "waiting"
-    assert await store.claim(await store.join("next")) is None
+    assert await store.claim(await store.join("next", ttl=60)) is None
 
 
 async def test_the_queue_is_bounded(engine: Engine):

@@ -42,7 +42,7 @@ async def test_what_may_be_due_is_listed_in_order(store: Store):
     (found, *_) = (await store.due("idle", agent="a", older_than=0)).items
     assert (found.agent, found.status, found.metadata) == ("a", "idle", '{"n": 1}')
     assert found.created_at == made[0].created_at <= found.now
-    lease = await store.acquire(first, await store.join("h"))
+    lease = await store.acquire(first, await store.join("h", ttl=60))
     await store.begin_cleaning(lease, idle=0)
     assert first in await ids(store, "idle", "a"), "what was begun is found again"
     await store.finish_cleaning(lease, actor="t")
@@ -82,7 +82,7 @@ async def test_submissions_that_ended_are_dropped(store: Store):
 
 async def test_one_holder_at_a_time_has_a_duty(store: Store):
     assert await store.duty("sweep") is None
-    one, two = await store.join("one"), await store.join("two")
+    one, two = await store.join("one", ttl=60), await store.join("two", ttl=60)
     assert await store.take_duty("sweep", one)
     assert await store.take_duty("sweep", one), "again is the same"
     assert not await store.take_duty("sweep", two)

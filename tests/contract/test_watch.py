@@ -6,7 +6,7 @@ import pytest
 from holdfast.errors import SessionNotFound, StoreClosed
 from holdfast.store import Store, open_store
 from holdfast.store.hub import Hub
-from tests.builders import held_session, new_session, ticks
+from tests.builders import held_session, new_session, ticks, within
 from tests.conftest import Engine
 
 
@@ -27,7 +27,7 @@ async def test_replay_then_live_without_gap_or_duplicate(store: Store):
     watching = asyncio.create_task(collect(store, lease.session_id, after=0, upto=1300))
     for _ in range(100):
         await store.write(lease, ticks())
-    async with asyncio.timeout(20):
+    async with within(store, 20):
         assert await watching == list(range(1, 1301))
 
 
@@ -39,7 +39,7 @@ async def test_many_watchers_of_a_busy_session(store: Store):
     ]
     for _ in range(150):
         await store.write(lease, ticks(2))
-    async with asyncio.timeout(20):
+    async with within(store, 20):
         for task, after in zip(watching, range(0, 100, 5), strict=True):
             assert await task == list(range(after + 1, 301))
 
@@ -63,7 +63,7 @@ async def test_a_reader_that_reconnects_at_random_sees_everything_once(store: St
             await watching.aclose()
         return seen
 
-    async with asyncio.timeout(60):
+    async with within(store, 60):
         _, *readers = await asyncio.gather(write(), *(read() for _ in range(3)))
     assert readers == [list(range(1, total + 1))] * 3
 
@@ -74,7 +74,7 @@ async def test_what_is_submitted_is_watched_too(store: Store):
     first = asyncio.ensure_future(anext(watching))
     await asyncio.sleep(0.01)
     await store.submit(session_id, "message")
-    async with asyncio.timeout(5):
+    async with within(store, 5):
         assert (await first).kind == "submission_queued"
     await watching.aclose()
 
@@ -92,7 +92,7 @@ async def test_across_stores(engine: Engine, store: Store):
         watching = asyncio.create_task(collect(other, lease.session_id, after=0, upto=200))
         for _ in range(200):
             await store.write(lease, ticks())
-        async with asyncio.timeout(20):
+        async with within(store, 20):
             assert await watching == list(range(1, 201))
 
 
@@ -111,7 +111,7 @@ async def test_a_lost_hint_costs_a_moment_not_an_event(
         monkeypatch.setattr(Hub, "changed", forget)
         monkeypatch.setattr("holdfast.store.postgres._Notifier.announce", forget)
         await store.write(lease, ticks())
-        async with asyncio.timeout(5):
+        async with within(store, 5):
             assert await watching == [1]
 
 
@@ -121,6 +121,6 @@ async def test_nobody_waits_for_a_store_that_is_closed(engine: Engine):
     waiting = asyncio.ensure_future(anext(store.watch(session_id)))
     await asyncio.sleep(0.05)
     await store.close()
-    async with asyncio.timeout(5):
+    async with within(store, 5):
         with pytest.raises(StoreClosed):
             await waiting

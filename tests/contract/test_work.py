@@ -5,7 +5,7 @@ import pytest
 from holdfast.errors import BadInput, HolderLost, LeaseLost
 from holdfast.store import Store
 from holdfast.types import Batch, Checkpoint, Lease, Segment, SubmissionChange, Work
-from tests.builders import new_session, ticks, until
+from tests.builders import new_session, ticks, until, within
 
 
 async def queue(store: Store, sessions: int, each: int = 1) -> list[str]:
@@ -28,7 +28,7 @@ async def end(store: Store, work: Work, **more: object) -> None:
 
 async def test_work_is_what_claim_and_take_give(store: Store):
     (session_id,) = await queue(store, 1, each=2)
-    holder = await store.join("test")
+    holder = await store.join("test", ttl=60)
     (work,) = await store.next_work(holder)
     assert work.session == await store.session(session_id)
     assert work.session.pending == 2
@@ -55,7 +55,7 @@ async def test_work_is_what_claim_and_take_give(store: Store):
 
 async def test_several_at_once_and_no_more_than_asked_for(store: Store):
     ids = await queue(store, 5)
-    holder = await store.join("test")
+    holder = await store.join("test", ttl=60)
     first = await store.next_work(holder, limit=3)
     second = await store.next_work(holder, limit=3)
     assert [work.session.id for work in (*first, *second)] == ids
@@ -69,13 +69,13 @@ async def test_several_at_once_and_no_more_than_asked_for(store: Store):
 
 async def test_work_is_only_for_those_who_are_alive_and_know_the_agent(store: Store):
     await queue(store, 1)
-    holder = await store.join("test")
+    holder = await store.join("test", ttl=60)
     assert await store.next_work(holder, agents=["another"]) == []
     assert await store.next_work(holder, agents=[]) == []
     await store.leave(holder)
     with pytest.raises(HolderLost):
         await store.next_work(holder)
-    other = await store.join("other")
+    other = await store.join("other", ttl=60)
     (work,) = await store.next_work(other, agents=["scribe", "another"])
     assert work.submission is not None
     assert work.submission.attempts == 1
@@ -83,7 +83,7 @@ async def test_work_is_only_for_those_who_are_alive_and_know_the_agent(store: St
 
 async def test_while_a_person_is_waited_for_only_the_control_lane_is_work(store: Store):
     (session_id,) = await queue(store, 1, each=2)
-    holder = await store.join("test")
+    holder = await store.join("test", ttl=60)
     (work,) = await store.next_work(holder)
     assert work.submission is not None
     waiting = SubmissionChange(id=work.submission.id, state="waiting", reason="deploy")
@@ -98,7 +98,7 @@ async def test_while_a_person_is_waited_for_only_the_control_lane_is_work(store:
 
 async def test_what_was_tried_too_often_is_left_to_take(store: Store):
     (session_id,) = await queue(store, 1)
-    holder = await store.join("test")
+    holder = await store.join("test", ttl=60)
     for _ in range(2):
         (work,) = await store.next_work(holder, max_attempts=2)
         assert work.submission is not None
@@ -111,7 +111,7 @@ async def test_what_was_tried_too_often_is_left_to_take(store: Store):
 
 async def test_no_two_get_the_same_work(store: Store):
     ids = await queue(store, 24)
-    holders = [await store.join(f"worker {n}") for n in range(4)]
+    holders = [await store.join(f"worker {n}", ttl=60) for n in range(4)]
     found: list[str] = []
 
     async def drain(number: int) -> None:
@@ -127,7 +127,7 @@ async def test_no_two_get_the_same_work(store: Store):
 
 async def test_cancelled_while_it_looks_for_work_it_holds_nothing_in_secret(store: Store):
     (session_id,) = await queue(store, 1)
-    holder = await store.join("test")
+    holder = await store.join("test", ttl=60)
     for turns in range(12):
         looking = asyncio.create_task(store.next_work(holder, max_attempts=100))
         for _ in range(turns):
@@ -148,7 +148,7 @@ async def test_cancelled_while_it_looks_for_work_it_holds_nothing_in_secret(stor
 
 async def test_a_write_that_lets_go_lets_go(store: Store):
     (session_id,) = await queue(store, 1)
-    holder = await store.join("test")
+    holder = await store.join("test", ttl=60)
     (work,) = await store.next_work(holder)
     history = {"segments": [Segment(number=1)], "checkpoints": [Checkpoint(id="c", segment=1, length=0)]}
     await end(store, work, events=ticks().events, **history)
@@ -166,7 +166,7 @@ async def test_a_write_that_lets_go_lets_go(store: Store):
 
 async def test_a_session_that_is_let_go_with_work_left_is_ready(store: Store):
     (session_id,) = await queue(store, 1, each=2)
-    holder = await store.join("test")
+    holder = await store.join("test", ttl=60)
     (work,) = await store.next_work(holder)
     assert await store.take(work.lease, id=(await store.submissions(session_id)).items[1].id) is not None
     with store.ready_bell() as bell:
@@ -179,7 +179,7 @@ async def test_a_session_that_is_let_go_with_work_left_is_ready(store: Store):
 
 async def test_whoever_lets_go_says_how_the_session_stands(store: Store):
     await queue(store, 1)
-    holder = await store.join("test")
+    holder = await store.join("test", ttl=60)
     (work,) = await store.next_work(holder)
     for status in (None, "running"):
         with pytest.raises(BadInput, match="not running"):
@@ -189,7 +189,7 @@ async def test_whoever_lets_go_says_how_the_session_stands(store: Store):
 
 async def test_a_refused_write_does_not_let_go(store: Store):
     (session_id,) = await queue(store, 1)
-    holder = await store.join("test")
+    holder = await store.join("test", ttl=60)
     (work,) = await store.next_work(holder)
     stale = Lease(session_id=session_id, epoch=work.lease.epoch - 1, holder=holder.id)
     with pytest.raises(LeaseLost):
@@ -201,7 +201,7 @@ async def test_a_refused_write_does_not_let_go(store: Store):
 async def test_submitting_while_others_let_go_leaves_nothing_behind(store: Store):
     """Whoever submits sees the session held or free; either way somebody hears of it."""
     (session_id,) = await queue(store, 1)
-    holder = await store.join("test")
+    holder = await store.join("test", ttl=60)
     done = 0
 
     async def submit() -> None:
@@ -215,6 +215,6 @@ async def test_submitting_while_others_let_go_leaves_nothing_behind(store: Store
                 await end(store, work)
                 done += 1
 
-    async with asyncio.timeout(60):
+    async with within(store, 60):
         await asyncio.gather(submit(), work_off())
     assert (await store.session(session_id)).pending == 0

@@ -11,6 +11,7 @@ import asyncpg
 import obstore
 import pytest
 from obstore.store import S3Store
+from pymongo import AsyncMongoClient
 
 from holdfast.media import MediaStore, open_media
 from holdfast.store import Store, open_store
@@ -40,6 +41,10 @@ class Medium:
         if self.url.startswith("s3"):
             objects: Any = self.objects()
             return sum(meta["size"] for page in objects.list() for meta in page)
+        if self.name == "mongodb":
+            async with AsyncMongoClient[dict[str, Any]](self.store_url) as client:
+                chunks = client.get_default_database()["blob_chunks"]
+                return sum([len(chunk["body"]) async for chunk in chunks.find({})])
         (row,) = await self._sql("SELECT coalesce(sum(length(body)), 0) FROM blob_chunks")
         return int(str(row[0]))
 
@@ -49,6 +54,14 @@ class Medium:
             (self.folder / "media" / blob.key).write_bytes(data)
         elif self.url.startswith("s3"):
             obstore.put(self.objects(), blob.key, data)
+        elif self.name == "mongodb":
+            half = len(data) // 2
+            async with AsyncMongoClient[dict[str, Any]](self.store_url) as client:
+                chunks = client.get_default_database()["blob_chunks"]
+                await chunks.delete_many({})
+                for number, body in enumerate((data[:half], data[half:])):
+                    key = {"blob_id": blob.id, "number": number}
+                    await chunks.insert_one({"_id": key, **key, "body": body})
         else:
             half = len(data) // 2
             await self._sql("DELETE FROM blob_chunks")
@@ -89,13 +102,15 @@ def s3_server() -> Generator[SeaweedFs, None, None]:
         yield server
 
 
-@pytest.fixture(params=["disk", "sqlite", "postgres", "s3", "disk on postgres"])
+@pytest.fixture(params=["disk", "sqlite", "postgres", "mongodb", "s3", "disk on postgres"])
 async def medium(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Medium:
     store_url, url = f"sqlite:///{tmp_path}/store.db", "database"
     environment: dict[str, str] = {}
     if "postgres" in request.param:
         server: Postgres = request.getfixturevalue("postgres_server")
         store_url = await new_database(server)
+    if request.param == "mongodb":
+        store_url = request.getfixturevalue("mongo_url")
     if "disk" in request.param:
         url = f"disk://{tmp_path}/media"
     if request.param == "s3":

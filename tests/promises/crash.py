@@ -19,6 +19,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from holdfast import Holdfast, continue_session, idempotency_key, is_provider_valid, load_history, resume
 from holdfast.errors import Conflict, NotFound, SessionBusy
+from holdfast.ids import new_id
 from holdfast.record import Policy, capability
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, Lease
@@ -59,7 +60,9 @@ def make_agent(store: Store, log: Path, points: Points, policy: Policy) -> Agent
         answers = [p for m in messages for p in m.parts if isinstance(p, ToolReturnPart)]
         return ModelResponse(parts=[TextPart(f"done with {len(answers)} answers")])
 
-    recorder = Holdfast(store, policies=dict.fromkeys(("left", "right"), policy), lease_ttl=0.3)
+    # Where steps take longer, so does a lease: it must not end in the middle of a run that goes well.
+    ttl = 60.0 if store.engine == "mongodb" else 0.3
+    recorder = Holdfast(store, policies=dict.fromkeys(("left", "right"), policy), lease_ttl=ttl)
 
     async def act(ctx: RunContext[None], x: int) -> str:
         points.here(f"in-{x}")
@@ -81,7 +84,7 @@ def _prompts(message: ModelMessage) -> str:
     return " ".join(str(p.content) for p in message.parts if p.part_kind == "user-prompt")
 
 
-async def first(url: str, log: Path, policy: Policy, point: str | None) -> None:
+async def first(url: str, talk: str, log: Path, policy: Policy, point: str | None) -> None:
     points = Points(point)
     capability._A_MOMENT = 60  # the same writes at whatever pace this machine has today
     async with open_store(url) as store:
@@ -105,47 +108,49 @@ async def first(url: str, log: Path, policy: Policy, point: str | None) -> None:
                 log.with_name("began").touch()
             return ""
 
-        result = await agent.run("go", conversation_id="talk", run_id="run-1")
+        result = await agent.run("go", conversation_id=talk, run_id=f"run-{talk}")
         (log.parent / "points.json").write_text(
             json.dumps({"points": points.passed, "output": result.output})
         )
 
 
-async def second(url: str, log: Path, policy: Policy, mode: str) -> dict[str, Any]:
+async def second(url: str, talk: str, log: Path, policy: Policy, mode: str) -> dict[str, Any]:
     async with open_store(url) as store:
         agent = make_agent(store, log, Points(None), policy)
         while True:
             try:
-                output = await _go_on(agent, store, mode)
+                output = await _go_on(agent, store, talk, mode)
             except SessionBusy:
+                if store.engine == "mongodb":
+                    await store.reclaim()  # as a worker would: its process is seen to be gone
                 await asyncio.sleep(0.05)
             else:
                 break
-        (latest,) = (await store.checkpoints(session_id="talk", limit=1)).items
+        (latest,) = (await store.checkpoints(session_id=talk, limit=1)).items
         history = await load_history(store, latest)
         return {
             "output": output,
             "valid": is_provider_valid(history),
             "violations": [str(v) for v in await store.check()],
-            "status": (await store.session("talk")).status,
+            "status": (await store.session(talk)).status,
             "unknown": sum("whether it took effect is not known" in str(m) for m in history),
         }
 
 
-async def _go_on(agent: Agent[None, str], store: Store, mode: str) -> str:
+async def _go_on(agent: Agent[None, str], store: Store, talk: str, mode: str) -> str:
     if mode == "continue":
         try:
-            return (await continue_session(agent, store, "talk", "next")).output
+            return (await continue_session(agent, store, talk, "next")).output
         except NotFound:
-            return (await agent.run("next", conversation_id="talk")).output
+            return (await agent.run("next", conversation_id=talk)).output
     try:
-        return (await resume(agent, store, "run-1")).output
+        return (await resume(agent, store, f"run-{talk}")).output
     except NotFound:  # it was killed before its first write: no model was asked, no tool has run
-        return (await agent.run("go", conversation_id="talk")).output
+        return (await agent.run("go", conversation_id=talk)).output
     except Conflict as reason:
         if "completed" not in str(reason):
             raise
-        (latest,) = (await store.checkpoints(session_id="talk", limit=1)).items
+        (latest,) = (await store.checkpoints(session_id=talk, limit=1)).items
         return str((await load_history(store, latest))[-1].parts[0].content)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
 
 
@@ -173,12 +178,13 @@ def main(urls: str, folder: str, policy: Policy, mode: str, *chosen: str) -> Non
             url = Path(urls[1:]).read_text().splitlines()[number]
         else:
             url = urls.replace("{place}", str(place))
+        talk = new_id()  # several may share a database
         log, answer = place / "log", place / "answer.json"
         log.touch()
         kill = None if point == "none" else point
-        ended = in_a_process(lambda: asyncio.run(first(url, log, policy, kill)))  # noqa: B023
+        ended = in_a_process(lambda: asyncio.run(first(url, talk, log, policy, kill)))  # noqa: B023
         killed_log = log.read_text()
-        went = in_a_process(lambda: asyncio.run(second(url, log, policy, mode)), answer)  # noqa: B023
+        went = in_a_process(lambda: asyncio.run(second(url, talk, log, policy, mode)), answer)  # noqa: B023
         facts: dict[str, Any] = {
             "point": point,
             "ended": ended,

@@ -3,19 +3,17 @@
 import asyncio
 import json
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import new_database
-from tests.servers import Postgres
-
 
 class Crash:
-    """Where the runs that are to be killed live: a database of its own for each."""
+    """Where the runs that are to be killed live; `new_url` names the database of each, if it is not a file of its own."""
 
-    def __init__(self, folder: Path, server: Postgres | None) -> None:
+    def __init__(self, folder: Path, new_url: Callable[[], Awaitable[str]] | None = None) -> None:
         self._folder = folder
-        self._server = server
+        self._new_url = new_url
 
     async def run(self, policy: str, mode: str, points: list[str]) -> list[dict[str, Any]]:
         """Kill a run at each of the points, go on with it, and return what was found, in two processes at once."""
@@ -27,8 +25,8 @@ class Crash:
         place = self._folder / f"{policy}-{mode}-{len(list(self._folder.iterdir()))}-{points[0]}"
         place.mkdir()
         url = "sqlite:///{place}/store.db"
-        if self._server is not None:
-            urls = [await new_database(self._server) for _ in points]
+        if self._new_url is not None:
+            urls = [await self._new_url() for _ in points]
             (place / "urls").write_text("\n".join(urls))
             url = f"@{place / 'urls'}"
         process = await asyncio.create_subprocess_exec(

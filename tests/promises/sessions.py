@@ -37,7 +37,7 @@ async def fill(
     session = await store.create_session(
         agent=agent, owner="ada", title=first, metadata=json.dumps({"about": first}, ensure_ascii=False)
     )
-    holder = await store.join("filler")
+    holder = await store.join("filler", ttl=60)
     submission = await store.submit(session.id, "message", mark, idempotency_key=f"key-{safe}")
     lease = await store.acquire(session.id, holder)
     await store.take(lease)

@@ -4,7 +4,7 @@ import pytest
 
 from tests.promises.driver import Crash, every_point
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 
 async def test_the_next_message_works_after_a_kill_at_every_boundary(crash: Crash):

@@ -72,7 +72,7 @@ async def test_what_was_cleaned_comes_back_to_the_byte(engine: Engine, texts: li
         session_id = await fill(store, open_media(store=store), texts, blobs=blobs)
         await there_and_back(store, session_id)
         # And the session goes on from where it was.
-        holder = await store.join("next")
+        holder = await store.join("next", ttl=60)
         await store.submit(session_id, "message")
         lease = await store.acquire(session_id, holder)
         assert await store.take(lease) is not None
@@ -91,7 +91,7 @@ async def test_a_large_session_comes_back(store: Store):
     """10,000 events, a blob of several lines, a message larger than a page."""
     media = open_media(store=store)
     session_id = await fill(store, media, ['é\U0001f600\\"\n'] * 3, blobs=[os.urandom(3 * BLOB_BYTES + 1)])
-    holder = await store.join("writer")
+    holder = await store.join("writer", ttl=60)
     lease = await store.acquire(session_id, holder)
     for _ in range(10):
         await store.write(lease, Batch(events=[NewEvent(kind="tick", payload='{"n": 1}')] * 1000))
@@ -120,6 +120,11 @@ async def test_engines_write_the_same_bytes(engine: Engine, store: Store):
         with pytest.raises(SessionExists):
             await import_archive(other, moved, io.BytesIO(archive), actor="test")
         assert await other.check() == []
+        # And the other way: what was made elsewhere, brought here.
+        made = await fill(other, moved, ["elsewhere"], blobs=[b"another picture"])
+        archive = await export(other, made)
+        await import_archive(store, media, io.BytesIO(archive), actor="test")
+        assert await export(store, made) == archive
 
 
 async def test_a_compressed_archive_is_the_same_each_time(store: Store):
@@ -156,7 +161,7 @@ async def test_an_export_is_one_cut(store: Store):
     before = await export(store, session_id)
     pieces = write_archive(store, open_media(store=store), session_id)
     read = [await anext(pieces) for _ in range(2)]
-    holder = await store.join("writer")
+    holder = await store.join("writer", ttl=60)
     lease = await store.acquire(session_id, holder)
     await store.write(lease, Batch(events=[NewEvent(kind="tick")] * 10))
     await store.set_state(session_id, '"later"', expected=1)

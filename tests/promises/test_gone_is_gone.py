@@ -5,6 +5,8 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from bson.raw_bson import RawBSONDocument
+from pymongo import AsyncMongoClient
 
 from holdfast.errors import (
     Conflict,
@@ -27,7 +29,14 @@ MARK = "mark-of-content-93b1"
 
 
 async def everything(engine: Engine, store: Store, folder: Path) -> bytes:
-    """Return all that is stored, as bytes: the files of SQLite, every row of PostgreSQL."""
+    """Return all that is stored, as bytes: the files of SQLite, every row of PostgreSQL, every document of MongoDB."""
+    if engine.name == "mongodb":
+        async with AsyncMongoClient[RawBSONDocument](engine.url, document_class=RawBSONDocument) as client:
+            database = client.get_default_database()
+            names = await database.list_collection_names()
+            found = [document.raw for name in names async for document in database[name].find({})]
+        files = [file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()]
+        return b"".join([*found, *files])
     if engine.name == "postgres":
         connection = await asyncpg.connect(engine.url, server_settings={"search_path": "holdfast"})
         tables = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'holdfast'")
@@ -51,7 +60,7 @@ async def test_no_content_is_left(engine: Engine, tmp_path: Path, how: str, kept
         session_id = await fill(
             store, media, [f"{MARK} {n} " + "x" * n for n in range(300)], blobs=[MARK.encode() * 20_000]
         )
-        holder = await store.join("writer")
+        holder = await store.join("writer", ttl=60)
         lease = await store.acquire(session_id, holder)
         await store.write(
             lease,

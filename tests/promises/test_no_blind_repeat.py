@@ -7,7 +7,7 @@ import pytest
 
 from tests.promises.driver import Crash, every_point
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 
 async def test_killed_at_every_boundary_and_resumed(crash: Crash):

@@ -4,16 +4,19 @@ import asyncio
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast import Store, open_store
-from tests.conftest import Engine
+from tests.builders import within
+from tests.conftest import ONLY_WITH_MONGOD, Engine
 from tests.promises.workers import lines, worker
 from tests.runtime.agents import ended, kinds, reread, send, texts
-from tests.servers import postgres
+from tests.servers import mongo, postgres
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -87,9 +90,12 @@ async def test_a_poison_message_does_not_loop(engine: Engine, store: Store, tmp_
     assert "running" not in {run.status for run in (await store.runs(session_id=session)).items}
 
 
-async def test_many_sessions_while_workers_die(engine: Engine, store: Store, tmp_path: Path):
+async def test_many_sessions_while_workers_die(engine: Engine, store: Store, tmp_path: Path, long: bool):
     """A message each to 200 sessions on three workers, one of which is killed every second: all done, none twice."""
-    sessions = [(await store.create_session(agent="agent", owner="you")).id for _ in range(200)]
+    number_of_sessions = 30 if engine.name == "mongodb" and not long else 200
+    sessions = [
+        (await store.create_session(agent="agent", owner="you")).id for _ in range(number_of_sessions)
+    ]
     async with AsyncExitStack() as stack:
         alive = [
             await stack.enter_async_context(worker(engine.url, "--concurrency", "20", hold=0.2))
@@ -102,9 +108,9 @@ async def test_many_sessions_while_workers_die(engine: Engine, store: Store, tmp
             alive[number % 3] = await stack.enter_async_context(
                 worker(engine.url, "--concurrency", "20", hold=0.2)
             )
-        async with asyncio.timeout(120):
+        async with within(store, 120):
             states = Counter([(await ended(store, message)).state for message in sent])
-    assert states == {"done": 200}
+    assert states == {"done": number_of_sessions}
     for session in sessions:
         done = Counter(line.split()[0] for line in (tmp_path / session).read_text().splitlines())
         assert max(done.values()) == 1, session
@@ -114,9 +120,12 @@ async def test_many_sessions_while_workers_die(engine: Engine, store: Store, tmp
             assert "whether it took effect is not known" in await texts(store, session)
 
 
-async def test_the_database_goes_away_for_a_while(tmp_path: Path):
-    """PostgreSQL is stopped hard for five seconds in the middle of turns: no lost work, no double work."""
-    with postgres() as server:
+@pytest.mark.parametrize(
+    "start", [postgres, pytest.param(mongo, marks=ONLY_WITH_MONGOD)], ids=["postgres", "mongodb"]
+)
+async def test_the_database_goes_away_for_a_while(tmp_path: Path, start: Callable[[], Any]):
+    """The server is stopped hard for five seconds in the middle of turns: no lost work, no double work."""
+    with start() as server:
         async with open_store(server.url()) as store:
             sessions = [(await store.create_session(agent="agent", owner="you")).id for _ in range(10)]
             async with worker(server.url(), hold=0.5), worker(server.url(), hold=0.5):
@@ -125,7 +134,7 @@ async def test_the_database_goes_away_for_a_while(tmp_path: Path):
                 server.kill()
                 await asyncio.sleep(5)
                 server.start()
-                async with asyncio.timeout(100):
+                async with within(store, 100):
                     states = Counter([(await ended(store, message)).state for message in sent])
             assert states == {"done": 10}
             for session in sessions:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from holdfast import Store, open_store
-from tests.conftest import Engine, new_database
+from tests.builders import within
+from tests.conftest import Engine
 from tests.promises.workers import WorkerProcess, lines, worker
 from tests.runtime.agents import ended, is_kind, kinds, send, until
-from tests.servers import Postgres
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 SHORT: dict[str, Any] = {"lease_ttl_seconds": 2, "lease_renew_seconds": 0.5}
@@ -30,7 +30,7 @@ async def test_a_paused_worker_is_fenced_and_notices(engine: Engine, store: Stor
             before = await kinds(store, session)
             first.signal(signal.SIGCONT)
             # It goes on with what it was doing, and is refused: nothing is written twice, and it serves again.
-            async with asyncio.timeout(20):
+            async with within(store, 20):
                 while not any("is lost" in line or "is not ours" in line for line in first.said):
                     await asyncio.sleep(0.05)
             assert (await ended(store, await send(store, session, "still there?"))).state == "done"
@@ -54,12 +54,13 @@ async def test_a_tool_that_blocks_the_loop_keeps_its_lease(engine: Engine, store
     await until(store, session, is_kind("run_completed"))
 
 
+@pytest.mark.parametrize("engine", ["postgres", "mongodb"], indirect=True)
 @pytest.mark.parametrize("skew", ["3600", "-3600"])
 async def test_a_worker_whose_clock_is_wrong_by_an_hour(
-    postgres_server: Postgres, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, skew: str
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, skew: str
 ):
     """Deadlines are on the database's clock: a wrong one neither takes what others hold nor loses what it holds."""
-    url = await new_database(postgres_server)
+    url = engine.url
     async with open_store(url) as store:
         sessions = [(await store.create_session(agent="agent", owner="you")).id for _ in range(2)]
         async with worker(url, "--concurrency", "1", hold=1, **SHORT) as right:

@@ -16,7 +16,7 @@ from tests.conftest import Engine
 from tests.promises.sessions import fill
 from tests.promises.test_exact_return import export
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 
 class Cutters:

@@ -20,7 +20,7 @@ class WorkerProcess:
         self._serving = asyncio.Event()
 
     async def serving(self) -> None:
-        await asyncio.wait_for(self._serving.wait(), 30)
+        await asyncio.wait_for(self._serving.wait(), 90)
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -74,7 +74,7 @@ async def worker(
 
 async def lines(path: Path, count: int) -> list[str]:
     """Wait until a file has so many lines, and return them."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while True:
             found = path.read_text().splitlines() if path.exists() else []
             if len(found) >= count:

@@ -33,7 +33,7 @@ LARGEST_FILE = 20 * MEGABYTE
 async def large_session(store: Store, megabytes: int) -> str:
     """Make a session that does not get much smaller when it is compressed."""
     session_id = await fill(store, open_media(store=store), ["hello"])
-    holder = await store.join("writer")
+    holder = await store.join("writer", ttl=60)
     lease = await store.acquire(session_id, holder)
     await store.write(lease, Batch(segments=[Segment(number=3)]))
     for position in range(megabytes):

@@ -9,6 +9,7 @@ from typing import Any
 from holdfast import Store
 from holdfast.runtime import Worker
 from holdfast.types import Event, Submission
+from tests.builders import within
 
 
 @asynccontextmanager
@@ -28,7 +29,7 @@ async def until(
 ) -> list[Event]:
     """Return the events up to the first one that is wanted."""
     found: list[Event] = []
-    async with asyncio.timeout(20):
+    async with within(store, 20):
         async for event in store.watch(session_id, after=after):
             found.append(event)
             if wanted(event):

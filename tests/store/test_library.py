@@ -1,5 +1,6 @@
 """The .sql files and the code that names them belong together."""
 
+import inspect
 import re
 from pathlib import Path
 
@@ -48,3 +49,33 @@ def test_migrations_are_numbered_without_holes():
 @pytest.mark.parametrize("name", ARMS)
 def test_an_arm_begins_with_its_session(name: str):
     assert library.arm(name, "postgres").columns[0] == ("session_id", "text")
+
+
+SQL_ONLY = {
+    *("fence_group", "refer_blobs_group", *ARMS),  # the hot path is written for each engine
+    *("migration_lock", "create_schema", "create_migrations", "add_migration"),  # so are migrations
+    *("unlit_beacons", "light_beacon", "dim_beacon"),  # PostgreSQL's way to tell who is gone
+    *("queue_submission", "begin_and_tell"),  # and its way to do in one statement what others do in several
+}
+
+
+def test_mongodb_has_every_statement_under_its_name():
+    from holdfast.store.mongo.store import STATEMENTS
+
+    assert library.statement_names() - SQL_ONLY - set(STATEMENTS) == set()
+
+
+def test_mongodb_takes_the_parameters_of_every_statement():
+    from holdfast.store.mongo.store import STATEMENTS
+
+    for name in library.statement_names() - SQL_ONLY:
+        taken = inspect.signature(STATEMENTS[name]).parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+            _, given = library.numbered(name, library.optional(name))
+            assert set(given) | library.optional(name) <= set(taken), name
+
+
+def test_mongodb_has_the_same_migrations():
+    from holdfast.store.mongo.schema import MIGRATIONS
+
+    assert [(n, name) for n, name, _ in MIGRATIONS] == [(n, name) for n, name, _ in library.migrations()]

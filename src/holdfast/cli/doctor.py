@@ -32,7 +32,13 @@ _SKEW_SECONDS = 2.0
 _SLOW_SECONDS = 0.25
 _LITTLE_BYTES = 1024**3
 _LOOK_SECONDS = 30.0
-_EXTRAS = {"postgres": "asyncpg", "server": "uvicorn", "s3": "obstore", "credentials": "cryptography"}
+_EXTRAS = {
+    "postgres": "asyncpg",
+    "mongo": "pymongo",
+    "server": "uvicorn",
+    "s3": "obstore",
+    "credentials": "cryptography",
+}
 _MOST = 20
 
 

@@ -11,8 +11,8 @@ def open_store(url: str | None = None, *, upgrade: bool = True, settings: Settin
     """Return the store behind a URL. It connects when it is entered, with `async with`.
 
     `sqlite:///file.db` is relative to the working folder, `sqlite:////var/lib/file.db` absolute, `sqlite://:memory:`
-    lives as long as the store; `postgresql://user@host/database` needs the extra `postgres`. Without a URL it is the
-    one of the settings. These are read from the environment and holdfast.toml unless they are given. The schema is
+    lives as long as the store; `postgresql://user@host/database` needs the extra `postgres`; `mongodb://host/database`
+    the extra `mongo`, and a replica set. Without a URL it is the one of the settings. These are read from the environment and holdfast.toml unless they are given. The schema is
     brought up to date on opening, unless `upgrade` is false: then an old one is refused.
     """
     settings = settings or load_settings()
@@ -33,6 +33,17 @@ def open_store(url: str | None = None, *, upgrade: bool = True, settings: Settin
             raise MissingExtra(extra="postgres") from error
         try:
             return PostgresStore(url, upgrade=upgrade, settings=settings)
+        except ValueError as error:
+            raise UnknownStore(url=url) from error
+    if scheme in {"mongodb", "mongodb+srv"} and rest:
+        try:
+            from holdfast.store.mongo.store import MongoStore
+        except ModuleNotFoundError as error:
+            if error.name not in {"pymongo", "bson"}:
+                raise
+            raise MissingExtra(extra="mongo") from error
+        try:
+            return MongoStore(url, upgrade=upgrade, settings=settings)
         except ValueError as error:
             raise UnknownStore(url=url) from error
     raise UnknownStore(url=url)

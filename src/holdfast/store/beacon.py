@@ -10,6 +10,9 @@ except ImportError:  # not a Unix: then deadlines alone tell
     fcntl = None
 
 
+_TRIES = 100
+
+
 class FileBeacons:
     """One locked file per holder of this process, in a folder beside the database that all its processes share."""
 
@@ -22,15 +25,25 @@ class FileBeacons:
         if fcntl is None:
             return False
         hidden = self._folder / f".{holder_id}"
-        try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError:
+        descriptor = self._create(hidden)
+        if descriptor is None:
             return False
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         hidden.rename(self._folder / holder_id)  # nobody ever sees it unlocked while we live
         self._lit[holder_id] = descriptor
         return True
+
+    def _create(self, path: Path) -> int | None:
+        """Open a new file in the folder; None if that is not possible here."""
+        for _ in range(_TRIES):
+            try:
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+                return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            except FileNotFoundError:
+                continue  # another process, as the last one there, has just removed the folder
+            except OSError:
+                break
+        return None
 
     def put_out(self, holder_id: str) -> None:
         """Remove the holder's file; harmless if there is none."""

@@ -1,0 +1,368 @@
+"""Rows as documents: what a statement reads and writes through, inside of one transaction or on one cut.
+
+A document has the columns of the SQL schema by the same names; one that is NULL may be missing. Its `_id` is the
+table's key. A text that is too long for a document lies in `pieces`, and is put together again on reading: callers
+never see that.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeAlias
+
+from bson import MaxKey, ObjectId
+from pymongo import InsertOne, ReplaceOne, ReturnDocument, UpdateOne
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LONGEST = 500_000
+"""A text with more characters goes to `pieces`: a document has 16 MiB, and no row as many texts of this length."""
+_PIECE = 1_000_000
+_DUPLICATE = 11000
+NOW: Final = {"$multiply": [{"$toLong": "$$NOW"}, 1000]}
+"""The server's time in microseconds, as an expression: that of the command it is in."""
+
+KEYS: Final[dict[str, tuple[str, ...]]] = {
+    "sessions": ("id",),
+    "tombstones": ("session_id",),
+    "heads": ("session_id",),
+    "holders": ("id",),
+    "duties": ("name",),
+    "submissions": ("session_id", "position"),
+    "runs": ("session_id", "id"),
+    "events": ("session_id", "seq"),
+    "drafts": ("session_id", "run_id", "part"),
+    "segments": ("session_id", "number"),
+    "messages": ("session_id", "segment", "position"),
+    "checkpoints": ("session_id", "seq", "id"),
+    "effects": ("session_id", "run_id", "call_id"),
+    "cursors": ("session_id", "consumer"),
+    "states": ("session_id",),
+    "credentials": ("session_id", "name"),
+    "audit": ("id",),
+    "tokens": ("id",),
+    "blobs": ("id",),
+    "blob_chunks": ("blob_id", "number"),
+    "blob_references": ("session_id", "sha256"),
+    "commands": ("id",),
+    "outputs": ("command_id", "number"),
+}
+"""Every collection with rows, and the columns of its `_id`. `pieces` and `migrations` are the two others."""
+
+
+class Row(dict[str, Any]):
+    """A document; a column that is missing is None."""
+
+    def __missing__(self, column: str) -> None:
+        return None
+
+
+Where: TypeAlias = Mapping[str, Any]
+Sort: TypeAlias = Sequence[tuple[str, int]]
+
+
+def span(
+    table: str, first: str, *, after: Where | None = None, before: Where | None = None
+) -> dict[str, Any]:
+    """Return what finds the rows of one session, or command, by their keys: those between two of them if given."""
+    column, second = KEYS[table][:2]
+    low = {column: first, **(after or {})}
+    high = {column: first, **(before or {second: MaxKey()})}
+    return {"_id": {"$gt": low, "$lt": high}}
+
+
+def beyond(way: str, **columns: object) -> dict[str, Any]:
+    """Return what finds rows that sort after (`$gt`) or before (`$lt`) these values, column by column."""
+    names = list(columns)
+    return {
+        "$or": [
+            {**{name: columns[name] for name in names[:n]}, names[n]: {way: columns[names[n]]}}
+            for n in range(len(names))
+        ]
+    }
+
+
+def filled(first: str, others: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the stages that tell, beginning with the first, which tables have anything in them."""
+
+    def name(table: str) -> list[dict[str, Any]]:
+        return [{"$limit": 1}, {"$project": {"_id": 0, "table": {"$literal": table}}}]
+
+    return [*name(first), *({"$unionWith": {"coll": table, "pipeline": name(table)}} for table in others)]
+
+
+def microseconds(at: datetime) -> int:
+    """Return a time of the server as it is stored."""
+    return (at.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+
+
+@contextmanager
+def plain_errors() -> Generator[None, None, None]:
+    """Raise what went wrong with the first of many as if it had been the only one, and without its content."""
+    try:
+        yield
+    except BulkWriteError as error:
+        found: list[Any] = dict(error.details).get("writeErrors") or []
+        first: Any = found[0] if found else {"errmsg": "a bulk write failed", "code": error.code}
+        details = {name: first[name] for name in ("keyPattern", "keyValue") if name in first}
+        kind = DuplicateKeyError if first["code"] == _DUPLICATE else OperationFailure
+        raise kind(first["errmsg"], first["code"], details) from None
+
+
+class Documents:
+    """The documents as one transaction sees them. `attempt` counts how often it was tried, from 1."""
+
+    def __init__(
+        self, database: AsyncDatabase[Row], session: AsyncClientSession | None, *, attempt: int = 1
+    ) -> None:
+        self.database = database
+        self.session = session
+        self.attempt = attempt
+        self.heads: dict[str, Row] = {}
+        """Heads as they were last changed in this transaction, by nobody else: they are locked."""
+        self._gathered: dict[str, list[Mapping[str, Any]]] = {}
+        self._now: int | None = None
+        self._empty: frozenset[str] = frozenset()
+
+    def __getitem__(self, table: str) -> AsyncCollection[Row]:
+        return self.database[table]
+
+    async def now(self) -> int:
+        """Return the server's time, the same within a transaction: asked for, unless the head has told it."""
+        if self._now is None:
+            hello = await self.database.client.admin.command("hello")
+            self._now = microseconds(hello["localTime"])
+        return self._now
+
+    async def head(
+        self,
+        session_id: str,
+        where: Where | None = None,
+        *,
+        inc: Mapping[str, int] | None = None,
+        values: Where | None = None,
+    ) -> list[Row]:
+        """Change a session's head, which locks it until the commit and tells the time; return it, if it was found."""
+        update: dict[str, Any] = {"$currentDate": {"touched_at": True}}
+        if inc:
+            update["$inc"] = inc
+        if values:
+            update["$set"] = values
+        head = await self["heads"].find_one_and_update(
+            {"_id": session_id, **(where or {})},
+            update,
+            return_document=ReturnDocument.AFTER,
+            session=self.session,
+        )
+        if head is None:
+            return []
+        self._now = microseconds(head["touched_at"])
+        self.heads[session_id] = head
+        return [head]
+
+    async def find(
+        self,
+        table: str,
+        where: Where,
+        *,
+        sort: Sort | None = None,
+        limit: int = 0,
+        fields: Sequence[str] | None = None,
+    ) -> list[Row]:
+        """Return the rows that match, in order."""
+        if table in self._empty:
+            return []
+        cursor = self[table].find(where, fields, sort=sort, limit=limit, session=self.session)
+        return await self.whole(await cursor.to_list())
+
+    async def pass_over_empty(self) -> None:
+        """Ask which tables have nothing in them, once, and no more of these."""
+        first, *others = sorted(KEYS)
+        there = await self.group(first, *filled(first, others))
+        self._empty = frozenset(KEYS) - {row["table"] for row in there}
+
+    async def one(self, table: str, where: Where) -> Row | None:
+        """Return a row that matches, if there is one."""
+        return next(iter(await self.find(table, where, limit=1)), None)
+
+    async def get(self, table: str, key: object) -> list[Row]:
+        """Return the row with this key, or none."""
+        return await self.find(table, {"_id": key}, limit=1)
+
+    async def count(self, table: str, where: Where) -> int:
+        """Return how many rows match."""
+        return await self[table].count_documents(where, session=self.session)
+
+    async def group(self, table: str, *stages: Mapping[str, Any]) -> list[Row]:
+        """Return what an aggregation of the table gives."""
+        if table in self._empty:
+            return []
+        cursor = await self[table].aggregate(list(stages), session=self.session)
+        return await cursor.to_list()
+
+    async def insert(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows; one whose key is taken spoils the transaction."""
+        documents: list[Row] = []
+        pieces: list[Row] = []
+        for row in rows:
+            document, own = _split(table, row)
+            documents.append(document)
+            pieces += own
+        await self._add(table, documents)
+        await self._add("pieces", pieces)
+
+    def gather(self, table: str, row: Mapping[str, Any]) -> None:
+        """Add a row with the next ones, before anything else is done."""
+        self._gathered.setdefault(table, []).append(row)
+
+    async def flush(self) -> None:
+        """Add what was gathered."""
+        gathered, self._gathered = self._gathered, {}
+        for table, rows in gathered.items():
+            await self.insert(table, rows)
+
+    async def _add(self, table: str, documents: list[Row]) -> None:
+        if not documents:
+            return
+        with plain_errors():
+            await self[table].insert_many(documents, session=self.session)
+
+    async def insert_new(self, table: str, row: Mapping[str, Any]) -> bool:
+        """Add a row unless its key is taken; say whether it was added."""
+        document, pieces = _split(table, row)
+        done = await self[table].update_one(
+            {"_id": document["_id"]}, {"$setOnInsert": document}, upsert=True, session=self.session
+        )
+        if done.upserted_id is not None:
+            await self._add("pieces", pieces)
+        return done.upserted_id is not None
+
+    async def change(self, table: str, row: Row, **values: object) -> Row:
+        """Change some columns of a row that was read in this transaction; return the row as it is now."""
+        changed = Row({**row, **values})
+        if "pieces" in row or any(isinstance(v, str) and len(v) > _LONGEST for v in values.values()):
+            document, pieces = _split(table, changed, key=row["_id"])
+            await self._drop_pieces([row])
+            await self[table].replace_one({"_id": row["_id"]}, document, session=self.session)
+            await self._add("pieces", pieces)
+        else:
+            await self[table].update_one({"_id": row["_id"]}, {"$set": values}, session=self.session)
+        return changed
+
+    async def change_at_once(
+        self, table: str, key: str, stages: Sequence[Mapping[str, Any]], *, upsert: bool = False
+    ) -> list[Row]:
+        """Change the row with this key by what the stages make of it, in one command; return it as it is now, if there."""
+        row = await self[table].find_one_and_update(
+            {"_id": key}, stages, upsert=upsert, return_document=ReturnDocument.AFTER, session=self.session
+        )
+        return [] if row is None else [row]
+
+    async def change_where(self, table: str, where: Where, **values: object) -> list[Row]:
+        """Change some columns of all rows that match, to the same values; return these rows as they are now."""
+        return [await self.change(table, row, **values) for row in await self.find(table, where)]
+
+    async def put(
+        self, table: str, rows: Sequence[Mapping[str, Any]], merge: Callable[[Row, Row], Row | None]
+    ) -> None:
+        """Add rows; of one that is there already, `merge` says from the old and the new what it becomes, if anything."""
+        new = [Row(row) for row in rows]
+        keys = [_key(table, row) for row in new]
+        found = await self.find(table, {"_id": {"$in": keys}})
+        old = {_frozen(row["_id"]): row for row in found}
+        changes: list[InsertOne[Row] | ReplaceOne[Row] | UpdateOne] = []
+        pieces: list[Row] = []
+        replaced: list[Row] = []
+        for key, row in zip(keys, new, strict=True):
+            before = old.get(_frozen(key))
+            after = row if before is None else merge(before, row)
+            if after is None:
+                continue
+            document, own = _split(table, after, key=key)
+            pieces += own
+            if before is None:
+                changes.append(InsertOne(document))
+            else:
+                replaced.append(before)
+                changes.append(ReplaceOne({"_id": key}, document))
+        await self._drop_pieces(replaced)
+        if changes:
+            with plain_errors():
+                await self[table].bulk_write(changes, session=self.session)
+        await self._add("pieces", pieces)
+
+    async def delete(
+        self, table: str, where: Where, *, limit: int = 0, sort: Sort | None = None
+    ) -> list[Row]:
+        """Delete rows that match, so many at the most; return their keys."""
+        cursor = self[table].find(where, ["pieces"], sort=sort, limit=limit, session=self.session)
+        rows = await cursor.to_list()
+        if rows:
+            await self._drop_pieces(rows)
+            await self[table].delete_many({"_id": {"$in": [r["_id"] for r in rows]}}, session=self.session)
+        return rows
+
+    async def whole(self, rows: list[Row]) -> list[Row]:
+        """Put the long texts of these rows together."""
+        for row in rows:
+            for column, of in _pieces(row).items():
+                cursor = self["pieces"].find(
+                    {"_id": {"$gt": {"of": of}, "$lt": {"of": of, "number": MaxKey()}}},
+                    sort=[("_id", 1)],
+                    session=self.session,
+                )
+                row[column] = "".join([piece["body"] async for piece in cursor])
+        return rows
+
+    async def _drop_pieces(self, rows: Iterable[Row]) -> None:
+        for of in [of for row in rows for of in _pieces(row).values()]:
+            await self["pieces"].delete_many(
+                {"_id": {"$gt": {"of": of}, "$lt": {"of": of, "number": MaxKey()}}}, session=self.session
+            )
+
+
+def is_long(value: object) -> bool:
+    """Say whether a text is too long for its row's document."""
+    return isinstance(value, str) and len(value) > _LONGEST
+
+
+def as_document(table: str, row: Mapping[str, Any]) -> Row:
+    """Return the document of a row that has no long texts."""
+    document, _ = _split(table, row)
+    return document
+
+
+def _pieces(row: Row) -> dict[str, ObjectId]:
+    return row["pieces"] or {}
+
+
+def _key(table: str, row: Mapping[str, Any]) -> Any:
+    columns = KEYS[table]
+    return row[columns[0]] if len(columns) == 1 else {column: row[column] for column in columns}
+
+
+def _frozen(key: Any) -> Any:
+    return tuple(key.values()) if isinstance(key, dict) else key  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def _split(table: str, row: Mapping[str, Any], *, key: Any = None) -> tuple[Row, list[Row]]:
+    """Return the document of a row, and the pieces of what is too long for it."""
+    document = Row({name: value for name, value in row.items() if value is not None and name != "pieces"})
+    document["_id"] = _key(table, row) if key is None else key
+    pieces: list[Row] = []
+    for column in [c for c, v in document.items() if isinstance(v, str) and len(v) > _LONGEST]:
+        text, of = document.pop(column), ObjectId()
+        document.setdefault("pieces", {})[column] = of
+        pieces += [
+            Row(
+                _id={"of": of, "number": n},
+                table=table,
+                row=document["_id"],
+                body=text[start : start + _PIECE],
+            )
+            for n, start in enumerate(range(0, len(text), _PIECE))
+        ]
+    return document, pieces

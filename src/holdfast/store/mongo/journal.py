@@ -1,0 +1,166 @@
+"""The statements of journal.sql and history.sql."""
+
+from collections.abc import Iterable
+
+from holdfast.store.mongo.documents import Documents, Row, beyond, span
+from holdfast.store.mongo.sessions import by_key, live_holders
+
+
+async def fence(
+    db: Documents, *, session_id: str, epoch: int, holder: str, count: int, writes: int | None = None
+) -> list[Row]:
+    where: dict[str, object] = {"epoch": epoch, "holder": holder}
+    inc = {"seq": count}
+    if writes is not None:
+        where["writes"] = writes
+        inc["writes"] = 1
+    return await db.head(session_id, where, inc=inc)
+
+
+async def head(db: Documents, *, session_id: str) -> list[Row]:
+    return await db.get("heads", session_id)
+
+
+async def number_event(db: Documents, *, session_id: str) -> list[Row]:
+    return await db.head(session_id, inc={"seq": 1})
+
+
+async def insert_event(db: Documents, **row: object) -> list[Row]:
+    await db.insert("events", [{**row, "at": await db.now()}])
+    return []
+
+
+async def events(
+    db: Documents, *, session_id: str, after: int, limit: int, run_id: str | None = None
+) -> list[Row]:
+    where = span("events", session_id, after={"seq": after})
+    if run_id is not None:
+        where["run_id"] = run_id
+    rows = await db.find("events", where, sort=[("_id", 1)], limit=limit)
+    bodies = await _bodies(db, session_id, rows)
+    return [Row(row, message=bodies.get((row["segment"], row["position"]))) for row in rows]
+
+
+async def _bodies(db: Documents, session_id: str, rows: Iterable[Row]) -> dict[tuple[int, int], str]:
+    """Return the bodies of the messages that these rows refer to."""
+    places = {(row["segment"], row["position"]) for row in rows if row["segment"] is not None}
+    if not places:
+        return {}
+    keys = [{"session_id": session_id, "segment": s, "position": p} for s, p in sorted(places)]
+    messages = await db.find("messages", {"_id": {"$in": keys}})
+    return {(message["segment"], message["position"]): message["body"] for message in messages}
+
+
+async def put_draft(db: Documents, *, session_id: str, epoch: int, holder: str, **row: object) -> list[Row]:
+    # Like every write it goes through the head, since only who changes the same document gets into another's way.
+    head = await db.head(session_id, {"epoch": epoch, "holder": holder})
+    if not head:
+        return []
+    draft = {"session_id": session_id, **row, "follows": head[0]["seq"], "at": await db.now()}
+    await db.put("drafts", [draft], lambda old, new: Row(new, follows=old["follows"]))
+    return [Row(row)]
+
+
+async def drafts(db: Documents, *, session_id: str) -> list[Row]:
+    return await db.find("drafts", span("drafts", session_id), sort=[("_id", 1)])
+
+
+async def history(
+    db: Documents, *, session_id: str, segment: int, length: int, after: int, limit: int
+) -> list[Row]:
+    """Walk from the segment to the root; of each take the positions from its start up to where the child began."""
+    known = {row["number"]: row for row in await segments(db, session_id=session_id)}
+    ranges: list[dict[str, object]] = []
+    stop, number = min(length, after + 1 + limit), segment
+    while number is not None and number in known:
+        start = known[number]["start"]
+        low = max(start, after + 1)
+        if low < stop:
+            place = {"session_id": session_id, "segment": number}
+            ranges.append({"_id": {"$gte": {**place, "position": low}, "$lt": {**place, "position": stop}}})
+        stop, number = min(stop, start), known[number]["parent"]
+    if not ranges:
+        return []
+    return await db.find("messages", {"$or": ranges}, sort=[("position", 1)])
+
+
+async def segments(db: Documents, *, session_id: str) -> list[Row]:
+    return await db.find("segments", span("segments", session_id), sort=[("_id", 1)])
+
+
+async def checkpoints(
+    db: Documents,
+    *,
+    limit: int,
+    id: str | None = None,
+    session_id: str | None = None,
+    run_id: str | None = None,
+    kind: str | None = None,
+    seq_before: int | None = None,
+    id_before: str | None = None,
+) -> list[Row]:
+    if id is not None:
+        return await db.find("checkpoints", {"id": id})
+    before = None if seq_before is None else {"seq": seq_before, "id": id_before}
+    where = span("checkpoints", session_id or "", before=before)
+    if run_id is not None:
+        where["run_id"] = run_id
+    if kind is not None:
+        where["kind"] = kind
+    return await db.find("checkpoints", where, sort=[("_id", -1)], limit=limit)
+
+
+async def runs(
+    db: Documents,
+    *,
+    limit: int,
+    id: str | None = None,
+    session_id: str | None = None,
+    parent_id: str | None = None,
+    first_seq: int | None = None,
+    started_at: int | None = None,
+    after_id: str | None = None,
+) -> list[Row]:
+    """Find runs. What is said to be running without a live holder was interrupted."""
+    order = "first_seq" if parent_id is None else "started_at"
+    given = {"id": id, "session_id": session_id, "parent_id": parent_id}
+    where = {name: value for name, value in given.items() if value is not None}
+    place = first_seq if parent_id is None else started_at
+    if place is not None:
+        where |= beyond("$gt", **{order: place, "id": after_id})
+    rows = await db.find("runs", where, sort=[(order, 1), ("id", 1)], limit=limit)
+    heads = await by_key(db, "heads", [row["session_id"] for row in rows if row["status"] == "running"])
+    live = await live_holders(db, [head["holder"] for head in heads.values()])
+    for row in rows:
+        if row["status"] == "running" and heads.get(row["session_id"], Row())["holder"] not in live:
+            row["status"] = "interrupted"
+    return rows
+
+
+async def effects(
+    db: Documents,
+    *,
+    session_id: str,
+    limit: int,
+    run_id: str | None = None,
+    call_id: str | None = None,
+    unresolved: bool | None = None,
+    started_at: int | None = None,
+    after_run: str | None = None,
+    after_call: str | None = None,
+) -> list[Row]:
+    where: dict[str, object] = {"session_id": session_id}
+    if run_id is not None:
+        where["run_id"] = run_id
+    if call_id is not None:
+        where["call_id"] = call_id
+    if unresolved:
+        where["ended_at"] = None
+    if started_at is not None:
+        place = beyond("$gt", started_at=started_at, run_id=after_run, call_id=after_call)
+        where = {"$and": [where, place]}
+    rows = await db.find(
+        "effects", where, sort=[("started_at", 1), ("run_id", 1), ("call_id", 1)], limit=limit
+    )
+    bodies = await _bodies(db, session_id, rows)
+    return [Row(row, body=bodies.get((row["segment"], row["position"]))) for row in rows]

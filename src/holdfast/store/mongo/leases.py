@@ -1,0 +1,261 @@
+"""The statements of leases.sql and work.sql. To change a head is to lock it: whoever comes second begins again."""
+
+import json
+import random
+from typing import Any
+
+from holdfast.store.mongo.documents import NOW, Documents, Row, span
+from holdfast.store.mongo.sessions import by_key, live_holders, view
+
+_READY = {"ready_at": {"$gt": 0}}
+_CROWD = 8
+"""Among how many more a claim chooses, with each time that another was quicker."""
+
+
+async def join(db: Documents, *, id: str, ttl_us: int, **row: object) -> list[Row]:
+    new = {"$literal": {"id": id, "ttl_us": ttl_us, **row}}
+    before = [new, {"joined_at": NOW}, "$$ROOT"]  # what is there already stays
+    stages = [{"$replaceWith": {"$mergeObjects": [*before, {"deadline": {"$add": [NOW, ttl_us]}}]}}]
+    return await db.change_at_once("holders", id, stages, upsert=True)
+
+
+async def renew(db: Documents, *, id: str) -> list[Row]:
+    return await db.change_at_once("holders", id, [{"$set": {"deadline": {"$add": [NOW, "$ttl_us"]}}}])
+
+
+async def holders(db: Documents) -> list[Row]:
+    rows = await db.find("holders", {}, sort=[("_id", 1)])
+    groups = await db.group(
+        "heads", {"$match": {"holder": {"$gt": ""}}}, {"$group": {"_id": "$holder", "n": {"$sum": 1}}}
+    )
+    numbers = {group["_id"]: group["n"] for group in groups}
+    return [Row(row, sessions=numbers.get(row["id"], 0)) for row in rows]
+
+
+async def remove_holder(db: Documents, *, id: str) -> list[Row]:
+    return await db.delete("holders", {"_id": id})
+
+
+async def lost_heads(db: Documents, *, limit: int) -> list[Row]:
+    alive = await db.find("holders", {"deadline": {"$gt": await db.now()}}, fields=["_id"])
+    where = {"holder": {"$gt": "", "$nin": [row["_id"] for row in alive]}}
+    return await db.find("heads", where, limit=limit)
+
+
+async def expired_holders(db: Documents) -> list[Row]:
+    return await db.find("holders", {"deadline": {"$lte": await db.now()}}, limit=1)
+
+
+async def remove_expired(db: Documents) -> list[Row]:
+    gone = await db.find("holders", {"deadline": {"$lte": await db.now()}})
+    for row in gone:
+        if await db.one("heads", {"holder": row["id"]}) is None:
+            await db.delete("holders", {"_id": row["id"]})
+    return []
+
+
+async def lock_head(db: Documents, *, session_id: str) -> list[Row]:
+    return await db.head(session_id)
+
+
+async def locked_head(db: Documents, *, session_id: str) -> list[Row]:
+    heads = [db.heads[session_id]]  # which was locked a moment ago
+    sessions = await db.get("sessions", session_id)
+    pending = await db.count("submissions", {"session_id": session_id, "ended_at": None})
+    return [
+        Row(head, status=session["status"], pending=pending)
+        for head, session in zip(heads, sessions, strict=False)
+    ]
+
+
+async def held_by(db: Documents, *, session_id: str) -> list[Row]:
+    """Return the live holder of a session that is not about to be cleaned, without a lock."""
+    live = await live_holders(db, [head["holder"] for head in await db.get("heads", session_id)])
+    sessions = await db.get("sessions", session_id) if live else []
+    return list(live.values()) if sessions and sessions[0]["status"] not in {"cleaning", "cleaned"} else []
+
+
+async def live_holder(db: Documents, *, id: str) -> list[Row]:
+    return list((await live_holders(db, [id])).values())
+
+
+async def _ready(db: Documents, agents: str | None, limit: int) -> list[str]:
+    """Return who has been ready longest; after others were quicker, some of those behind as well, at random."""
+    where: dict[str, Any] = dict(_READY)
+    if agents is not None:
+        where["agent"] = {"$in": json.loads(agents)}
+    crowd = (db.attempt - 1) * _CROWD
+    found = await db.find("heads", where, sort=[("ready_at", 1)], limit=limit + crowd, fields=["_id"])
+    ids = [row["_id"] for row in found]
+    return random.sample(ids, min(limit, len(ids))) if crowd else ids
+
+
+async def next_ready(db: Documents, *, agents: str | None = None) -> list[Row]:
+    return [Row(session_id=each) for each in await _ready(db, agents, 1)]
+
+
+async def claim_lock(_: Documents, **__: object) -> list[Row]:
+    """Do nothing: a transaction that is tried again in its session ends the one before."""
+    return []
+
+
+async def tenure(db: Documents, **ours: object) -> list[Row]:
+    return await db.find("heads", ours)
+
+
+async def take_lease(
+    db: Documents, *, session_id: str, holder: str, tenure: str, dead: str | None = None
+) -> list[Row]:
+    if not await live_holder(db, id=holder):
+        return []
+    values: dict[str, object] = {"holder": holder, "tenure": tenure, "writes": 0, "ready_at": None}
+    if dead is not None:
+        values["orphaned_by"] = dead
+    return await db.head(session_id, inc={"epoch": 1}, values=values)
+
+
+async def requeue_claimed(db: Documents, *, session_id: str) -> list[Row]:
+    return await requeue_all_claimed(db, session_ids=json.dumps([session_id]))
+
+
+async def requeue_all_claimed(db: Documents, *, session_ids: str) -> list[Row]:
+    await db["submissions"].update_many(
+        {"session_id": {"$in": json.loads(session_ids)}, "ended_at": None, "state": "claimed"},
+        {"$set": {"state": "queued"}},
+        session=db.session,
+    )
+    return []
+
+
+async def has_work(db: Documents, session_id: str, *, control_only: bool) -> bool:
+    """Say whether a session has something to take."""
+    where: dict[str, object] = {"session_id": session_id, "ended_at": None, "state": {"$ne": "waiting"}}
+    if control_only:
+        where["lane"] = "control"
+    return bool(await db.find("submissions", where, limit=1, fields=["_id"]))
+
+
+async def free_head(
+    db: Documents, *, session_id: str, orphaned_by: str | None, control_only: bool | None = None
+) -> list[Row]:
+    work = await has_work(db, session_id, control_only=bool(control_only))
+    ready_at = await db.now() if work else None
+    return await db.head(
+        session_id, values={"holder": None, "orphaned_by": orphaned_by, "ready_at": ready_at}
+    )
+
+
+async def free_heads(db: Documents, *, session_ids: str) -> list[Row]:
+    rows: list[Row] = []
+    for session in (await by_key(db, "sessions", json.loads(session_ids))).values():
+        waiting = session["status"] == "waiting"
+        for head in await free_head(db, session_id=session["id"], orphaned_by=None, control_only=waiting):
+            rows.append(Row(session_id=session["id"], ready=head["ready_at"] is not None))
+    return rows
+
+
+async def not_running(db: Documents, *, session_id: str) -> list[Row]:
+    where = {"_id": session_id, "status": "running"}
+    return await db.change_where("sessions", where, status="idle", active_at=await db.now())
+
+
+async def held_heads(db: Documents, *, holder: str, limit: int) -> list[Row]:
+    return await db.find("heads", {"holder": holder}, sort=[("_id", 1)], limit=limit)
+
+
+async def latest_ready(db: Documents) -> list[Row]:
+    rows = await db.find("heads", _READY, sort=[("ready_at", -1)], limit=1)
+    return [Row(number=rows[0]["ready_at"] if rows else 0)]
+
+
+async def watched_heads(db: Documents, *, session_ids: str) -> list[Row]:
+    heads = await by_key(db, "heads", json.loads(session_ids))
+    return [Row(session_id=key, number=head["seq"]) for key, head in heads.items()]
+
+
+async def watched_inboxes(db: Documents, *, session_ids: str) -> list[Row]:
+    where = {"session_id": {"$in": json.loads(session_ids)}, "ended_at": None}
+    return await _latest(db, "submissions", where, "position")
+
+
+async def watched_drafts(db: Documents, *, session_ids: str) -> list[Row]:
+    return await _latest(db, "drafts", {"session_id": {"$in": json.loads(session_ids)}}, "at")
+
+
+async def watched_commands(db: Documents, *, session_ids: str) -> list[Row]:
+    commands = await by_key(db, "commands", json.loads(session_ids))
+    return [Row(session_id=key, number=command["outputs"] - 1) for key, command in commands.items()]
+
+
+async def _latest(db: Documents, table: str, where: dict[str, Any], column: str) -> list[Row]:
+    groups = await db.group(
+        table, {"$match": where}, {"$group": {"_id": "$session_id", "number": {"$max": f"${column}"}}}
+    )
+    return [Row(session_id=group["_id"], number=group["number"]) for group in groups]
+
+
+async def expire_holders(db: Documents, *, ids: str) -> list[Row]:
+    return await db.change_where("holders", {"_id": {"$in": json.loads(ids)}}, deadline=0)
+
+
+async def any_ready(db: Documents, *, holder: str, agents: str | None = None) -> list[Row]:
+    live = await live_holder(db, id=holder)
+    return [Row(ready=bool(await _ready(db, agents, 1)), live=bool(live))]
+
+
+async def claim_ready(
+    db: Documents, *, holder: str, tenure: str, limit: int, agents: str | None = None
+) -> list[Row]:
+    rows: list[Row] = []
+    for session_id in await _ready(db, agents, limit):
+        rows += await take_lease(db, session_id=session_id, holder=holder, tenure=tenure)
+    return rows
+
+
+async def begin_submissions(db: Documents, *, max_attempts: int, **ours: object) -> list[Row]:
+    begun: list[Row] = []
+    heads = await tenure(db, **ours)
+    sessions = await by_key(db, "sessions", [head["session_id"] for head in heads])
+    for session in sessions.values():
+        where = {"session_id": session["id"], "ended_at": None, "state": "queued"}
+        if session["status"] == "waiting":
+            where["lane"] = "control"
+        first = await db.find("submissions", where, sort=[("lane", 1), ("position", 1)], limit=1)
+        begun += [await claim(db, row) for row in first if row["attempts"] < max_attempts]
+    return begun
+
+
+async def claim(db: Documents, row: Row) -> Row:
+    """Note on a submission that it was taken once more."""
+    now = await db.now()
+    return await db.change("submissions", row, state="claimed", attempts=row["attempts"] + 1, started_at=now)
+
+
+async def begun_submissions(db: Documents, **ours: object) -> list[Row]:
+    ids = [head["session_id"] for head in await tenure(db, **ours)]
+    return await db.find("submissions", {"session_id": {"$in": ids}, "ended_at": None, "state": "claimed"})
+
+
+async def number_begun(db: Documents, *, session_ids: str) -> list[Row]:
+    return [
+        row for session_id in json.loads(session_ids) for row in await db.head(session_id, inc={"seq": 1})
+    ]
+
+
+async def tell_begun(db: Documents, *, events: str) -> list[Row]:
+    now = await db.now()
+    columns = ("session_id", "seq", "run_id", "payload")
+    rows = [dict(zip(columns, event, strict=True)) for event in json.loads(events)]
+    await db.insert("events", [{**row, "kind": "submission_started", "at": now} for row in rows])
+    return []
+
+
+async def claimed_sessions(db: Documents, **ours: object) -> list[Row]:
+    heads = await tenure(db, **ours)
+    found = await by_key(db, "sessions", [head["session_id"] for head in heads])
+    rows: list[Row] = []
+    for row in await view(db, list(found.values())):
+        status = found[row["id"]]["status"]
+        fresh = not await db.find("checkpoints", span("checkpoints", row["id"]), limit=1, fields=["_id"])
+        rows.append(Row(row, status="queued" if status in {"idle", "failed"} else status, fresh=fresh))
+    return sorted(rows, key=lambda row: (row["active_at"], row["id"]))

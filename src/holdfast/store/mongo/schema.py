@@ -1,0 +1,151 @@
+"""The collections and their indexes, made by numbered migrations with the same numbers as those of store/sql.
+
+Every step of a migration may be done twice, so several processes that start at once do no harm to each other.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pymongo import IndexModel
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.errors import CollectionInvalid, DuplicateKeyError, OperationFailure
+
+from holdfast.store.mongo.documents import KEYS, Documents, Row
+
+_OWNER = 0
+"""The `_id` of the document in `migrations` that says whose database this is."""
+_NAMESPACE_EXISTS = 48
+_PATIENCE = 20
+_PAUSE_SECONDS = 0.1
+
+
+def _index(*columns: str, **options: Any) -> IndexModel:
+    return IndexModel([(column, 1) for column in columns], **options)
+
+
+_INDEXES: Final[Mapping[str, Sequence[IndexModel]]] = {
+    "sessions": [
+        _index("active_at", "id"),
+        _index("agent", "active_at", "id"),
+        _index("owner", "active_at", "id"),
+        _index("archive", partialFilterExpression={"archive": {"$gt": ""}}),
+        _index("agent", "hold", "status", "active_at", "id"),
+        _index("agent", "hold", "status", "created_at", "id"),
+    ],
+    "heads": [
+        _index("ready_at", partialFilterExpression={"ready_at": {"$gt": 0}}),
+        _index("holder", "tenure", partialFilterExpression={"holder": {"$gt": ""}}),
+    ],
+    "submissions": [
+        _index("id", unique=True),
+        _index(
+            "session_id",
+            "idempotency_key",
+            unique=True,
+            partialFilterExpression={"idempotency_key": {"$gt": ""}},
+        ),
+        _index("session_id", "ended_at", "lane", "position"),
+        _index("ended_at", "session_id", "position", partialFilterExpression={"ended_at": {"$gt": 0}}),
+    ],
+    "runs": [
+        _index("id", unique=True),
+        _index("session_id", "first_seq", "id"),
+        _index("parent_id", "started_at", "id", partialFilterExpression={"parent_id": {"$gt": ""}}),
+    ],
+    "checkpoints": [_index("id", unique=True)],
+    "effects": [_index("session_id", "started_at", "run_id", "call_id")],
+    "audit": [_index("session_id", "id"), _index("id")],
+    "tokens": [_index("digest", unique=True)],
+    "blobs": [
+        _index("sha256", "location", unique=True, partialFilterExpression={"state": "stored"}),
+        _index("sha256"),
+        _index("location", "_id"),
+    ],
+    "blob_references": [_index("sha256")],
+    "commands": [
+        _index("started_at", "id"),
+        _index("owner", "started_at", "id"),
+        _index("ended_at", "id"),
+        _index("session_id", "_id"),
+    ],
+    "outputs": [
+        _index("id", unique=True),
+        _index("at", "id"),
+        _index("owner", "at", "id"),
+        _index("session_id", "_id"),
+    ],
+}
+
+COLLECTIONS: Final = frozenset({*KEYS, "pieces", "migrations"})
+
+
+async def _sessions(database: AsyncDatabase[Row]) -> None:
+    """Make every collection, also those without an index: a transaction on a new database then makes none."""
+    there = set(await database.list_collection_names())
+    await asyncio.gather(*(database[name].create_indexes(indexes) for name, indexes in _INDEXES.items()))
+    plain = {*KEYS, "pieces"} - set(_INDEXES) - there
+    await asyncio.gather(*(_create(database, name) for name in sorted(plain)))
+
+
+async def _create(database: AsyncDatabase[Row], name: str) -> None:
+    try:
+        await database.create_collection(name)
+    except CollectionInvalid:
+        return
+    except OperationFailure as error:
+        if error.code != _NAMESPACE_EXISTS:
+            raise
+
+
+MIGRATIONS: Final = ((1, "0001_sessions", _sessions),)
+LATEST: Final = MIGRATIONS[-1][0]
+
+
+async def upgrade(db: Documents, version: int) -> int:
+    """Apply what is missing after `version`. The first thing that is written says whose database this is."""
+    await _claim(db)
+    for number, name, migrate in MIGRATIONS:
+        if number > version:
+            await migrate(db.database)
+            try:
+                await db["migrations"].insert_one(Row(_id=number, name=name, applied_at=await db.now()))
+            except DuplicateKeyError:
+                continue  # another process was quicker
+    return LATEST
+
+
+async def _claim(db: Documents) -> None:
+    try:
+        await db["migrations"].insert_one(Row(_id=_OWNER, name="holdfast", database=uuid.uuid4().hex))
+    except DuplicateKeyError:
+        return
+
+
+async def identity(db: Documents) -> str:
+    """Return what tells this database from all others, however it is reached."""
+    (owner,) = await db["migrations"].find({"_id": _OWNER}).to_list()
+    return owner["database"]
+
+
+async def has_migrations(db: Documents) -> list[Row]:
+    return await db["migrations"].find({"_id": _OWNER, "name": "holdfast"}).to_list()
+
+
+async def other_tables(db: Documents) -> list[Row]:
+    """Return a collection of something else that has a name of ours; others are none of our business."""
+    found: list[str] = []
+    for _ in range(_PATIENCE):
+        found = sorted(COLLECTIONS.intersection(await db.database.list_collection_names()))
+        if found != ["migrations"] or await db["migrations"].find_one({}) is not None:
+            break
+        await asyncio.sleep(_PAUSE_SECONDS)  # another process is about to say that it is ours
+    if await has_migrations(db):
+        return []
+    return [Row(name=name) for name in found[:1]]
+
+
+async def schema_version(db: Documents) -> list[Row]:
+    newest = await db["migrations"].find({}, sort=[("_id", -1)], limit=1).to_list()
+    return [Row(version=newest[0]["_id"])]

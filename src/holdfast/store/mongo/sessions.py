@@ -1,0 +1,239 @@
+"""The statements of sessions.sql and tokens.sql."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from holdfast.store.mongo.documents import NOW, Documents, Row, beyond, span
+
+
+async def create_session(db: Documents, **row: object) -> list[Row]:
+    now = await db.now()
+    new = {**row, "status": "idle", "hold": 0, "created_at": now, "active_at": now}
+    return [Row(id=row["id"])] if await db.insert_new("sessions", new) else []
+
+
+async def create_head(db: Documents, *, id: str, seq: int = 0) -> list[Row]:
+    (session,) = await db.get("sessions", id)
+    # The agent never changes: it is kept here as well, for those who claim.
+    head = {"session_id": id, "agent": session["agent"], "epoch": 0, "seq": seq, "writes": 0}
+    await db.insert("heads", [head])
+    return []
+
+
+async def sessions(
+    db: Documents,
+    *,
+    limit: int,
+    id: str | None = None,
+    owner: str | None = None,
+    agent: str | None = None,
+    status: str | None = None,
+    title_like: str | None = None,
+    active_before: int | None = None,
+    id_before: str | None = None,
+) -> list[Row]:
+    """Find sessions. Their status is known only after a look at leases and queues: so it filters page by page."""
+    if id is not None:
+        return await view(db, await db.get("sessions", id))
+    where: dict[str, object] = {}
+    if owner is not None:
+        where["owner"] = owner
+    if agent is not None:
+        where["agent"] = agent
+    if title_like is not None:
+        text = re.sub(r"\\(.)", r"\1", title_like[1:-1])  # what LIKE needs and a search for a part does not
+        where["$expr"] = {"$gte": [{"$indexOfCP": ["$title_folded", {"$literal": text}]}, 0]}
+    found: list[Row] = []
+    place = None if active_before is None else (active_before, id_before)
+    while len(found) < limit:
+        further = {} if place is None else beyond("$lt", active_at=place[0], id=place[1])
+        page = await db.find(
+            "sessions", {**where, **further}, sort=[("active_at", -1), ("id", -1)], limit=limit
+        )
+        found += [row for row in await view(db, page) if status in {None, row["status"]}]
+        if len(page) < limit:
+            break
+        place = (page[-1]["active_at"], page[-1]["id"])
+    return found[:limit]
+
+
+async def view(db: Documents, found: Sequence[Row]) -> list[Row]:
+    """Return sessions as people see them.
+
+    What is said to be running without a live holder is not: it is queued if something waits, else idle.
+    """
+    ids = [row["id"] for row in found]
+    heads = await by_key(db, "heads", ids)
+    live = await live_holders(db, [head["holder"] for head in heads.values()])
+    pending, active = await open_submissions(db, ids)
+    rows: list[Row] = []
+    for session in found:
+        head = heads.get(session["id"])
+        if head is None:
+            continue
+        holder = live.get(head["holder"]) or Row()
+        status = session["status"]
+        if not (status == "running" and holder) and status in {"running", "idle", "failed"}:
+            if active[session["id"]]:
+                status = "queued"
+            elif status == "running":
+                status = "idle"
+        rows.append(
+            Row(
+                session,
+                status=status,
+                epoch=head["epoch"],
+                seq=head["seq"],
+                orphaned_by=head["orphaned_by"],
+                holder=holder["name"],
+                held_until=holder["deadline"],
+                pending=pending[session["id"]],
+            )
+        )
+    return rows
+
+
+async def by_key(db: Documents, table: str, keys: Sequence[str | None]) -> dict[str, Row]:
+    """Return the rows with these keys, by key."""
+    wanted = [key for key in dict.fromkeys(keys) if key is not None]
+    if not wanted:
+        return {}
+    return {row["_id"]: row for row in await db.find(table, {"_id": {"$in": wanted}})}
+
+
+async def live_holders(db: Documents, ids: Sequence[str | None]) -> dict[str | None, Row]:
+    """Return those of these holders whose deadline has not passed."""
+    found = await by_key(db, "holders", ids)
+    now = await db.now() if found else 0
+    return {key: row for key, row in found.items() if row["deadline"] > now}
+
+
+async def open_submissions(db: Documents, ids: Sequence[str]) -> tuple[Counter[str], Counter[str]]:
+    """Count, by session, the submissions that have not ended, and of these the ones that do not wait for anything."""
+    groups = await db.group(
+        "submissions",
+        {"$match": {"session_id": {"$in": list(ids)}, "ended_at": None}},
+        {"$group": {"_id": {"s": "$session_id", "w": {"$eq": ["$state", "waiting"]}}, "n": {"$sum": 1}}},
+    )
+    pending: Counter[str] = Counter()
+    active: Counter[str] = Counter()
+    for group in groups:
+        pending[group["_id"]["s"]] += group["n"]
+        if not group["_id"]["w"]:
+            active[group["_id"]["s"]] += group["n"]
+    return pending, active
+
+
+async def watched(db: Documents, *, session_ids: str) -> list[Row]:
+    """Note it head by head, outside of the transaction: in it, one busy session would hold up all, and all that one."""
+    where = {"_id": {"$in": json.loads(session_ids)}}
+    await db["heads"].update_many(where, [{"$set": {"watched_at": NOW}}])
+    return []
+
+
+async def unwatched(db: Documents, *, id: str) -> list[Row]:
+    sessions, heads = await db.get("sessions", id), await db.get("heads", id)
+    now = await db.now() if sessions else 0
+    return [
+        Row(microseconds=now - max(head["watched_at"] or 0, session["active_at"]))
+        for session, head in zip(sessions, heads, strict=False)
+    ]
+
+
+async def update_session(db: Documents, *, id: str, **values: object) -> list[Row]:
+    given = {name: value for name, value in values.items() if value is not None}
+    return await db.change_where("sessions", {"_id": id}, **given) if given else []
+
+
+async def state(db: Documents, *, session_id: str) -> list[Row]:
+    return await db.get("states", session_id)
+
+
+async def set_state(db: Documents, **row: object) -> list[Row]:
+    await db.put("states", [{**row, "at": await db.now()}], lambda _, new: new)
+    return []
+
+
+async def credentials(db: Documents, *, session_id: str) -> list[Row]:
+    rows = await db.find("credentials", span("credentials", session_id), sort=[("_id", 1)])
+    now = await db.now() if rows else 0
+    return [row for row in rows if row["expires_at"] is None or row["expires_at"] > now]
+
+
+async def set_credential(db: Documents, *, ttl_us: int | None, **row: object) -> list[Row]:
+    expires_at = None if ttl_us is None else await db.now() + ttl_us
+    await db.put("credentials", [{**row, "expires_at": expires_at}], lambda _, new: new)
+    return []
+
+
+async def drop_credentials(db: Documents, *, session_id: str, name: str) -> list[Row]:
+    gone = {"$or": [{"name": name}, {"expires_at": {"$lte": await db.now()}}]}
+    return await db.delete("credentials", {**span("credentials", session_id), **gone})
+
+
+async def set_cursor(db: Documents, **row: object) -> list[Row]:
+    def forward(old: Row, new: Row) -> Row | None:
+        return new if old["seq"] < new["seq"] else None
+
+    await db.put("cursors", [{**row, "at": await db.now()}], forward)
+    return []
+
+
+async def cursors(db: Documents, *, session_id: str) -> list[Row]:
+    return await db.find("cursors", span("cursors", session_id), sort=[("_id", 1)])
+
+
+async def add_audit(db: Documents, **row: object) -> list[Row]:
+    await db.insert_new("audit", {**row, "at": await db.now()})
+    return []
+
+
+async def audit(
+    db: Documents, *, limit: int, session_id: str | None = None, id_before: str | None = None
+) -> list[Row]:
+    where: dict[str, object] = {} if session_id is None else {"session_id": session_id}
+    if id_before is not None:
+        where["id"] = {"$lt": id_before}
+    return await db.find("audit", where, sort=[("id", -1)], limit=limit)
+
+
+async def add_token(db: Documents, *, lifetime_us: int | None, **row: object) -> list[Row]:
+    now = await db.now()
+    expires_at = None if lifetime_us is None else now + lifetime_us
+    await db.insert_new("tokens", {**row, "created_at": now, "expires_at": expires_at})
+    return await db.get("tokens", row["id"])
+
+
+async def worthy_token(db: Documents, *, digest: str) -> list[Row]:
+    rows = await db.find("tokens", {"digest": digest, "revoked_at": None})
+    now = await db.now() if rows else 0
+    return [row for row in rows if row["expires_at"] is None or row["expires_at"] > now]
+
+
+async def tokens(db: Documents) -> list[Row]:
+    return await db.find("tokens", {}, sort=[("_id", 1)])
+
+
+async def revoke_token(db: Documents, *, id: str) -> list[Row]:
+    rows = await db.get("tokens", id)
+    if rows and rows[0]["revoked_at"] is None:
+        return [await db.change("tokens", rows[0], revoked_at=await db.now())]
+    return rows
+
+
+async def totals(db: Documents) -> list[Row]:
+    now = await db.now()
+    ready = await db.find("heads", {"ready_at": {"$gt": 0}}, sort=[("ready_at", 1)], limit=1)
+    return [
+        Row(
+            sessions=await db.count("sessions", {}),
+            events=await db.count("events", {}),
+            pending=await db.count("submissions", {"ended_at": None}),
+            holders=await db.count("holders", {"deadline": {"$gt": now}}),
+            expired_holders=await db.count("holders", {"deadline": {"$lte": now}}),
+            leases=await db.count("heads", {"holder": {"$gt": ""}}),
+            lag=now - ready[0]["ready_at"] if ready else 0,
+        )
+    ]

@@ -1,0 +1,538 @@
+"""MongoDB, as a replica set: the same transactions as on SQL, each statement an operation on documents.
+
+A transaction that met another one, or a new primary, is run again from its start; a commit whose answer was lost is
+asked for until it is known. Nothing is acknowledged before a majority has it in its journal.
+"""
+
+import asyncio
+import hashlib
+import inspect
+import os
+import random
+import re
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+import pymongo
+from bson.codec_options import CodecOptions
+from bson.errors import InvalidDocument
+from pymongo import AsyncMongoClient
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.errors import (
+    ConfigurationError,
+    ConnectionFailure,
+    DocumentTooLarge,
+    DuplicateKeyError,
+    ExecutionTimeout,
+    OperationFailure,
+    PyMongoError,
+)
+from pymongo.read_concern import ReadConcern
+from pymongo.uri_parser import parse_uri
+from pymongo.write_concern import WriteConcern
+
+from holdfast.config import Settings
+from holdfast.counting import count
+from holdfast.errors import (
+    BadInput,
+    BadText,
+    Conflict,
+    HoldfastError,
+    SessionBusy,
+    StoreBusy,
+    StoreClosed,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+)
+from holdfast.ids import check_id
+from holdfast.store.beacon import FileBeacons
+from holdfast.store.hub import READY, Hub
+from holdfast.store.mongo import (
+    check,
+    journal,
+    leases,
+    media,
+    retention,
+    schema,
+    sessions,
+    shell,
+    submissions,
+    sweep,
+)
+from holdfast.store.mongo.documents import Documents, Row
+from holdfast.store.mongo.hints import Hints
+from holdfast.store.mongo.write import write
+from holdfast.store.sql.archive import PAGE_BYTES, PAGE_ROWS, Imported
+from holdfast.store.sql.check import Check
+from holdfast.store.sql.core import Tx, lease_lost, moment, reading, sql
+from holdfast.store.sql.library import Statement
+from holdfast.store.sql.store import SqlStore
+from holdfast.store.sql.tables import SESSION, TABLES, Table
+from holdfast.store.sql.write import Writing
+from holdfast.types import Batch, Holder, Lease, Violation
+
+T = TypeVar("T")
+Handler = Callable[..., Coroutine[Any, Any, list[Row]]]
+
+PATIENCE_SECONDS = 6.0
+"""How long a call is sent again while the server is away. Less than a lease lives."""
+ANSWER_SECONDS = 5.0
+"""How long a server may be silent before a call counts as lost. Queries over everything have longer."""
+_LONG_SECONDS = 3600.0
+_MONGODB_8 = 25
+"""The version of the wire protocol that has writes to several collections in one command."""
+_BUSY_SECONDS = 30.0
+_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 0.05
+_DUPLICATE_TRIES = 3
+"""Who inserted the same at the same time is seen when the transaction begins again; a real duplicate stays one."""
+
+_MAJORITY = WriteConcern("majority", j=True)
+_SNAPSHOT = ReadConcern("snapshot")
+
+_STANDALONE = (
+    "it is not a replica set, which transactions and change streams need. One server is enough: start mongod with"
+    " --replSet rs0, or set replication.replSetName in its configuration, and once run rs.initiate() in mongosh"
+)
+
+
+def _limits(url: str) -> dict[str, Any]:
+    """Return how long to wait for the server, in milliseconds, unless the URL says so itself."""
+    given = {name.lower() for name in parse_qs(urlsplit(url).query)}
+    names = ("serverSelectionTimeoutMS", "connectTimeoutMS", "socketTimeoutMS")
+    return {name: ANSWER_SECONDS * 1000 for name in names if name.lower() not in given}
+
+
+def _statements(*topics: ModuleType) -> dict[str, Handler]:
+    """Return every function of these modules that is a statement, by its name."""
+    return {
+        name: function
+        for topic in topics
+        for name, function in vars(topic).items()
+        if inspect.iscoroutinefunction(function) and function.__module__ == topic.__name__ and name[0] != "_"
+    }
+
+
+STATEMENTS: Final[dict[str, Handler]] = {
+    **_statements(sessions, leases, submissions, journal, media, retention, shell, sweep, check, schema),
+    **retention.DELETE,
+    **check.HAVE_SESSION,
+}
+
+
+class MongoStore(SqlStore):
+    """Sessions in a database of a MongoDB replica set."""
+
+    engine = "mongodb"
+
+    def __init__(self, url: str, *, upgrade: bool, settings: Settings) -> None:
+        super().__init__(re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url), settings)
+        if url.startswith("mongodb://"):
+            try:
+                parse_uri(url)
+            except PyMongoError as error:
+                raise ValueError(str(error)) from error
+        self._address = url
+        self._name = urlsplit(url).path.strip("/") or "holdfast"
+        self._upgrade_on_open = upgrade
+        self._hub = Hub()
+        self._client: AsyncMongoClient[Row] | None = None
+        self._hints: Hints | None = None
+        self._beacons: FileBeacons | None = None
+        self._has_bulk_write = False
+        self._turns: dict[str, asyncio.Lock] = {}
+
+    def twin(self) -> "MongoStore":
+        return MongoStore(self._address, upgrade=False, settings=self.settings)
+
+    async def open(self) -> Self:
+        try:
+            self._client = AsyncMongoClient(
+                self._address,
+                appname="holdfast",
+                w="majority",
+                journal=True,
+                readConcernLevel="majority",
+                readPreference="primary",
+                **_limits(self._address),
+            )
+            hello = await self._client.admin.command("hello")
+            if "setName" not in hello:
+                raise StoreError(url=self.url, problem=_STANDALONE)  # noqa: TRY301
+            self._has_bulk_write = hello["maxWireVersion"] >= _MONGODB_8
+            await (self.upgrade() if self._upgrade_on_open else self.require())
+            database = self._running()
+            self._beacons = _beacons(await schema.identity(Documents(database, None)))
+        except BaseException as error:
+            await self.close()
+            raise self._translate(error) from error
+        self._hints = Hints(database, self._hub, self._look)
+        return self
+
+    async def close(self) -> None:
+        client, hints, beacons = self._client, self._hints, self._beacons
+        self._client = self._hints = self._beacons = None
+        self._hub.everyone()  # so that nobody waits for a store that is closed
+        await self._unfinished.wait()
+        if hints is not None:
+            await hints.close()
+        if beacons is not None:
+            beacons.close()
+        if client is not None:
+            await client.close()
+
+    async def upgrade(self) -> int:
+        version = await self._version()
+        if version < schema.LATEST:
+            try:
+                with pymongo.timeout(_LONG_SECONDS):
+                    await schema.upgrade(Documents(self._running(), None), version)
+            except PyMongoError as error:
+                raise self._translate(error) from error
+        return schema.LATEST
+
+    async def check(self) -> list[Violation]:
+        return await self._read(self._check)
+
+    def _check(self) -> Tx[list[Violation]]:
+        yield sql("pass_over_empty")
+        checking: Callable[[Check], Tx[list[Violation]]] = vars(Check)["check"].__wrapped__
+        found = yield from checking(self)
+        for row in (yield sql("loose_pieces", limit=100)):
+            found.append(
+                Violation(invariant="piece has row", session_id=row["session_id"], detail=row["detail"])
+            )
+        return found
+
+    async def write(self, lease: Lease, batch: Batch) -> int:
+        writing = Writing(lease.session_id, batch, self._check_size)
+        database = self._running()
+        return await self._unfinished.run(self._write(database, lease, writing))
+
+    async def _write(self, database: AsyncDatabase[Row], lease: Lease, writing: Writing) -> int:
+        async with self._turn(lease.session_id):
+            if lease.lost:
+                raise lease_lost(lease, "it was released, or lost before")
+            try:
+                seq, ready = await self._commit(
+                    database, lambda db: write(db, lease, writing, at_once=self._has_bulk_write)
+                )
+            except StoreUnavailable:
+                lease.lost = True
+                raise
+            count("commit_batches")  # the server's journal is what several share
+            lease.writes += 1
+            lease.seq = seq
+            if writing.release:
+                lease.lost = lease.released = True
+        self._hub.changed((lease.session_id, READY) if ready else (lease.session_id,))
+        return seq
+
+    async def acquire(self, session_id: str, holder: Holder, *, cleaned: bool = False) -> Lease:
+        """Look first: to lock the head is to change it, and who is only told to wait would get into the holder's way."""
+        await self._refuse_held(session_id)
+        return await super().acquire(session_id, holder, cleaned=cleaned)
+
+    @reading
+    def _refuse_held(self, session_id: str) -> Tx[None]:
+        held = yield Statement("held_by", {"session_id": check_id(session_id, "session id")})
+        for row in held:
+            until = moment(row["deadline"]).isoformat(timespec="seconds")
+            raise SessionBusy(session_id=session_id, holder=row["name"], until=until)
+
+    def _announce(self, *topics: str) -> None:
+        self._hub.changed(topics)  # other processes are told by the change stream
+
+    async def shrink(self, *, limit: int = 1000) -> int:
+        """Do nothing: the server uses the space of what was deleted again."""
+        del limit
+        return 0
+
+    async def _transact(
+        self,
+        make: Callable[[], Tx[T]],
+        *,
+        repeatable: bool,
+        changes: Sequence[str] = (),
+        long: bool = False,
+    ) -> T:
+        """Run it to its end, also when the caller is cancelled meanwhile."""
+        del repeatable, long  # whether a commit happened is always learned; the server does the work
+        database = self._running()
+        result = await self._unfinished.run(self._in_turn(database, make, changes))
+        self._hub.changed(changes)
+        return result
+
+    async def _in_turn(
+        self, database: AsyncDatabase[Row], make: Callable[[], Tx[T]], changes: Sequence[str]
+    ) -> T:
+        """Run it when this process has nothing else under way that changes the same: the two would only collide."""
+        async with self._turn(changes[0]) if changes else nullcontext():
+            return await self._commit(database, lambda db: _run(db, make()))
+
+    async def _commit(
+        self, database: AsyncDatabase[Row], work: Callable[[Documents], Coroutine[Any, Any, T]]
+    ) -> T:
+        """Run the work in a transaction, from its start again whenever the server rolled it back.
+
+        All tries are in one session: with a new one the server ends the one before, which cannot commit any more.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        attempt = duplicates = 0
+        async with database.client.start_session(causal_consistency=False) as session:
+            while True:
+                attempt += 1
+                try:
+                    async with await session.start_transaction(_SNAPSHOT, _MAJORITY):
+                        result = await work(Documents(database, session, attempt=attempt))
+                        await _commit(session, loop.time() + PATIENCE_SECONDS)
+                except DuplicateKeyError as error:
+                    duplicates += 1
+                    if duplicates >= _DUPLICATE_TRIES:
+                        raise self._translate(error) from error
+                except (PyMongoError, InvalidDocument, ValueError, OverflowError) as error:
+                    met = isinstance(error, OperationFailure)
+                    patience = _BUSY_SECONDS if met else PATIENCE_SECONDS
+                    if _is_unknown(error) or not _is_transient(error) or loop.time() - began > patience:
+                        raise self._translate(error) from error
+                    longest = min(_LONGEST_PAUSE_SECONDS, 0.002 * 2 ** min(attempt, 8))
+                    await asyncio.sleep(random.uniform(0, longest) if met else _PAUSE_SECONDS)  # noqa: S311
+                else:
+                    return result
+
+    async def _read(self, make: Callable[[], Tx[T]]) -> T:
+        """Run a transaction that only reads, on one cut that a majority has."""
+        database = self._running()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PATIENCE_SECONDS
+        while True:
+            try:
+                async with database.client.start_session(snapshot=True) as session:
+                    return await _run(Documents(database, session), make())
+            except (PyMongoError, InvalidDocument, ValueError, OverflowError) as error:
+                if not _is_transient(error) or loop.time() > deadline:
+                    raise self._translate(error) from error
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _snapshot(
+        self, session_id: str
+    ) -> AsyncGenerator[tuple[str, Sequence[Mapping[str, object]]], None]:
+        database = self._running()
+        try:
+            async with database.client.start_session(snapshot=True) as session:
+                db = Documents(database, session)
+                found = await retention.export_session(db, session_id=session_id)
+                yield SESSION.name, _of(SESSION, found)
+                for table in TABLES:
+                    async for page in _pages(db, table, session_id):
+                        yield table.name, page
+        except (PyMongoError, InvalidDocument) as error:
+            raise self._translate(error) from error
+
+    def _insert(self, table: Table, batch: list[Imported]) -> Tx[None]:
+        if table.unique is not None:
+            ids = [row[table.unique] for row in batch]
+            for row in (
+                yield Statement("taken_ids", {"table": table.name, "column": table.unique, "ids": ids})
+            ):
+                raise Conflict(problem=f"{table.name} has {row['id']} already, in another session")
+        if table.name == "blob_references":
+            for row in batch:
+                if not (yield sql("lock_stored", sha256=row["sha256"])):
+                    raise Conflict(problem=f"media+sha256://{row['sha256']} is not stored")
+        yield Statement("import_rows", {"table": table.name, "rows": batch})
+
+    async def _light(self, holder_id: str) -> bool:
+        return self._beacons is not None and await asyncio.to_thread(self._beacons.light, holder_id)
+
+    async def _put_out(self, holder_id: str) -> None:
+        if self._beacons is not None:
+            await asyncio.to_thread(self._beacons.put_out, holder_id)
+
+    async def _gone(self) -> list[str]:
+        return [] if self._beacons is None else await asyncio.to_thread(self._beacons.gone)
+
+    async def _look(self) -> None:
+        """Compare all that somebody waits for with what they have."""
+        topics = self._hub.topics()
+        if topics:
+            self._hub.at(await self._read(lambda: self._look_around(topics)))
+
+    @asynccontextmanager
+    async def _turn(self, session_id: str) -> AsyncGenerator[None, None]:
+        """Let the changes to one session come one after the other, in the order in which they were asked for."""
+        lock = self._turns.setdefault(session_id, asyncio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked() and not lock._waiters:  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+                self._turns.pop(session_id, None)
+
+    def _running(self) -> AsyncDatabase[Row]:
+        if self._client is None:
+            raise StoreClosed(url=self.url)
+        return self._client.get_database(self._name, codec_options=CodecOptions(document_class=Row))
+
+    def _translate(self, error: BaseException) -> BaseException:
+        """Return the error of our family for one of the driver's; others as they are."""
+        match error:
+            case HoldfastError():
+                return error
+            case _ if _is_unknown(error):
+                return StoreUnavailable(
+                    url=self.url, problem=f"whether it happened is not known: {_short(error)}"
+                )
+            case DuplicateKeyError():
+                details = error.details or {}
+                return Conflict(problem=f"{details.get('keyValue')} is taken ({details.get('keyPattern')})")
+            case UnicodeEncodeError():
+                return BadText(what="text", problem=f"holds a lone surrogate at {error.start}")
+            case OverflowError():
+                return BadInput(problem=f"a number does not fit into 64 bits: {error}")
+            case InvalidDocument() | DocumentTooLarge():
+                return BadInput(problem=str(error))
+            case ConfigurationError():
+                return StoreError(url=self.url, problem=f"its URL cannot be used: {error}")
+            case ConnectionFailure() | ExecutionTimeout():
+                return StoreUnavailable(url=self.url, problem=_short(error))
+            case OperationFailure():
+                return self._refused(error)
+            case PyMongoError():
+                return StoreError(url=self.url, problem=_short(error))
+            case ValueError():
+                return BadInput(problem=str(error))
+            case _:
+                return error
+
+    def _refused(self, error: OperationFailure) -> HoldfastError:
+        match error.code:
+            case 13:
+                problem = f"{_short(error)}. It needs the role readWrite on the database {self._name}"
+                return StoreReadOnly(url=self.url, problem=problem)
+            case 18 | 8000:
+                return StoreUnavailable(url=self.url, problem=_short(error))
+            case 14031:
+                return StoreFull(url=self.url)
+            case 10334 | 388:  # a document, or a transaction, that is too large for the server
+                return BadInput(problem=_short(error))
+            case 290:
+                problem = "it ended a transaction that took too long; raise transactionLifetimeLimitSeconds"
+                return StoreError(url=self.url, problem=problem)
+            case 239:  # what reads on one cut, such as an export or a check
+                problem = (
+                    "it no longer has the state that was being read; raise minSnapshotHistoryWindowInSeconds"
+                )
+                return StoreError(url=self.url, problem=problem)
+            case _ if _is_transient(error):
+                return StoreBusy(url=self.url, seconds=_BUSY_SECONDS)
+            case _:
+                return StoreError(url=self.url, problem=_short(error))
+
+
+_AGAIN: Final = frozenset({112, 239, 246, 251})
+"""WriteConflict, SnapshotTooOld, SnapshotUnavailable, NoSuchTransaction."""
+
+
+def _is_transient(error: BaseException) -> bool:
+    """Say whether the same may succeed a moment later: another was quicker, or the server is away."""
+    if isinstance(error, OperationFailure) and error.code in _AGAIN:
+        return True
+    if isinstance(error, ConnectionFailure):
+        return True
+    labels = ("TransientTransactionError", "RetryableWriteError")
+    return isinstance(error, PyMongoError) and any(error.has_error_label(label) for label in labels)
+
+
+def _is_unknown(error: BaseException) -> bool:
+    """Say whether this was a commit of which nobody knows what became of it: to begin again might do it twice."""
+    return isinstance(error, PyMongoError) and error.has_error_label("UnknownTransactionCommitResult")
+
+
+def _short(error: BaseException) -> str:
+    """Return what a driver's error says, without the state of the whole topology."""
+    return str(error).split(", full error:", 1)[0].split(", Timeout:", 1)[0].rstrip(".")
+
+
+async def _commit(session: AsyncClientSession, deadline: float) -> None:
+    """Commit, and ask again until the answer is known: the server knows a transaction that it has committed."""
+    while True:
+        try:
+            await session.commit_transaction()
+        except PyMongoError as error:
+            if not _is_unknown(error) or asyncio.get_running_loop().time() > deadline:
+                raise
+            await asyncio.sleep(_PAUSE_SECONDS)
+        else:
+            return
+
+
+async def _run(db: Documents, tx: Tx[T]) -> T:
+    try:
+        statement = next(tx)
+        while True:
+            statement = tx.send(await _execute(db, statement))
+    except StopIteration as end:
+        await db.flush()
+        return end.value
+    finally:
+        tx.close()
+
+
+_GATHERED: Final = frozenset({"insert_output"})
+"""Statements that come many at a time, and are sent as one."""
+
+
+async def _execute(db: Documents, statement: Statement) -> list[Row]:
+    handler: Handler = STATEMENTS[statement.name]
+    if statement.name not in _GATHERED:
+        await db.flush()
+    if statement.name.startswith(("check_", "totals")):
+        with pymongo.timeout(_LONG_SECONDS):
+            return await handler(db, **statement.params)
+    return await handler(db, **statement.params)
+
+
+async def _pages(
+    db: Documents, table: Table, session_id: str
+) -> AsyncGenerator[list[dict[str, object]], None]:
+    """Read a table's rows of a session in order, in pages of a bounded size."""
+    where = retention.of_session(table.name, session_id)
+    sort = [("_id", 1)]
+    rows: list[dict[str, object]] = []
+    size = 0
+    cursor = db[table.name].find(where, sort=sort, session=db.session, batch_size=PAGE_ROWS)
+    async for row in cursor:
+        await db.whole([row])
+        (plain,) = _of(table, [row])
+        rows.append(plain)
+        size += sum(len(value) for value in plain.values() if isinstance(value, str))
+        if len(rows) >= PAGE_ROWS or size >= PAGE_BYTES:
+            yield rows
+            rows, size = [], 0
+    if rows:
+        yield rows
+
+
+def _of(table: Table, rows: Sequence[Row]) -> list[dict[str, object]]:
+    return [{name: row[name] for name in table.names} for row in rows]
+
+
+def _beacons(identity: str) -> FileBeacons | None:
+    """Return the place where processes of this user on this host tell that they live; None if it is not ours."""
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    name = f"holdfast-{user}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    folder = Path(tempfile.gettempdir()) / name
+    with suppress(FileNotFoundError):
+        if folder.is_symlink() or folder.stat().st_uid != user:
+            return None
+    return FileBeacons(folder)

@@ -1,0 +1,86 @@
+"""The statements of submissions.sql."""
+
+from holdfast.store.mongo.documents import Documents, Row, span
+from holdfast.store.mongo.leases import claim
+
+_OPEN = {"ended_at": None, "state": "queued"}
+_QUEUE = [("lane", 1), ("position", 1)]  # 'control' sorts before 'main'
+
+
+async def submission_by_id(db: Documents, *, id: str) -> list[Row]:
+    return await db.find("submissions", {"id": id})
+
+
+async def submission_by_key(db: Documents, *, session_id: str, idempotency_key: str) -> list[Row]:
+    return await db.find("submissions", {"session_id": session_id, "idempotency_key": idempotency_key})
+
+
+async def number_submission(db: Documents, *, session_id: str, ready: int) -> list[Row]:
+    (head,) = await db.head(session_id, inc={"seq": 1})
+    if ready and head["ready_at"] is None:
+        await db.head(session_id, values={"ready_at": await db.now()})
+    return [head]
+
+
+async def insert_submission(db: Documents, **row: object) -> list[Row]:
+    new = Row(row, state="queued", attempts=0, created_at=await db.now())
+    await db.insert("submissions", [new])
+    return [new]
+
+
+async def touch_session(db: Documents, *, session_id: str) -> list[Row]:
+    now = await db.now()
+    await db["sessions"].update_one({"_id": session_id}, {"$set": {"active_at": now}}, session=db.session)
+    return []
+
+
+async def next_submission(db: Documents, *, session_id: str, lane: str | None = None) -> list[Row]:
+    where = {"session_id": session_id, **_OPEN, **({} if lane is None else {"lane": lane})}
+    return await db.find("submissions", where, sort=_QUEUE, limit=1)
+
+
+async def urgent_submissions(db: Documents, *, session_id: str, limit: int) -> list[Row]:
+    urgent = [{"lane": "control"}, {"when_busy": {"$in": ["steer", "interrupt"]}}]
+    where = {"session_id": session_id, **_OPEN, "$or": urgent}
+    return await db.find("submissions", where, sort=_QUEUE, limit=limit)
+
+
+async def queued_submission(db: Documents, *, session_id: str, id: str) -> list[Row]:
+    return await db.find("submissions", {"id": id, "session_id": session_id, **_OPEN})
+
+
+async def claim_submission(db: Documents, **key: object) -> list[Row]:
+    return [await claim(db, row) for row in await db.find("submissions", {"_id": key, **_OPEN})]
+
+
+async def put_back(db: Documents, **key: object) -> list[Row]:
+    rows = await db.find("submissions", {"_id": key, "ended_at": None, "state": "claimed"})
+    return [await db.change("submissions", r, state="queued", attempts=r["attempts"] - 1) for r in rows]
+
+
+async def bury_submission(db: Documents, *, reason: str, **key: object) -> list[Row]:
+    where = {"_id": key, "ended_at": None}
+    now = await db.now()
+    return await db.change_where("submissions", where, state="dead", reason=reason, ended_at=now)
+
+
+async def bury_run(db: Documents, *, reason: str, **key: object) -> list[Row]:
+    where = {"_id": key, "ended_at": None}
+    return await db.change_where("runs", where, status="failed", error=reason, ended_at=await db.now())
+
+
+async def submissions(
+    db: Documents,
+    *,
+    session_id: str,
+    limit: int,
+    state: str | None = None,
+    still_open: bool | None = None,
+    after: int | None = None,
+) -> list[Row]:
+    where = span("submissions", session_id, after=None if after is None else {"position": after})
+    if state is not None:
+        where["state"] = state
+    if still_open:
+        where["ended_at"] = None
+    return await db.find("submissions", where, sort=[("_id", 1)], limit=limit)

@@ -1,0 +1,125 @@
+"""The statements of sweep.sql."""
+
+import json
+from typing import Any, Final
+
+from holdfast.store.mongo.documents import Documents, Row, Where, beyond
+from holdfast.store.mongo.sessions import by_key, live_holders
+from holdfast.types import STATUSES
+
+_NOT_CLEANED: Final[Where] = {"$in": [status for status in STATUSES if status != "cleaned"]}
+"""By name, so that the index is read once for each of them, in its order, and merged."""
+
+
+async def agents(db: Documents) -> list[Row]:
+    groups = await db.group("sessions", {"$sort": {"agent": 1}}, {"$group": {"_id": "$agent"}})
+    return [Row(agent=name) for name in sorted(group["_id"] for group in groups)]
+
+
+async def due_idle(db: Documents, **params: Any) -> list[Row]:
+    return await _due(db, "active_at", _NOT_CLEANED, **params)
+
+
+async def due_age(db: Documents, **params: Any) -> list[Row]:
+    return await _due(db, "created_at", _NOT_CLEANED, **params)
+
+
+async def due_cleaned(db: Documents, **params: Any) -> list[Row]:
+    return await _due(db, "created_at", "cleaned", **params)
+
+
+async def _due(
+    db: Documents,
+    column: str,
+    status: Where | str,
+    *,
+    agent: str | None,
+    older_us: int,
+    limit: int,
+    after: int | None = None,
+    after_id: str | None = None,
+    after_position: int | None = None,
+) -> list[Row]:
+    del after_position  # of submissions only
+    now = await db.now()
+    until: dict[str, int] = {"$lte": now - older_us}
+    where: dict[str, Any] = {"agent": agent, "hold": 0, "status": status, column: until}
+    if after is not None:
+        until["$gte"] = after
+        where |= beyond("$gt", **{column: after, "id": after_id})
+    found = await db.find("sessions", where, sort=[(column, 1), ("id", 1)], limit=limit)
+    return [Row(row, place=row[column], now=now) for row in found]
+
+
+async def due_submissions(
+    db: Documents,
+    *,
+    older_us: int,
+    limit: int,
+    agent: str | None = None,
+    after: int | None = None,
+    after_id: str | None = None,
+    after_position: int | None = None,
+) -> list[Row]:
+    """Find what has ended long enough ago, oldest first, page by page: what is on hold is passed over."""
+    del agent  # of all
+    now = await db.now()
+    place = None if after is None else (after, after_id, after_position)
+    found: list[Row] = []
+    while len(found) < limit:
+        ended: dict[str, int] = {"$gt": 0, "$lte": now - older_us}
+        where: dict[str, Any] = {"ended_at": ended}
+        if place is not None:
+            ended["$gte"] = place[0]
+            where |= beyond("$gt", ended_at=place[0], session_id=place[1], position=place[2])
+        page = await db.find(
+            "submissions",
+            where,
+            sort=[("ended_at", 1), ("session_id", 1), ("position", 1)],
+            limit=limit,
+            fields=["id", "session_id", "position", "ended_at"],
+        )
+        sessions = await by_key(db, "sessions", [row["session_id"] for row in page])
+        for row in page:
+            session = sessions.get(row["session_id"])
+            if session is not None and not session["hold"]:
+                own = {"submission_id": row["id"], "position": row["position"], "place": row["ended_at"]}
+                found.append(Row(session, **own, now=now))
+        if len(page) < limit:
+            break
+        place = (page[-1]["ended_at"], page[-1]["session_id"], page[-1]["position"])
+    return found[:limit]
+
+
+async def drop_submissions(db: Documents, *, ids: str) -> list[Row]:
+    where = {"id": {"$in": json.loads(ids)}, "ended_at": {"$gt": 0}}
+    found = await db.find("submissions", where, fields=["session_id"])
+    sessions = await by_key(db, "sessions", [row["session_id"] for row in found])
+    free = [r["_id"] for r in found if not sessions.get(r["session_id"], Row())["hold"]]
+    return await db.delete("submissions", {"_id": {"$in": free}}) if free else []
+
+
+async def take_duty(db: Documents, *, name: str, holder: str, every_us: int) -> list[Row]:
+    now = await db.now()
+    new = Row(name=name, holder=holder, taken_at=now, detail="{}")
+    if await db.insert_new("duties", new):
+        return [new]
+    (duty,) = await db.get("duties", name)
+    free = duty["holder"] == holder or not await live_holders(db, [duty["holder"]])
+    rested = duty["done_at"] is None or duty["done_at"] <= now - every_us
+    return [await db.change("duties", duty, holder=holder, taken_at=now)] if free and rested else []
+
+
+async def finish_duty(db: Documents, *, name: str, holder: str, detail: str) -> list[Row]:
+    ours = {"_id": name, "holder": holder}
+    return await db.change_where("duties", ours, holder=None, done_at=await db.now(), detail=detail)
+
+
+async def leave_duty(db: Documents, *, name: str, holder: str) -> list[Row]:
+    return await db.change_where("duties", {"_id": name, "holder": holder}, holder=None)
+
+
+async def duty(db: Documents, *, name: str) -> list[Row]:
+    rows = await db.get("duties", name)
+    live = await live_holders(db, [row["holder"] for row in rows])
+    return [Row(row, holder=live.get(row["holder"], Row())["name"]) for row in rows]

@@ -1,0 +1,248 @@
+"""The hot path: the fence and every arm of write.sql, each over all rows that a batch has of its kind."""
+
+import json
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from pymongo import InsertOne, UpdateOne
+from pymongo.errors import ClientBulkWriteException, OperationFailure, PyMongoError
+
+from holdfast.store.mongo.documents import NOW, Documents, Row, as_document, is_long
+from holdfast.store.mongo.journal import fence
+from holdfast.store.mongo.leases import free_heads, requeue_all_claimed
+from holdfast.store.sql import library
+from holdfast.store.sql.core import lease_lost
+from holdfast.store.sql.write import ARMS, Writing, missing, unstored
+from holdfast.types import Lease
+
+Rows: TypeAlias = Sequence[Row]
+_ENDED = {"done", "failed", "dead"}
+_PLAIN: Final = {"add_events": "events", "add_segments": "segments", "add_messages": "messages"}
+"""Arms that only add rows, and where."""
+_FEW = 10
+_WRITE_CONFLICT = 112
+
+
+async def write(db: Documents, lease: Lease, writing: Writing, *, at_once: bool = False) -> tuple[int, bool]:
+    """Write a batch. Returns the number that the session is at, and whether it was let go with work left.
+
+    A small one of nothing but new rows is tried in one command first, `at_once`, where the server knows how.
+    """
+    if at_once and db.attempt == 1 and _is_plain(writing):
+        return await _write_at_once(db, lease, writing), False
+    heads = await fence(
+        db,
+        session_id=lease.session_id,
+        epoch=lease.epoch,
+        holder=lease.holder,
+        count=writing.count,
+        writes=lease.writes,
+    )
+    if not heads:
+        raise lease_lost(lease, "another holder took it, or it was released")
+    seq: int = heads[0]["seq"]
+    for arm in ARMS:
+        if rows := writing.rows.get(arm):
+            names = [name for name, _ in library.arm(arm, "sqlite").columns]
+            found = await _WRITE[arm](db, seq, [Row(zip(names, row, strict=True)) for row in rows])
+            problem_of = _COUNTED.get(arm)
+            if problem_of and (problem := problem_of(found, writing)):
+                raise problem
+    if not writing.release:
+        return seq, False
+    session_ids = json.dumps([lease.session_id])
+    await requeue_all_claimed(db, session_ids=session_ids)
+    (freed,) = await free_heads(db, session_ids=session_ids)
+    return seq, freed["ready"]
+
+
+def _is_plain(writing: Writing) -> bool:
+    return (
+        not writing.release
+        and writing.rows.keys() <= _PLAIN.keys()
+        and sum(map(len, writing.rows.values())) <= _FEW
+        and not any(is_long(value) for rows in writing.rows.values() for row in rows for value in row)
+    )
+
+
+async def _write_at_once(db: Documents, lease: Lease, writing: Writing) -> int:
+    """Write under the numbers that the holder expects, as a rule rightly: usually nobody else has taken any.
+
+    Otherwise the transaction begins again, with the fence first: that also finds out what is wrong.
+    """
+    name = db.database.name
+    fenced = {"epoch": lease.epoch, "holder": lease.holder, "writes": lease.writes, "seq": lease.seq}
+    moved = {"$inc": {"seq": writing.count, "writes": 1}, "$currentDate": {"touched_at": True}}
+    seq = lease.seq + writing.count
+    changes: list[InsertOne[Row] | UpdateOne] = [
+        UpdateOne({"_id": lease.session_id, **fenced}, moved, namespace=f"{name}.heads")
+    ]
+    for arm, rows in writing.rows.items():
+        names = [column for column, _ in library.arm(arm, "sqlite").columns]
+        for values in rows:
+            row = Row(zip(names, values, strict=True))
+            if arm == "add_events":
+                row["seq"] = seq - row.pop("later")
+            new = as_document(_PLAIN[arm], row)
+            namespace = f"{name}.{_PLAIN[arm]}"
+            if arm == "add_events":  # with the server's time, which an insert cannot name
+                stamped = {"$mergeObjects": [{"$literal": new}, {"at": NOW}]}
+                by_key = {"_id": new["_id"]}
+                changes.append(
+                    UpdateOne(by_key, [{"$replaceWith": stamped}], upsert=True, namespace=namespace)
+                )
+            else:
+                changes.append(InsertOne(new, namespace=namespace))
+    try:
+        done = await db.database.client.bulk_write(changes, session=db.session)  # pyright: ignore[reportUnknownMemberType]
+    except ClientBulkWriteException as error:
+        if isinstance(error.error, PyMongoError):
+            raise error.error from None
+        raise OperationFailure("a row was refused", _WRITE_CONFLICT) from None
+    # All events are new and something was found: that can only have been the head.
+    if (done.upserted_count, done.matched_count) != (writing.count, 1):
+        raise OperationFailure("somebody else has taken a number", _WRITE_CONFLICT)
+    return seq
+
+
+async def _add_events(db: Documents, seq: int, rows: Rows) -> int:
+    now = await db.now()
+    for row in rows:
+        row.update(seq=seq - row.pop("later"), at=now)
+    await db.insert("events", rows)
+    return len(rows)
+
+
+async def _add_segments(db: Documents, seq: int, rows: Rows) -> int:
+    del seq
+    await db.insert("segments", rows)
+    return len(rows)
+
+
+async def _add_messages(db: Documents, seq: int, rows: Rows) -> int:
+    del seq
+    await db.insert("messages", rows)
+    return len(rows)
+
+
+async def _add_checkpoints(db: Documents, seq: int, rows: Rows) -> int:
+    now = await db.now()
+    await db.insert("checkpoints", [{**row, "seq": seq, "at": now} for row in rows])
+    return len(rows)
+
+
+async def _put_runs(db: Documents, seq: int, rows: Rows) -> int:
+    now = await db.now()
+
+    def merge(old: Row, new: Row) -> Row | None:
+        """Keep a run that has ended as it ended."""
+        if old["ended_at"] is not None:
+            return None
+        return Row(old, **{name: new[name] for name in ("status", "error", "metadata", "ended_at")})
+
+    for row in rows:
+        ended_at = None if row["status"] in {"running", "waiting"} else now
+        row.update(first_seq=seq, started_at=now, ended_at=ended_at)
+    await db.put("runs", rows, merge)
+    return len(rows)
+
+
+async def _put_effects(db: Documents, seq: int, rows: Rows) -> int:
+    del seq
+    now = await db.now()
+
+    def merge(old: Row, new: Row) -> Row:
+        """Keep the outcome of one that has ended; its result may still move into a message."""
+        merged = Row(old)
+        if old["ended_at"] is None:
+            merged.update({name: new[name] for name in ("state", "error", "result", "attempts", "ended_at")})
+        if new["segment"] is not None:
+            merged["result"] = None
+        for name in ("segment", "position", "idempotency_key", "summary"):
+            if new[name] is not None:
+                merged[name] = new[name]
+        return merged
+
+    for row in rows:
+        row.update(started_at=now, ended_at=None if row["state"] == "started" else now)
+    await db.put("effects", rows, merge)
+    return len(rows)
+
+
+async def _change_submissions(db: Documents, seq: int, rows: Rows) -> int:
+    del seq
+    now = await db.now()
+    where = {"id": {"$in": [r["id"] for r in rows]}, "session_id": rows[0]["session_id"], "ended_at": None}
+    found = {row["id"]: row for row in await db.find("submissions", where)}
+    for change in rows:
+        if (row := found.get(change["id"])) is None:
+            continue
+        state, reason = change["state"], change["reason"]
+        # Given back without a reason, it is as if it had not been taken.
+        returned = state == "queued" and reason is None
+        await db.change(
+            "submissions",
+            row,
+            state=state,
+            reason=row["reason"] if reason is None else reason,
+            run_id=change["run_id"] or row["run_id"],
+            attempts=row["attempts"] - int(returned),
+            ended_at=now if state in _ENDED else None,
+        )
+    return len(found)
+
+
+async def _drop_drafts(db: Documents, seq: int, rows: Rows) -> int:
+    del seq
+    runs = [row["run_id"] for row in rows]
+    return len(await db.delete("drafts", {"session_id": rows[0]["session_id"], "run_id": {"$in": runs}}))
+
+
+async def _refer_blobs(db: Documents, seq: int, rows: Rows) -> int:
+    del seq
+    stored = await hold_stored(db, [row["sha256"] for row in rows])
+    for row in rows:
+        if row["sha256"] in stored:
+            await db.insert_new("blob_references", row)
+    return len(stored)
+
+
+async def hold_stored(db: Documents, digests: Sequence[str]) -> set[str]:
+    """Return which of these contents are stored. They are changed, so that who collects them meanwhile begins again."""
+    found = await db.find("blobs", {"sha256": {"$in": list(digests)}, "state": "stored"})
+    if found:
+        await db["blobs"].update_many(
+            {"_id": {"$in": [row["_id"] for row in found]}}, {"$inc": {"held": 1}}, session=db.session
+        )
+    return {row["sha256"] for row in found}
+
+
+async def _set_status(db: Documents, seq: int, rows: Rows) -> int:
+    del seq
+    now = await db.now()
+    for row in rows:
+        values: dict[str, Any] = {
+            "status": row["status"],
+            "waiting_for": row["waiting_for"],
+            "active_at": now,
+        }
+        if row["status"] == "cleaned":
+            values["cleaned_at"] = now
+        await db.change_where("sessions", {"_id": row["session_id"]}, **values)
+    return len(rows)
+
+
+_WRITE: Final[Mapping[str, Callable[[Documents, int, Rows], Coroutine[Any, Any, int]]]] = {
+    "add_events": _add_events,
+    "add_segments": _add_segments,
+    "add_messages": _add_messages,
+    "add_checkpoints": _add_checkpoints,
+    "put_runs": _put_runs,
+    "put_effects": _put_effects,
+    "change_submissions": _change_submissions,
+    "drop_drafts": _drop_drafts,
+    "refer_blobs": _refer_blobs,
+    "set_status": _set_status,
+}
+_COUNTED: Final = {"change_submissions": missing, "refer_blobs": unstored}
+"""Arms whose every row must have found what it names."""
