@@ -19,10 +19,11 @@ import pytest
 
 from holdfast.store import Store
 from holdfast.types import Batch, Event, Submission, SubmissionChange
+from tests.builders import within
 from tests.conftest import Engine
-from tests.promises.actors import NEVER, TTL
+from tests.promises.actors import NEVER, lifetime
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 
 @dataclass
@@ -54,6 +55,8 @@ class Histories:
 
 async def test_some_order_explains_all_that_was_seen(engine: Engine, store: Store, long: bool):
     seconds, processes, sessions = (60, 6, 6) if long else (5, 4, 3)
+    if engine.name == "mongodb":
+        seconds *= 10  # for as many deeds as elsewhere
     seed = random.randrange(10**6) if long else 11
     print("seed", seed)
     ids = [(await store.create_session(agent="a", owner="o", id=f"s{n}")).id for n in range(sessions)]
@@ -66,23 +69,31 @@ async def test_some_order_explains_all_that_was_seen(engine: Engine, store: Stor
         """Keep one process going; when it was killed, another takes its place."""
         while (left := until - asyncio.get_running_loop().time()) > 0.3:
             name = f"p{next(numbers)}"
-            await _one_actor(engine.url, name, seed, left, ids, chance, histories)
+            await _one_actor(engine, name, seed, left, ids, chance, histories)
 
     await asyncio.gather(*(act() for _ in range(processes)))
     await _finish_all(store, ids)
-    assert sum(deed.acknowledged for deed in histories.deeds) > 100
+    number = sum(deed.acknowledged for deed in histories.deeds)
+    print(number, "deeds")
+    assert number > 100
     for session_id in ids:
         await _check(store, session_id, histories)
 
 
 async def _one_actor(
-    url: str, name: str, seed: int, seconds: float, ids: Sequence[str], chance: random.Random, to: Histories
+    engine: Engine,
+    name: str,
+    seed: int,
+    seconds: float,
+    ids: Sequence[str],
+    chance: random.Random,
+    to: Histories,
 ) -> None:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.promises.actors", url, name, str(seed), str(seconds), *ids),
+        *(sys.executable, "-m", "tests.promises.actors", engine.url, name, str(seed), str(seconds), *ids),
         stdout=asyncio.subprocess.PIPE,
     )
-    hitting = asyncio.create_task(_hit(process, chance))
+    hitting = asyncio.create_task(_hit(process, chance, lifetime(engine.name)))
     told: dict[int, Deed] = {}
     try:
         assert process.stdout is not None
@@ -105,17 +116,17 @@ async def _one_actor(
         await process.wait()
 
 
-async def _hit(process: asyncio.subprocess.Process, chance: random.Random) -> None:
+async def _hit(process: asyncio.subprocess.Process, chance: random.Random, ttl: float) -> None:
     """Pause it now and then, mostly for longer than its deadline; kill it in the end, perhaps."""
     with suppress(ProcessLookupError):
         while True:
-            await asyncio.sleep(chance.uniform(0.3, 1.5))
+            await asyncio.sleep(chance.uniform(0.4, 2) * ttl)
             if chance.random() < 0.15:
                 process.kill()
                 return
             process.send_signal(signal.SIGSTOP)
             try:
-                await asyncio.sleep(chance.uniform(0.1, 2 * TTL))
+                await asyncio.sleep(chance.uniform(0.1, 2 * ttl))
             finally:
                 process.send_signal(signal.SIGCONT)
 
@@ -123,7 +134,7 @@ async def _hit(process: asyncio.subprocess.Process, chance: random.Random) -> No
 async def _finish_all(store: Store, ids: Sequence[str]) -> None:
     """Be the last worker: nobody is left, and whatever was accepted must be there to be taken."""
     holder = await store.join("last", ttl=60)
-    async with asyncio.timeout(30):
+    async with within(store, 30):
         while any([(await store.session(session_id)).pending for session_id in ids]):
             await store.reclaim()
             for work in await store.next_work(holder, limit=10, max_attempts=NEVER):
