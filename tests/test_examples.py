@@ -278,7 +278,7 @@ async def has_a_shell(store: Store, text: str) -> None:
 
 async def talks(store: Store, text: str) -> None:
     names = await run(text, {})
-    async with front(store.url, "tests.promises.app:agent") as server:
+    async with front(store.url, "tests.promises.app:bot") as server:
         async with asyncio.timeout(60):
             await names["ask"](server.url, server.token)
 

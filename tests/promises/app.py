@@ -46,6 +46,7 @@ def _prompt(message: ModelMessage) -> Any:
 
 
 agent: Agent[None, str] = Agent(FunctionModel(respond), name="agent")
+bot: Agent[None, str] = Agent(FunctionModel(respond), name="bot")
 
 
 @agent.tool_plain

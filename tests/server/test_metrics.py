@@ -55,7 +55,9 @@ async def test_every_documented_metric_is_exposed(server: Front):
     async with server.client() as client:
         session = (await client.create_session("agent"))["id"]
         await turn(client, session)
-        await client.request("POST", f"/api/sessions/{session}/clean", json={"idle_days": 0, "dry_run": True})
+        for dry_run in (True, False):  # of which one counts
+            given = {"idle_days": 0, "dry_run": dry_run}
+            await client.request("POST", f"/api/sessions/{session}/clean", json=given)
         async with asyncio.timeout(30):
             while "holdfast_runs_total completed" not in (found := await samples(server)):
                 await asyncio.sleep(0.05)

@@ -67,7 +67,6 @@ async def torture(plan: Plan, folder: Path, say: Callable[[str], None]) -> Outco
         line: Line | None = None
         disk = stack.enter_context(_small_disk(folder))
         if plan.engine == "postgres":
-            folder.chmod(0o711)  # the server is another user
             server = stack.enter_context(postgres(within=disk, options=["max_wal_size=128MB"]))
             line = await stack.enter_async_context(line_to(server.port))
             url = server.url()
@@ -244,17 +243,19 @@ def _counted(folder: Path) -> dict[str, int]:
 @contextmanager
 def _small_disk(folder: Path) -> Generator[Path | None, None, None]:
     """Make a disk of our own that can be filled, if we may; it is synced to the real one like any other."""
-    image, place = folder / "disk.img", folder / "disk"
+    image = folder / "disk.img"
     if os.geteuid() != 0 or shutil.which("mkfs.ext4") is None:
         yield None
         return
     with image.open("wb") as file:
         file.truncate(_DISK_BYTES)
-    place.mkdir()
+    place = Path(tempfile.mkdtemp(prefix="holdfast-disk-"))  # not in our folder: the server is another user
     try:
         subprocess.run(["mkfs.ext4", "-q", "-m", "0", image], check=True, capture_output=True)
         subprocess.run(["mount", "-o", "loop", image, place], check=True, capture_output=True)
+        place.chmod(0o711)
     except subprocess.CalledProcessError:
+        place.rmdir()
         yield None
         return
     try:
@@ -263,6 +264,7 @@ def _small_disk(folder: Path) -> Generator[Path | None, None, None]:
         subprocess.run(["umount", "-l", place], check=False)
         with suppress(OSError):
             image.unlink()
+            place.rmdir()
 
 
 def run(plan: Plan, say: Callable[[str], None]) -> Outcome:
