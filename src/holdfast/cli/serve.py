@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -187,7 +187,8 @@ class Crew:
     def hurry(self) -> None:
         """Tell them once more to stop: then they cut off what runs."""
         for pid in self._pids:
-            os.kill(pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):  # it has ended, and we are about to hear of it
+                os.kill(pid, signal.SIGTERM)
 
     async def _keep_one(self, stopping: asyncio.Event) -> None:
         pause = 0.2
