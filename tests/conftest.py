@@ -39,9 +39,7 @@ class Engine:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Generator[Postgres, None, None]:
-    with postgres(
-        syncs=False
-    ) as server:  # a new database for every test: without syncing, a quarter less time
+    with postgres(syncs=False) as server:  # without syncing, a quarter less time
         yield server
 
 
@@ -65,7 +63,13 @@ def mongo_client(mongo_address: str) -> Generator[MongoClient[dict[str, Any]], N
 
 @pytest.fixture(scope="session")
 def emptied() -> list[str]:
-    """Databases that were used, and have their collections and nothing in them."""
+    """MongoDB's databases that were used, and have their collections and nothing in them."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def truncated() -> list[str]:
+    """The same of PostgreSQL, as URLs."""
     return []
 
 
@@ -101,8 +105,45 @@ async def new_database(server: Postgres) -> str:
     return server.url(name)
 
 
+async def truncate(url: str) -> bool:
+    """Leave nothing in a database but its schema, and nobody connected; say whether it has one."""
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        tables = [
+            row["name"]
+            for row in await connection.fetch(
+                "SELECT format('holdfast.%I', tablename) AS name FROM pg_tables "
+                "WHERE schemaname = 'holdfast' AND tablename <> 'migrations'"
+            )
+        ]
+        if tables:
+            asked = " UNION ALL ".join(f"(SELECT '{name}' AS name FROM {name} LIMIT 1)" for name in tables)
+            filled = [row["name"] for row in await connection.fetch(asked)]
+            if filled:
+                await connection.execute(f"TRUNCATE {', '.join(filled)} RESTART IDENTITY")
+        return bool(tables)
+    finally:
+        await connection.close()
+
+
+@pytest.fixture
+async def postgres_url(
+    request: pytest.FixtureRequest, postgres_server: Postgres, truncated: list[str]
+) -> AsyncGenerator[str, None]:
+    """A database of its own on the server that all tests share; made anew only where a test is about that."""
+    anew = request.node.get_closest_marker("new_database") is not None
+    url = truncated.pop() if truncated and not anew else await new_database(postgres_server)
+    yield url
+    if not anew and await truncate(url):
+        truncated.append(url)
+
+
 @pytest.fixture(params=["sqlite", "memory", "postgres", "mongodb"])
-async def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
     """Every engine in turn. A test that is marked `processes` is not run on memory, which only one process can see."""
     match request.param:
         case "sqlite":
@@ -112,8 +153,7 @@ async def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
         case "mongodb":
             return Engine("mongodb", request.getfixturevalue("mongo_url"))
         case _:
-            server: Postgres = request.getfixturevalue("postgres_server")
-            return Engine("postgres", await new_database(server))
+            return Engine("postgres", request.getfixturevalue("postgres_url"))
 
 
 @pytest.fixture

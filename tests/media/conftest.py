@@ -16,8 +16,7 @@ from pymongo import AsyncMongoClient
 from holdfast.media import MediaStore, open_media
 from holdfast.store import Store, open_store
 from holdfast.types import Blob
-from tests.conftest import new_database
-from tests.servers import Postgres, SeaweedFs, seaweedfs
+from tests.servers import SeaweedFs, seaweedfs
 
 
 @dataclass
@@ -103,12 +102,11 @@ def s3_server() -> Generator[SeaweedFs, None, None]:
 
 
 @pytest.fixture(params=["disk", "sqlite", "postgres", "mongodb", "s3", "disk on postgres"])
-async def medium(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Medium:
+def medium(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Medium:
     store_url, url = f"sqlite:///{tmp_path}/store.db", "database"
     environment: dict[str, str] = {}
     if "postgres" in request.param:
-        server: Postgres = request.getfixturevalue("postgres_server")
-        store_url = await new_database(server)
+        store_url = request.getfixturevalue("postgres_url")
     if request.param == "mongodb":
         store_url = request.getfixturevalue("mongo_url")
     if "disk" in request.param:

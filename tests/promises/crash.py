@@ -174,10 +174,7 @@ def main(urls: str, folder: str, policy: Policy, mode: str, *chosen: str) -> Non
     for number, point in enumerate(chosen):
         place = Path(folder) / f"{mode}-{policy}-{number}"
         place.mkdir()
-        if urls.startswith("@"):
-            url = Path(urls[1:]).read_text().splitlines()[number]
-        else:
-            url = urls.replace("{place}", str(place))
+        url = urls.replace("{place}", str(place))
         talk = new_id()  # several may share a database
         log, answer = place / "log", place / "answer.json"
         log.touch()

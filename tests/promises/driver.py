@@ -3,17 +3,16 @@
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 
 class Crash:
-    """Where the runs that are to be killed live; `new_url` names the database of each, if it is not a file of its own."""
+    """Where the runs that are to be killed live: in the database that `url` names, or in a `{place}` of their own."""
 
-    def __init__(self, folder: Path, new_url: Callable[[], Awaitable[str]] | None = None) -> None:
+    def __init__(self, folder: Path, url: str) -> None:
         self._folder = folder
-        self._new_url = new_url
+        self._url = url
 
     async def run(self, policy: str, mode: str, points: list[str]) -> list[dict[str, Any]]:
         """Kill a run at each of the points, go on with it, and return what was found, in two processes at once."""
@@ -24,13 +23,8 @@ class Crash:
     async def _run(self, policy: str, mode: str, points: list[str]) -> list[dict[str, Any]]:
         place = self._folder / f"{policy}-{mode}-{len(list(self._folder.iterdir()))}-{points[0]}"
         place.mkdir()
-        url = "sqlite:///{place}/store.db"
-        if self._new_url is not None:
-            urls = [await self._new_url() for _ in points]
-            (place / "urls").write_text("\n".join(urls))
-            url = f"@{place / 'urls'}"
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.promises.crash", url, str(place), policy, mode, *points),
+            *(sys.executable, "-m", "tests.promises.crash", self._url, str(place), policy, mode, *points),
             stdout=asyncio.subprocess.PIPE,
         )
         output, _ = await process.communicate()
