@@ -8,7 +8,6 @@ from holdfast.store.mongo.documents import Documents, Row
 from holdfast.store.mongo.retention import of_session
 from holdfast.store.sql.retention import CONTENT
 
-_MESSAGE = {"session_id": "$session_id", "segment": "$segment", "position": "$position"}
 _OPEN = ["queued", "claimed", "waiting"]
 
 
@@ -87,23 +86,69 @@ async def _joined(
     )
 
 
-async def _messages(db: Documents, session_id: str) -> set[tuple[int, int]]:
-    """Return where a session has messages: by the keys alone, at once, since an import asks within its transaction."""
-    rows = await db.find("messages", of_session("messages", session_id), fields=["_id"])
-    return {(row["_id"]["segment"], row["_id"]["position"]) for row in rows}
+async def _places(
+    db: Documents, table: str, column: str, where: Mapping[str, Any]
+) -> dict[tuple[str, int], tuple[int, int, int]]:
+    """Return for each session and segment the least and the greatest value of a column, and of how many rows."""
+    groups = await db.group(
+        table,
+        {"$match": where},
+        {
+            "$group": {
+                "_id": {"session_id": "$session_id", "segment": "$segment"},
+                "first": {"$min": f"${column}"},
+                "last": {"$max": f"${column}"},
+                "number": {"$sum": 1},
+            }
+        },
+        {"$sort": {"_id": 1}},
+    )
+    return {
+        (group["_id"]["session_id"], group["_id"]["segment"]): (
+            group["first"],
+            group["last"],
+            group["number"],
+        )
+        for group in groups
+    }
+
+
+async def _messages(db: Documents, session_id: str | None) -> dict[tuple[str, int], range | set[int]]:
+    """Return where each segment has messages: a range, as it should be, or one by one."""
+    places = await _places(db, "messages", "position", _of("messages", session_id))
+    found: dict[tuple[str, int], range | set[int]] = {}
+    for key, (first, last, number) in places.items():
+        found[key] = range(first, last + 1)
+        if number != len(found[key]):
+            rows = await _in_segment(db, "messages", key, ["position"])
+            found[key] = {row["position"] for row in rows}
+    return found
+
+
+async def _in_segment(db: Documents, table: str, key: tuple[str, int], fields: list[str]) -> list[Row]:
+    """Return a segment's rows. Asked only for one of which something is broken."""
+    session_id, segment = key
+    where = {**of_session(table, session_id), "segment": segment}
+    return await db.find(table, where, fields=["session_id", "segment", *fields], sort=[("_id", 1)])
+
+
+async def _starts(db: Documents, session_id: str | None) -> dict[tuple[str, int], int]:
+    rows = await db.find("segments", _of("segments", session_id), fields=["session_id", "number", "start"])
+    return {(row["session_id"], row["number"]): row["start"] for row in rows}
 
 
 async def _lacking_messages(
     db: Documents, table: str, session_id: str | None, detail: Callable[[Row], str], limit: int
 ) -> list[Row]:
     """Find the rows that refer to a message that is not there."""
-    where = _of(table, session_id, segment={"$ne": None})
-    if session_id is None:
-        return await _lacking(db, table, "messages", _MESSAGE, detail, where=where, limit=limit)
-    fields = ["session_id", "seq", "call_id", "segment", "position"]
-    rows = await db.find(table, where, fields=fields)
-    there = await _messages(db, session_id) if rows else set[tuple[int, int]]()
-    broken = [row for row in rows if (row["segment"], row["position"]) not in there]
+    places = await _places(db, table, "position", _of(table, session_id, segment={"$ne": None}))
+    messages = await _messages(db, session_id) if places else {}
+    broken: list[Row] = []
+    for key, (first, last, _) in places.items():
+        there = messages.get(key, range(0))
+        if not (isinstance(there, range) and first in there and last in there):
+            rows = await _in_segment(db, table, key, ["seq", "call_id", "position"])
+            broken += [row for row in rows if row["position"] not in there]
     return _found(broken[:limit], detail)
 
 
@@ -203,21 +248,16 @@ async def check_ready_is_free(db: Documents, *, limit: int) -> list[Row]:
 
 
 async def check_message_has_segment(db: Documents, *, limit: int, session_id: str | None = None) -> list[Row]:
-    key = {"session_id": "$session_id", "number": "$segment"}
-    if session_id is not None:
-        own = await db.find("segments", of_session("segments", session_id))
-        starts = {row["number"]: row["start"] for row in own}
-        outside = sorted((s, p) for s, p in await _messages(db, session_id) if p < starts.get(s, p + 1))
-        rows = [Row(session_id=session_id, segment=s, position=p) for s, p in outside[:limit]]
-        return _found(rows, _outside)
-    rows = await db.group(
-        "messages",
-        {"$unset": "body"},
-        *_look("segments", key, "found"),
-        {"$match": {"$expr": {"$lt": ["$position", {"$ifNull": [{"$first": "$found.start"}, 2**62]}]}}},
-        {"$limit": limit},
-    )
-    return _found(rows, _outside)
+    starts = await _starts(db, session_id)
+    outside: list[Row] = []
+    for key, (first, last, _) in (
+        await _places(db, "messages", "position", _of("messages", session_id))
+    ).items():
+        start = starts.get(key, last + 1)
+        if first < start:
+            rows = await _in_segment(db, "messages", key, ["position"])
+            outside += [row for row in rows if row["position"] < start]
+    return _found(outside[:limit], _outside)
 
 
 def _outside(row: Row) -> str:
@@ -239,28 +279,21 @@ async def check_segment_has_parent(db: Documents, *, limit: int, session_id: str
 async def check_checkpoint_has_messages(
     db: Documents, *, limit: int, session_id: str | None = None
 ) -> list[Row]:
-    last = {"session_id": "$session_id", "segment": "$segment", "position": {"$subtract": ["$length", 1]}}
-
     def detail(row: Row) -> str:
         return f"checkpoint {row['id']} goes beyond the messages of segment {row['segment']}"
 
-    if session_id is not None:
-        own = await db.find("segments", of_session("segments", session_id))
-        starts = {row["number"]: row["start"] for row in own}
-        fields = ["session_id", "id", "segment", "length"]
-        found = await db.find("checkpoints", of_session("checkpoints", session_id), fields=fields)
-        found = [r for r in found if r["length"] > starts.get(r["segment"], r["length"])]
-        there = await _messages(db, session_id) if found else set[tuple[int, int]]()
-        return _found([r for r in found if (r["segment"], r["length"] - 1) not in there][:limit], detail)
-    rows = await db.group(
-        "checkpoints",
-        *_look("segments", {"session_id": "$session_id", "number": "$segment"}, "own"),
-        {"$match": {"$expr": {"$gt": ["$length", {"$ifNull": [{"$first": "$own.start"}, 2**62]}]}}},
-        *_look("messages", last, "found"),
-        {"$match": {"found": []}},
-        {"$limit": limit},
-    )
-    return _found(rows, detail)
+    starts = await _starts(db, session_id)
+    messages = await _messages(db, session_id)
+    broken: list[Row] = []
+    for key, (_, last, _) in (
+        await _places(db, "checkpoints", "length", _of("checkpoints", session_id))
+    ).items():
+        start = starts.get(key, last)
+        there = messages.get(key, range(0))
+        if last > start and not (isinstance(there, range) and start in there and last - 1 in there):
+            rows = await _in_segment(db, "checkpoints", key, ["id", "length"])
+            broken += [row for row in rows if row["length"] > start and row["length"] - 1 not in there]
+    return _found(broken[:limit], detail)
 
 
 async def check_dense_messages(db: Documents, *, limit: int, session_id: str | None = None) -> list[Row]:

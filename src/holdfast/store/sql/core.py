@@ -171,7 +171,8 @@ class SqlCore(Store):
         )
         if not rows:
             raise lease_lost(lease, "another holder took it, or it was released")
-        return rows[0]["seq"]
+        lease.seq = rows[0]["seq"]
+        return lease.seq
 
     def _of_session(self, session_id: str, statement: Statement) -> Tx[Rows]:
         """Return the rows; none are fine, unless that is because there is no such session."""
