@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,16 @@ def _lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+async def test_an_answer_does_not_wait_for_an_acknowledgement(engine: Engine, store: Store):
+    async with front(engine.url, "--role", "front") as server, server.client() as client:
+        took: list[float] = []
+        for _ in range(30):
+            began = time.monotonic()
+            await client.sessions()
+            took.append(time.monotonic() - began)
+        assert min(took[10:]) < 0.03  # a system may wait with it for 40 ms, once a connection is no longer new
 
 
 async def test_doors_stay_closed(engine: Engine, store: Store):
