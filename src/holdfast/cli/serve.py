@@ -170,8 +170,11 @@ class Crew:
     """The worker processes: as many as were asked for; who dies is replaced, after a pause that grows."""
 
     def __init__(self, app: str, settings: Settings, size: int, numbers: str | None) -> None:
-        self._environment = os.environ | ({"PROMETHEUS_MULTIPROC_DIR": numbers} if numbers else {})
-        options = ["--store", settings.store, "--log-format", settings.log_format]
+        # Everybody on the machine can read a command line, and the store's URL may have a password in it.
+        self._environment = os.environ | {"HOLDFAST_STORE": settings.store}
+        if numbers:
+            self._environment["PROMETHEUS_MULTIPROC_DIR"] = numbers
+        options = ["--log-format", settings.log_format]
         self._command = [sys.executable, "-m", "holdfast", "worker", app, "--supervised", *options]
         self._size = size
         self._pids: set[int] = set()

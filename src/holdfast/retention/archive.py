@@ -1,7 +1,7 @@
 """The archive: one session as a self-contained, versioned, digest-checked stream of lines. See docs/reference/archive.md.
 
 Written and read a line at a time, whatever the size. A reader believes nothing: not the order, not a type, not an id,
-not that a record belongs to the session, and no line before it knows how long it is.
+not that a record belongs to the session or media that it refers to is its own, and no line before it knows how long it is.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from pydantic_core import from_json, to_json
 
 from holdfast.errors import ArchiveFailed, ArchiveTooNew, BadArchive, BadId, BadText
 from holdfast.ids import check_id, check_text
-from holdfast.media import MediaContext, MediaStore, to_uri
+from holdfast.media import MediaContext, MediaStore, to_uri, walker
 from holdfast.store import Store
 from holdfast.store.sql.tables import BY_NAME, SESSION, TABLES, Column, Table
 from holdfast.types import STATUSES
@@ -47,6 +47,8 @@ _BLOB: Final = Table(
     ),
 )
 """A reference is archived with the content that it refers to."""
+_REFERRING: Final = {"messages": "body", "effects": "result"}
+"""Where content is put back into. Whoever could refer to what they do not have would read what others have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +210,8 @@ class _Reader:
         self._blob: tuple[str, int] | None = None  # its digest, and how many bytes are still to come
         self._blob_digest = hashlib.sha256()
         self._blob_bytes = 0
+        self._brought: set[str] = set()
+        self._referred: set[str] = set()
         self._sha256 = ""
 
     def archive(self) -> Archive:
@@ -276,6 +280,8 @@ class _Reader:
             self._session = row
         if table is _BLOB:
             self._open_blob(row)
+        elif name in _REFERRING:
+            self._referred.update(walker.digests([row[_REFERRING[name]]]))
         return Record(name, row)
 
     def _open_blob(self, row: Mapping[str, Any]) -> None:
@@ -284,6 +290,7 @@ class _Reader:
         self._blob = (row["sha256"], row["size"])
         self._blob_digest = hashlib.sha256()
         self._blob_bytes += row["size"]
+        self._brought.add(row["sha256"])
         self._close_blob()
 
     def _bytes(self, content: object) -> Record:
@@ -317,6 +324,8 @@ class _Reader:
             raise BadArchive(problem="its end counts other records")
         if not self._table:
             raise BadArchive(problem="there is no session in it")
+        if foreign := self._referred - self._brought:
+            raise BadArchive(problem=f"it refers to media {min(foreign)}, which is not in it")
         self._sha256 = digest
         self.ended = True
 
