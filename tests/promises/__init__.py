@@ -9,7 +9,7 @@
 7. Flat cost: test_flat_cost counts; `make bench` times.
 8. Exact return: test_exact_return, test_retention_is_killed.
 9. Gone is gone: test_gone_is_gone, test_retention_is_killed.
-10. Closed by default: tests/server/test_auth, which tries every route, and tests/server/test_sockets.
+10. Closed by default: test_closed_by_default; tests/server/test_auth, which tries every route; tests/server/test_sockets.
 
 All of 1 to 6 at once: test_under_fire, and for as long as one likes `make torture`.
 """

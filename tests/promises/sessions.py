@@ -33,10 +33,9 @@ async def fill(
     """Make a session whose every kind of content has these texts in it, and leave it idle."""
     first = texts[0] if texts else ""
     mark = json.dumps(first, ensure_ascii=False)
+    about = json.dumps({"about": first}, ensure_ascii=False)
     safe = hashlib.sha256(first.encode()).hexdigest()[:8]
-    session = await store.create_session(
-        agent=agent, owner="ada", title=first, metadata=json.dumps({"about": first}, ensure_ascii=False)
-    )
+    session = await store.create_session(agent=agent, owner="ada", title=first, metadata=about)
     holder = await store.join("filler", ttl=60)
     submission = await store.submit(session.id, "message", mark, idempotency_key=f"key-{safe}")
     lease = await store.acquire(session.id, holder)
@@ -67,7 +66,7 @@ async def fill(
                 Checkpoint(id=new_id(), segment=2, length=len(bodies) + 1, kind="interrupted"),
             ],
             runs=[
-                Run(id=run_id, agent=agent, status="completed", error=first, metadata=mark),
+                Run(id=run_id, agent=agent, status="completed", error=first, metadata=about),
                 Run(id=delegate, agent=agent, status="failed", parent_id=run_id),
             ],
             effects=[

@@ -219,7 +219,8 @@ async def test_an_answer_does_not_wait_for_an_acknowledgement(engine: Engine, st
             began = time.monotonic()
             await client.sessions()
             took.append(time.monotonic() - began)
-        assert min(took[10:]) < 0.03  # a system may wait with it for 40 ms, once a connection is no longer new
+        # A system may wait with it for 40 ms, once a connection is no longer new.
+        assert min(took[10:]) < 0.03
 
 
 async def test_doors_stay_closed(engine: Engine, store: Store):
