@@ -212,6 +212,13 @@ def _lives(pid: int) -> bool:
         return False
 
 
+async def test_an_address_of_version_6(tmp_path: Path):
+    async with front(f"sqlite:///{tmp_path}/store.db", "--role", "front", "--host", "::1") as served:
+        assert served.url.startswith("http://[::1]:")
+        async with served.client() as client:
+            assert (await client.sessions())["items"] == []
+
+
 async def test_an_answer_does_not_wait_for_an_acknowledgement(engine: Engine, store: Store):
     async with front(engine.url, "--role", "front") as server, server.client() as client:
         took: list[float] = []

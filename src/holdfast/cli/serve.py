@@ -70,7 +70,8 @@ def run_server(
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        listening = socket.create_server((host, port), backlog=2048)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         problem = (
             f"cannot listen on {host}, port {port}: {error.strerror}; choose others with --host and --port"
