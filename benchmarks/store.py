@@ -74,6 +74,8 @@ class Scale:
 
 
 FULL = Scale()
+SLOW = Scale(blocks=12, writes=60, latencies=200, long_session=20_000, pages=10, many_idle=20_000)
+"""Full, for an engine whose server may run in an emulator, at a hundredth of the speed."""
 QUICK = Scale(blocks=6, writes=100, latencies=60, long_session=5_000, many_idle=5_000)
 
 
@@ -556,10 +558,11 @@ def _sync_seconds() -> float:
         return median(sync() for _ in range(50))
 
 
-async def _measure(engines: Sequence[str], scale: Scale) -> int:
+async def _measure(engines: Sequence[str], *, quick: bool) -> int:
     report = Report("store")
     report.add("fdatasync of a small write where the databases are", _sync_seconds() * 1e6, "us")
     for name in engines:
+        scale = QUICK if quick else SLOW if name == "mongodb" else FULL
         with open_engine(name) as engine:
             for topic in (_writes, _latency, _long_session, _claims):
                 progress(f"{name}: {topic.__name__.strip('_').replace('_', ' ')}")
@@ -580,7 +583,7 @@ def main() -> int:
     engines = [given.engine] if given.engine else [name for name in ENGINES if name != "mongodb" or mongod()]
     if "mongodb" not in engines and not given.engine:
         progress("MongoDB is left out: there is no mongod on the path")
-    return asyncio.run(_measure(engines, QUICK if given.quick else FULL))
+    return asyncio.run(_measure(engines, quick=given.quick))
 
 
 if __name__ == "__main__":

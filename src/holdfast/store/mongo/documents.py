@@ -5,6 +5,8 @@ table's key. A text that is too long for a document lies in `pieces`, and is put
 never see that.
 """
 
+import math
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -22,6 +24,7 @@ _LONGEST = 500_000
 """A text with more characters goes to `pieces`: a document has 16 MiB, and no row as many texts of this length."""
 _PIECE = 1_000_000
 _DUPLICATE = 11000
+_FRESH_SECONDS = 10
 NOW: Final = {"$multiply": [{"$toLong": "$$NOW"}, 1000]}
 """The server's time in microseconds, as an expression: that of the command it is in."""
 
@@ -112,15 +115,48 @@ def plain_errors() -> Generator[None, None, None]:
         raise kind(first["errmsg"], first["code"], details) from None
 
 
+class Clock:
+    """The server's time, as far as it is known without asking: what it said, and how long ago that was.
+
+    It lags by as long as the quickest of the latest answers took, and does not go back while it is fresh.
+    """
+
+    def __init__(self) -> None:
+        self._ahead: float = -math.inf  # of our own clock, at the least
+        self._heard = -math.inf
+
+    def hear(self, now_us: int) -> int:
+        """Learn what the server's time is, and return it."""
+        ours = time.monotonic()
+        ahead = now_us - ours * 1e6
+        if ahead > self._ahead or not self._is_fresh(ours):
+            self._ahead, self._heard = ahead, ours
+        return now_us
+
+    def now(self) -> int | None:
+        """Return the server's time in microseconds, unless what it said is too long ago."""
+        ours = time.monotonic()
+        return int(ours * 1e6 + self._ahead) if self._is_fresh(ours) else None
+
+    def _is_fresh(self, ours: float) -> bool:
+        return ours - self._heard < _FRESH_SECONDS
+
+
 class Documents:
     """The documents as one transaction sees them. `attempt` counts how often it was tried, from 1."""
 
     def __init__(
-        self, database: AsyncDatabase[Row], session: AsyncClientSession | None, *, attempt: int = 1
+        self,
+        database: AsyncDatabase[Row],
+        session: AsyncClientSession | None,
+        clock: Clock | None = None,
+        *,
+        attempt: int = 1,
     ) -> None:
         self.database = database
         self.session = session
         self.attempt = attempt
+        self._clock = clock or Clock()
         self.heads: dict[str, Row] = {}
         """Heads as they were last changed in this transaction, by nobody else: they are locked."""
         self._gathered: dict[str, list[Mapping[str, Any]]] = {}
@@ -134,7 +170,7 @@ class Documents:
         """Return the server's time, the same within a transaction: asked for, unless the head has told it."""
         if self._now is None:
             hello = await self.database.client.admin.command("hello")
-            self._now = microseconds(hello["localTime"])
+            self._now = self._clock.hear(microseconds(hello["localTime"]))
         return self._now
 
     async def head(
@@ -159,7 +195,7 @@ class Documents:
         )
         if head is None:
             return []
-        self._now = microseconds(head["touched_at"])
+        self._now = self._clock.hear(microseconds(head["touched_at"]))
         self.heads[session_id] = head
         return [head]
 

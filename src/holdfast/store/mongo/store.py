@@ -67,7 +67,7 @@ from holdfast.store.mongo import (
     submissions,
     sweep,
 )
-from holdfast.store.mongo.documents import Documents, Row
+from holdfast.store.mongo.documents import Clock, Documents, Row
 from holdfast.store.mongo.hints import Hints
 from holdfast.store.mongo.write import write
 from holdfast.store.sql.archive import PAGE_BYTES, PAGE_ROWS, Imported
@@ -148,6 +148,7 @@ class MongoStore(SqlStore):
         self._hints: Hints | None = None
         self._beacons: FileBeacons | None = None
         self._has_bulk_write = False
+        self._clock = Clock()
         self._turns: dict[str, asyncio.Lock] = {}
 
     def twin(self) -> "MongoStore":
@@ -223,7 +224,10 @@ class MongoStore(SqlStore):
                 raise lease_lost(lease, "it was released, or lost before")
             try:
                 seq, ready = await self._commit(
-                    database, lambda db: write(db, lease, writing, at_once=self._has_bulk_write)
+                    database,
+                    lambda db: write(
+                        db, lease, writing, at=self._clock.now() if self._has_bulk_write else None
+                    ),
                 )
             except StoreUnavailable:
                 lease.lost = True
@@ -293,7 +297,7 @@ class MongoStore(SqlStore):
                 attempt += 1
                 try:
                     async with await session.start_transaction(_SNAPSHOT, _MAJORITY):
-                        result = await work(Documents(database, session, attempt=attempt))
+                        result = await work(Documents(database, session, self._clock, attempt=attempt))
                         await _commit(session, loop.time() + PATIENCE_SECONDS)
                 except DuplicateKeyError as error:
                     duplicates += 1

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 from pymongo import InsertOne, UpdateOne
 from pymongo.errors import ClientBulkWriteException, OperationFailure, PyMongoError
 
-from holdfast.store.mongo.documents import NOW, Documents, Row, as_document, is_long
+from holdfast.store.mongo.documents import Documents, Row, as_document, is_long
 from holdfast.store.mongo.journal import fence
 from holdfast.store.mongo.leases import free_heads, requeue_all_claimed
 from holdfast.store.sql import library
@@ -23,13 +23,14 @@ _FEW = 10
 _WRITE_CONFLICT = 112
 
 
-async def write(db: Documents, lease: Lease, writing: Writing, *, at_once: bool = False) -> tuple[int, bool]:
+async def write(db: Documents, lease: Lease, writing: Writing, *, at: int | None = None) -> tuple[int, bool]:
     """Write a batch. Returns the number that the session is at, and whether it was let go with work left.
 
-    A small one of nothing but new rows is tried in one command first, `at_once`, where the server knows how.
+    A small one of nothing but new rows is tried in one command first, where the server knows how, if it is known
+    when that is: an insert cannot ask for the server's time.
     """
-    if at_once and db.attempt == 1 and _is_plain(writing):
-        return await _write_at_once(db, lease, writing), False
+    if at is not None and db.attempt == 1 and _is_plain(writing):
+        return await _write_at_once(db, lease, writing, at), False
     heads = await fence(
         db,
         session_id=lease.session_id,
@@ -65,14 +66,14 @@ def _is_plain(writing: Writing) -> bool:
     )
 
 
-async def _write_at_once(db: Documents, lease: Lease, writing: Writing) -> int:
+async def _write_at_once(db: Documents, lease: Lease, writing: Writing, at: int) -> int:
     """Write under the numbers that the holder expects, as a rule rightly: usually nobody else has taken any.
 
     Otherwise the transaction begins again, with the fence first: that also finds out what is wrong.
     """
     name = db.database.name
     fenced = {"epoch": lease.epoch, "holder": lease.holder, "writes": lease.writes, "seq": lease.seq}
-    moved = {"$inc": {"seq": writing.count, "writes": 1}, "$currentDate": {"touched_at": True}}
+    moved = {"$inc": {"seq": writing.count, "writes": 1}}
     seq = lease.seq + writing.count
     changes: list[InsertOne[Row] | UpdateOne] = [
         UpdateOne({"_id": lease.session_id, **fenced}, moved, namespace=f"{name}.heads")
@@ -82,25 +83,16 @@ async def _write_at_once(db: Documents, lease: Lease, writing: Writing) -> int:
         for values in rows:
             row = Row(zip(names, values, strict=True))
             if arm == "add_events":
-                row["seq"] = seq - row.pop("later")
-            new = as_document(_PLAIN[arm], row)
-            namespace = f"{name}.{_PLAIN[arm]}"
-            if arm == "add_events":  # with the server's time, which an insert cannot name
-                stamped = {"$mergeObjects": [{"$literal": new}, {"at": NOW}]}
-                by_key = {"_id": new["_id"]}
-                changes.append(
-                    UpdateOne(by_key, [{"$replaceWith": stamped}], upsert=True, namespace=namespace)
-                )
-            else:
-                changes.append(InsertOne(new, namespace=namespace))
+                row.update(seq=seq - row.pop("later"), at=at)
+            table = _PLAIN[arm]
+            changes.append(InsertOne(as_document(table, row), namespace=f"{name}.{table}"))
     try:
         done = await db.database.client.bulk_write(changes, session=db.session)  # pyright: ignore[reportUnknownMemberType]
     except ClientBulkWriteException as error:
         if isinstance(error.error, PyMongoError):
             raise error.error from None
         raise OperationFailure("a row was refused", _WRITE_CONFLICT) from None
-    # All events are new and something was found: that can only have been the head.
-    if (done.upserted_count, done.matched_count) != (writing.count, 1):
+    if done.matched_count != 1:
         raise OperationFailure("somebody else has taken a number", _WRITE_CONFLICT)
     return seq
 
