@@ -225,7 +225,7 @@ def _idle_rows(ids: Sequence[str]) -> list[tuple[str, list[str], list[Row]]]:
     now = time.time_ns() // 1000
     session = {"agent": "agent", "owner": "owner", "title": "", "title_folded": "", "status": "idle"}
     session |= {"hold": 0, "metadata": "{}", "created_at": now, "active_at": now}
-    head = {"epoch": 0, "seq": 0, "writes": 0, "written": 0}
+    head = {"agent": "agent", "epoch": 0, "seq": 0, "writes": 0, "written": 0}
     return [
         ("sessions", ["id", *session], [(id_, *session.values()) for id_ in ids]),
         ("heads", ["session_id", *head], [(id_, *head.values()) for id_ in ids]),

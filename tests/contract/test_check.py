@@ -25,6 +25,7 @@ DAMAGE = {
     "dense events": "DELETE FROM events WHERE seq = 2",
     "session has head": "DELETE FROM heads WHERE session_id = 'other'",
     "head has session": "DELETE FROM sessions WHERE id = 'other'",
+    "head has agent": "UPDATE heads SET agent = 'another' WHERE session_id = 'other'",
     "running has lease": "UPDATE sessions SET status = 'running' WHERE id = 'other'",
     "claimed has lease": "UPDATE submissions SET state = 'claimed'",
     "ended has ended": "UPDATE submissions SET ended_at = 1",

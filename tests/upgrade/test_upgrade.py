@@ -25,6 +25,8 @@ def test_there_is_one_to_try():
     assert MADE
 
 
+@pytest.mark.new_database
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"], indirect=True)
 @pytest.mark.parametrize("made", MADE, ids=lambda made: made.stem)
 async def test_sessions_in_flight_go_on(engine: Engine, made: Path):
     before = json.loads(made.read_text())

@@ -207,6 +207,12 @@ async def check_head_has_session(db: Documents, *, limit: int) -> list[Row]:
     return await _lacking(db, "heads", "sessions", "$_id", lambda _: "its head has no session", limit=limit)
 
 
+async def check_head_has_agent(db: Documents, *, limit: int) -> list[Row]:
+    foreign = {"$expr": {"$ne": ["$agent", "$other.agent"]}}
+    rows = await _joined(db, "heads", {}, "sessions", "$_id", foreign, limit)
+    return _found(rows, lambda r: f"its head has the agent {r['agent']}, it has {r['other']['agent']}")
+
+
 async def check_running_has_lease(db: Documents, *, limit: int) -> list[Row]:
     rows = await _joined(
         db, "sessions", {"status": "running"}, "heads", "$_id", {"other.holder": None}, limit

@@ -171,8 +171,8 @@ async def import_session(db: Documents, *, seq: int, **row: object) -> list[Row]
     return [Row(row)] if await db.insert_new("sessions", row) else []
 
 
-async def import_head(db: Documents, *, id: str, seq: int) -> list[Row]:
-    return await create_head(db, id=id, seq=seq)
+async def import_head(db: Documents, *, id: str, agent: str, seq: int) -> list[Row]:
+    return await create_head(db, id=id, agent=agent, seq=seq)
 
 
 async def rehydrate_session(db: Documents, *, id: str, **row: object) -> list[Row]:

@@ -89,6 +89,12 @@ async def _sessions(database: AsyncDatabase[Row]) -> None:
     await asyncio.gather(*(_create(database, name) for name in sorted(plain)))
 
 
+async def _ready_by_agent(database: AsyncDatabase[Row]) -> None:
+    await database["heads"].create_indexes(
+        [_index("agent", "ready_at", partialFilterExpression={"ready_at": {"$gt": 0}})]
+    )
+
+
 async def _create(database: AsyncDatabase[Row], name: str) -> None:
     try:
         await database.create_collection(name)
@@ -99,7 +105,7 @@ async def _create(database: AsyncDatabase[Row], name: str) -> None:
             raise
 
 
-MIGRATIONS: Final = ((1, "0001_sessions", _sessions),)
+MIGRATIONS: Final = ((1, "0001_sessions", _sessions), (2, "0002_ready_by_agent", _ready_by_agent))
 LATEST: Final = MIGRATIONS[-1][0]
 
 

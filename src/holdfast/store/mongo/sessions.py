@@ -14,11 +14,8 @@ async def create_session(db: Documents, **row: object) -> list[Row]:
     return [Row(id=row["id"])] if await db.insert_new("sessions", new) else []
 
 
-async def create_head(db: Documents, *, id: str, seq: int = 0) -> list[Row]:
-    (session,) = await db.get("sessions", id)
-    # The agent never changes: it is kept here as well, for those who claim.
-    head = {"session_id": id, "agent": session["agent"], "epoch": 0, "seq": seq, "writes": 0}
-    await db.insert("heads", [head])
+async def create_head(db: Documents, *, id: str, agent: str, seq: int = 0) -> list[Row]:
+    await db.insert("heads", [{"session_id": id, "agent": agent, "epoch": 0, "seq": seq, "writes": 0}])
     return []
 
 

@@ -140,7 +140,7 @@ class Archives(SqlCore):
         if lease is None:
             if not (yield Statement("import_session", values)):
                 raise SessionExists(id=session_id)
-            yield sql("import_head", id=session_id, seq=session["seq"])
+            yield sql("import_head", id=session_id, agent=session["agent"], seq=session["seq"])
         elif (yield from self._rehydrate(lease, values, again)):
             return {}
         counts: dict[str, int] = {}

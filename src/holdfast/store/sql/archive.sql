@@ -18,7 +18,7 @@ ON CONFLICT (id) DO NOTHING
 RETURNING id;
 
 -- name: import_head
-INSERT INTO heads (session_id, epoch, seq, writes, written) VALUES (:id, 0, :seq, 0, 0);
+INSERT INTO heads (session_id, agent, epoch, seq, writes, written) VALUES (:id, :agent, 0, :seq, 0, 0);
 
 -- name: rehydrate_session
 -- What it was, except what says whose it is, and the hold, which may have been set since.

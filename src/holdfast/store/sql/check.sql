@@ -27,6 +27,12 @@ SELECT h.session_id, 'its head has no session' AS detail FROM heads h
 WHERE NOT EXISTS (SELECT 1 FROM sessions s WHERE s.id = h.session_id)
 LIMIT :limit;
 
+-- name: check_head_has_agent
+SELECT h.session_id, 'its head has the agent ' || h.agent || ', it has ' || s.agent AS detail
+FROM heads h JOIN sessions s ON s.id = h.session_id
+WHERE h.agent <> s.agent
+LIMIT :limit;
+
 -- name: check_running_has_lease
 SELECT s.id AS session_id, 'it is said to be running and nobody holds it' AS detail
 FROM sessions s JOIN heads h ON h.session_id = s.id

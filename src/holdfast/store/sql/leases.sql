@@ -45,15 +45,21 @@ WHERE h.session_id = :session_id;
 SELECT id, name, deadline FROM holders WHERE id = :id AND deadline > now_us();
 
 -- name: next_ready
-SELECT h.session_id FROM heads h
-JOIN sessions s ON s.id = h.session_id   --? agents
-WHERE h.ready_at IS NOT NULL
---[sqlite]   AND s.agent IN (SELECT value FROM json_each(:agents))   --? agents
---[postgres]   AND s.agent IN (SELECT value FROM json_array_elements_text(CAST(:agents AS json)))   --? agents
+-- As `claim_ready` finds them.
+--[sqlite] SELECT h.session_id FROM
+--[sqlite]   json_each(:agents) AS a CROSS JOIN   --? agents
+--[sqlite]   heads h
+--[sqlite] WHERE h.ready_at IS NOT NULL
+--[sqlite]   AND h.session_id IN (   --? agents
+--[sqlite]     SELECT r.session_id FROM heads r WHERE r.agent = a.value AND r.ready_at IS NOT NULL   --? agents
+--[sqlite]     ORDER BY r.ready_at LIMIT 1)   --? agents
+--[postgres] SELECT h.session_id FROM
+--[postgres]   json_array_elements_text(CAST(:agents AS json)) AS a(value) CROSS JOIN LATERAL   --? agents
+--[postgres]   (SELECT r.session_id, r.ready_at FROM heads r WHERE r.ready_at IS NOT NULL
+--[postgres]     AND r.agent = a.value   --? agents
+--[postgres]     ORDER BY r.ready_at LIMIT 1 FOR UPDATE SKIP LOCKED) AS h
 ORDER BY h.ready_at
-LIMIT 1
---[postgres] FOR UPDATE OF h SKIP LOCKED
-;
+LIMIT 1;
 
 -- name: claim_lock
 -- A claim that is sent again waits here for its first try, which may still be committing.

@@ -65,7 +65,7 @@ class Sessions(SqlCore):
         if (yield sql("tombstone", session_id=session_id)):  # after the insert, which may have waited for it
             raise SessionErased(id=session_id)
         if created:
-            yield sql("create_head", id=session_id)
+            yield sql("create_head", id=session_id, agent=agent)
         elif not exist_ok:
             raise SessionExists(id=session_id)
         return (yield from self._session(session_id))

@@ -6,7 +6,7 @@ ON CONFLICT (id) DO NOTHING
 RETURNING id;
 
 -- name: create_head
-INSERT INTO heads (session_id, epoch, seq, writes, written) VALUES (:id, 0, 0, 0, 0);
+INSERT INTO heads (session_id, agent, epoch, seq, writes, written) VALUES (:id, :agent, 0, 0, 0, 0);
 
 -- name: sessions
 -- What is said to be running without a live holder is not: it is queued if something waits, else idle.

@@ -5,27 +5,35 @@
 -- Without a lock: most of the time there is nothing.
 SELECT
   EXISTS (
-    SELECT 1 FROM heads h
-    JOIN sessions s ON s.id = h.session_id   --? agents
+    SELECT 1 FROM
+--[sqlite]       json_each(:agents) AS a CROSS JOIN   --? agents
+--[postgres]       json_array_elements_text(CAST(:agents AS json)) AS a(value) CROSS JOIN   --? agents
+      heads h
     WHERE h.ready_at IS NOT NULL
---[sqlite]       AND s.agent IN (SELECT value FROM json_each(:agents))   --? agents
---[postgres]       AND s.agent IN (SELECT value FROM json_array_elements_text(CAST(:agents AS json)))   --? agents
+      AND h.agent = a.value   --? agents
   ) AS ready,
   EXISTS (SELECT 1 FROM holders WHERE id = :holder AND deadline > now_us()) AS live;
 
 -- name: claim_ready
--- Who sends this again waits for the first try, by its lock.
+-- Who sends this again waits for the first try, by its lock. The first of each agent, and of these the first: so it costs
+-- the same however much is ready, for these agents and for others.
 --[sqlite] WITH ready AS MATERIALIZED (
+--[sqlite]   SELECT h.session_id FROM
+--[sqlite]     json_each(:agents) AS a CROSS JOIN   --? agents
+--[sqlite]     heads h
+--[sqlite]   WHERE h.ready_at IS NOT NULL
+--[sqlite]     AND h.session_id IN (   --? agents
+--[sqlite]       SELECT r.session_id FROM heads r WHERE r.agent = a.value AND r.ready_at IS NOT NULL   --? agents
+--[sqlite]       ORDER BY r.ready_at LIMIT :limit)   --? agents
 --[postgres] WITH tried AS MATERIALIZED (SELECT pg_advisory_xact_lock(hashtextextended(:tenure, 0))),
 --[postgres] ready AS MATERIALIZED (
-  SELECT h.session_id FROM heads h
-  JOIN sessions s ON s.id = h.session_id   --? agents
-  WHERE h.ready_at IS NOT NULL
---[sqlite]     AND s.agent IN (SELECT value FROM json_each(:agents))   --? agents
---[postgres]     AND s.agent IN (SELECT value FROM json_array_elements_text(CAST(:agents AS json)))   --? agents
+--[postgres]   SELECT h.session_id FROM
+--[postgres]     json_array_elements_text(CAST(:agents AS json)) AS a(value) CROSS JOIN LATERAL   --? agents
+--[postgres]     (SELECT r.session_id, r.ready_at FROM heads r WHERE r.ready_at IS NOT NULL
+--[postgres]       AND r.agent = a.value   --? agents
+--[postgres]       ORDER BY r.ready_at LIMIT :limit FOR UPDATE SKIP LOCKED) AS h
   ORDER BY h.ready_at
   LIMIT :limit
---[postgres]   FOR UPDATE OF h SKIP LOCKED
 )
 UPDATE heads SET holder = :holder, tenure = :tenure, epoch = epoch + 1, writes = 0, written = seq, ready_at = NULL
 WHERE session_id IN (SELECT session_id FROM ready)
