@@ -20,7 +20,7 @@ _dropped = pytest.StashKey[int]()
 _without_mongodb = pytest.StashKey[int]()
 MONGODB = "HOLDFAST_TEST_MONGODB"
 """Names the server to test with, as a URL without a database; else there is a `mongod` on the path, or none."""
-_MONGODB_SECONDS = 400
+_MONGODB_SECONDS = 900
 """How long a test may take there: its server may run in an emulator."""
 ONLY_WITH_MONGOD = (
     pytest.mark.mongodb,

@@ -32,7 +32,7 @@ from tests.conftest import Engine
 from tests.promises.sessions import fill
 from tests.server.fronts import Front, front
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 APP = "tests.promises.app:agent"
 MARK = "mark-of-content-5c0e"
 OWNER, STRANGER, BOSS = new_token(), new_token(), new_token()

@@ -20,7 +20,7 @@ from tests.conftest import Engine
 from tests.server.fronts import Front, front
 from tests.server.talker import SAID
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 FORMATS = ["vercel", "ag-ui"]
 AG_UI: TypeAdapter[Any] = TypeAdapter(AgUiEvent)
 

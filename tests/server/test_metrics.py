@@ -17,7 +17,7 @@ from tests.promises.workers import worker
 from tests.server.fronts import Front, front
 from tests.servers import free_port
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 DOCUMENTED = re.findall(r"^\| `(holdfast_\w+)`", PAGE.read_text(), re.MULTILINE)
 

@@ -19,7 +19,7 @@ from tests.conftest import Engine
 from tests.promises.workers import lines, worker
 from tests.server.fronts import front
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 APP = "tests.promises.app:agent"
 
 

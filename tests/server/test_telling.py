@@ -14,7 +14,7 @@ from tests.conftest import Engine
 from tests.server.fronts import front
 from tests.server.traced import SECRET
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 APP = "tests.server.traced:agent"
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
