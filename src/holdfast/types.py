@@ -273,13 +273,20 @@ class Effect:
     ended_at: datetime | None = None
 
 
+@dataclass(slots=True)
+class Chain:
+    """Batches that build on each other. Once one has `failed`, those behind it do so too, whoever heard of the first."""
+
+    failed: Exception | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class Batch:
     """Everything one step changed, each noun in its new state. It is written whole or not at all.
 
     `drafts_done` names the runs whose drafts are complete messages now. `blobs` are the SHA-256s of the media that its
     messages, effects and events refer to: the session keeps them alive from now on. With `release` the session is let
-    go in the same transaction, in a `status` that is not running.
+    go in the same transaction, in a `status` that is not running. One of a `chain` is written only if none before it failed.
     """
 
     events: Sequence[NewEvent] = ()
@@ -294,6 +301,7 @@ class Batch:
     status: Status | None = None
     waiting_for: str | None = None
     release: bool = False
+    chain: Chain | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

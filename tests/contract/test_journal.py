@@ -16,6 +16,7 @@ from holdfast.errors import BadInput, BadText, Conflict, LeaseLost, PayloadTooLa
 from holdfast.store import Store, open_store
 from holdfast.types import (
     Batch,
+    Chain,
     Checkpoint,
     Draft,
     Effect,
@@ -329,3 +330,27 @@ async def test_payloads_are_readable_in_the_database(engine: Engine, store: Stor
         (row,) = await server.fetch("SELECT payload FROM holdfast.events")
         await server.close()
     assert row[0] == '{"z": "ü", "a": 1}'
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_nothing_is_written_behind_a_batch_that_failed(store: Store, cancelled: bool):
+    """Also if nobody heard of it: whoever waited for it may have been cancelled, and go on with what builds on it."""
+    lease, _ = await held_session(store)
+    first = Batch(segments=[Segment(number=1)], messages=[Message(segment=1, position=0, body="{}")])
+    await store.write(lease, first)
+    chain = Chain()
+    failing = replace(first, chain=chain)
+    behind = Batch(events=[NewEvent(kind="behind")], chain=chain)
+    writing = [asyncio.create_task(store.write(lease, batch)) for batch in (failing, behind)]
+    await asyncio.sleep(0)
+    if cancelled:
+        writing[0].cancel()
+    found = await asyncio.gather(*writing, return_exceptions=True)
+    assert isinstance(found[0], Conflict | asyncio.CancelledError)
+    assert isinstance(found[1], Conflict)
+    with pytest.raises(Conflict):
+        await store.write(lease, replace(behind))
+    assert await store.events(lease.session_id) == []
+
+    await store.write(lease, Batch(events=[NewEvent(kind="of its own")]))
+    assert [event.kind for event in await store.events(lease.session_id)] == ["of its own"]

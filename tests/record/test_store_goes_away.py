@@ -163,6 +163,36 @@ async def test_a_late_write_that_fails_stops_the_run(memory: Store):
     assert (await memory.checkpoints(session_id="talk")).items == []
 
 
+async def test_no_call_runs_beside_one_that_could_not_be_written(memory: Store):
+    """Two calls of one response: the first brings the response to the store. Without it the second is nobody's."""
+    ran: list[str] = []
+    write = memory.write
+
+    async def failing(lease: Lease, batch: Batch) -> int:
+        if batch.effects and not ran:
+            await asyncio.sleep(0)  # the other call comes meanwhile
+            raise StoreFull(url=memory.url)
+        return await write(lease, batch)
+
+    def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        return ModelResponse(parts=[call("step", "one", x=1), call("step", "two", x=2)])
+
+    agent = Agent(FunctionModel(model), capabilities=[Holdfast(memory)])
+
+    @agent.tool_plain
+    async def step(x: int) -> str:  # pyright: ignore[reportUnusedFunction]
+        ran.append(str(x))
+        return "done"
+
+    memory.write = failing
+    with pytest.raises(StoreFull):
+        await agent.run("hi", conversation_id="talk")
+    assert ran == []
+    assert await memory.check() == []
+    (run,) = (await memory.runs(session_id="talk")).items
+    assert run.status == "failed"
+
+
 async def test_a_file_that_is_taken_away(tmp_path: Path):
     """The folder is renamed under a running agent, and put back."""
     world = World()

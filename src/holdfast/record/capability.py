@@ -43,7 +43,17 @@ from holdfast.record.ledger import Policy
 from holdfast.record.turn import Turn
 from holdfast.record.validity import pending_calls
 from holdfast.store import Store
-from holdfast.types import Batch, Checkpoint, CheckpointKind, Effect, Lease, NewEvent, Run, SubmissionChange
+from holdfast.types import (
+    Batch,
+    Chain,
+    Checkpoint,
+    CheckpointKind,
+    Effect,
+    Lease,
+    NewEvent,
+    Run,
+    SubmissionChange,
+)
 
 _run: ContextVar[str | None] = ContextVar("holdfast_run", default=None)
 """The run that is going on here: the parent of any run that a tool of it starts."""
@@ -146,9 +156,7 @@ class _Recorder(AbstractCapability[Any]):
         self._events: list[NewEvent] = []  # told with the next write
         self._guard: asyncio.TimerHandle | None = None  # makes it come soon
         self._late: asyncio.Task[None] | None = None
-        self._broken: HoldfastError | None = (
-            None  # why a write failed that nobody waited for; the next one says so
-        )
+        self._chain = Chain()  # every batch builds on those before it
         self._unsaid: _Beginning | None = None  # how the run began, until a write has said so
         self._waited: list[Run] = []  # the run before, if it waited for an answer
         self._lease: Lease | None = None
@@ -180,6 +188,8 @@ class _Recorder(AbstractCapability[Any]):
                 result: AgentRunResult[Any] = await handler()
             except BaseException as error:
                 await self._fail(error)
+                if self._turn is not None and self._chain.failed is not None:
+                    raise self._chain.failed from error  # what is on record is not what happened: others go on
                 raise
             finally:
                 with suppress(ValueError):  # a stream may end in another context
@@ -278,7 +288,7 @@ class _Recorder(AbstractCapability[Any]):
         """Write a note into the ledger, while the call runs."""
         noted = self._calls.annotate(call_id, summary, key)
         if noted is not None:
-            await self._send(Batch(effects=[noted]))
+            await self._send(Batch(effects=[noted], chain=Chain()))  # nothing builds on it
 
     async def _settle(self, ctx: RunContext[Any], effect: Effect, kind: str, **outcome: str) -> None:
         failed = "error" in outcome
@@ -304,11 +314,9 @@ class _Recorder(AbstractCapability[Any]):
         self._late = asyncio.create_task(self._write_taken())
 
     async def _write_taken(self) -> None:
-        try:
+        with suppress(HoldfastError):  # the next write says so
             if self._events or self._calls.changed:
                 await self._send(self._begun())
-        except HoldfastError as error:
-            self._broken = error
 
     def _begun(self) -> Batch:
         """Return a batch of all that waits; if the run has only begun, with its prompt, set aside for `resume`."""
@@ -389,21 +397,28 @@ class _Recorder(AbstractCapability[Any]):
         The history counts as recorded from when a batch was made. If then its content cannot be put, nothing may be
         written behind it: the run fails, and the next one goes on from what is there.
         """
-        if self._broken is not None:
-            raise self._broken
         if not self._large.concerns(batch) and not self._order.locked():
-            await self._store.write(self._held(), batch)
+            await self._put(batch)
             return
         async with self._order:
-            if self._broken is not None:
-                raise self._broken
+            self._held()
             try:
                 await self._large.move_out(batch)
             except BaseException as error:
                 self._give_back(batch, error)
                 raise
-            await self._store.write(self._held(), batch)
+            await self._put(batch)
             self._large.written(batch)
+
+    async def _put(self, batch: Batch) -> None:
+        """Write a batch, unless one before it failed: then nothing may be written behind that."""
+        lease = self._held()
+        chain = batch.chain = batch.chain or self._chain
+        try:
+            await self._store.write(lease, batch)
+        except HoldfastError as error:
+            chain.failed = chain.failed or error
+            raise
 
     def _give_back(self, batch: Batch, error: BaseException) -> None:
         """Keep what can still be told of a batch whose content could not be put."""
@@ -418,7 +433,7 @@ class _Recorder(AbstractCapability[Any]):
         self._calls.changed = [*ended, *self._calls.changed]
         if batch.messages or batch.segments:
             cut_off = Conflict(problem="the run was cut off while its history was put into the media store")
-            self._broken = error if isinstance(error, HoldfastError) else cut_off
+            self._chain.failed = error if isinstance(error, HoldfastError) else cut_off
 
     async def _write(
         self,
@@ -521,7 +536,7 @@ class _Recorder(AbstractCapability[Any]):
         stop = None if turn is None else turn.stop
         if lease is None or lease.lost or stop == "lost":
             return
-        if turn is not None and isinstance(error, StoreError):
+        if turn is not None and (isinstance(error, StoreError) or self._chain.failed is not None):
             return  # what became of it is for whoever goes on to say
         if stop == "handover":  # likewise, from here
             with suppress(HoldfastError):
@@ -533,8 +548,9 @@ class _Recorder(AbstractCapability[Any]):
         kind = "interrupted" if cancelled else "failed"
         event = NewEvent(kind=f"run_{kind}", run_id=self._run_id, payload=json.dumps({"error": _said(error)}))
         run = replace(self._row, status=kind, error=_said(error))
-        batch = self._begun()
+        batch = self._begun() if self._chain.failed is None else self._taken()  # nothing of the history
         batch.events, batch.runs, batch.status = [*batch.events, event], [*batch.runs[1:], run], "idle"
+        batch.chain = self._chain if self._chain.failed is None else None
         if turn is not None:
             batch.drafts_done = [self._run_id]
             reason = "interrupted" if cancelled else _said(error)
@@ -558,8 +574,8 @@ class _Recorder(AbstractCapability[Any]):
         if self._lease is None:
             message = "the run has no lease yet"
             raise RuntimeError(message)
-        if self._broken is not None:
-            raise self._broken
+        if self._chain.failed is not None:
+            raise self._chain.failed
         return self._lease
 
 

@@ -130,6 +130,7 @@ class _Job:
             self.future.set_result(seq)
 
     def fail(self, error: BaseException) -> None:
+        self.writing.fail(error)
         if not self.future.done():
             self.future.set_exception(error)
 
@@ -189,6 +190,8 @@ class Committer:
             job = self._waiting.popleft()
             if job.lease.lost:
                 job.fail(lease_lost(job.lease, "it was released, or lost before"))
+            elif job.writing.chain is not None and job.writing.chain.failed is not None:
+                job.fail(job.writing.chain.failed)
             elif job.lease.session_id in group:
                 later.append(job)
             else:

@@ -118,7 +118,7 @@ class SqliteStore(SqlStore):
         writing = Writing(lease.session_id, batch, self._check_size)
         work = partial(_write, lease=lease, writing=writing)
         try:
-            seq, ready = await self._running().submit(work, changes=(lease.session_id,))
+            seq, ready = await self._running().submit(work, changes=(lease.session_id,), fail=writing.fail)
         except StoreUnavailable:
             lease.lost = True
             raise
@@ -287,6 +287,7 @@ def _write(connection: sqlite3.Connection, lease: Lease, writing: Writing) -> tu
     """
     if lease.lost:
         raise lease_lost(lease, "it was released, or lost before")
+    writing.refuse()
     seq = lease.seq + writing.count
     fence = (lease.session_id, lease.epoch, lease.holder)
     if not connection.execute(_FENCE_AT, (seq, *fence, lease.seq)).rowcount:

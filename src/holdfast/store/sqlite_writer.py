@@ -75,19 +75,31 @@ def _patiently(action: Callable[[], T]) -> T:
 class _Job:
     """Work on the connection, inside of a transaction unless it is a chore, and who waits for it."""
 
-    __slots__ = ("changes", "chore", "done", "error", "future", "loop", "result", "work")
+    __slots__ = ("_fail", "changes", "chore", "done", "error", "future", "loop", "result", "work")
 
     def __init__(
-        self, work: Callable[[sqlite3.Connection], Any], chore: bool, changes: Sequence[str]
+        self,
+        work: Callable[[sqlite3.Connection], Any],
+        chore: bool,
+        changes: Sequence[str],
+        fail: Callable[[BaseException], None] | None,
     ) -> None:
         self.work = work
         self.chore = chore
         self.changes = changes
+        self._fail = fail
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[None] | None = None
         self.done = False
         self.result: Any = None
         self.error: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """Note why it was not done, before anything that comes after it is."""
+        if self.error is None:
+            self.error = error
+            if self._fail is not None:
+                self._fail(error)
 
     def deliver(self) -> None:
         """Say that it is done; on its own loop."""
@@ -146,10 +158,18 @@ class Writer:
         self._thread.start()
 
     async def submit(
-        self, work: Callable[[sqlite3.Connection], T], *, chore: bool = False, changes: Sequence[str] = ()
+        self,
+        work: Callable[[sqlite3.Connection], T],
+        *,
+        chore: bool = False,
+        changes: Sequence[str] = (),
+        fail: Callable[[BaseException], None] | None = None,
     ) -> T:
-        """Do the work and return after the commit. If the caller is cancelled meanwhile, it is done all the same."""
-        job = _Job(work, chore, changes)
+        """Do the work and return after the commit. If the caller is cancelled meanwhile, it is done all the same.
+
+        `fail` is told at once if it cannot be done, whether or not the caller is still there.
+        """
+        job = _Job(work, chore, changes, fail)
         self._waiting.append(job)
         try:
             if not self._company and changes != self._latest:
@@ -190,7 +210,8 @@ class Writer:
             if ours:
                 self._transact([job])
         except Exception as error:  # noqa: BLE001 - delivered to the one who waits for it
-            ours, job.error = True, self._translate(error)
+            ours = True
+            job.fail(self._translate(error))
         if ours:
             job.deliver()
         else:
@@ -212,7 +233,7 @@ class Writer:
                 self._do(group)
             except Exception as error:  # noqa: BLE001 - the thread goes on; those who wait are told
                 for job in group:
-                    job.error = job.error or self._translate(error)
+                    job.fail(self._translate(error))
             self._finished += group
         self._hand_out()
 
@@ -246,7 +267,7 @@ class Writer:
                 try:
                     job.result = _patiently(partial(job.work, self._connection))
                 except Exception as error:  # noqa: BLE001 - delivered to the one who waits for it
-                    job.error = self._translate(error)
+                    job.fail(self._translate(error))
 
     def _begin(self) -> bool:
         """Begin a transaction, unless another process has the lock."""
@@ -284,7 +305,7 @@ class Writer:
             connection.execute("COMMIT")
         except Exception as error:  # noqa: BLE001 - whatever it was, it is delivered to those who wait for it
             for job in jobs:
-                job.error = job.error or self._translate(error)
+                job.fail(self._translate(error))
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             return
@@ -301,7 +322,7 @@ class Writer:
         try:
             job.result = job.work(self._connection)
         except Exception as error:
-            job.error = self._translate(error)
+            job.fail(self._translate(error))
             if not self._connection.in_transaction:
                 raise  # the whole transaction is gone, as when the disk is full
             self._connection.execute("ROLLBACK TO job")

@@ -222,6 +222,7 @@ class MongoStore(SqlStore):
         async with self._turn(lease.session_id):
             if lease.lost:
                 raise lease_lost(lease, "it was released, or lost before")
+            writing.refuse()
             try:
                 seq, ready = await self._commit(
                     database,
@@ -229,8 +230,9 @@ class MongoStore(SqlStore):
                         db, lease, writing, at=self._clock.now() if self._has_bulk_write else None
                     ),
                 )
-            except StoreUnavailable:
-                lease.lost = True
+            except Exception as error:
+                writing.fail(error)
+                lease.lost = lease.lost or isinstance(error, StoreUnavailable)
                 raise
             count("commit_batches")  # the server's journal is what several share
             lease.writes += 1

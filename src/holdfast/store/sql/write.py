@@ -38,7 +38,7 @@ _NOWHERE = (None, None)
 class Writing:
     """A batch on its way into the store: how many numbers it needs, and its rows by arm."""
 
-    __slots__ = ("count", "release", "rows", "size")
+    __slots__ = ("chain", "count", "release", "rows", "size")
 
     def __init__(self, session_id: str, batch: Batch, check: Callable[[str, str], int]) -> None:
         events = batch.events
@@ -46,6 +46,7 @@ class Writing:
             events = [*events, *filter(None, map(_ending, batch.submissions))]
         self.count = len(events)
         self.release = batch.release
+        self.chain = batch.chain
         if batch.release and batch.status in {None, "running"}:
             raise BadInput(problem="a session that is let go is not running: give its status")
         self.rows: dict[str, list[Row]] = {}
@@ -135,6 +136,16 @@ class Writing:
             status = check_choice(batch.status, STATUSES, "session's status")
             self.rows["set_status"] = [(session_id, status, batch.waiting_for)]
         self.size = sum(_check_texts(arm, rows, check) for arm, rows in self.rows.items())
+
+    def refuse(self) -> None:
+        """Raise what a batch before this one has failed with."""
+        if self.chain is not None and self.chain.failed is not None:
+            raise self.chain.failed
+
+    def fail(self, error: BaseException) -> None:
+        """Say that it is not written: what builds on it must not be."""
+        if self.chain is not None and self.chain.failed is None and isinstance(error, Exception):
+            self.chain.failed = error
 
 
 def _check_texts(arm: str, rows: list[Row], check: Callable[[str, str], int]) -> int:
