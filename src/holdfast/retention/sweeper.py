@@ -14,6 +14,7 @@ from holdfast.errors import HoldfastError
 from holdfast.media import open_media
 from holdfast.retention.sweep import Outcome, Swept, is_configured, sweep
 from holdfast.store import Store
+from holdfast.tasks import end
 
 ACTOR = "retention"
 _FIRST_PAUSE = 5.0
@@ -34,8 +35,7 @@ async def sweeping(store: Store) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end(task)
         return
     thread = _Thread(twin)
     try:

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from holdfast.errors import HolderLost, HoldfastError
 from holdfast.store import Store
+from holdfast.tasks import end
 from holdfast.types import Holder
 
 _MARGIN = 0.1
@@ -44,8 +45,7 @@ class Keeper:
         """Stop renewing."""
         self._stopped.set()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end(self._task)
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 

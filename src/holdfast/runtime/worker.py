@@ -20,6 +20,7 @@ from holdfast.runtime.agents import Agents, by_name
 from holdfast.runtime.keeper import Keeper
 from holdfast.runtime.session import SessionRunner
 from holdfast.store import Store
+from holdfast.tasks import end
 from holdfast.types import Holder, Lease, Work
 
 _LOOK_SECONDS = 1.0
@@ -96,10 +97,10 @@ class Worker:
             await self._claim_until_stopped(holder)
             return await self._drain()
         finally:
-            rescuer.cancel()
             for task in self._running.values():
                 task.cancel()
-            await asyncio.gather(rescuer, *self._running.values(), return_exceptions=True)
+            await end(rescuer)
+            await asyncio.gather(*self._running.values(), return_exceptions=True)
             await keeper.stop()
             with suppress(HoldfastError):
                 await self._store.leave(holder)

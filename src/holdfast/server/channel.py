@@ -16,6 +16,7 @@ from starlette.types import Send
 from holdfast.errors import HoldfastError, SessionNotFound
 from holdfast.server.wire import event_json
 from holdfast.store import Store
+from holdfast.tasks import end
 from holdfast.types import Draft, Event
 
 _KEPT = 512
@@ -137,9 +138,7 @@ class Channel:
 
     async def close(self) -> None:
         """Stop following."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
 
     async def _say_watched(self, grace: float) -> None:
         """Let whoever runs an attached session know that it is watched."""

@@ -27,6 +27,7 @@ from holdfast.shell.process import Process, this_host
 from holdfast.shell.retention import Sweeper, purge
 from holdfast.shell.running import Running
 from holdfast.store import Store
+from holdfast.tasks import end
 from holdfast.types import Command, Holder, Output, Page, ShellKind
 
 _log = logging.getLogger(__name__)
@@ -100,9 +101,7 @@ class ShellService:
                 for running in self._running.values():
                     running.give_up()
                 await asyncio.wait(late)
-        for chore in self._chores:
-            chore.cancel()
-        await asyncio.gather(*self._chores, return_exceptions=True)
+        await end(*self._chores)
         if holder is not None:
             self._holder = holder
             await self._leave()

@@ -44,6 +44,7 @@ from holdfast.store.sql.library import Dialect, Statement
 from holdfast.store.sql.store import SqlStore
 from holdfast.store.sql.tables import SESSION, TABLES, Table
 from holdfast.store.sql.write import Writing
+from holdfast.tasks import end
 from holdfast.types import Batch, Lease
 
 if TYPE_CHECKING:
@@ -375,9 +376,7 @@ class _Notifier:
         self._wake.set()
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
 
     async def _talk(self) -> None:
         while True:

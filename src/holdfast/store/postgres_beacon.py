@@ -9,6 +9,7 @@ import asyncpg
 
 from holdfast.store.postgres_writer import AGAIN, GONE, PAUSE_SECONDS, execute, hang_up
 from holdfast.store.sql.core import sql
+from holdfast.tasks import end
 
 if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record]
@@ -46,8 +47,7 @@ class ConnectionBeacons:
         """Let go of all."""
         self._lit.clear()
         if self._relighting is not None:
-            self._relighting.cancel()
-            await asyncio.gather(self._relighting, return_exceptions=True)
+            await end(self._relighting)
         if self._connection is not None:
             await hang_up(self._connection)
             self._connection = None

@@ -14,6 +14,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from holdfast.store.hub import READY, Hub, drafts, inbox, outputs
 from holdfast.store.mongo.documents import Row
+from holdfast.tasks import end
 
 _log = logging.getLogger(__name__)
 
@@ -65,13 +66,8 @@ class Hints:
         ]
 
     async def close(self) -> None:
-        """Stop both. Asked again and again: up to Python 3.11 a wait that ends in the same moment swallows it."""
-        left = set(self._tasks)
-        while left:
-            for task in left:
-                task.cancel()
-            _, left = await asyncio.wait(left, timeout=_PAUSE_SECONDS)
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Stop both."""
+        await end(*self._tasks)
 
     async def _listen(self) -> None:
         token: Mapping[str, Any] | None = None
