@@ -389,7 +389,7 @@ async def _have_done(client: httpx2.AsyncClient, session: str, what: dict[str, s
 
     async def ended() -> bool:
         items = (await client.get(f"{session}/submissions")).json()["items"]
-        return all(item["state"] not in {"queued", "taken"} for item in items)
+        return all(item["state"] not in {"queued", "claimed"} for item in items)
 
     await until(ended)
 
