@@ -10,12 +10,12 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from holdfast import Store
-from holdfast.errors import TurnInProgress
+from holdfast.errors import BadInput, StoreFull, TurnInProgress
 from holdfast.ids import new_id
 from holdfast.record.recovery import find_place
 from holdfast.record.validity import is_provider_valid
 from holdfast.runtime import AgentSetup, current_session
-from holdfast.types import Session
+from holdfast.types import Batch, Lease, Session
 from tests.record.agents import call, scripted
 from tests.runtime.agents import ended, is_kind, kinds, reread, send, texts, until, working
 
@@ -88,6 +88,51 @@ async def test_a_model_that_raises_fails_visibly_and_the_session_stays_usable(st
         assert (await ended(store, await send(store, session, "again"))).state == "done"
     (failed, fine) = (await store.runs(session_id=session)).items
     assert (failed.status, fine.status) == ("failed", "completed")
+
+
+async def test_what_cannot_be_recorded_fails_at_once_with_its_reason(store: Store, session: str):
+    """Others could not record it either: it is not left to them."""
+    write, refused = store.write, [BadInput(problem="not this one")]
+
+    async def writing(lease: Lease, batch: Batch) -> int:
+        if batch.segments and refused:
+            raise refused.pop()
+        return await write(lease, batch)
+
+    store.write = writing
+    async with working(store, Agent(echo())):
+        first = await ended(store, await send(store, session, "hi"))
+        assert (first.state, first.attempts) == ("failed", 1)
+        assert "not this one" in str(first.reason)
+        assert (await ended(store, await send(store, session, "again"))).state == "done"
+    assert await store.check() == []
+
+
+async def test_a_write_that_failed_while_the_run_was_stopped_is_left_to_others(store: Store, session: str):
+    """It is cancelled inside of the write and does not hear that nothing was kept; what builds on it is not written."""
+    write, full = store.write, [StoreFull(url=store.url)]
+    inside = asyncio.Event()
+
+    async def writing(lease: Lease, batch: Batch) -> int:
+        if batch.segments and full:
+            inside.set()
+            try:
+                await asyncio.sleep(60)
+            finally:  # as an engine does, whoever is still there
+                assert batch.chain is not None
+                batch.chain.failed = full.pop()
+        return await write(lease, batch)
+
+    store.write = writing
+    message = await send(store, session, "hi")
+    async with working(store, Agent(echo()), grace=0.1) as first:
+        await inside.wait()
+        first.stop()
+    assert [(s.state, s.reason) for s in [await reread(store, message)]] == [("queued", None)]
+    assert await store.check() == []
+    async with working(store, Agent(echo())):
+        assert (await ended(store, message)).state == "done"
+    assert await store.check() == []
 
 
 async def test_an_interrupt_reaches_a_tool_and_the_next_message_goes_on(store: Store, session: str):

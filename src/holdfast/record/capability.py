@@ -188,8 +188,8 @@ class _Recorder(AbstractCapability[Any]):
                 result: AgentRunResult[Any] = await handler()
             except BaseException as error:
                 await self._fail(error)
-                if self._turn is not None and self._chain.failed is not None:
-                    raise self._chain.failed from error  # what is on record is not what happened: others go on
+                if self._turn is not None and isinstance(self._chain.failed, StoreError):
+                    self._turn.failed = self._chain.failed
                 raise
             finally:
                 with suppress(ValueError):  # a stream may end in another context
@@ -536,7 +536,7 @@ class _Recorder(AbstractCapability[Any]):
         stop = None if turn is None else turn.stop
         if lease is None or lease.lost or stop == "lost":
             return
-        if turn is not None and (isinstance(error, StoreError) or self._chain.failed is not None):
+        if turn is not None and (isinstance(error, StoreError) or isinstance(self._chain.failed, StoreError)):
             return  # what became of it is for whoever goes on to say
         if stop == "handover":  # likewise, from here
             with suppress(HoldfastError):

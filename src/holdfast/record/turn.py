@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from holdfast.errors import StoreError
 from holdfast.types import Checkpoint, Lease, Run
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Turn:
     """How many seconds it may take."""
     draining: bool = False
     """Hand over at the next settled point."""
+    failed: StoreError | None = None
+    """Why what is on record is not what the run got to. One that was cancelled does not say so itself."""
     stop: Stop | None = None
     waits: bool = False
     """Whether it ended with calls that a person decides on."""

@@ -256,7 +256,7 @@ class SessionRunner:
             for task_beside in minding:
                 task_beside.cancel()
             await asyncio.gather(*minding, return_exceptions=True)
-        error = None if task.cancelled() else task.exception()
+        error = turn.failed or (None if task.cancelled() else task.exception())
         how = turn.stop or ("completed" if error is None else f"failed, {type(error).__name__}")
         _log.info("the run ended: %s", "waits for answers" if turn.waits else how)
         outcome = "waiting" if turn.waits else turn.stop or ("completed" if error is None else "failed")
@@ -265,10 +265,10 @@ class SessionRunner:
             return turn.waits
         if turn.stop == "lost" or self._lease.lost:
             self._lease.lost = True
-        elif turn.stop == "handover":
-            await self._hand_over(turn, submission)
         elif isinstance(error, StoreError):
             raise error
+        elif turn.stop == "handover":
+            await self._hand_over(turn, submission)
         else:
             said = "interrupted" if error is None else f"{type(error).__name__}: {error}"
             _log.warning("session %s: the run failed before it began", self._session_id, exc_info=error)
