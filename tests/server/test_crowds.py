@@ -162,7 +162,8 @@ async def test_who_does_not_read_holds_up_nobody(server: Front, store: Store):
 async def test_who_takes_nothing_is_dropped_and_resumes(store: Store, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(channel, "PATIENCE_SECONDS", 1.0)
     monkeypatch.setattr(channel, "TICK_SECONDS", 0.1)
-    app = create_app(load_settings(token=TOKEN), store)
+    # What is sent next waits for the client to take what is on its way: here the comment that the stream lives.
+    app = create_app(load_settings(token=TOKEN, stream_comment_seconds=1), store)
     listening = socket.create_server(("127.0.0.1", 0))
     serving = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
     serving.capture_signals = nullcontext  # pyright: ignore[reportAttributeAccessIssue]

@@ -250,7 +250,7 @@ async def test_a_client_that_does_not_read_is_dropped_and_delays_nobody(
     address: str, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch, app: Any
 ):
     monkeypatch.setattr(sockets, "_PATIENCE_SECONDS", 0.5)
-    async with joined(address, tokens["shell"], max_queue=1, ping_interval=None) as slow:
+    async with joined(address, tokens["shell"], max_queue=1, ping_interval=None, close_timeout=0.1) as slow:
         await slow.send(json.dumps({"command": "head -c 14000000 /dev/urandom | base64"}))
         async with joined(address, tokens["shell"], max_size=None) as quick:
             events = await read_to_end(quick)
