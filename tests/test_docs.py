@@ -73,6 +73,16 @@ def test_the_example_of_the_readme_runs(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True
     )
+    steps = [line.split() for line in done.stdout.splitlines()]
+    assert [int(number) for number, _ in steps] == list(range(1, 13))
+    assert (steps[0][1], steps[-1][1]) == ("run_started", "run_completed")
+
+
+def test_the_store_by_itself(tmp_path: Path):
+    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "how-to" / "stores.md").read_text(), re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert done.stdout == '1 hello {"to": "world"}\n'
 
 
