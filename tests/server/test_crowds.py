@@ -89,20 +89,18 @@ async def test_a_crowd_that_only_waits(server: Front, store: Store, long: bool):
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize(
-    "bomb",
-    [
-        b"GET /health HTTP/1.1\r\n" + b"".join(b"x-%d: y\r\n" % n for n in range(100_000)),
-        b"GET /health HTTP/1.1\r\nx: " + b"y" * 1_000_000,
-        b"GET /" + b"a" * 1_000_000,
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 hello\r\n\r\n",
-        b"nonsense\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nhost: a\r\nhost: b\r\ncontent-length: -5\r\n\r\n",
-    ],
-    ids=["many headers", "a long header", "a long path", "tls", "nonsense", "a negative length"],
-)
-async def test_a_head_that_is_none_is_refused_in_the_documented_shape(server: Front, bomb: bytes):
-    def throw() -> bytes:
+BOMBS = {
+    "many headers": b"GET /health HTTP/1.1\r\n" + b"".join(b"x-%d: y\r\n" % n for n in range(100_000)),
+    "a long header": b"GET /health HTTP/1.1\r\nx: " + b"y" * 1_000_000,
+    "a long path": b"GET /" + b"a" * 1_000_000,
+    "tls": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 hello\r\n\r\n",
+    "nonsense": b"nonsense\r\n\r\n",
+    "a negative length": b"GET /health HTTP/1.1\r\nhost: a\r\nhost: b\r\ncontent-length: -5\r\n\r\n",
+}
+
+
+async def test_a_head_that_is_none_is_refused_in_the_documented_shape(server: Front):
+    def throw(bomb: bytes) -> bytes:
         with connect(server) as connection:
             answer = b""
             try:
@@ -113,14 +111,15 @@ async def test_a_head_that_is_none_is_refused_in_the_documented_shape(server: Fr
                 pass  # it did not listen to the end
             return answer
 
-    answer = await asyncio.to_thread(throw)
-    if answer:
-        assert answer.startswith(b"HTTP/1.1 400 ")
-        assert b'{"error": {"code": "bad_request"' in answer
-    else:
-        assert len(bomb) > 65536  # hung up on while it was still sending
-    async with httpx2.AsyncClient(base_url=server.url) as http:
-        assert (await http.get("/health")).status_code == 200
+    for name, bomb in BOMBS.items():
+        answer = await asyncio.to_thread(throw, bomb)
+        if answer:
+            assert answer.startswith(b"HTTP/1.1 400 "), name
+            assert b'{"error": {"code": "bad_request"' in answer, name
+        else:
+            assert len(bomb) > 65536, name  # hung up on while it was still sending
+        async with httpx2.AsyncClient(base_url=server.url) as http:
+            assert (await http.get("/health")).status_code == 200, name
 
 
 async def test_who_leaves_in_the_middle_of_a_request_is_forgotten(server: Front, store: Store):
