@@ -22,7 +22,8 @@ from holdfast.store.hub import Hub
 T = TypeVar("T")
 
 BUSY_SECONDS = 30.0
-_CHECKPOINT_PAGES = 1000
+_CHECKPOINT_PAGES = 4000
+"""When what was written moves from the log into the file: seldom enough that a group of many sessions does not feel it."""
 _LARGEST_GROUP = 256
 _QUICK_SECONDS = 0.001
 """A job that takes less than this on average is not worth a change of threads."""
