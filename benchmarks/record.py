@@ -9,8 +9,8 @@ once with recording and once without, and how the cost grows is read inside of i
 recorder's hooks to leaving them, less the time in what they wrap. What else on the loop runs meanwhile counts as well.
 The difference of the two runs is there to be read and is no bar: it is small beside what either takes.
 
-What cannot be saved is measured too: a recorder that does nothing but commit a row to each of seven tables, durably,
-in the two places where a step has to be on record.
+What durability alone costs is measured too: a recorder that does nothing but commit a row to each of seven tables, in
+the two places where a step has to be on record.
 Run it as `python -m benchmarks.record`.
 """
 
@@ -57,7 +57,7 @@ PEER = "pydantic-ai-harness"
 PEER_VERSION = "0.62.0"
 RESULT_BYTES = 2048
 PAGES = 7
-"""So many pages a commit of ours writes: the head, events, messages, checkpoints, effects, and two indexes."""
+"""So many pages most commits of ours write."""
 EDGE = 50
 """So many steps at each end of a long run are compared."""
 USAGE = RequestUsage(input_tokens=1000, output_tokens=10)
@@ -361,7 +361,7 @@ def _result(number: int) -> str:
 
 
 class _Commits(AbstractCapability[Any]):
-    """The least that a durable recorder does: two commits per step, of as many pages as ours, with nothing in them."""
+    """Two durable commits per step, of as many pages as ours, with next to nothing in them."""
 
     def __init__(self, database: Path) -> None:
         self._connection = sqlite3.connect(database, isolation_level=None)
