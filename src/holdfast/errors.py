@@ -345,6 +345,12 @@ class BadImport(BadInput):
     code = "bad_import"
 
 
+class AgentExited(HoldfastError):
+    """{what} tried to end the whole process with {error}. Only its run failed. Raise an ordinary exception instead."""
+
+    code = "agent_exited"
+
+
 class Stopping(HoldfastError):
     """The server is stopping, and could not wait for this any longer: it may have happened or not. Send it again."""
 

@@ -1,7 +1,8 @@
 """The agent that worker processes serve in the drills. Its model is scripted by what the user says.
 
 `work N MARK` calls the tool `act` N times, one after the other; `act` appends a line to the file that MARK names, then
-takes the seconds in HOLD. `stall MARK` does so and blocks the whole event loop. Everything else is answered at once.
+takes the seconds in HOLD. `stall MARK` does so and blocks the whole event loop. `leave HOW` calls a tool that tries to end the
+process, and `leave dynamic` does so in the agent's instructions. Everything else is answered at once.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pydantic_ai import Agent
+from pydantic_ai import Agent, RunContext
 from pydantic_ai.messages import (
     ModelMessage,
     ModelRequest,
@@ -35,6 +36,8 @@ def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
             )
         case ["stall", mark] if done == 0:
             return ModelResponse(parts=[ToolCallPart("stall", {"mark": mark}, f"call-{last}")])
+        case ["leave", how] if done == 0:
+            return ModelResponse(parts=[ToolCallPart("leave", {"how": how}, f"call-{last}")])
         case _:
             return ModelResponse(parts=[TextPart(f"done after {done}")])
 
@@ -47,6 +50,13 @@ def _prompt(message: ModelMessage) -> Any:
 
 agent: Agent[None, str] = Agent(FunctionModel(respond), name="agent")
 bot: Agent[None, str] = Agent(FunctionModel(respond), name="bot")
+
+
+@agent.instructions
+def instructions(ctx: RunContext[None]) -> str:
+    if ctx.prompt == "leave dynamic":
+        raise SystemExit(4)
+    return ""
 
 
 @agent.tool_plain
@@ -63,3 +73,8 @@ async def stall(mark: str) -> str:
         log.write(f"stalled {os.getpid()}\n")
     time.sleep(float(os.environ.get("HOLD", "0")))
     return "stalled"
+
+
+@agent.tool_plain
+async def leave(how: str) -> str:
+    raise {"exit": SystemExit(3), "interrupt": KeyboardInterrupt(), "close": GeneratorExit()}[how]

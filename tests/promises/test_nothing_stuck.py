@@ -90,6 +90,28 @@ async def test_a_poison_message_does_not_loop(engine: Engine, store: Store, tmp_
     assert "running" not in {run.status for run in (await store.runs(session_id=session)).items}
 
 
+async def test_a_tool_that_exits_fails_its_own_call_only(engine: Engine, store: Store, tmp_path: Path):
+    """`sys.exit()` in one session neither ends the worker nor touches the turns of the others."""
+    beside = (await store.create_session(agent="agent", owner="you")).id
+    log = tmp_path / "log"
+    async with worker(engine.url, hold=0.5) as only:
+        other = await send(store, beside, f"work 6 {log}")
+        await lines(log, 1)
+        for how in ("exit", "interrupt", "close", "dynamic"):
+            leaving = (await store.create_session(agent="agent", owner="you")).id
+            left = await ended(store, await send(store, leaving, f"leave {how}"))
+            assert (left.state, left.attempts) == ("failed", 1), how
+            assert "tried to end the whole process" in str(left.reason), how
+            assert (await ended(store, await send(store, leaving, "hello"))).state == "done", how
+            told = await kinds(store, leaving)
+            assert ("run_failed" in told, "run_interrupted" in told) == (True, False), how
+            assert ("tool_call_failed" in told) == (how != "dynamic"), how
+        done = await ended(store, other)
+        assert (done.state, done.attempts) == ("done", 1)
+        assert only.process.returncode is None
+    assert "run_interrupted" not in await kinds(store, beside)
+
+
 async def test_many_sessions_while_workers_die(engine: Engine, store: Store, tmp_path: Path, long: bool):
     """A message each to 200 sessions on three workers, one of which is killed every second: all done, none twice."""
     number_of_sessions = 30 if engine.name == "mongodb" and not long else 200

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,13 +10,13 @@ from pydantic_ai import Agent, RunContext
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from holdfast import Store
+from holdfast import Store, open_store
 from holdfast.errors import BadInput, StoreFull, TurnInProgress
 from holdfast.ids import new_id
 from holdfast.record.recovery import find_place
 from holdfast.record.validity import is_provider_valid
-from holdfast.runtime import AgentSetup, current_session
-from holdfast.types import Batch, Lease, Session
+from holdfast.runtime import AgentSetup, Worker, current_session
+from holdfast.types import Batch, Lease, Session, Submission
 from tests.record.agents import call, scripted
 from tests.runtime.agents import ended, is_kind, kinds, reread, send, texts, until, working
 
@@ -432,3 +433,47 @@ async def test_drafts_are_seen_and_gone_when_the_message_is_there(store: Store, 
         seen = await asyncio.wait_for(watching, 10)
     assert "Once upon a time" in seen
     assert "Once upon a time it ended." in await texts(store, session)
+
+
+def test_a_worker_that_is_torn_down_does_not_call_its_turns_interrupted(tmp_path: Path):
+    """Its event loop ends under it, with every task cancelled at once: another worker continues the turn."""
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    begun, sent = asyncio.Event(), list[Submission]()
+
+    async def wait() -> str:
+        begun.set()
+        await asyncio.sleep(0 if second else 60)
+        return "waited"
+
+    second: list[bool] = []
+
+    async def torn_down() -> None:
+        store = await open_store(url).open()
+        session = await store.create_session(agent="agent", owner="you")
+        sent.append(await send(store, session.id, "hi"))
+        torn = Worker(store, Agent(scripted([call("wait")]), tools=[wait], name="agent"))
+        serving = asyncio.create_task(torn.run())
+        await begun.wait()
+        del serving  # asyncio.run cancels what is left
+
+    async def continued() -> None:
+        second.append(True)
+        async with open_store(url) as store:
+            found = await reread(store, sent[0])
+            assert (found.state, found.reason) in {("queued", None), ("claimed", None)}
+            async with working(store, Agent(scripted([call("wait")]), tools=[wait], name="agent")):
+                assert (await ended(store, sent[0])).state == "done"
+            assert "run_interrupted" not in await kinds(store, sent[0].session_id)
+
+    asyncio.run(torn_down())
+    asyncio.run(continued())
+
+
+async def test_a_turn_that_its_own_code_cancels_fails_with_that_reason(store: Store, session: str):
+    async def cancel() -> str:
+        raise asyncio.CancelledError
+
+    async with working(store, Agent(scripted([call("cancel")]), tools=[cancel])):
+        failed = await ended(store, await send(store, session, "hi"))
+        assert (failed.state, failed.reason) == ("failed", "CancelledError")
+    assert "run_interrupted" not in await kinds(store, session)

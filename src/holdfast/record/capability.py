@@ -32,7 +32,7 @@ from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import ToolDefinition
 
-from holdfast.errors import Conflict, HoldfastError, NotFound, SessionBusy, StoreError
+from holdfast.errors import AgentExited, Conflict, HoldfastError, NotFound, SessionBusy, StoreError
 from holdfast.ids import new_id
 from holdfast.media import MediaStore
 from holdfast.record import ledger
@@ -127,7 +127,7 @@ class Holdfast(AbstractCapability[Any]):
     async def for_run(self, ctx: RunContext[Any]) -> AbstractCapability[Any]:
         """Return what records this one run."""
         del ctx
-        return _Recorder(self, self.parent_run_id or _run.get())
+        return _Recorder(self, self.parent_run_id or _run.get(), caller=asyncio.current_task())
 
 
 @dataclass(slots=True)
@@ -142,8 +142,11 @@ class _Beginning:
 class _Recorder(AbstractCapability[Any]):
     """Records one run."""
 
-    def __init__(self, settings: Holdfast, parent: str | None) -> None:
+    def __init__(
+        self, settings: Holdfast, parent: str | None, *, caller: "asyncio.Task[Any] | None" = None
+    ) -> None:
         self.id = settings.id
+        self._caller = caller  # the task that runs the agent; `wrap_run` has one of its own
         self._settings = settings
         self._turn = settings.turn
         self._steered: list[str] = []
@@ -186,10 +189,12 @@ class _Recorder(AbstractCapability[Any]):
             token, recorder = _run.set(self._run_id), _recorder.set(self)
             try:
                 result: AgentRunResult[Any] = await handler()
+            except SystemExit as error:  # out of this task it would end the event loop
+                exited = AgentExited(what="The agent", error=_said(error))
+                await self._fail(exited)
+                raise exited from error
             except BaseException as error:
                 await self._fail(error)
-                if self._turn is not None and isinstance(self._chain.failed, StoreError):
-                    self._turn.failed = self._chain.failed
                 raise
             finally:
                 with suppress(ValueError):  # a stream may end in another context
@@ -263,6 +268,7 @@ class _Recorder(AbstractCapability[Any]):
             ctx, ctx.messages, "interrupted", self._event(ctx, "tool_call_started", **facts), effects=[effect]
         )
         token = ledger.current_call.set(place)
+        task = asyncio.current_task()
         try:
             value = await handler(args)
         except (ToolRetryError, ToolFailedError) as told:
@@ -276,13 +282,25 @@ class _Recorder(AbstractCapability[Any]):
         except asyncio.CancelledError:
             raise  # whether it took effect is not known
         except BaseException as error:
+            if isinstance(error, GeneratorExit) and not _is_current(task):
+                raise  # the event loop is gone and this coroutine is being closed
             await self._settle(ctx, effect, "tool_call_failed", error=_said(error))
+            if self._ends_process(error):
+                raise AgentExited(what=f"The tool {call.tool_name}", error=_said(error)) from error
             raise
         finally:
             ledger.current_call.reset(token)  # a delegate's calls are not the caller's
         self._calls.returns(place, ToolReturnPart(call.tool_name, value, call.tool_call_id))
         await self._settle(ctx, effect, "tool_call_completed")
         return value
+
+    def _ends_process(self, error: BaseException) -> bool:
+        """Tell whether an error would end the event loop, and with it every other run of this process.
+
+        Ctrl-C belongs to the user where there is one. A worker has its own signal handlers.
+        """
+        interrupts = isinstance(error, KeyboardInterrupt) and self._turn is not None
+        return interrupts or isinstance(error, SystemExit | GeneratorExit)
 
     async def annotate(self, call_id: str, summary: str | None, key: str | None) -> None:
         """Write a note into the ledger, while the call runs."""
@@ -532,19 +550,28 @@ class _Recorder(AbstractCapability[Any]):
 
     async def _fail(self, error: BaseException) -> None:
         """Say how the run ended. What it got to is on record already."""
+        await self._write_failure(error)
+        if self._turn is not None and isinstance(self._chain.failed, StoreError):
+            self._turn.failed = self._chain.failed
+
+    async def _write_failure(self, error: BaseException) -> None:
         lease, turn = self._lease, self._turn
         stop = None if turn is None else turn.stop
         if lease is None or lease.lost or stop == "lost":
             return
         if turn is not None and (isinstance(error, StoreError) or isinstance(self._chain.failed, StoreError)):
             return  # what became of it is for whoever goes on to say
+        if turn is not None and stop is None and self._caller is not None and self._caller.cancelling():
+            return  # nobody asked for it: the worker is being torn down, and another one continues the turn
         if stop == "handover":  # likewise, from here
             with suppress(HoldfastError):
                 await self._send(self._begun())
             return
         if turn is not None and stop == "timeout":
             error = TimeoutError(f"the run took longer than {turn.limit:g} seconds")
-        cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit)
+        cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit) and (
+            turn is None or stop == "interrupt"
+        )
         kind = "interrupted" if cancelled else "failed"
         event = NewEvent(kind=f"run_{kind}", run_id=self._run_id, payload=json.dumps({"error": _said(error)}))
         run = replace(self._row, status=kind, error=_said(error))
@@ -633,6 +660,13 @@ def _asked(call: ToolCallPart) -> dict[str, Any]:
 def gone(tools: Sequence[str]) -> str:
     """Say that an agent cannot go on with calls of these tools."""
     return f"the agent has no tool {', '.join(tools)} any more, which a pending call needs"
+
+
+def _is_current(task: "asyncio.Task[Any] | None") -> bool:
+    try:
+        return asyncio.current_task() is task
+    except RuntimeError:  # no event loop is running
+        return False
 
 
 def _said(error: BaseException) -> str:

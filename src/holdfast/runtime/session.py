@@ -7,7 +7,7 @@ was, and whoever takes the session next goes on from the recorded frontier.
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,16 @@ from pydantic_ai.messages import (
 )
 
 from holdfast.counting import count
-from holdfast.errors import BadInput, Conflict, HoldfastError, LeaseLost, NotFound, SessionExists, StoreError
+from holdfast.errors import (
+    AgentExited,
+    BadInput,
+    Conflict,
+    HoldfastError,
+    LeaseLost,
+    NotFound,
+    SessionExists,
+    StoreError,
+)
 from holdfast.ids import new_id
 from holdfast.logs import about
 from holdfast.record.capability import Holdfast
@@ -168,7 +177,7 @@ class SessionRunner:
             if self._lease.lost:
                 raise
             await self._end(submission, "failed", str(error))
-        except Exception as error:  # noqa: BLE001 - a boundary: one bad submission must not end the session
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a boundary: one bad submission must not end the session
             _log.exception("submission %s of session %s failed", submission.id, self._session_id)
             await self._end(submission, "failed", f"{type(error).__name__}: {error}")
         return (await self._store.session(self._session_id)).status == "waiting"
@@ -231,7 +240,7 @@ class SessionRunner:
         attached: Attachment | None,
     ) -> bool:
         token = _current.set(SessionContext(session=session, store=self._store, keys=self._credential_key))
-        turn.task = task = asyncio.ensure_future(running)
+        turn.task = task = asyncio.ensure_future(_contained(running))
         _current.reset(token)
         self._turn = turn
         turn.draining = self._reason is not None
@@ -270,7 +279,9 @@ class SessionRunner:
         elif turn.stop == "handover":
             await self._hand_over(turn, submission)
         else:
-            said = "interrupted" if error is None else f"{type(error).__name__}: {error}"
+            said = f"{type(error).__name__}: {error}"
+            if error is None:
+                said = "interrupted" if turn.stop == "interrupt" else "the agent's code cancelled the run"
             _log.warning("session %s: the run failed before it began", self._session_id, exc_info=error)
             await self._end(submission, "failed", said)
         return False
@@ -535,6 +546,14 @@ def _payload(submission: Submission) -> dict[str, Any]:
     if not isinstance(payload, dict):
         raise BadInput(problem=f"the payload of {submission.kind} must be an object")
     return payload  # pyright: ignore[reportUnknownVariableType]
+
+
+async def _contained(running: Awaitable[Any]) -> Any:
+    """Run an agent so that code which ends the process ends only the run: a worker has other sessions."""
+    try:
+        return await running
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise AgentExited(what="The agent", error=f"{type(error).__name__}: {error}") from error
 
 
 def _replaced(run: Run) -> tuple[Run, bool]:
