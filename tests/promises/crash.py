@@ -25,6 +25,10 @@ from holdfast.store import Store, open_store
 from holdfast.types import Batch, Lease
 
 
+LARGE = "0123456789 " * 30
+"""More than the threshold: it goes to the media store. The prompt, one response and one result have it; the others are small."""
+
+
 class Points:
     """The points that a run passes, in order; at the chosen one the process is killed."""
 
@@ -43,6 +47,8 @@ class Points:
 def make_agent(store: Store, log: Path, points: Points, policy: Policy) -> Agent[None, str]:
     def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         points.here("model")
+        if str(messages).count("media+sha256:"):
+            return ModelResponse(parts=[TextPart("the model was shown a reference")])
         turn = [m for m in messages if isinstance(m, ModelResponse) or _prompts(m)]
         responses = 0
         for message in reversed(turn):
@@ -56,13 +62,15 @@ def make_agent(store: Store, log: Path, points: Points, policy: Policy) -> Agent
             return ModelResponse(parts=calls)
         if responses == 1:
             # The same id as before, as test models and some providers do.
-            return ModelResponse(parts=[ToolCallPart("left", {"x": 3}, "call-1")])
+            return ModelResponse(parts=[TextPart(LARGE), ToolCallPart("left", {"x": 3}, "call-1")])
         answers = [p for m in messages for p in m.parts if isinstance(p, ToolReturnPart)]
         return ModelResponse(parts=[TextPart(f"done with {len(answers)} answers")])
 
     # Where steps take longer, so does a lease: it must not end in the middle of a run that goes well.
     ttl = 60.0 if store.engine == "mongodb" else 0.3
-    recorder = Holdfast(store, policies=dict.fromkeys(("left", "right"), policy), lease_ttl=ttl)
+    recorder = Holdfast(
+        store, policies=dict.fromkeys(("left", "right"), policy), lease_ttl=ttl, media_threshold=256
+    )
 
     async def act(ctx: RunContext[None], x: int) -> str:
         points.here(f"in-{x}")
@@ -70,7 +78,7 @@ def make_agent(store: Store, log: Path, points: Points, policy: Policy) -> Agent
             file.write(f"{x} {idempotency_key(ctx)}\n")
         await asyncio.sleep(0)
         points.here(f"did-{x}")
-        return f"result {x}"
+        return f"result {x}" if x == 2 else f"result {x} {LARGE}"
 
     return Agent(
         FunctionModel(model),
@@ -108,7 +116,7 @@ async def first(url: str, talk: str, log: Path, policy: Policy, point: str | Non
                 log.with_name("began").touch()
             return ""
 
-        result = await agent.run("go", conversation_id=talk, run_id=f"run-{talk}")
+        result = await agent.run(f"go {LARGE}", conversation_id=talk, run_id=f"run-{talk}")
         (log.parent / "points.json").write_text(
             json.dumps({"points": points.passed, "output": result.output})
         )
@@ -133,6 +141,7 @@ async def second(url: str, talk: str, log: Path, policy: Policy, mode: str) -> d
             "valid": is_provider_valid(history),
             "violations": [str(v) for v in await store.check()],
             "status": (await store.session(talk)).status,
+            "whole": all(LARGE in str(m) for m in history if _prompts(m).startswith("go")),
             "unknown": sum("whether it took effect is not known" in str(m) for m in history),
         }
 
@@ -146,7 +155,7 @@ async def _go_on(agent: Agent[None, str], store: Store, talk: str, mode: str) ->
     try:
         return (await resume(agent, store, f"run-{talk}")).output
     except NotFound:  # it was killed before its first write: no model was asked, no tool has run
-        return (await agent.run("go", conversation_id=talk)).output
+        return (await agent.run(f"go {LARGE}", conversation_id=talk)).output
     except Conflict as reason:
         if "completed" not in str(reason):
             raise

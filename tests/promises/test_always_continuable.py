@@ -13,6 +13,7 @@ async def test_the_next_message_works_after_a_kill_at_every_boundary(crash: Cras
         assert facts["went"] == 0, facts
         assert facts["output"] == "went on", facts
         assert facts["valid"], facts
+        assert facts["whole"], facts
         assert facts["violations"] == [], facts
         # Closing what was left open runs no tool.
         assert facts["log"] == facts["before"], facts

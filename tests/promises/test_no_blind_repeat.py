@@ -38,6 +38,7 @@ def _check(facts: dict[str, Any]) -> None:
     assert facts["went"] == 0, facts
     assert facts["output"] == "done with 3 answers", facts
     assert facts["valid"], facts
+    assert facts["whole"], facts
     assert facts["violations"] == [], facts
     assert facts["status"] == "idle", facts
     # What was done before the kill is not done again, but for what a policy says.

@@ -44,10 +44,16 @@ def prompts(messages: list[ModelMessage]) -> list[Any]:
     return [p.content for m in messages for p in m.parts if isinstance(p, UserPromptPart)]
 
 
-PROMPTS = ["hi", ["look", BinaryImage(b"\x00\x01", media_type="image/png")], "\ud800\x00", ""]
+PROMPTS = [
+    "hi",
+    ["look", BinaryImage(b"\x00\x01", media_type="image/png")],
+    "\ud800\x00",
+    "",
+    "large " * 20_000,
+]
 
 
-@pytest.mark.parametrize("prompt", PROMPTS, ids=["text", "parts", "surrogate", "empty"])
+@pytest.mark.parametrize("prompt", PROMPTS, ids=["text", "parts", "surrogate", "empty", "large"])
 async def test_a_run_that_failed_before_its_first_request(memory: Store, prompt: Any):
     setup = Setup()
     agent = made(memory, setup)

@@ -92,7 +92,7 @@ async def resume(agent: Agent[Any, Any], store: Store, run_id: str, **options: A
         raise Conflict(
             problem=f"run {run_id} waits for answers to {calls}; pass them as deferred_tool_results"
         )
-    prompt = await _prompt_aside(store, run) if latest[0].seq == run.first_seq else None
+    prompt = await _prompt_aside(store, run, _media(agent)) if latest[0].seq == run.first_seq else None
     return await agent.run(
         prompt,
         message_history=messages,
@@ -102,13 +102,15 @@ async def resume(agent: Agent[Any, Any], store: Store, run_id: str, **options: A
     )
 
 
-async def _prompt_aside(store: Store, run: Run) -> str | Sequence[UserContent] | None:
+async def _prompt_aside(
+    store: Store, run: Run, media: MediaStore | None
+) -> str | Sequence[UserContent] | None:
     """Return the prompt of a run that began and made no request of it; None if it had none."""
     events = await store.events(run.session_id, run_id=run.id)
     started = next((event for event in events if event.kind == "run_started"), None)
     if started is None or started.message is None:
         return None
-    (part,) = load([started.message])[0].parts
+    (part,) = load(await Large(store, media).back([started.message]))[0].parts
     return part.content if isinstance(part, UserPromptPart) else None
 
 
@@ -177,7 +179,9 @@ async def find_place(
         )
     begun = bool(chain)
     if begun and checkpoint.seq == chain[0].first_seq:
-        begun = await _prompt_aside(store, chain[0]) is None  # else it had only begun, and is begun anew
+        begun = (
+            await _prompt_aside(store, chain[0], media) is None
+        )  # else it had only begun, and is begun anew
     return Place(messages=messages, checkpoint=checkpoint, recorded=messages, chain=chain, begun=begun)
 
 
