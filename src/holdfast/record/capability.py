@@ -10,8 +10,8 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -83,7 +83,8 @@ class Holdfast(AbstractCapability[Any]):
     """Record every run of the agent in a store. The session is the run's `conversation_id`.
 
     `policies` says by tool name what becomes of a call whose outcome is unknown after a crash; a tool may say it
-    itself with `metadata={"recovery": "retry"}`. Content of at least `media_threshold` bytes goes to the `media` store;
+    itself with `metadata={"recovery": "retry"}`. New sessions belong to `owner`; by default to the owner of the run whose tool
+    starts this one, else to `local`. A session of another owner does not exist for this agent. Content of at least `media_threshold` bytes goes to the `media` store;
     both are those of the store's settings unless they are given. `run_id` names the run; a second one with that name is refused. The
     capability given for a run stands in for the agent's own.
     """
@@ -93,7 +94,7 @@ class Holdfast(AbstractCapability[Any]):
         store: Store,
         *,
         agent: str | None = None,
-        owner: str = "local",
+        owner: str | None = None,
         run_id: str | None = None,
         parent_run_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
@@ -127,7 +128,12 @@ class Holdfast(AbstractCapability[Any]):
     async def for_run(self, ctx: RunContext[Any]) -> AbstractCapability[Any]:
         """Return what records this one run."""
         del ctx
-        return _Recorder(self, self.parent_run_id or _run.get(), caller=asyncio.current_task())
+        outer = _recorder.get()
+        return _Recorder(
+            self,
+            parent=self.parent_run_id or _run.get(),
+            owner=self.owner or (outer.owner if outer is not None else "local"),
+        )
 
 
 @dataclass(slots=True)
@@ -142,11 +148,10 @@ class _Beginning:
 class _Recorder(AbstractCapability[Any]):
     """Records one run."""
 
-    def __init__(
-        self, settings: Holdfast, parent: str | None, *, caller: "asyncio.Task[Any] | None" = None
-    ) -> None:
+    def __init__(self, settings: Holdfast, *, parent: str | None, owner: str) -> None:
         self.id = settings.id
-        self._caller = caller  # the task that runs the agent; `wrap_run` has one of its own
+        self.owner = owner
+        self._caller: asyncio.Task[Any] | None = None  # runs the agent; `wrap_run` has a task of its own
         self._settings = settings
         self._turn = settings.turn
         self._steered: list[str] = []
@@ -169,6 +174,11 @@ class _Recorder(AbstractCapability[Any]):
     def get_ordering(self) -> CapabilityOrdering:
         return CapabilityOrdering(position="outermost")
 
+    def _prepare_run_context(self, ctx: RunContext[Any]) -> None:
+        # The one hook that Pydantic AI calls in the task of the run before it starts another for `wrap_run`.
+        del ctx
+        self._caller = asyncio.current_task()
+
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Any) -> AgentRunResult[Any]:
         if ctx.run_id is None or ctx.conversation_id is None:
             message = "a run without an id cannot be recorded"
@@ -177,12 +187,18 @@ class _Recorder(AbstractCapability[Any]):
         self._calls.run_id = self._run_id
         agent = self._settings.agent or getattr(ctx.agent, "name", None) or "agent"
         if self._turn is None:
-            await self._store.create_session(
-                agent=agent, owner=self._settings.owner, id=session_id, exist_ok=True
-            )
+            await self._store.create_session(agent=agent, owner=self.owner, id=session_id, exist_ok=True)
             with suppress(NotFound):
                 run = await self._store.run(self._run_id)
                 raise Conflict(problem=f"run {run.id} is on record already; an explicit run id is used once")
+        else:
+            self._turn.recording = asyncio.current_task()
+        with _ended_with(self._caller):
+            return await self._record(ctx, session_id, agent, handler)
+
+    async def _record(
+        self, ctx: RunContext[Any], session_id: str, agent: str, handler: Any
+    ) -> AgentRunResult[Any]:
         async with self._leased(session_id) as lease:
             self._lease = lease
             await self._begin(ctx, agent)
@@ -606,6 +622,28 @@ class _Recorder(AbstractCapability[Any]):
         return self._lease
 
 
+@contextmanager
+def _ended_with(caller: "asyncio.Task[Any] | None") -> Generator[None, None, None]:
+    """Cancel the current task when the task that runs the agent ends first.
+
+    Pydantic AI calls `wrap_run` in a task of its own and forgets it if the run is cancelled in the moment after its start:
+    then it would wait for the end of the run, and hold the session, as long as the process lives.
+    """
+    task = asyncio.current_task()
+    if caller is None or task is None:
+        yield
+        return
+
+    def cancel(_: object) -> None:
+        task.cancel()
+
+    caller.add_done_callback(cancel)
+    try:
+        yield
+    finally:
+        caller.remove_done_callback(cancel)
+
+
 @asynccontextmanager
 async def held(store: Store, session_id: str, *, ttl: float = _TTL) -> AsyncGenerator[Lease, None]:
     """Hold a session's lease for as long as the block runs, as a holder of its own."""
@@ -629,7 +667,7 @@ async def held(store: Store, session_id: str, *, ttl: float = _TTL) -> AsyncGene
     finally:
         if renewing is not None:
             renewing.cancel()
-        with suppress(HoldfastError):
+        with suppress(HoldfastError):  # then its deadline ends it
             await store.leave(holder)
 
 

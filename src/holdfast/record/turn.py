@@ -59,6 +59,8 @@ class Turn:
     """Whether the end of the run and of the submission is on record."""
     run_id: str | None = None
     task: "asyncio.Task[Any] | None" = field(default=None, repr=False)
+    recording: "asyncio.Task[Any] | None" = field(default=None, repr=False)
+    """The task that records the run. It may end after the one that runs it."""
 
     def cancel(self, stop: Stop) -> None:
         """Stop the run. The first reason counts, except that a lost lease is stronger than all."""

@@ -256,6 +256,8 @@ class SessionRunner:
             if not task.done():
                 turn.cancel("timeout")
                 await asyncio.wait([task])
+            if turn.recording is not None:
+                await asyncio.wait([turn.recording])
         except asyncio.CancelledError:
             turn.cancel("lost")  # we are stopped ourselves: leave everything as it is
             await asyncio.wait([task])

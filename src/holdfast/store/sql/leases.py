@@ -17,6 +17,9 @@ class Leases(SqlCore):
     """The transactions of leases.sql. Whoever changes a head locks it first, and never two at once but in order."""
 
     async def join(self, name: str, *, ttl: float = 10.0) -> Holder:
+        return await self._unfinished.run_or_undo(self._enter(name, ttl), self.leave)
+
+    async def _enter(self, name: str, ttl: float) -> Holder:
         holder_id = new_id()
         lit = await self._light(holder_id)
         try:
@@ -51,6 +54,9 @@ class Leases(SqlCore):
         return replace(holder, deadline=moment(rows[0]["deadline"]))
 
     async def leave(self, holder: Holder) -> None:
+        await self._unfinished.run(self._leave_all(holder))
+
+    async def _leave_all(self, holder: Holder) -> None:
         while await self._leave(holder):
             pass
         await self._put_out(holder.id)
