@@ -53,7 +53,7 @@ bot: Agent[None, str] = Agent(FunctionModel(respond), name="bot")
 
 
 @agent.instructions
-def instructions(ctx: RunContext[None]) -> str:
+def instructions(ctx: RunContext[object]) -> str:
     if ctx.prompt == "leave dynamic":
         raise SystemExit(4)
     return ""

@@ -24,7 +24,6 @@ from holdfast.record import Policy, capability
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, Lease
 
-
 LARGE = "0123456789 " * 30
 """More than the threshold: it goes to the media store. The prompt, one response and one result have it; the others are small."""
 

@@ -4,7 +4,15 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults, ModelRetry, RunContext, ToolOutput
+from pydantic_ai import (
+    Agent,
+    DeferredToolRequests,
+    DeferredToolResults,
+    ModelRetry,
+    RunContext,
+    ToolOutput,
+    ToolReturn,
+)
 from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.exceptions import ApprovalRequired, UnexpectedModelBehavior
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserPromptPart
@@ -26,7 +34,7 @@ from holdfast import (
     rewind,
     settle_effect,
 )
-from holdfast.errors import Conflict, HoldfastError, LeaseLost, SessionBusy
+from holdfast.errors import Conflict, HoldfastError, LeaseLost, SessionBusy, SessionNotFound
 from tests.record.agents import call, recorded, scripted
 
 
@@ -231,10 +239,15 @@ async def test_a_person_settles_an_unknown_call(store: Store):
     running.cancel()
     await asyncio.wait([running])
     (run,) = (await store.runs(session_id="talk")).items
-    settled = await settle_effect(store, run.id, "call-1", result={"paid": 10})
+    settled = await settle_effect(store, run.id, "call-1", actor="grace", result={"paid": 10})
     assert settled.state == "completed"
     with pytest.raises(Conflict, match="completed already"):
-        await settle_effect(store, run.id, "call-1", error="no")
+        await settle_effect(store, run.id, "call-1", actor="grace", error="no")
+    (event,) = [e for e in await store.events("talk") if e.kind == "tool_call_completed"]
+    assert json.loads(event.payload)["actor"] == "grace"
+    (entry,) = (await store.audit_log(session_id="talk")).items
+    assert (entry.actor, entry.action) == ("grace", "settle effect")
+    assert json.loads(entry.detail)["call_id"] == "call-1"
     result = await resume(agent, store, run.id)
     assert "'paid': 10" in str(result.all_messages())
 
@@ -661,3 +674,66 @@ async def test_the_key_of_a_call_is_its_own_also_after_a_delegate(store: Store):
 
     await recorded(store, [call("delegate")], tools=[delegate]).run("hi", conversation_id="talk")
     assert keys[0] == keys[1]
+
+
+async def test_a_session_of_another_owner_is_not_found(store: Store):
+    """An application that passes `conversation_id` through does not cross from one tenant to another."""
+    alice, bob = (
+        Agent(scripted(), capabilities=[Holdfast(store, owner=owner)], name="clerk")
+        for owner in ("alice", "bob")
+    )
+    await alice.run("my secret", conversation_id="talk")
+    (run,) = (await store.runs(session_id="talk")).items
+    before = await store.events("talk")
+    with pytest.raises(SessionNotFound):
+        await bob.run("what did they say?", conversation_id="talk")
+    with pytest.raises(SessionNotFound):
+        await continue_session(bob, store, "talk", "what did they say?")
+    assert await store.events("talk") == before
+    assert (await store.session("talk")).owner == "alice"
+    assert (await continue_session(alice, store, "talk", "hello")).output == "done"
+    unowned = Agent(scripted(), name="clerk")
+    assert (await continue_session(unowned, store, "talk", "from the operator")).output == "done"
+    with pytest.raises(SessionNotFound):
+        await store.create_session(agent="clerk", owner="bob", id="talk", exist_ok=True)
+    assert (
+        await store.create_session(agent="clerk", owner="alice", id="talk", exist_ok=True)
+    ).id == run.session_id
+
+
+async def test_a_delegate_belongs_to_the_owner_of_the_run_that_starts_it(store: Store):
+    delegate = Agent(scripted(), capabilities=[Holdfast(store)], name="delegate")
+
+    async def delegate_it() -> str:
+        return str((await delegate.run("help", conversation_id="delegated")).output)
+
+    caller = Agent(
+        scripted([call("delegate_it")]),
+        tools=[delegate_it],
+        capabilities=[Holdfast(store, owner="alice")],
+        name="caller",
+    )
+    await caller.run("go", conversation_id="talk")
+    assert (await store.session("delegated")).owner == "alice"
+    await delegate.run("by itself", conversation_id="alone")
+    assert (await store.session("alone")).owner == "local"
+
+
+@pytest.mark.parametrize("depth", [200, 300, 100_000])
+async def test_a_result_nested_too_deeply_does_not_fail_the_run(store: Store, depth: int):
+    def nest() -> Any:
+        value: list[Any] = []
+        for _ in range(depth):
+            value = [value]
+        return value
+
+    def nest_structured() -> Any:
+        return ToolReturn(nest(), content="beside it")
+
+    agent = recorded(store, [call("nest"), call("nest_structured", "call-2")], tools=[nest, nest_structured])
+    assert (await agent.run("hi", conversation_id="talk")).output == "done"
+    told = str(await history(store, "talk"))
+    assert "beside it" in told
+    assert ("nested too deeply" in told) == (depth > 200)
+    assert {effect.state for effect in (await store.effects("talk")).items} == {"completed"}
+    assert (await continue_session(agent, store, "talk", "hello")).output == "done"

@@ -212,7 +212,7 @@ async def test_a_recorded_large_result_is_given_again(store: Store):
         s for _, s in await store.references(session_id="talk")
     }
     again = recorded(store, calls, tools=[big, structured, dies])  # which is settled by then
-    await settle_effect(store, run.id, "c3", result=BIG + "3")
+    await settle_effect(store, run.id, "c3", actor="test", result=BIG + "3")
     result = await resume(again, store, run.id)
     assert sorted(ran) == ["big", "structured"]
     assert [part.content for part in result.all_messages()[2].parts][:3] == [BIG, "ok", BIG + "3"]
@@ -348,6 +348,6 @@ async def test_settling_a_large_result_by_hand(store: Store):
         await store.write(
             lease, Batch(runs=[Run(id="r")], effects=[Effect(run_id="r", call_id="c", tool="t")])
         )
-    effect = await settle_effect(store, "r", "c", result=BIG)
+    effect = await settle_effect(store, "r", "c", actor="test", result=BIG)
     assert len(effect.result or "") < 1000
     assert len((await inspect_run(store, "r")).completed[0].result or "") > len(BIG)

@@ -9,10 +9,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest, ModelResponse
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelMessagesTypeAdapter,
+    ModelRequest,
+    ModelResponse,
+    ToolCallPart,
+)
 from pydantic_core import PydanticSerializationError
 
 from holdfast.types import Json, Message, Segment
@@ -23,6 +29,9 @@ complete that in place. Those before them are compared as a list, which stops at
 equal: 10 microseconds for 2,000 messages. At the end all are compared by content."""
 
 
+_UNSERIALIZABLE = (PydanticSerializationError, UnicodeError, RecursionError)
+
+
 @cache
 def _adapter(kind: type[ModelMessage]) -> TypeAdapter[ModelMessage]:
     """Each kind on its own: half the price of finding out which one it is. Made when needed: that takes a while."""
@@ -31,7 +40,13 @@ def _adapter(kind: type[ModelMessage]) -> TypeAdapter[ModelMessage]:
 
 def dump(message: ModelMessage) -> Json:
     """Return the exact text of a message. What cannot be serialized is replaced by a note that says so."""
-    return _dump(message) or _dump_with(message, fallback=_note)
+    if text := _dump(message):
+        return text
+    try:
+        return _dump_with(message, fallback=_note)
+    except _UNSERIALIZABLE:  # circular, or nested more deeply than Pydantic serializes
+        _replace_unserializable(message)
+        return _dump_with(message, fallback=_note)
 
 
 def dump_all(message: ModelMessage) -> Json | None:
@@ -40,7 +55,7 @@ def dump_all(message: ModelMessage) -> Json | None:
         return text
     try:
         return _dump_with(message, fallback=None)  # lone surrogates only
-    except PydanticSerializationError:
+    except _UNSERIALIZABLE:
         return None
 
 
@@ -48,7 +63,7 @@ def _dump(message: ModelMessage) -> Json | None:
     kind = ModelRequest if isinstance(message, ModelRequest) else ModelResponse
     try:
         return _adapter(kind).dump_json(_double(message)).decode()
-    except (PydanticSerializationError, UnicodeError):
+    except _UNSERIALIZABLE:
         return None
 
 
@@ -91,6 +106,21 @@ def _names(kind: type[Any]) -> tuple[str, ...]:
 @cache
 def _values(kind: type[Any]) -> Callable[[Any], tuple[object, ...]]:
     return attrgetter(*_names(kind))
+
+
+def _replace_unserializable(message: ModelMessage) -> None:
+    """Put a note in place of content that cannot be serialized at all, also where the model looks: it could not be sent either."""
+    note = "<not serializable: circular, or nested too deeply>"
+    for part in cast("list[Any]", message.parts):
+        is_call = isinstance(part, ToolCallPart)
+        alone: ModelMessage = ModelResponse(parts=[part]) if is_call else ModelRequest(parts=[part])  # pyright: ignore[reportUnknownArgumentType]
+        try:
+            _dump_with(alone, fallback=_note)
+        except _UNSERIALIZABLE:
+            if is_call:
+                part.args = {"note": note}
+            else:
+                part.content = note
 
 
 def _double(message: ModelMessage) -> ModelMessage:

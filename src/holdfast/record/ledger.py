@@ -20,6 +20,7 @@ from pydantic_ai.messages import (
     ToolReturn,
     ToolReturnPart,
 )
+from pydantic_core import PydanticSerializationError
 
 from holdfast.record.history import dump, dump_all, load
 from holdfast.types import Effect, Json
@@ -39,6 +40,7 @@ Place: TypeAlias = tuple[str, str]
 current_call: ContextVar[Place | None] = ContextVar("holdfast_call", default=None)
 """The run and the ledger entry of the tool call that is going on here."""
 
+_UNSERIALIZABLE = '{"kind":"unserializable"}'
 _SORTED = json.JSONEncoder(sort_keys=True, default=repr)
 
 
@@ -99,10 +101,13 @@ def returned(part: ToolReturnPart) -> Json:
     value: Any = part.content
     if isinstance(value, ToolReturn):
         structured: ToolReturn[Any] = value  # pyright: ignore[reportUnknownVariableType]
-        body = json.dumps(_tool_return().dump_python(structured, mode="json", fallback=repr))
+        try:
+            body = json.dumps(_tool_return().dump_python(structured, mode="json", fallback=repr))
+        except (PydanticSerializationError, RecursionError):
+            return _UNSERIALIZABLE
         return f'{{"kind":"tool_return","value":{body}}}'
     body = dump_all(ModelRequest(parts=[part]))
-    return '{"kind":"unserializable"}' if body is None else f'{{"kind":"return","message":{body}}}'
+    return _UNSERIALIZABLE if body is None else f'{{"kind":"return","message":{body}}}'
 
 
 def raised(error: ToolRetryError | ToolFailedError) -> Json:
@@ -155,7 +160,7 @@ def replay(effect: Effect) -> Any:
 
 def without_result(effect: Effect) -> Effect:
     """Return the effect as one whose result could not be recorded."""
-    return effect if effect.result is None else replace(effect, result='{"kind":"unserializable"}')
+    return effect if effect.result is None else replace(effect, result=_UNSERIALIZABLE)
 
 
 def is_known(effect: Effect) -> bool:

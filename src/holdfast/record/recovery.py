@@ -97,7 +97,7 @@ async def resume(agent: Agent[Any, Any], store: Store, run_id: str, **options: A
         prompt,
         message_history=messages,
         conversation_id=run.session_id,
-        capabilities=_recording(agent, store, {"resumes": run_id}),
+        capabilities=[await _recording(agent, store, run.session_id, {"resumes": run_id})],
         **options,
     )
 
@@ -139,7 +139,7 @@ async def continue_session(
         prompt,
         message_history=[*messages, *closing],
         conversation_id=session_id,
-        capabilities=_recording(agent, store, {}),
+        capabilities=[await _recording(agent, store, session_id, {})],
         **options,
     )
 
@@ -236,11 +236,14 @@ async def settle_effect(
     run_id: str,
     call_id: str,
     *,
+    actor: str,
     result: Any = None,
     error: str | None = None,
     media: MediaStore | None = None,
 ) -> Effect:
-    """Record by hand what came of a call whose outcome was unknown: its result, or that it failed.
+    """Record the outcome of a call, unknown until now, that a person has found out: its result, or that it failed.
+
+    The event and the audit log name the `actor`.
 
     Raises `Conflict` if an outcome is on record already, `NotFound` if there is no such call, and `SessionBusy` while
     the session is held.
@@ -258,10 +261,13 @@ async def settle_effect(
         state = "completed" if error is None else "failed"
         settled = replace(found[0], state=state, result=recorded, error=error)
         kind = "tool_call_completed" if error is None else "tool_call_failed"
-        payload = json.dumps({"tool": settled.tool, "call_id": call_id, "by_hand": True})
+        payload = json.dumps({"tool": settled.tool, "call_id": call_id, "by_hand": True, "actor": actor})
         event = NewEvent(kind=kind, run_id=run_id, payload=payload)
         batch = Batch(effects=[settled], events=[event])
         await Large(store, media).move_out(batch)
+        # Before the change: an entry for one that did not happen is better than a change without an entry.
+        detail = json.dumps({"run_id": run_id, "call_id": call_id, "tool": settled.tool, "state": state})
+        await store.audit(actor=actor, action="settle effect", session_id=run.session_id, detail=detail)
         await store.write(lease, batch)
     return (await store.effects(run.session_id, run_id=run_id, call_id=call_id)).items[0]
 
@@ -331,20 +337,18 @@ def _media(agent: Agent[Any, Any]) -> MediaStore | None:
     return None if own is None else own.media
 
 
-def _recording(agent: Agent[Any, Any], store: Store, metadata: dict[str, Any]) -> list[Holdfast]:
-    """Return the capability for this run: as the agent's own, but in this store."""
-    own = _own(agent)
-    if own is None:
-        return [Holdfast(store, metadata=metadata)]
-    return [
-        Holdfast(
-            store,
-            agent=own.agent,
-            owner=own.owner,
-            metadata=own.metadata | metadata,
-            policies=own.policies,
-            lease_ttl=own.lease_ttl,
-            media=own.media,
-            media_threshold=own.media_threshold,
-        )
-    ]
+async def _recording(
+    agent: Agent[Any, Any], store: Store, session_id: str, metadata: dict[str, Any]
+) -> Holdfast:
+    """Return the capability for this run: as the agent's own, but in this store, and by default for the session's owner."""
+    own = _own(agent) or Holdfast(store)
+    return Holdfast(
+        store,
+        agent=own.agent,
+        owner=own.owner or (await store.session(session_id)).owner,
+        metadata=own.metadata | metadata,
+        policies=own.policies,
+        lease_ttl=own.lease_ttl,
+        media=own.media,
+        media_threshold=own.media_threshold,
+    )

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import Path, Query, Request, Response
 
 from holdfast.record.recovery import settle_effect
-from holdfast.server.routes import new_router, route, session_of, store_of
+from holdfast.server.routes import new_router, principal_of, route, session_of, store_of
 from holdfast.server.sessions import CursorText, Limit
 from holdfast.server.wire import CheckpointOut, EffectOut, EventOut, Id, Items, Outcome, RunOut, event_json
 from holdfast.types import CheckpointKind
@@ -91,5 +91,12 @@ async def settle(
     body: Outcome,
 ) -> EffectOut:
     """Say what came of a call whose outcome is unknown: a person knows."""
-    settled = await settle_effect(store_of(request), run_id, call_id, result=body.result, error=body.error)
+    settled = await settle_effect(
+        store_of(request),
+        run_id,
+        call_id,
+        actor=principal_of(request).owner,
+        result=body.result,
+        error=body.error,
+    )
     return EffectOut.of(settled)

@@ -111,8 +111,9 @@ class Store(ABC):
         metadata: Json = "{}",
         exist_ok: bool = False,
     ) -> Session:
-        """Add an idle session. A taken id raises `SessionExists`, or returns that session if `exist_ok`.
+        """Add an idle session. A taken id raises `SessionExists`.
 
+        With `exist_ok` it returns the session of that id if it has the same owner, else raises `SessionNotFound`.
         The id of one that was erased raises `SessionErased`.
         """
 

@@ -68,7 +68,10 @@ class Sessions(SqlCore):
             yield sql("create_head", id=session_id, agent=agent)
         elif not exist_ok:
             raise SessionExists(id=session_id)
-        return (yield from self._session(session_id))
+        session = yield from self._session(session_id)
+        if session.owner != owner:
+            raise SessionNotFound(id=session_id)
+        return session
 
     @reading
     def session(self, session_id: str) -> Tx[Session]:
