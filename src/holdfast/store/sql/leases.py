@@ -171,7 +171,11 @@ class Leases(SqlCore):
 
     @reading
     def _any_lost(self) -> Tx[bool]:
-        return bool((yield sql("lost_heads", limit=1)) or (yield sql("expired_holders")))
+        return bool(
+            (yield sql("lost_heads", limit=1))
+            or (yield sql("expired_holders"))
+            or (yield sql("unnamed_heads", limit=1))
+        )
 
     @waking
     def _reclaim(self, gone: list[str], limit: int) -> Tx[list[str]]:
@@ -182,6 +186,8 @@ class Leases(SqlCore):
         for row in sorted(lost, key=lambda row: row["session_id"]):  # all lock in the same order
             if (yield from self._free(row["session_id"], row["holder"], orphaned_by=row["holder"])):
                 freed.append(row["session_id"])
+        for row in sorted((yield sql("unnamed_heads", limit=limit)), key=lambda row: row["session_id"]):
+            yield sql("name_head", session_id=row["session_id"])
         yield sql("remove_expired")
         return freed
 
