@@ -1,6 +1,7 @@
-"""Processes that clean, erase or rehydrate a session and are killed at a given step: python -m tests.promises.cutter URL.
+"""Processes that do something to a session and are killed at a given step: python -m tests.promises.cutter URL.
 
-It reads `ID ACTION N FILE` from each line, does that in a child of its own, and prints how the child ended. Forking from a
+`clean`, `erase`, `rehydrate` and `import` do that; `serve` is a worker that carries out what was submitted. It reads `ID ACTION N FILE`
+from each line, does that in a child of its own, and prints how the child ended. Forking from a
 process that has done nothing but import costs little, so that every single step can be one to be killed at.
 """
 
@@ -14,8 +15,11 @@ from typing import Any
 
 import holdfast.retention.clean as cleaning
 from holdfast.media import open_media
-from holdfast.retention import clean, erase, rehydrate
+from holdfast.retention import clean, erase, import_archive, rehydrate
+from holdfast.runtime import Worker
 from holdfast.store import Store, open_store
+from tests.builders import until
+from tests.upgrade.app import agent
 
 STEPS = (
     "join",
@@ -36,6 +40,10 @@ STEPS = (
     "import_rows",
     "leave",
     "shrink",
+    "next_work",
+    "take",
+    "write",
+    "release",
 )
 
 
@@ -83,9 +91,28 @@ async def main(url: str, session_id: str, action: str, at: int, file: Path) -> N
                 await clean(store, media, session_id, actor="test", force=True, archive="media")
             case "erase":
                 await erase(store, media, session_id, actor="test")
+            case "import":
+                with file.open("rb") as archive:
+                    await import_archive(store, media, archive, actor="test")
+            case "serve":
+                await serve_until_idle(store, session_id)
             case _:
                 with file.open("rb") as archive:
                     await rehydrate(store, media, session_id, archive, actor="test")
+
+
+async def serve_until_idle(store: Store, session_id: str) -> None:
+    """Be a worker until everything that was submitted to the session has ended."""
+    worker = Worker(store, agent)
+    serving = asyncio.create_task(worker.run())
+
+    async def is_idle() -> bool:
+        session = await store.session(session_id)
+        return session.pending == 0 and session.holder is None
+
+    await until(is_idle, seconds=600)
+    worker.stop()
+    await serving
 
 
 def serve(url: str) -> None:

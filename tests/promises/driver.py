@@ -1,7 +1,8 @@
-"""Starts tests/promises/crash.py and gives its points and facts to the tests."""
+"""Starts the processes of the drills that are killed: tests/promises/crash.py and tests/promises/cutter.py."""
 
 import asyncio
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,29 @@ class Crash:
         output, _ = await process.communicate()
         assert process.returncode == 0
         return [json.loads(line) for line in output.splitlines()]
+
+
+class Cutters:
+    """Processes on a store, each of which is killed at a step."""
+
+    def __init__(self, url: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.promises.cutter", url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, session_id: str, action: str, at: int, file: Path) -> int:
+        """Return how it ended: -9 if it came to that step, 0 if it was done before."""
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(f"{session_id} {action} {at} {file}\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.communicate()
 
 
 async def every_point(crash: Crash) -> list[str]:

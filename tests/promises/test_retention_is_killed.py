@@ -1,52 +1,21 @@
 """Clean, rehydrate and erase are killed at every step, and tried again: they converge, and nothing is lost."""
 
 import asyncio
-import subprocess
-import sys
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
+from holdfast.errors import SessionNotFound
 from holdfast.media import collect, open_media
-from holdfast.retention import clean, erase, rehydrate
+from holdfast.retention import clean, erase, import_archive, rehydrate
 from holdfast.store import Store, open_store
 from tests.builders import until
 from tests.conftest import Engine
+from tests.promises.driver import Cutters
 from tests.promises.sessions import fill
 from tests.promises.test_exact_return import export
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
-
-
-class Cutters:
-    """Processes on a store, each of which is killed at a step."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.promises.cutter", engine.url],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(self, session_id: str, action: str, at: int, file: Path) -> int:
-        """Return how it ended: -9 if it came to that step, 0 if it was done before."""
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write(f"{session_id} {action} {at} {file}\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
-
-    def close(self) -> None:
-        self._process.communicate()
-
-
-@pytest.fixture
-def cutters(engine: Engine) -> Generator[Cutters, None, None]:
-    made = Cutters(engine)
-    yield made
-    made.close()
 
 
 async def freed(store: Store, session_id: str) -> None:
@@ -98,6 +67,30 @@ async def test_a_killed_one_is_tried_again(engine: Engine, cutters: Cutters, tmp
                 break
         assert code == 0
         assert killed >= (20 if action == "clean" else 12)
+
+
+async def test_a_killed_import_is_whole_or_not_there(engine: Engine, cutters: Cutters, tmp_path: Path):
+    file = tmp_path / "archive"
+    async with open_store("sqlite://:memory:") as source, open_store(engine.url) as store:
+        media = open_media(store=store)
+        killed, code = 0, -9
+        for at in range(1, 1000):
+            session_id = await fill(source, open_media(store=source), ["hello"] * 8, blobs=[b"one", b"two"])
+            before = await export(source, session_id)
+            file.write_bytes(before)
+            code = await asyncio.to_thread(cutters.run, session_id, "import", at, file)
+            assert code in {0, -9}
+            killed += code == -9
+            try:
+                await store.session(session_id)
+            except SessionNotFound:
+                with file.open("rb") as archive:
+                    await import_archive(store, media, archive, actor="test")
+            await whole(store, session_id, before)
+            if code == 0:
+                break
+        assert code == 0
+        assert killed >= 12
 
 
 async def test_a_killed_erasure_is_finished(engine: Engine, cutters: Cutters, tmp_path: Path):

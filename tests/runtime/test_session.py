@@ -477,3 +477,19 @@ async def test_a_turn_that_its_own_code_cancels_fails_with_that_reason(store: St
         failed = await ended(store, await send(store, session, "hi"))
         assert (failed.state, failed.reason) == ("failed", "CancelledError")
     assert "run_interrupted" not in await kinds(store, session)
+
+
+async def test_a_fork_onto_the_id_of_another_session_fails(store: Store, session: str):
+    """Also onto one that is empty, as a fork that was cut off would have left it."""
+    taken = (await store.create_session(agent="agent", owner="somebody else")).id
+    async with working(store, Agent(echo(), name="agent")):
+        await ended(store, await send(store, session, "hi"))
+        fork = await store.submit(session, "fork", json.dumps({"session_id": taken}))
+        failed = await ended(store, fork)
+        assert failed.state == "failed"
+        assert "exists already" in str(failed.reason)
+        assert "forked" not in await kinds(store, session)
+        assert await kinds(store, taken) == []
+        again = await store.submit(session, "fork", json.dumps({"session_id": new_id()}))
+        assert (await ended(store, again)).state == "done"
+    assert await store.check() == []

@@ -2,11 +2,11 @@
 
 from holdfast.record.capability import Holdfast, annotate_effect
 from holdfast.record.external import ExternalMedia
+from holdfast.record.forking import fork
 from holdfast.record.ledger import Policy, idempotency_key
 from holdfast.record.recovery import (
     RunReport,
     continue_session,
-    fork,
     inspect_run,
     load_history,
     resume,

@@ -1,4 +1,4 @@
-"""Going on after a crash, from the last word, or from any point: resume, continue, fork, rewind, inspect."""
+"""Continuing after a crash, from the last message, or from any checkpoint: resume, continue, rewind, inspect."""
 
 import json
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from pydantic_ai.run import AgentRunResult
 
 from holdfast.errors import Conflict, NotFound
 from holdfast.ids import new_id
-from holdfast.media import MediaStore, walker
+from holdfast.media import MediaStore
 from holdfast.record import ledger
 from holdfast.record.capability import Holdfast, gone, held, read_history
 from holdfast.record.history import load
 from holdfast.record.large import Large
 from holdfast.record.validity import pending_calls
 from holdfast.store import Store
-from holdfast.types import Batch, Checkpoint, Effect, Message, NewEvent, Run, Segment
+from holdfast.types import Batch, Checkpoint, Effect, NewEvent, Run
 
 _LONGEST_CHAIN = 50
 
@@ -185,40 +185,6 @@ async def find_place(
     return Place(messages=messages, checkpoint=checkpoint, recorded=messages, chain=chain, begun=begun)
 
 
-async def fork(
-    store: Store,
-    checkpoint: Checkpoint,
-    *,
-    owner: str | None = None,
-    session_id: str | None = None,
-    media: MediaStore | None = None,
-) -> str:
-    """Copy the history of a checkpoint into a new session and return its id. The two are independent from then on.
-
-    Media is not copied: both sessions refer to it, and it is there as long as one of them is.
-    """
-    source = await store.session(checkpoint.session_id)
-    bodies = await read_history(store, source.id, checkpoint)
-    known = await _pending_effects(store, source.id, load(await Large(store, media).back(bodies)))
-    effects = [effect for effect in known.values() if effect is not None]
-    forked = await store.create_session(
-        agent=source.agent, owner=owner or source.owner, title=source.title, id=session_id
-    )
-    async with held(store, forked.id) as lease:
-        await store.write(
-            lease,
-            Batch(
-                segments=[Segment(number=1)],
-                messages=[Message(segment=1, position=n, body=body) for n, body in enumerate(bodies)],
-                events=[NewEvent(kind="message", message=(1, n)) for n in range(len(bodies))],
-                checkpoints=[Checkpoint(id=new_id(), segment=1, length=len(bodies), kind=checkpoint.kind)],
-                effects=effects,
-                blobs=walker.digests([*bodies, *(effect.result for effect in effects)]),
-            ),
-        )
-    return forked.id
-
-
 async def rewind(store: Store, session_id: str, checkpoint: Checkpoint) -> Checkpoint:
     """Make a checkpoint the one that the session goes on from. What came after it stays on record."""
     if checkpoint.session_id != session_id:
@@ -276,7 +242,7 @@ async def _closing(
     store: Store, session_id: str, messages: Sequence[ModelMessage], large: Large
 ) -> list[ModelMessage]:
     """Return the request that answers the calls left open at the end of a history."""
-    known = await _pending_effects(store, session_id, messages)
+    known = await pending_effects(store, session_id, messages)
     parts: list[ToolReturnPart] = []
     for call in pending_calls(messages):
         effect, outcome = known[call.tool_call_id], "success"
@@ -291,7 +257,7 @@ async def _closing(
     return [ModelRequest(parts=parts)] if parts else []
 
 
-async def _pending_effects(
+async def pending_effects(
     store: Store, session_id: str, messages: Sequence[ModelMessage]
 ) -> dict[str, Effect | None]:
     """Return what the ledger knows of the calls left open at the end of a history."""

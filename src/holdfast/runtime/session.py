@@ -8,7 +8,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,15 +31,15 @@ from holdfast.errors import (
     HoldfastError,
     LeaseLost,
     NotFound,
-    SessionExists,
     StoreError,
 )
 from holdfast.ids import new_id
 from holdfast.logs import about
 from holdfast.record.capability import Holdfast
+from holdfast.record.forking import fork
 from holdfast.record.history import History
 from holdfast.record.large import Large
-from holdfast.record.recovery import Place, find_place, fork, know_tools
+from holdfast.record.recovery import Place, find_place, know_tools
 from holdfast.record.turn import Steered, Stop, Turn
 from holdfast.record.validity import pending_calls
 from holdfast.runtime import approvals
@@ -494,9 +493,8 @@ class SessionRunner:
     async def _fork(self, submission: Submission) -> None:
         payload = _payload(submission)
         checkpoint = await self._checkpoint(payload)
-        forked = payload.get("session_id") or submission.id  # the same when it is tried again
-        with suppress(SessionExists):
-            await fork(self._store, checkpoint, session_id=forked)
+        wanted = payload.get("session_id") or submission.id
+        forked = await fork(self._store, checkpoint, session_id=wanted, submission_id=submission.id)
         told = NewEvent(kind="forked", payload=json.dumps({"session_id": forked}))
         await self._end(submission, "done", events=[told])
 

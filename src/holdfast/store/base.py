@@ -95,6 +95,10 @@ class Store(ABC):
         """Say which schema the store has and how much is in it."""
 
     @abstractmethod
+    async def now(self) -> datetime:
+        """Return the time of the database, which is the only clock that stored times come from."""
+
+    @abstractmethod
     async def check(self) -> list[Violation]:
         """Verify every invariant and return what is broken; of each invariant at most 100."""
 
@@ -605,10 +609,13 @@ class Store(ABC):
         rows: Callable[[], Iterator[tuple[str, Mapping[str, Any]]]],
         *,
         lease: Lease | None = None,
+        action: str | None = None,
         actor: str,
         detail: Json = "{}",
     ) -> dict[str, int]:
         """Put back all that `export_rows` gave, in one transaction, with an audit entry; return counts by table.
+
+        The entry's `action` is `rehydrate` under a lease and `import` without one, unless it is given.
 
         Under a `lease` the session must be cleaned, else `NotCleaned`; without one it must not exist, else
         `SessionExists`. `rows` may be called again. `Conflict` names an id that another session has. What the

@@ -155,3 +155,7 @@ async def other_tables(db: Documents) -> list[Row]:
 async def schema_version(db: Documents) -> list[Row]:
     newest = await db["migrations"].find({}, sort=[("_id", -1)], limit=1).to_list()
     return [Row(version=newest[0]["_id"])]
+
+
+async def now(db: Documents) -> list[Row]:
+    return [Row(now=await db.now())]

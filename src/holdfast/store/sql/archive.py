@@ -110,10 +110,11 @@ class Archives(SqlCore):
         rows: Callable[[], Iterator[tuple[str, Mapping[str, Any]]]],
         *,
         lease: Lease | None = None,
+        action: str | None = None,
         actor: str,
         detail: Json = "{}",
     ) -> dict[str, int]:
-        audit = (new_id(), actor, detail)
+        audit = (new_id(), actor, action or ("import" if lease is None else "rehydrate"), detail)
         tries = count(1)
         return await self._transact(
             lambda: self._import(session_id, rows, lease, audit, next(tries) > 1),
@@ -127,7 +128,7 @@ class Archives(SqlCore):
         session_id: str,
         make: Callable[[], Iterator[tuple[str, Imported]]],
         lease: Lease | None,
-        audit: tuple[str, str, str],
+        audit: tuple[str, str, str, str],
         again: bool,
     ) -> Tx[dict[str, int]]:
         rows = make()
@@ -154,8 +155,7 @@ class Archives(SqlCore):
         for name in _of_a_session():
             for broken in (yield sql(name, session_id=session_id, limit=1)):
                 raise BadArchive(problem=f"it does not fit together: {broken['detail']}"[:300])
-        audit_id, actor, detail = audit
-        action = "import" if lease is None else "rehydrate"
+        audit_id, actor, action, detail = audit
         yield sql("add_audit", id=audit_id, actor=actor, action=action, session_id=session_id, detail=detail)
         return counts
 

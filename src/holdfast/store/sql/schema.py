@@ -1,10 +1,11 @@
 """The schema and its migrations: numbered files, applied in order, each database once."""
 
 from dataclasses import replace
+from datetime import datetime
 
 from holdfast.errors import StoreError, StoreTooNew, StoreTooOld
 from holdfast.store.sql import library
-from holdfast.store.sql.core import SqlCore, Tx, reading, repeatable, sql
+from holdfast.store.sql.core import SqlCore, Tx, moment, reading, repeatable, sql
 from holdfast.store.sql.library import Dialect, Statement
 from holdfast.types import SchemaStatus
 
@@ -57,6 +58,10 @@ class Schema(SqlCore):
         if version > LATEST:
             raise StoreTooNew(url=self.url, found=version, known=LATEST)
         return version
+
+    @reading
+    def now(self) -> Tx[datetime]:
+        return moment((yield sql("now"))[0]["now"])
 
     @reading
     def schema(self) -> Tx[SchemaStatus]:

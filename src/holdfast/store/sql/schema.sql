@@ -24,6 +24,9 @@ SELECT coalesce(max(version), 0) AS version FROM migrations;
 -- name: add_migration
 INSERT INTO migrations (version, name, applied_at) VALUES (:version, :name, now_us());
 
+-- name: now
+SELECT now_us() AS now;
+
 -- name: totals
 SELECT
   (SELECT count(*) FROM sessions) AS sessions,
