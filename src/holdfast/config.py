@@ -36,6 +36,10 @@ class Settings(BaseSettings):
     lease_renew_seconds: Annotated[float, Field(gt=0)] = Field(
         3.0, description="How often a holder renews its deadline."
     )
+    loop_timeout_seconds: Annotated[float, Field(ge=1)] = Field(
+        30.0,
+        description="How long a tool may block a worker's event loop before other workers take over its sessions.",
+    )
     max_payload_bytes: Annotated[int, Field(gt=0)] = Field(
         64 * 1024 * 1024, description="The largest single text in a row: a message, a payload, a result."
     )

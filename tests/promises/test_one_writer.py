@@ -54,6 +54,26 @@ async def test_a_tool_that_blocks_the_loop_keeps_its_lease(engine: Engine, store
     await until(store, session, is_kind("run_completed"))
 
 
+async def test_a_tool_that_blocks_its_worker_for_long_does_not_freeze_other_sessions(
+    engine: Engine, store: Store, tmp_path: Path
+):
+    """Its worker stops renewing, and another one continues all its sessions while it is still blocked."""
+    blocking, beside = [(await store.create_session(agent="agent", owner="you")).id for _ in range(2)]
+    async with worker(engine.url, hold=60, loop_timeout_seconds=1, **SHORT) as blocked:
+        other = await send(store, beside, f"work 1 {tmp_path / 'beside'}")
+        await lines(tmp_path / "beside", 1)
+        message = await send(store, blocking, f"stall {tmp_path / 'stalled'}")
+        await lines(tmp_path / "stalled", 1)
+        async with worker(engine.url, **SHORT):
+            for sent in (other, message):
+                assert (await ended(store, sent)).state == "done"
+        blocked.signal(signal.SIGKILL)
+        await blocked.ended()
+    assert any("has been blocked for" in line for line in blocked.said)
+    assert "takeover" in await kinds(store, beside)
+    assert len((tmp_path / "stalled").read_text().splitlines()) == 1
+
+
 @pytest.mark.parametrize("engine", ["postgres", "mongodb"], indirect=True)
 @pytest.mark.parametrize("skew", ["3600", "-3600"])
 async def test_a_worker_whose_clock_is_wrong_by_an_hour(

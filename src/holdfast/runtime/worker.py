@@ -90,7 +90,13 @@ class Worker:
         """Serve as one holder, until stopped or lost."""
         holder = await self._store.join(self.name, ttl=self._ttl)
         self._lost.clear()
-        keeper = Keeper(self._store, holder, every=self._renew, lost=self._lost.set)
+        keeper = Keeper(
+            self._store,
+            holder,
+            every=self._renew,
+            lost=self._lost.set,
+            loop_timeout=self._store.settings.loop_timeout_seconds,
+        )
         rescuer = asyncio.create_task(self._rescue())
         _log.info("worker %s serves %s", self.name, ", ".join(sorted(self._agents)))
         try:
