@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import time
+import zlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -27,6 +28,15 @@ from holdfast.runtime import AgentSetup, current_session
 
 POLICIES: dict[str, Any] = {"act": "report", "stall": "report", "again": "retry", "ask": "ask"}
 """Each tool, and what becomes of a call of it whose outcome is not known."""
+
+
+LARGE = " and more" * 10_000
+"""It goes to the media store."""
+
+
+def is_large(call: str) -> bool:
+    """Choose the calls whose results are large: one of twenty."""
+    return zlib.crc32(call.encode()) % 20 == 0
 
 
 def answer(key: str) -> str:
@@ -104,7 +114,7 @@ async def _do(ctx: RunContext[None], tool: str, call: str, seconds: float) -> st
     else:
         await asyncio.sleep(seconds)
     _append(phase="ended", **facts)
-    return f"did {call} at epoch {epoch}"
+    return f"did {call} at epoch {epoch}{LARGE if is_large(call) else ''}"
 
 
 async def act(ctx: RunContext[None], call: str, seconds: float) -> str:

@@ -38,6 +38,15 @@ class Sent:
 
 
 @dataclass
+class Fork:
+    """One fork that was asked for, and the answer."""
+
+    session_id: str
+    key: str
+    submission_id: str | None = None
+
+
+@dataclass
 class Tally:
     """What clients have met on the way."""
 
@@ -69,6 +78,7 @@ class Clients:
     def __init__(self, seed: int, urls: Sequence[str], token: str, sessions: Sequence[str]) -> None:
         self.tally = Tally()
         self.sent: list[Sent] = []
+        self.forks: list[Fork] = []
         self.readers = [Reader(self, session, random.Random(f"{seed} {session}")) for session in sessions]
         self.urls = urls
         self.open = 0
@@ -103,6 +113,8 @@ class Clients:
             self.sent.append(sent)
             self.open += 1
             await self._send(sent)
+            if self._chance.random() < 0.05:
+                await self._fork(session)
             await asyncio.sleep(self._chance.uniform(0, 0.2))
 
     async def _send(self, sent: Sent) -> None:
@@ -117,6 +129,13 @@ class Clients:
                 self.tally.wrong.append(
                     f"{sent.key} was accepted twice, as {sent.submission_id} and {second}"
                 )
+
+    async def _fork(self, session_id: str) -> None:
+        fork = Fork(session_id, f"f{len(self.forks)}")
+        self.forks.append(fork)
+        body = {"kind": "fork", "idempotency_key": fork.key}
+        answer = await self._until_answered("POST", f"/api/sessions/{session_id}/submissions", body)
+        fork.submission_id = answer["submission_id"]
 
     async def _until_answered(
         self, method: str, path: str, body: dict[str, Any], sent: Sent | None = None

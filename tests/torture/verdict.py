@@ -10,12 +10,13 @@ from typing import Any
 from pydantic_ai.messages import ModelResponse, TextPart, ToolReturnPart
 
 from holdfast import is_provider_valid
+from holdfast.errors import NotFound
 from holdfast.record.recovery import find_place
 from holdfast.server.wire import event_json
 from holdfast.store import Store
 from holdfast.types import Event, Submission
 from tests.torture.app import POLICIES, answer, call_id
-from tests.torture.clients import Clients, Reader, Sent, digest
+from tests.torture.clients import Clients, Fork, Reader, Sent, digest
 
 _UNKNOWN = "whether it took effect is not known"
 _OF_A_RUN = ("run_", "model_request_", "tool_call_", "message")
@@ -40,6 +41,7 @@ class Verdict:
                 "gaps or duplicates seen by clients",
                 "events seen by clients and not in the store",
                 "sessions stuck",
+                "forks that are missing or not whole",
                 "histories that no provider would take",
                 "broken invariants (holdfast db check)",
                 "answers that no fault excuses",
@@ -85,6 +87,8 @@ async def judge(store: Store, clients: Clients, effects: Effects, verdict: Verdi
     verdict.add(
         UNRECORDED, [f"{call} is not in the ledger" for call in effects.begun if call not in recorded]
     )
+    for fork in clients.forks:
+        await _judge_fork(store, fork, verdict)
     holders = await store.holders()
     verdict.add("sessions stuck", (f"holder {holder.name} is left behind" for holder in holders))
     verdict.add("answers that no fault excuses", clients.tally.wrong)
@@ -242,6 +246,31 @@ async def _judge_history(
                     verdict.counts["results unknown, and the model told so"] += 1
                 else:
                     verdict.add(wrong, [f"call {call} of {session_id} has the result {result!r}"])
+
+
+async def _judge_fork(store: Store, fork: Fork, verdict: Verdict) -> None:
+    """A fork that is done is there once, with a whole history. One of a session that had none yet fails."""
+    broken = "forks that are missing or not whole"
+    submissions = await _all_submissions(store, fork.session_id)
+    found = [s for s in submissions if s.idempotency_key == fork.key]
+    if len(found) != 1 or found[0].id != fork.submission_id:
+        verdict.add(broken, [f"{fork.key}: {len(found)} submissions; answered was {fork.submission_id}"])
+        return
+    verdict.counts[f"forks {found[0].state}"] += 1
+    if found[0].state != "done":
+        excused = found[0].state == "dead" or "no history yet" in str(found[0].reason)
+        verdict.add(broken, [] if excused else [f"{fork.key} is {found[0].state}: {found[0].reason}"])
+        return
+    # Its id is that of its submission, since none was asked for.
+    told = [event for event in await _all_events(store, fork.session_id) if event.kind == "forked"]
+    if sum(json.loads(event.payload)["session_id"] == found[0].id for event in told) != 1:
+        verdict.add(broken, [f"{fork.key} was not announced once"])
+    try:
+        history = (await find_place(store, found[0].id, None)).messages
+    except NotFound:
+        history = []
+    if not history or not is_provider_valid(history):
+        verdict.add(broken, [f"{fork.key}: {len(history)} messages"])
 
 
 async def _judge_effects(
