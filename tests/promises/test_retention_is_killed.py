@@ -69,12 +69,15 @@ async def test_a_killed_one_is_tried_again(engine: Engine, cutters: Cutters, tmp
         assert killed >= (20 if action == "clean" else 12)
 
 
-async def test_a_killed_import_is_whole_or_not_there(engine: Engine, cutters: Cutters, tmp_path: Path):
+async def test_a_killed_import_is_whole_or_not_there(
+    engine: Engine, cutters: Cutters, tmp_path: Path, long: bool
+):
+    every = 5 if engine.name == "mongodb" and not long else 1  # its server may run in an emulator
     file = tmp_path / "archive"
     async with open_store("sqlite://:memory:") as source, open_store(engine.url) as store:
         media = open_media(store=store)
         killed, code = 0, -9
-        for at in range(1, 1000):
+        for at in range(1, 1000, every):
             session_id = await fill(source, open_media(store=source), ["hello"] * 8, blobs=[b"one", b"two"])
             before = await export(source, session_id)
             file.write_bytes(before)
@@ -90,7 +93,7 @@ async def test_a_killed_import_is_whole_or_not_there(engine: Engine, cutters: Cu
             if code == 0:
                 break
         assert code == 0
-        assert killed >= 12
+        assert killed >= 12 // every
 
 
 async def test_a_killed_erasure_is_finished(engine: Engine, cutters: Cutters, tmp_path: Path):
