@@ -237,6 +237,12 @@ class StoreClosed(StoreError):
     code = "store_closed"
 
 
+class StoreReplaced(StoreClosed):
+    """The files of the store at {url} were deleted or replaced while this process had them open: {path} is not the file that was opened. This process no longer reads or writes it, and what it wrote last may be in the old file only. Restart the process."""
+
+    code = "store_replaced"
+
+
 class StoreUnavailable(StoreError):
     """The store at {url} is not available: {problem}. What was acknowledged is safe; a call under way may have happened or not."""
 

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -19,13 +19,15 @@ import typer
 from holdfast.cli.options import AsJson, LogAs, StoreUrl, chosen_store
 from holdfast.cli.terminal import new_console, new_table, one_line, print_json, time_text
 from holdfast.config import Settings, is_loopback, load_settings
-from holdfast.errors import BadInput, BadSettings
+from holdfast.errors import BadInput, BadSettings, HoldfastError, StoreClosed
 from holdfast.ids import check_choice
 from holdfast.logs import start_logging
+from holdfast.store import Store
 from holdfast.types import ROLES, Token
 
 tokens = typer.Typer(help="Say who may come in.", no_args_is_help=True)
 _log = logging.getLogger("holdfast.serve")
+_LOOK_SECONDS = 1.0
 
 
 def serve(
@@ -154,10 +156,27 @@ async def _serve(
             typer.echo(line)
         _say_where(listening, application.state.doorkeeper.admin_token if made else None)
         keeping = asyncio.create_task(crew.keep(stopping))
+        watching = asyncio.create_task(_watch_store(opened, stop))
         await server.serve(sockets=[listening])
         stopping.set()
         await keeping
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
     return 0
+
+
+async def _watch_store(store: Store, stop: Callable[[], None]) -> None:
+    """Stop the server, and raise `StoreClosed`, when its store can never be used again by this process."""
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        try:
+            await store.token("")
+        except StoreClosed:
+            stop()
+            raise
+        except HoldfastError:
+            pass  # it may come back, and /ready reports it
 
 
 def _say_where(listening: socket.socket, token: str | None) -> None:

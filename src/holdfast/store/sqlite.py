@@ -29,6 +29,7 @@ from holdfast.errors import (
     StoreFull,
     StoreMissing,
     StoreReadOnly,
+    StoreReplaced,
     StoreUnavailable,
 )
 from holdfast.store.beacon import FileBeacons
@@ -40,6 +41,7 @@ from holdfast.store.sql.library import Dialect, Statement
 from holdfast.store.sql.store import SqlStore
 from holdfast.store.sql.tables import SESSION, TABLES
 from holdfast.store.sql.write import Writing, missing, unstored
+from holdfast.store.sqlite_files import DatabaseFiles
 from holdfast.store.sqlite_writer import BUSY_SECONDS, Writer, connect
 from holdfast.types import Batch, Lease
 
@@ -66,6 +68,7 @@ class SqliteStore(SqlStore):
         self._readers: _Readers | None = None
         self._poller: _Poller | None = None
         self._beacons = None if path == MEMORY else FileBeacons(Path(f"{self._path}-holders"))
+        self._files = self._new_files()
 
     def twin(self) -> "SqliteStore | None":
         if self._path == MEMORY:
@@ -78,12 +81,16 @@ class SqliteStore(SqlStore):
             # A new one is for its owner only. One that is there is not touched: closing it would let go of its locks.
             with suppress(OSError):
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL, 0o600))
-        opening = asyncio.ensure_future(asyncio.to_thread(Writer, target, self._hub, self._translate))
+        self._files = self._new_files()
+        opening = asyncio.ensure_future(
+            asyncio.to_thread(Writer, target, self._hub, self._translate, self._files)
+        )
         try:
             self._writer = await asyncio.shield(opening)
             if self._path != MEMORY:
-                self._readers = _Readers(self._path)
+                self._readers = _Readers(self._path, self._files)
             await (self.upgrade() if self._upgrade_on_open else self.require())
+            self._files.note()
         except BaseException as error:
             if self._writer is None:
                 with suppress(Exception):
@@ -91,7 +98,7 @@ class SqliteStore(SqlStore):
             await self.close()
             raise self._translate(error) from error
         if self._path != MEMORY:
-            self._poller = _Poller(self._path, self._hub, self._look_around)
+            self._poller = _Poller(self._path, self._hub, self._look_around, self._files)
         return self
 
     async def close(self) -> None:
@@ -166,9 +173,11 @@ class SqliteStore(SqlStore):
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, "holdfast-export") as thread:
             try:
+                self._files.check()  # to connect would make a file where there is none
                 connection = await loop.run_in_executor(thread, connect, self._path)
                 try:
                     await loop.run_in_executor(thread, connection.execute, "BEGIN")
+                    self._files.check()
                     pages = _pages(connection, session_id)
                     while (page := await loop.run_in_executor(thread, next, pages, None)) is not None:
                         yield page
@@ -185,6 +194,9 @@ class SqliteStore(SqlStore):
             return await readers.run(make)
         except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
             raise self._translate(error) from error
+
+    def _new_files(self) -> DatabaseFiles:
+        return DatabaseFiles(self.url, None if self._path == MEMORY else self._path)
 
     def _running(self) -> "Writer":
         if self._writer is None:
@@ -349,8 +361,9 @@ def _arm(name: str) -> tuple[str, bool]:
 class _Readers:
     """Connections that read beside the writer, each on a thread of its own."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, files: DatabaseFiles) -> None:
         self._path = path
+        self._files = files
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
         self._pool = ThreadPoolExecutor(_READERS, "holdfast-reader")
@@ -366,24 +379,32 @@ class _Readers:
     def _read(self, make: Callable[[], Tx[T]]) -> T:
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
+            self._files.check()  # to connect would make a file where there is none
             connection = self._local.connection = connect(self._path)
             connection.execute("PRAGMA query_only = ON")
             self._connections.append(connection)
         connection.execute("BEGIN")
         try:
-            return _run(connection, make())
+            result = _run(connection, make())
         finally:
             connection.execute("ROLLBACK")
+        self._files.check()
+        return result
 
 
 class _Poller:
     """Notices what other processes commit while somebody here reads, and rings for those who are behind."""
 
     def __init__(
-        self, path: str, hub: Hub, look_around: Callable[[Sequence[str]], Tx[dict[str, int]]]
+        self,
+        path: str,
+        hub: Hub,
+        look_around: Callable[[Sequence[str]], Tx[dict[str, int]]],
+        files: DatabaseFiles,
     ) -> None:
         self._path = path
         self._hub = hub
+        self._files = files
         self._look_around = look_around
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="holdfast-poller", daemon=True)
@@ -400,12 +421,16 @@ class _Poller:
         while not self._stop.is_set():
             self._hub.has_readers.wait()
             try:
+                self._files.check()
                 connection = connection or connect(self._path)
                 version = connection.execute("PRAGMA data_version").fetchone()[0]
                 topics = self._hub.topics()
                 if (version, topics) != seen:
                     self._hub.at(_run(connection, self._look_around(topics)))
                     seen = version, topics
+            except StoreReplaced:
+                self._hub.everyone()  # so that those who wait read, and get the error
+                break
             except Exception:  # noqa: BLE001 - a hint is late; the next look, a moment from now, makes up for it
                 seen = None
             self._stop.wait(_POLL_SECONDS)

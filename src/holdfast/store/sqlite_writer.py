@@ -17,7 +17,9 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from holdfast.counting import count
+from holdfast.errors import StoreReplaced
 from holdfast.store.hub import Hub
+from holdfast.store.sqlite_files import DatabaseFiles
 
 T = TypeVar("T")
 
@@ -138,9 +140,16 @@ def _deliver(jobs: list[_Job]) -> None:
 class Writer:
     """The one connection that writes, on a thread of its own or, for a lone quick job, on the caller's."""
 
-    def __init__(self, path: str, hub: Hub, translate: Callable[[BaseException], BaseException]) -> None:
+    def __init__(
+        self,
+        path: str,
+        hub: Hub,
+        translate: Callable[[BaseException], BaseException],
+        files: DatabaseFiles,
+    ) -> None:
         self._hub = hub
         self._translate = translate
+        self._files = files
         self._waiting: deque[_Job] = deque()
         self._finished: list[_Job] = []  # committed, not handed out yet
         self._wake: SimpleQueue[bool] = SimpleQueue()
@@ -181,7 +190,15 @@ class Writer:
         return await job.wait()
 
     def close(self) -> None:
-        """Do what waits, then disconnect."""
+        """Do what waits, then disconnect.
+
+        If the files were replaced, the connection stays open until the process ends: closing it would delete the log by its
+        name, and with it what others have committed to the file that is there now.
+        """
+        try:
+            self._files.check()
+        except StoreReplaced:
+            return  # the thread keeps the connection alive, and refuses what comes
         self._wake.put(False)
         self._thread.join()
         self._connection.close()
@@ -267,7 +284,9 @@ class Writer:
             if job.chore:
                 self._hand_out()
                 try:
+                    self._files.refuse()
                     job.result = _patiently(partial(job.work, self._connection))
+                    self._files.check()
                 except Exception as error:  # noqa: BLE001 - delivered to the one who waits for it
                     job.fail(self._translate(error))
 
@@ -284,6 +303,7 @@ class Writer:
     def _begin_now(self) -> None:
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")  # an earlier one could not be ended
+        self._files.refuse()
         self._connection.execute("BEGIN IMMEDIATE")
 
     def _transact(self, jobs: list[_Job]) -> None:
@@ -305,6 +325,7 @@ class Writer:
                 self._hand_out()  # the loop works on them while the disk syncs
             syncing = time.perf_counter()
             connection.execute("COMMIT")
+            self._files.check()  # a commit to a deleted file succeeds as well
         except Exception as error:  # noqa: BLE001 - whatever it was, it is delivered to those who wait for it
             for job in jobs:
                 job.fail(self._translate(error))

@@ -1,0 +1,71 @@
+"""Notices when the files of an open SQLite database are deleted, moved or replaced.
+
+The system lets a process go on writing to a file that has lost its name, and SQLite commits to it without an error:
+what was acknowledged then would be lost. A change of contents under the same name and inode is not noticed.
+"""
+
+import os
+import time
+from pathlib import Path
+
+from holdfast.errors import StoreReplaced
+
+_RECENT_NS = 3_000_000_000
+"""File systems keep times with a precision of up to two seconds: two changes within that may look like one."""
+
+
+class DatabaseFiles:
+    """The database file, its log and its index, by device and inode. Without a path, as in memory, all checks pass.
+
+    Once a check has failed, all later ones fail, also if the old files are moved back: what was refused meanwhile may
+    be in them.
+    """
+
+    def __init__(self, url: str, path: str | None) -> None:
+        self._url = url
+        self._path = path
+        self._opened: dict[str, tuple[int, int] | None] = {} if path is None else {path: _identity(path)}
+        self._folders: dict[str, tuple[int, int, int] | None] = {}
+        self._replaced: str | None = None
+
+    def note(self) -> None:
+        """Remember the files, now that all three exist. Raises `StoreReplaced` if the first is another one already."""
+        self.check()
+        if self._path is not None:
+            real = os.path.realpath(self._path)  # the others are beside it, not beside a link to it
+            self._opened |= {name: _identity(name) for name in (f"{real}-wal", f"{real}-shm")}
+            self._folders = {str(Path(name).parent): None for name in (self._path, real)}
+
+    def check(self) -> None:
+        """Raise `StoreReplaced` unless all files are still there. Costs one look at the folder if nothing changed there."""
+        self.refuse()
+        folders = {folder: _state(folder) for folder in self._folders}
+        if folders and folders == self._folders and not any(map(_is_recent, folders.values())):
+            return
+        for path, opened in self._opened.items():
+            if _identity(path) != opened:
+                self._replaced = path
+        self.refuse()
+        self._folders = folders
+
+    def refuse(self) -> None:
+        """Raise `StoreReplaced` if a check has failed before."""
+        if self._replaced is not None:
+            raise StoreReplaced(url=self._url, path=self._replaced)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    state = _state(path)
+    return None if state is None else state[:2]
+
+
+def _is_recent(state: tuple[int, int, int] | None) -> bool:
+    return state is None or time.time_ns() - state[2] < _RECENT_NS
+
+
+def _state(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - quicker, and this runs with every commit
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
