@@ -237,6 +237,12 @@ class StoreClosed(StoreError):
     code = "store_closed"
 
 
+class StoreForked(StoreClosed):
+    """The store at {url} was opened by process {opened_by}, and cannot be used in process {process}, which was forked from it. Open a store of its own in each process, after the fork."""
+
+    code = "store_forked"
+
+
 class StoreReplaced(StoreClosed):
     """The files of the store at {url} were deleted or replaced while this process had them open: {path} is not the file that was opened. This process no longer reads or writes it, and what it wrote last may be in the old file only. Restart the process."""
 

@@ -487,3 +487,74 @@ async def test_a_draft_that_was_being_put_is_dropped_with_its_message(engine: En
         )
         await store.write(lease, Batch(drafts_done=["r"]))
         assert await store.drafts(lease.session_id) == []
+
+
+FORKING = """
+import asyncio, os, sys
+from holdfast.errors import StoreForked
+from holdfast.store import open_store
+from tests.builders import held_session, new_session, ticks
+
+store = open_store(sys.argv[1])
+
+
+async def begin():
+    await store.open()
+    lease, _ = await held_session(store)
+    await store.write(lease, ticks())
+    await store.events(lease.session_id)
+    return lease
+
+
+async def inherit(lease):
+    uses = [
+        lambda: store.write(lease, ticks()),
+        lambda: store.events(lease.session_id),
+        lambda: new_session(store),
+        lambda: store.join("child"),
+        lambda: store.reclaim(),
+        lambda: anext(store.watch(lease.session_id, after=1)),
+        lambda: anext(store.export_rows(lease.session_id)),
+    ]
+    for use in uses:
+        try:
+            await asyncio.wait_for(use(), 5)
+        except StoreForked as error:
+            assert "Open a store" in str(error)
+        else:
+            raise AssertionError("a store that was opened by another process was used")
+    await asyncio.wait_for(store.close(), 5)
+    async with store.twin() as own:
+        assert len(await own.events(lease.session_id)) == 1
+
+
+async def go_on(lease):
+    assert await store.write(lease, ticks()) == 2
+    assert len(await store.events(lease.session_id)) == 2
+    assert await store.reclaim() == []
+    assert await store.check() == []
+    await store.close()
+
+
+runner = asyncio.Runner()
+lease = runner.run(begin())
+for use in ("nothing", "all"):
+    child = os.fork()
+    if not child:
+        if use == "all":
+            asyncio.run(inherit(lease))
+        os._exit(0)  # the end of the interpreter would close the loop that it shares with its parent
+    assert os.waitpid(child, 0)[1] == 0
+runner.run(go_on(lease))
+runner.close()
+"""
+
+
+async def test_a_forked_process_cannot_use_the_store_that_it_inherited(engine: Engine):
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", FORKING, engine.url)
+    try:
+        assert await asyncio.wait_for(process.wait(), 300 if engine.name == "mongodb" else 30) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

@@ -6,6 +6,7 @@ heads once a second makes up for a lost one.
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
@@ -86,6 +87,7 @@ class PostgresStore(SqlStore):
         return PostgresStore(self._address, upgrade=False, settings=self.settings)
 
     async def open(self) -> Self:
+        self._opened_by = os.getpid()
         try:
             self._pool = await asyncpg.create_pool(
                 self._address,
@@ -105,6 +107,8 @@ class PostgresStore(SqlStore):
         return self
 
     async def close(self) -> None:
+        if self._is_inherited():
+            return
         committer, notifier, pool = self._committer, self._notifier, self._pool
         self._committer = self._notifier = self._pool = None
         self._hub.everyone()  # so that nobody waits for a store that is closed
@@ -121,6 +125,7 @@ class PostgresStore(SqlStore):
                 pool.terminate()
 
     async def write(self, lease: Lease, batch: Batch) -> int:
+        self._refuse_inherited()
         writing = Writing(lease.session_id, batch, self._check_size)
         if self._committer is None:
             raise StoreClosed(url=self.url)
@@ -198,8 +203,7 @@ class PostgresStore(SqlStore):
         self, session_id: str
     ) -> AsyncGenerator[tuple[str, Sequence[Mapping[str, object]]], None]:
         """Read on a connection of its own, which a slow reader may keep for a while, but not for ever."""
-        if self._pool is None:
-            raise StoreClosed(url=self.url)
+        self._running()
         try:
             connection = await asyncpg.connect(
                 self._address,
@@ -268,6 +272,7 @@ class PostgresStore(SqlStore):
         )
 
     def _running(self) -> "asyncpg.Pool[asyncpg.Record]":
+        self._refuse_inherited()
         if self._pool is None:
             raise StoreClosed(url=self.url)
         return self._pool

@@ -76,6 +76,7 @@ class SqliteStore(SqlStore):
         return SqliteStore(self.url, self._path, upgrade=False, settings=self.settings)
 
     async def open(self) -> Self:
+        self._opened_by = os.getpid()
         target = self._path if self._upgrade_on_open else _existing(self._path)
         if self._upgrade_on_open and self._path != MEMORY:
             # A new one is for its owner only. One that is there is not touched: closing it would let go of its locks.
@@ -102,6 +103,8 @@ class SqliteStore(SqlStore):
         return self
 
     async def close(self) -> None:
+        if self._is_inherited():
+            return
         parts = (self._poller, self._readers, self._writer)
         self._poller = self._readers = self._writer = None
         self._hub.everyone()  # so that nobody waits for a store that is closed
@@ -199,6 +202,7 @@ class SqliteStore(SqlStore):
         return DatabaseFiles(self.url, None if self._path == MEMORY else self._path)
 
     def _running(self) -> "Writer":
+        self._refuse_inherited()
         if self._writer is None:
             raise StoreClosed(url=self.url)
         return self._writer

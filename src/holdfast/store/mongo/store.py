@@ -155,6 +155,7 @@ class MongoStore(SqlStore):
         return MongoStore(self._address, upgrade=False, settings=self.settings)
 
     async def open(self) -> Self:
+        self._opened_by = os.getpid()
         try:
             self._client = AsyncMongoClient(
                 self._address,
@@ -179,6 +180,8 @@ class MongoStore(SqlStore):
         return self
 
     async def close(self) -> None:
+        if self._is_inherited():
+            return
         client, hints, beacons = self._client, self._hints, self._beacons
         self._client = self._hints = self._beacons = None
         self._hub.everyone()  # so that nobody waits for a store that is closed
@@ -385,6 +388,7 @@ class MongoStore(SqlStore):
                 self._turns.pop(session_id, None)
 
     def _running(self) -> AsyncDatabase[Row]:
+        self._refuse_inherited()
         if self._client is None:
             raise StoreClosed(url=self.url)
         return self._client.get_database(self._name, codec_options=CodecOptions(document_class=Row))

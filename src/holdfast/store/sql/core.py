@@ -10,6 +10,7 @@ import base64
 import binascii
 import functools
 import json
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ from holdfast.errors import (
     PayloadTooLarge,
     SessionCleaned,
     SessionNotFound,
+    StoreForked,
     StoreUnavailable,
 )
 from holdfast.ids import check_id, check_text
@@ -123,6 +125,7 @@ class SqlCore(Store):
         self._max_payload_bytes = settings.max_payload_bytes
         self._max_pending = settings.max_pending
         self._unfinished = Unfinished()
+        self._opened_by = 0
 
     @abstractmethod
     async def _transact(
@@ -147,6 +150,14 @@ class SqlCore(Store):
     @abstractmethod
     def _announce(self, *topics: str) -> None:
         """Tell those who wait for these topics, here and in other processes."""
+
+    def _is_inherited(self) -> bool:
+        """Return whether another process opened this store: its connections, locks and threads are not ours."""
+        return self._opened_by not in {0, os.getpid()}
+
+    def _refuse_inherited(self) -> None:
+        if self._is_inherited():
+            raise StoreForked(url=self.url, opened_by=self._opened_by, process=os.getpid())
 
     def _check_size(self, text: str, what: str) -> int:
         size = check_text(text, what)

@@ -17,6 +17,7 @@ class Leases(SqlCore):
     """The transactions of leases.sql. Whoever changes a head locks it first, and never two at once but in order."""
 
     async def join(self, name: str, *, ttl: float = 10.0) -> Holder:
+        self._refuse_inherited()
         return await self._unfinished.run_or_undo(self._enter(name, ttl), self.leave)
 
     async def _enter(self, name: str, ttl: float) -> Holder:
