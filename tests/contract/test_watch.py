@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from holdfast.errors import SessionNotFound, StoreClosed
+from holdfast.errors import NotYet, SessionNotFound, StoreClosed
 from holdfast.store import Store, open_store
 from holdfast.store.hub import Hub
 from tests.builders import held_session, new_session, ticks, within
@@ -33,11 +33,12 @@ async def test_replay_then_live_without_gap_or_duplicate(store: Store):
 
 async def test_many_watchers_of_a_busy_session(store: Store):
     lease, _ = await held_session(store)
+    await store.write(lease, ticks(100))
     watching = [
         asyncio.create_task(collect(store, lease.session_id, after=after, upto=300))
         for after in range(0, 100, 5)
     ]
-    for _ in range(150):
+    for _ in range(100):
         await store.write(lease, ticks(2))
     async with within(store, 20):
         for task, after in zip(watching, range(0, 100, 5), strict=True):
@@ -82,6 +83,16 @@ async def test_what_is_submitted_is_watched_too(store: Store):
 async def test_an_unknown_session(store: Store):
     with pytest.raises(SessionNotFound):
         await anext(store.watch("nowhere"))
+
+
+async def test_a_reader_that_is_ahead_of_the_session_is_told_so(store: Store):
+    """It has numbers that a restored store has not; it would wait until they are reached, and miss what has them now."""
+    lease, _ = await held_session(store)
+    await store.write(lease, ticks(2))
+    waiting = asyncio.ensure_future(anext(store.watch(lease.session_id, after=5)))
+    async with within(store, 10):
+        with pytest.raises(NotYet, match="events 1 to 2"):
+            await waiting
 
 
 @pytest.mark.processes

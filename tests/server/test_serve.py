@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from holdfast import Store
@@ -241,3 +242,24 @@ async def test_doors_stay_closed(engine: Engine, store: Store):
             with pytest.raises(ServerError) as refused:
                 await stranger.sessions()
             assert refused.value.facts["status"] == 401
+
+
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+async def test_a_stream_ends_when_the_store_was_restored_to_an_earlier_state(engine: Engine):
+    """It would stay silent until the old number is reached, and skip the events that have the numbers before it."""
+    async with front(engine.url, "--role", "front") as server, server.client() as client:
+        session_id = (await client.create_session("agent"))["id"]
+        for text in ("one", "two", "three"):
+            await client.submit(session_id, text)
+        stream = client.stream(session_id)
+        assert [(await anext(stream))["seq"] for _ in range(3)] == [1, 2, 3]
+        following = asyncio.ensure_future(anext(stream))
+        connection = await asyncpg.connect(engine.url)
+        try:
+            await connection.execute(
+                "BEGIN; DELETE FROM holdfast.events WHERE seq > 1; UPDATE holdfast.heads SET seq = 1; COMMIT"
+            )
+        finally:
+            await connection.close()
+        with pytest.raises(ServerError, match="events 1 to 1"):
+            await asyncio.wait_for(following, 20)

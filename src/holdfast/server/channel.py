@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from starlette.types import Send
 
-from holdfast.errors import HoldfastError, SessionNotFound
+from holdfast.errors import HoldfastError, NotYet, SessionNotFound
 from holdfast.server.wire import event_json
 from holdfast.store import Store
 from holdfast.tasks import end
@@ -197,6 +197,8 @@ class Channel:
                             self._draw(self.drafts.values())
             except SessionNotFound:
                 self.end("erased")
+            except NotYet:
+                self.end("restored")  # clients that come back with a higher number are refused
             except HoldfastError as error:
                 _log.warning("session %s cannot be followed, trying again: %s", self._session_id, error)
                 await asyncio.sleep(_PAUSE_SECONDS)

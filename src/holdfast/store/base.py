@@ -353,7 +353,8 @@ class Store(ABC):
     def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[Event, None]:
         """Yield every event that follows number `after`, past and future, each once, in order, without a gap.
 
-        Goes on until it is closed. Raises `SessionNotFound` if there is no such session, or no more.
+        Goes on until it is closed. Raises `SessionNotFound` if there is no such session, or no more, and `NotYet` if the
+        session has fewer events than that, as after a restore from a backup.
         """
 
     @abstractmethod

@@ -3,9 +3,10 @@
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager
+from time import monotonic
 from typing import Final
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, NotYet
 from holdfast.store.hub import READY, Hub, Signal, drafts, inbox
 from holdfast.store.sql.core import SqlCore, Tx, lease_lost, moment, page_limit, reading, sql, writing
 from holdfast.store.sql.library import Statement
@@ -18,6 +19,8 @@ _WATCHED: Final[dict[str, Callable[[str], Statement]]] = {
     "$": lambda ids: sql("watched_commands", session_ids=ids),
 }
 _PAGE = 500
+_AHEAD_SECONDS = 1.0
+"""How long the store may be behind a reader: a new primary of MongoDB may answer with an older state for a moment."""
 _LARGEST_SEQ = 2**63 - 1
 
 
@@ -49,6 +52,7 @@ class Journal(SqlCore):
         ]
 
     async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[Event, None]:
+        ahead_since: float | None = None
         with self._hub.listen(session_id, after) as signal:
             while True:
                 # The bell is reset before the read: what is committed after the read rings it again.
@@ -57,8 +61,24 @@ class Journal(SqlCore):
                 for event in page:
                     signal.after = event.seq
                     yield event
-                if len(page) < _PAGE:
+                if len(page) == _PAGE:
+                    continue
+                seq = None if page else await self._seq_before(session_id, signal.after)
+                if seq is None:
+                    ahead_since = None
                     await signal.bell.wait()
+                    continue
+                ahead_since = ahead_since or monotonic()
+                left = ahead_since + _AHEAD_SECONDS - monotonic()
+                if left <= 0:
+                    raise NotYet(session_id=session_id, seq=seq, number=signal.after)
+                await signal.wait(left)
+
+    @reading
+    def _seq_before(self, session_id: str, number: int) -> Tx[int | None]:
+        """Return the number that the session is at if it is lower than this one, as after a restore."""
+        rows = yield sql("head", session_id=session_id)
+        return next((row["seq"] for row in rows if row["seq"] < number), None)
 
     async def watch_drafts(self, session_id: str) -> AsyncGenerator[list[Draft], None]:
         with self._hub.listen(drafts(session_id), -1) as signal:
