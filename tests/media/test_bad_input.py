@@ -78,7 +78,11 @@ def bucket(s3_server: SeaweedFs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    "url", ["", "disk:", "disk://", "disk:///", "ftp://x", "s3://", "s3:bucket", "Database"]
+    "url",
+    [
+        *("", "disk:", "disk://", "disk:///", "ftp://x", "s3://", "s3:bucket", "Database"),
+        *("s3://bucket?endpoint=http://host", "s3://bucket/prefix#part"),
+    ],
 )
 async def test_an_unknown_url_is_refused(sqlite: Store, url: str):
     with pytest.raises(UnknownMedia):

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from holdfast.errors import Conflict
 from holdfast.media import MediaStore, collect
 from holdfast.media.base import CHUNK
-from holdfast.store import Store
+from holdfast.store import Store, open_store
 from holdfast.types import Batch, Lease
 from tests.builders import held_session, new_session, until
 from tests.media.conftest import Medium
@@ -50,6 +51,23 @@ async def test_only_what_nobody_refers_to_goes(medium: Medium, store: Store, med
     assert [await media.exists(uri) for uri in (shared, own)] == [True, False]
     assert await medium.stored() == CHUNK
     assert await media.get(shared)
+
+
+async def test_a_collection_leaves_the_content_of_other_databases_alone(
+    medium: Medium, store: Store, media: MediaStore, tmp_path: Path
+):
+    """Two databases may share a folder or a bucket: what is deleted is what the register has a key of."""
+    if media.location == "database":
+        pytest.skip("it is in the database itself")
+    lease, _ = await held_session(store)
+    uri = await media.put(b"the same in both")
+    await refer(store, lease, uri)
+    async with open_store(f"sqlite:///{tmp_path}/other.db") as other:
+        elsewhere = medium.open(other)
+        assert await elsewhere.put(b"the same in both") == uri
+        assert (await collect(elsewhere, grace=0)).blobs == 1
+        assert not await elsewhere.exists(uri)
+    assert await media.get(uri) == b"the same in both"
 
 
 async def test_what_was_put_lately_is_left_alone(media: MediaStore):

@@ -39,7 +39,7 @@ def open_media(url: str | None = None, *, store: Store, settings: Settings | Non
         from holdfast.media.disk import DiskMedia
 
         return DiskMedia(store, unquote(rest))
-    if scheme in _OBJECTS and rest:
+    if scheme in _OBJECTS and rest and not {"?", "#"} & {*rest}:  # what follows them would be ignored
         try:
             from holdfast.media.s3 import S3Media
         except ModuleNotFoundError as error:
