@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -10,6 +11,7 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -263,3 +265,27 @@ async def test_a_stream_ends_when_the_store_was_restored_to_an_earlier_state(eng
             await connection.close()
         with pytest.raises(ServerError, match="events 1 to 1"):
             await asyncio.wait_for(following, 20)
+
+
+async def test_a_server_without_file_descriptors_waits_for_some(tmp_path: Path):
+    """It keeps serving the connections that it has, and does not fill the log meanwhile."""
+    log = tmp_path / "log"
+    refused = b"out of system resource"
+    with log.open("wb") as stderr:
+        async with (
+            front(f"sqlite:///{tmp_path}/store.db", "--role", "front", stderr=stderr) as server,
+            server.client() as client,
+        ):
+            session_id = (await client.create_session("agent"))["id"]
+            resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (40, 40))
+            address = urlsplit(server.url)
+            others = [socket.create_connection((address.hostname, address.port)) for _ in range(60)]
+            while refused not in log.read_bytes():
+                await asyncio.sleep(0.01)
+            await client.submit(session_id, "while there are none")
+            assert log.read_bytes().count(refused) < 10
+            for other in others:
+                other.close()
+            async with server.client() as another:
+                await another.submit(session_id, "when there are some again")
+            assert (await client.session(session_id))["seq"] == 2

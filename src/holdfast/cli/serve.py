@@ -99,7 +99,7 @@ async def _serve(
     from holdfast.runtime.agents import load_agents
     from holdfast.server import create_app
     from holdfast.server.auth import new_token
-    from holdfast.server.protocol import MAX_HEAD_BYTES, Protocol
+    from holdfast.server.protocol import MAX_HEAD_BYTES, Protocol, Server
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a stream is an open file
@@ -126,7 +126,7 @@ async def _serve(
         made = settings.auth == "token" and settings.token is None and settings.jwt_keys is None
         if made:
             application.state.doorkeeper.admin_token = new_token()
-        server = uvicorn.Server(
+        server = Server(
             uvicorn.Config(
                 application,
                 http=Protocol,

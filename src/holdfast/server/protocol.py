@@ -1,12 +1,15 @@
 """HTTP/1.1 as the server takes it: heads are bounded, and what is no request is answered in the documented shape."""
 
 import json
+import socket
 from typing import Final
 
 import h11
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_HEAD_BYTES: Final = 64 * 1024
+QUEUED_CONNECTIONS: Final = 2048
 
 
 class Protocol(H11Protocol):
@@ -27,3 +30,18 @@ class Protocol(H11Protocol):
             ]
             self.transport.write("\r\n".join([*head, "", ""]).encode() + body)
         self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """Accepts connections one by one.
+
+    asyncio tries to accept as many at a time as the socket may queue. When no file descriptors are left it logs an error
+    and starts a timer for each of them, which keeps the processor busy and fills the log.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to serve these sockets; each keeps a queue of its usual length."""
+        self.config.backlog = 1
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(QUEUED_CONNECTIONS)
