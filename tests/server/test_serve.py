@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from holdfast import Store
+from holdfast import Store, open_store
 from holdfast.client import AsyncClient, ServerError
 from tests.conftest import Engine
 from tests.promises.workers import lines, worker
@@ -289,3 +289,29 @@ async def test_a_server_without_file_descriptors_waits_for_some(tmp_path: Path):
             async with server.client() as another:
                 await another.submit(session_id, "when there are some again")
             assert (await client.session(session_id))["seq"] == 2
+
+
+async def test_a_worker_that_cannot_be_started_is_started_later(tmp_path: Path):
+    """Without file descriptors there is no new process either; sessions would wait for a worker for ever."""
+    url, log = f"sqlite:///{tmp_path}/store.db", tmp_path / "log"
+    with log.open("wb") as stderr:
+        async with (
+            open_store(url) as store,
+            front(url, APP, stderr=stderr) as server,
+            server.client() as client,
+            asyncio.timeout(50),
+        ):
+            while not (holders := await store.holders()):
+                await asyncio.sleep(0.02)
+            session_id = (await client.create_session("agent"))["id"]
+            pid = server.process.pid
+            soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+            os.kill(int(holders[0].name.rpartition(":")[2]), signal.SIGKILL)
+            while b"Too many open files" not in log.read_bytes():
+                await asyncio.sleep(0.02)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+            await client.submit(session_id, "hello")
+            async for event in store.watch(session_id):
+                if event.kind == "submission_done":
+                    break

@@ -28,6 +28,8 @@ from holdfast.types import ROLES, Token
 tokens = typer.Typer(help="Say who may come in.", no_args_is_help=True)
 _log = logging.getLogger("holdfast.serve")
 _LOOK_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 10.0
+"""The longest pause before a worker is started again, and how long one has to live for the pauses to begin anew."""
 
 
 def serve(
@@ -223,9 +225,15 @@ class Crew:
             started = asyncio.get_running_loop().time()
             # Its input ends with this process, also when this is killed: then it hands over and ends as well. Ctrl-C is
             # for this process alone, which passes it on: a worker that hears it twice cuts off what runs.
-            process = await asyncio.create_subprocess_exec(
-                *self._command, env=self._environment, stdin=asyncio.subprocess.PIPE, process_group=0
-            )
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *self._command, env=self._environment, stdin=asyncio.subprocess.PIPE, process_group=0
+                )
+            except OSError as error:
+                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+                _log.error("a worker cannot be started, trying again in %.1f s: %s", pause, error)
+                await asyncio.sleep(pause)
+                continue
             self._pids.add(process.pid)
             ended = asyncio.create_task(process.wait())
             told = asyncio.create_task(stopping.wait())
@@ -241,7 +249,7 @@ class Crew:
             if stopping.is_set():
                 return
             lived = asyncio.get_running_loop().time() - started
-            pause = 0.2 if lived > 10 else min(pause * 2, 10)  # noqa: PLR2004
+            pause = 0.2 if lived > _LONGEST_PAUSE_SECONDS else min(pause * 2, _LONGEST_PAUSE_SECONDS)
             _log.warning("a worker ended with code %s; another starts in %.1f s", process.returncode, pause)
             await asyncio.sleep(pause)
 
