@@ -20,6 +20,7 @@ _MARGIN = 0.1
 """The part of the time to live that is left when the runs are stopped."""
 _WARN_SECONDS = 1.0
 """How long the event loop may be blocked before a warning is logged."""
+_PAUSE_SECONDS = 0.2
 _log = logging.getLogger(__name__)
 
 
@@ -60,7 +61,19 @@ class Keeper:
             await asyncio.to_thread(self._thread.join)
 
     def _work(self, store: Store) -> None:
-        asyncio.run(self._open_and_keep(store))
+        while not self._stopped.is_set():
+            try:
+                with asyncio.Runner() as runner:
+                    runner.get_loop()
+                    runner.run(self._open_and_keep(store))
+            except OSError as error:  # no file descriptors for an event loop
+                if time.monotonic() >= self._limit():
+                    self._give_up("no event loop could be started in time")
+                    return
+                _log.warning("the keeper cannot start yet: %s", error)
+                self._stopped.wait(_PAUSE_SECONDS)
+            else:
+                return
 
     async def _open_and_keep(self, store: Store) -> None:
         while not self._stopped.is_set():
@@ -72,7 +85,7 @@ class Keeper:
                 if time.monotonic() >= self._limit():
                     break
                 _log.warning("the keeper cannot reach the store yet: %s", error)
-                await self._sleep(0.2)
+                await self._sleep(_PAUSE_SECONDS)
         if not self._stopped.is_set():
             self._give_up("the store could not be opened in time")
 
@@ -97,7 +110,7 @@ class Keeper:
                 return
             except HoldfastError as error:
                 _log.warning("holder %s was not renewed: %s", self._holder.name, error)
-                await self._sleep(0.2)
+                await self._sleep(_PAUSE_SECONDS)
 
     def _limit(self) -> float:
         return self._since + self._holder.ttl * (1 - _MARGIN)
