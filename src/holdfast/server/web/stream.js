@@ -3,6 +3,7 @@ import { eventsOf, tellRefused } from "./api.js";
 
 const SILENCE = 40_000; // the server says something every 15 s
 const LONGEST = 8_000;
+const RESTORED = "The server was restored from a backup and lacks some of what is shown here. Reload the page.";
 
 // Follows a session; returns what stops it. `told` gets `batch(entries)`, events and `{ draft }` in their order, and `state(name, reason)`, where the
 // name is connecting, live, reconnecting, gone or refused.
@@ -65,7 +66,8 @@ export function follow(sessionId, after, told) {
     }
     if (answer.status >= 500 || answer.status === 429) return "again";
     const said = await answer.json().catch(() => ({}));
-    told.state("gone", said.error?.message ?? "This session cannot be read.");
+    const reason = said.error?.code === "not_yet" ? RESTORED : said.error?.message;
+    told.state("gone", reason ?? "This session cannot be read.");
     return "gone";
   }
 
