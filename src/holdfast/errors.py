@@ -219,6 +219,12 @@ class ShellClosed(HoldfastError):
     code = "shell_closed"
 
 
+class ShellUnavailable(HoldfastError):
+    """The command cannot be started now: {problem}. Nothing was run or recorded. Try again later."""
+
+    code = "shell_unavailable"
+
+
 class StoreError(HoldfastError):
     """The store at {url} failed: {problem}."""
 

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import resource
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from holdfast.errors import (
     NotFound,
     SessionNotFound,
     ShellClosed,
+    ShellUnavailable,
 )
 from holdfast.ids import new_id
 from holdfast.shell import ShellService
@@ -352,3 +354,18 @@ async def test_a_command_declared_lost_is_ended(service: ShellService, store: St
         break
     await until(lambda: _gone(service, command.id))
     assert (await store.command(command.id)).state == "lost"
+
+
+async def test_a_command_without_file_descriptors_is_not_the_fault_of_the_caller(
+    service: ShellService, store: Store
+):
+    """It may be sent again; bad input may not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(ShellUnavailable, match="Too many open files"):
+            await service.execute("true")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not (await store.commands()).items
+    assert (await service.execute("echo back")).stdout == "back\n"

@@ -29,6 +29,7 @@ from holdfast.errors import (
     PayloadTooLarge,
     QueueFull,
     SessionBusy,
+    ShellUnavailable,
     Stopping,
     StoreError,
     TurnInProgress,
@@ -58,6 +59,7 @@ _STATUS: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
     (SessionBusy, 409),
     (StoreError, 503),
     (ArchiveFailed, 503),
+    (ShellUnavailable, 503),
     (MediaError, 503),
     (MissingExtra, 501),
 )

@@ -6,6 +6,7 @@ when it is closed, and not when it is killed.
 
 import asyncio
 import contextlib
+import errno
 import logging
 import math
 import os
@@ -19,7 +20,16 @@ from types import TracebackType
 from typing import Final, Self
 
 from holdfast.config import Settings, load_settings
-from holdfast.errors import BadInput, BadText, HolderLost, HoldfastError, NoFolder, NotFound, ShellClosed
+from holdfast.errors import (
+    BadInput,
+    BadText,
+    HolderLost,
+    HoldfastError,
+    NoFolder,
+    NotFound,
+    ShellClosed,
+    ShellUnavailable,
+)
 from holdfast.ids import check_id, check_name, check_text, new_id
 from holdfast.shell.orphans import record_orphans, service_name
 from holdfast.shell.output import Collector
@@ -153,7 +163,9 @@ class ShellService:
         try:
             process = await asyncio.to_thread(Process.spawn, wanted.id, environment)
         except OSError as error:
-            raise BadInput(problem=f"the command cannot be started: {error}") from error
+            if error.errno == errno.E2BIG:
+                raise BadInput(problem=f"the command cannot be started: {error}") from error
+            raise ShellUnavailable(problem=error) from error
         try:
             recorded = await self.store.start_command(
                 replace(wanted, pid=process.pid, pid_started=process.started)
