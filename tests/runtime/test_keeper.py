@@ -22,7 +22,7 @@ async def test_a_keeper_that_finds_no_file_descriptors_starts_later(
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         try:
-            keeper = Keeper(store, holder, every=0.05, lost=lambda: lost.append(True))
+            keeper = Keeper(store, holder, every=0.05, lost=lambda: lost.append(True), loop_timeout=30)
 
             async def has_tried() -> bool:
                 return "cannot start yet" in caplog.text
