@@ -61,6 +61,8 @@ _STATUS: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
     (MediaError, 503),
     (MissingExtra, 501),
 )
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""The methods that are metric labels. All others share one label, since a client can invent any number of them."""
 _HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -290,6 +292,7 @@ class Gate:
             await _error(413, error.code, str(error))(scope, receive, send_safely)
         else:
             await self._app(scope, receive_bounded, send_safely)
+        method = scope["method"] if scope["method"] in _METHODS else "other"
         path = getattr(scope.get("route"), "path", "unknown")
-        self._metrics.requests.labels(scope["method"], path, status).inc()
-        self._metrics.seconds.labels(scope["method"], path).observe(time.perf_counter() - started)
+        self._metrics.requests.labels(method, path, status).inc()
+        self._metrics.seconds.labels(method, path).observe(time.perf_counter() - started)
