@@ -40,6 +40,7 @@ from holdfast.server import shell as shell_routes
 from holdfast.server.auth import Doorkeeper
 from holdfast.server.channel import Channels
 from holdfast.server.demo import demo_router
+from holdfast.server.revocation import Revocation
 from holdfast.server.stream import DIRECT
 from holdfast.shell import ShellService
 from holdfast.store import Store
@@ -115,6 +116,7 @@ def create_app(
     app.state.store = store
     app.state.agents = frozenset(agents)
     app.state.doorkeeper = Doorkeeper(settings, store)
+    app.state.revocation = Revocation(app.state.doorkeeper.principal)
     app.state.channels = Channels(store, comment_seconds=settings.stream_comment_seconds)
     app.state.metrics = operation.Metrics(worker_metrics)
     app.state.migrated = False

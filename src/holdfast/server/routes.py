@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, cast, get_origin
 
 from fastapi import APIRouter, Request, Response
@@ -95,6 +97,11 @@ def store_of(request: Request) -> Store:
 def channels_of(request: Request) -> Channels:
     """Return the live feeds."""
     return request.app.state.channels
+
+
+def access_of(request: Request) -> Callable[[Callable[[], None]], AbstractContextManager[None]]:
+    """Return a function that watches the access of an open stream, and calls its argument when the access ends."""
+    return partial(request.app.state.revocation.watch, request.state.token, request.state.principal)
 
 
 def principal_of(request: Request) -> Principal:
