@@ -16,10 +16,20 @@ STORE = "sqlite://:memory:"
 TOKEN = "hf_app"
 
 
+async def pieces(count: int, read: list[int]) -> AsyncGenerator[bytes, None]:
+    """Yield a body without a declared length, a kilobyte at a time, and note what is read of it."""
+    for number in range(count):
+        read.append(number)
+        yield b" " * 1024
+
+
 @pytest.fixture
 async def client() -> AsyncGenerator[tuple[Any, httpx2.AsyncClient], None]:
     async with open_store(STORE) as store:
-        app = create_app(load_settings(store=STORE, token=SecretStr(TOKEN)), store)
+        settings = load_settings(
+            store=STORE, token=SecretStr(TOKEN), max_body_bytes=10_000, max_archive_bytes=50_000
+        )
+        app = create_app(settings, store)
         transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
         async with httpx2.AsyncClient(transport=transport, base_url="http://here") as http:
             yield app, http
@@ -49,3 +59,34 @@ async def test_invented_http_methods_do_not_become_metric_labels(client: tuple[A
         if "method" in sample.labels
     }
     assert methods == {"GET", "POST", "other"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PATCH", "/api/sessions/rehydrate"),
+        ("PUT", "/api/sessions/rehydrate/cursors/rehydrate"),
+        ("PUT", "/api/sessions/rehydrate/state"),
+        ("POST", "/api/sessions/rehydrate/submissions"),
+    ],
+)
+async def test_the_limit_of_a_body_follows_the_route_and_not_the_end_of_the_path(
+    client: tuple[Any, httpx2.AsyncClient], method: str, path: str
+):
+    app, http = client
+    await app.state.store.create_session(agent="agent", owner="local", id="rehydrate")
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    read: list[int] = []
+    for body in (b" " * 40_000, pieces(40, read)):
+        answer = await http.request(method, path, content=body, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "payload_too_large")
+    assert len(read) < 12
+
+
+async def test_the_larger_limit_needs_authorization(client: tuple[Any, httpx2.AsyncClient]):
+    app, http = client
+    await app.state.store.create_session(agent="agent", owner="local", id="mine")
+    for path, status in (("/api/sessions/mine/rehydrate", 401), ("/no/such/rehydrate", 404)):
+        read: list[int] = []
+        assert (await http.post(path, content=pieces(40, read))).status_code == status
+        assert read == []

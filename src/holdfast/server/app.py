@@ -41,6 +41,7 @@ from holdfast.server.auth import Doorkeeper
 from holdfast.server.channel import Channels
 from holdfast.server.demo import demo_router
 from holdfast.server.revocation import Revocation
+from holdfast.server.routes import BODY_LIMIT
 from holdfast.server.stream import DIRECT
 from holdfast.shell import ShellService
 from holdfast.store import Store
@@ -145,7 +146,6 @@ def create_app(
     app.add_middleware(
         Gate,
         limit=settings.max_body_bytes,
-        archive_limit=settings.max_archive_bytes,
         metrics=app.state.metrics,
     )
     app.openapi = lambda: _document(app)
@@ -255,12 +255,14 @@ async def _say_unexpected(request: Request, error: Exception) -> JSONResponse:
 
 
 class Gate:
-    """What all requests pass: the size of their body is bounded, they are counted, and answers get safe headers."""
+    """What all requests pass: the size of their body is bounded, they are counted, and answers get safe headers.
 
-    def __init__(self, app: ASGIApp, *, limit: int, archive_limit: int, metrics: operation.Metrics) -> None:
+    A route with a limit of its own sets it in the scope, once the request is authorized and before its body is read.
+    """
+
+    def __init__(self, app: ASGIApp, *, limit: int, metrics: operation.Metrics) -> None:
         self._app = app
         self._limit = limit
-        self._archive_limit = archive_limit
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -269,12 +271,16 @@ class Gate:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        limit = self._archive_limit if scope["path"].endswith("/rehydrate") else self._limit
+        scope[BODY_LIMIT] = self._limit
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
         status = 0
         got = 0
 
         async def receive_bounded() -> Message:
             nonlocal got
+            limit = scope[BODY_LIMIT]
+            if declared.isdigit() and int(declared) > limit:
+                raise HTTPException(413, str(PayloadTooLarge(what="body", size=int(declared), limit=limit)))
             message = await receive()
             got += len(message.get("body", b""))
             if got > limit:
@@ -288,12 +294,7 @@ class Gate:
                 message["headers"] = [*message["headers"], *_HEADERS]
             await send(message)
 
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > limit:
-            error = PayloadTooLarge(what="body", size=int(declared), limit=limit)
-            await _error(413, error.code, str(error))(scope, receive, send_safely)
-        else:
-            await self._app(scope, receive_bounded, send_safely)
+        await self._app(scope, receive_bounded, send_safely)
         method = scope["method"] if scope["method"] in _METHODS else "other"
         path = getattr(scope.get("route"), "path", "unknown")
         self._metrics.requests.labels(method, path, status).inc()

@@ -186,6 +186,7 @@ async def clean(request: Request, session_id: SessionId, body: CleanBody) -> Cle
     "POST",
     "/api/sessions/{session_id}/rehydrate",
     "write",
+    body_limit="max_archive_bytes",
     status_code=204,
     response_class=Response,
 )
