@@ -12,7 +12,7 @@ from holdfast.server.protocol import MAX_HEAD_BYTES, Protocol
 
 
 @asynccontextmanager
-async def serving(app: Any, http: Any = Protocol) -> AsyncGenerator[str, None]:
+async def serving(app: Any, http: Any = Protocol, *, keep_alive: int = 5) -> AsyncGenerator[str, None]:
     """Serve an application as `holdfast serve` does; yield its URL."""
     config = uvicorn.Config(
         app,
@@ -21,6 +21,7 @@ async def serving(app: Any, http: Any = Protocol) -> AsyncGenerator[str, None]:
         log_config=None,
         lifespan="on",
         timeout_graceful_shutdown=2,
+        timeout_keep_alive=keep_alive,
     )
     server = uvicorn.Server(config)
     setattr(server, "capture_signals", nullcontext)  # noqa: B010 - typed as a method
