@@ -199,3 +199,23 @@ async def test_streams_sockets_and_idle_connections_stay_open(server: Server):
         await socket.send(json.dumps({"command": "true"}))
         async with asyncio.timeout(10):
             assert json.loads(await socket.recv())["command"] == "true"
+
+
+def chunked(body: bytes, size: int) -> bytes:
+    pieces = [body[start : start + size] for start in range(0, len(body), size)]
+    return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+
+async def test_a_body_of_one_byte_chunks_is_refused(server: Server):
+    connection = await server.connect()
+    body = chunked(BODY + b" " * 20_000, 1)
+    await connection.send(SIGN_IN + b"Transfer-Encoding: chunked\r\n\r\n" + body)
+    assert (await connection.rest()).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize(("more", "size"), [(0, 1), (300, 1), (1_000_000, 300), (1_000_000, 100_000)])
+async def test_bodies_in_usual_chunks_are_accepted(server: Server, more: int, size: int):
+    connection = await server.connect()
+    body = chunked(BODY + b" " * more, size)
+    await connection.send(SIGN_IN + b"Transfer-Encoding: chunked\r\n\r\n" + body)
+    assert await connection.status() == 204

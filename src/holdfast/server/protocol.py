@@ -5,12 +5,16 @@ A request that is refused here is answered in the documented shape, and its conn
 
 import asyncio
 import json
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_HEAD_BYTES: Final = 64 * 1024
+_FREE_CHUNKS: Final = 512
+_MIN_CHUNK_BYTES: Final = 256
+"""What the chunks of a body must have on average, after the first ones. Each chunk costs the event loop some microseconds."""
+_Event: TypeAlias = Any  # h11 types an event as one of its classes or of its sentinels
 
 
 class Protocol(H11Protocol):
@@ -21,6 +25,7 @@ class Protocol(H11Protocol):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
+        self.conn = _Connection(h11.SERVER, MAX_HEAD_BYTES)
         self._timer: asyncio.TimerHandle | None = None
         self._timed: str | None = None
         self._excused = False
@@ -118,3 +123,22 @@ class Protocol(H11Protocol):
 def new_protocol(request_seconds: float) -> type[Protocol]:
     """Return the protocol with a time for requests."""
     return type("TimedProtocol", (Protocol,), {"request_seconds": request_seconds})
+
+
+class _Connection(h11.Connection):
+    """Bounds the work that the chunks of a body cause."""
+
+    _chunks = 0
+    _bytes = 0
+
+    def next_event(self) -> _Event:
+        """Return the next event. Raises `h11.RemoteProtocolError`."""
+        event: _Event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._bytes = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._bytes += len(event.data)
+            if self._chunks > _FREE_CHUNKS + self._bytes / _MIN_CHUNK_BYTES:
+                raise h11.RemoteProtocolError("the chunks are too small")
+        return event
