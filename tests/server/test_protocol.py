@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -219,3 +220,76 @@ async def test_bodies_in_usual_chunks_are_accepted(server: Server, more: int, si
     body = chunked(BODY + b" " * more, size)
     await connection.send(SIGN_IN + b"Transfer-Encoding: chunked\r\n\r\n" + body)
     assert await connection.status() == 204
+
+
+POST = b"POST /sign-in HTTP/1.1\r\n"
+HOST = b"Host: here\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+AMBIGUOUS = {
+    "no host": POST + b"Content-Length: 0\r\n\r\n",
+    "an empty host": POST + b"Host:\r\nContent-Length: 0\r\n\r\n",
+    "two hosts": POST + HOST + b"Host: there\r\nContent-Length: 0\r\n\r\n",
+    "the same host twice": POST + HOST + HOST + b"Content-Length: 0\r\n\r\n",
+    "a list of hosts": POST + b"Host: here, there\r\nContent-Length: 0\r\n\r\n",
+    "a host with a path": POST + b"Host: here/x\r\nContent-Length: 0\r\n\r\n",
+    "a host with a user": POST + b"Host: x@here\r\nContent-Length: 0\r\n\r\n",
+    "length and chunks": POST + HOST + b"Content-Length: 5\r\n" + CHUNKED + b"\r\n0\r\n\r\n",
+    "chunks and length": POST + HOST + CHUNKED + b"Content-Length: 5\r\n\r\n0\r\n\r\n",
+    "chunks twice": POST + HOST + CHUNKED + CHUNKED + b"\r\n0\r\n\r\n",
+    "another coding": POST + HOST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "an unknown coding": POST + HOST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "identity": POST + HOST + b"Transfer-Encoding: identity\r\nContent-Length: 0\r\n\r\n",
+    "an empty coding": POST + HOST + b"Transfer-Encoding:\r\nContent-Length: 0\r\n\r\n",
+    "a coding with a tab": POST + HOST + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
+    "a name with a space": POST + HOST + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+    "a folded coding": POST + HOST + b"Transfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
+    "a folded header": POST + HOST + b"X: a\r\n\tContent-Length: 5\r\nContent-Length: 0\r\n\r\n",
+    "chunks in HTTP/1.0": b"POST /sign-in HTTP/1.0\r\n" + HOST + CHUNKED + b"\r\n0\r\n\r\n",
+    "a signed length": POST + HOST + b"Content-Length: +0\r\n\r\n",
+    "a negative length": POST + HOST + b"Content-Length: -0\r\n\r\n",
+    "a length with a space": POST + HOST + b"Content-Length: 0 0\r\n\r\n",
+    "a length with zeros": POST + HOST + b"Content-Length: 00\r\n\r\n",
+    "a hexadecimal length": POST + HOST + b"Content-Length: 0x0\r\n\r\n",
+    "an empty length": POST + HOST + b"Content-Length:\r\n\r\n",
+    "two lengths": POST + HOST + b"Content-Length: 0\r\nContent-Length: 1\r\n\r\n",
+    "the same length twice": POST + HOST + b"Content-Length: 0\r\nContent-Length: 0\r\n\r\n",
+    "a list of lengths": POST + HOST + b"Content-Length: 0, 0\r\n\r\n",
+    "a bare LF in the head": POST + b"Host: here\nContent-Length: 0\r\n\r\n",
+    "only bare LF": (POST + HOST + b"Content-Length: 0\r\n\r\n").replace(b"\r\n", b"\n"),
+    "a bare LF at the end": POST + HOST + b"Content-Length: 0\r\n\n",
+    "a bare CR in a value": POST + HOST + b"X: a\rContent-Length: 5\r\nContent-Length: 0\r\n\r\n",
+    "a NUL": POST + HOST + b"X: a\x00b\r\nContent-Length: 0\r\n\r\n",
+    "a whole URL": b"POST http://there/sign-in HTTP/1.1\r\n" + HOST + b"Content-Length: 0\r\n\r\n",
+    "a tunnel": b"CONNECT there:80 HTTP/1.1\r\n" + HOST + b"\r\n",
+    "another version": b"POST /sign-in HTTP/1.2\r\n" + HOST + b"Content-Length: 0\r\n\r\n",
+    "a chunk size with a sign": POST + HOST + CHUNKED + b"\r\n+0\r\n\r\n",
+    "a chunk size with 0x": POST + HOST + CHUNKED + b"\r\n0x0\r\n\r\n",
+    "a chunk that ends in LF": POST + HOST + CHUNKED + b"\r\n1\nx\n0\n\n",
+    "a chunk that is too long": POST + HOST + CHUNKED + b"\r\n1\r\nxy\r\n0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("request_", AMBIGUOUS.values(), ids=AMBIGUOUS)
+async def test_a_request_that_a_proxy_could_read_differently_is_refused(server: Server, request_: bytes):
+    connection = await server.connect()
+    await connection.send(request_ + HEALTH)
+    answer = await connection.rest()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert len(re.findall(rb"HTTP/1.1 [0-9]", answer)) == 1
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\nHost: here:8350\r\n",
+        b"GET /health HTTP/1.1\r\nhost: [::1]:8350\r\n",
+        b"GET /health HTTP/1.1\r\nHOST: my_service.example-1.com \r\n",
+        b"GET /health HTTP/1.1\r\nHost:here\r\nContent-Length: 0\r\n",
+        b"GET /health HTTP/1.1\r\nHost: here\r\nX:\r\nX: a b\r\nX: \xc3\xa9\r\n",
+        b"GET /health HTTP/1.0\r\nConnection: keep-alive\r\n",
+    ],
+)
+async def test_usual_heads_are_accepted(server: Server, head: bytes):
+    connection = await server.connect()
+    await connection.send(head + b"\r\n" + HEALTH)
+    assert await connection.status() == 200

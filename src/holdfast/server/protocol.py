@@ -5,6 +5,7 @@ A request that is refused here is answered in the documented shape, and its conn
 
 import asyncio
 import json
+import re
 from typing import Any, Final, TypeAlias
 
 import h11
@@ -14,6 +15,8 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 _FREE_CHUNKS: Final = 512
 _MIN_CHUNK_BYTES: Final = 256
 """What the chunks of a body must have on average, after the first ones. Each chunk costs the event loop some microseconds."""
+_HOST: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~-]+)(:[0-9]{1,5})?")
+_LENGTH: Final = re.compile(rb"\ncontent-length:[ \t]*(.*?)[ \t]*\r")
 _Event: TypeAlias = Any  # h11 types an event as one of its classes or of its sentinels
 
 
@@ -126,15 +129,17 @@ def new_protocol(request_seconds: float) -> type[Protocol]:
 
 
 class _Connection(h11.Connection):
-    """Bounds the work that the chunks of a body cause."""
+    """Refuses what h11 accepts and a proxy in front might read differently: where a request ends, and for which host it is."""
 
     _chunks = 0
     _bytes = 0
 
     def next_event(self) -> _Event:
         """Return the next event. Raises `h11.RemoteProtocolError`."""
+        before = self.trailing_data[0] if self.their_state is h11.IDLE else b""
         event: _Event = super().next_event()
         if isinstance(event, h11.Request):
+            _check_head(event, before[: len(before) - len(self.trailing_data[0])])
             self._chunks = self._bytes = 0
         elif isinstance(event, h11.Data):
             self._chunks += event.chunk_start
@@ -142,3 +147,21 @@ class _Connection(h11.Connection):
             if self._chunks > _FREE_CHUNKS + self._bytes / _MIN_CHUNK_BYTES:
                 raise h11.RemoteProtocolError("the chunks are too small")
         return event
+
+
+def _check_head(request: h11.Request, head: bytes) -> None:
+    lines = head.count(b"\r\n")
+    if head.count(b"\n") != lines or head.count(b"\r") != lines or b"\r\n " in head or b"\r\n\t" in head:
+        raise h11.RemoteProtocolError("a line ends in something else than CRLF, or is folded")
+    lengths = _LENGTH.findall(head.lower())
+    if lengths != [b"%d" % int(length) for length in lengths if length.isdigit()] or len(lengths) > 1:
+        raise h11.RemoteProtocolError("Content-Length is not one plain number")
+    headers = dict(request.headers)
+    if b"transfer-encoding" in headers and (lengths or request.http_version != b"1.1"):
+        raise h11.RemoteProtocolError("Transfer-Encoding is given with Content-Length, or with HTTP/1.0")
+    if request.http_version not in {b"1.0", b"1.1"}:
+        raise h11.RemoteProtocolError("the version is not supported")
+    if b"host" in headers and not _HOST.fullmatch(headers[b"host"]):
+        raise h11.RemoteProtocolError("Host is not a host")
+    if not request.target.startswith(b"/") and request.target != b"*":
+        raise h11.RemoteProtocolError("the target is not a path")
