@@ -173,7 +173,7 @@ def _check_origin(connection: HTTPConnection) -> None:
     """Refuse a cookie that a foreign page sent along."""
     if connection.scope["type"] == "http" and connection.scope["method"] in _SAFE:
         return
-    if not _is_from(connection.headers.get("origin", ""), connection.headers.get("host")):
+    if not is_from(connection.headers.get("origin", ""), connection.headers.get("host")):
         raise Forbidden(needs="to come from the server's own page", who="this request")
 
 
@@ -184,11 +184,12 @@ def _check_at_home(connection: HTTPConnection) -> None:
         at_home = is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:  # this is no address
         at_home = False
-    if not at_home or not (origin is None or _is_from(origin, host)):
+    if not at_home or not (origin is None or is_from(origin, host)):
         raise Forbidden(needs="to come from this machine and no foreign page", who="this request")
 
 
-def _is_from(origin: str, host: str | None) -> bool:
+def is_from(origin: str, host: str | None) -> bool:
+    """Return whether an `Origin` is this server, as the request's `Host` names it."""
     return origin.partition("://")[2] == host
 
 
