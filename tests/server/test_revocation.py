@@ -12,11 +12,13 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
 from holdfast import Store
 from holdfast.config import load_settings
 from holdfast.errors import StoreBusy, Unauthenticated
-from holdfast.server import auth, create_app, revocation
+from holdfast.server import auth, create_app, revocation, sockets
 from holdfast.server.auth import Principal, digest
 from holdfast.server.revocation import Revocation
 from holdfast.shell import ShellService
@@ -103,6 +105,16 @@ async def test_a_revoked_token_ends_the_output_of_a_shell_command(memory: Store,
     await opened.wait()
     await memory.revoke_token(made.id)
     assert "unauthenticated" in await reading
+
+
+async def test_an_expired_jwt_ends_its_socket(client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sockets, "_LOOK_AGAIN_SECONDS", 0.05)
+    address = str(client.base_url).replace("http://", "ws://").rstrip("/") + "/sockets/bash-events"
+    headers = {"authorization": f"Bearer {short_lived(2)}"}
+    async with asyncio.timeout(10), connect(address, additional_headers=headers) as socket:
+        with pytest.raises(ConnectionClosed):
+            await socket.recv()
+        assert socket.close_code == 4001
 
 
 async def test_ten_thousand_streams_of_one_token_are_one_check():
