@@ -4,10 +4,12 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi import Request
+from fastapi.responses import StreamingResponse
 from pydantic import SecretStr
 from websockets.asyncio.client import connect as connect_socket
 
@@ -21,6 +23,8 @@ from tests.server.serving import serving
 TOKEN = "hf_protocol"
 STORE = "sqlite://:memory:"
 SECONDS = 0.3
+PATIENT_SECONDS = 1.0
+"""For tests where the server must not give up: the client shares a busy machine, and its event loop, with it."""
 HEALTH = b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n"
 SIGN_IN = b"POST /sign-in HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
 BODY = json.dumps({"token": TOKEN}).encode()
@@ -82,12 +86,12 @@ class Server:
             connection.close()
 
 
-@pytest.fixture
-async def server(tmp_path: Any) -> AsyncGenerator[Server, None]:
+@pytest.fixture(params=[SECONDS])
+async def server(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncGenerator[Server, None]:
     async with open_store(STORE) as store, ShellService(store, cwd=tmp_path) as shell:
         settings = load_settings(store=STORE, token=SecretStr(TOKEN))
         app = create_app(settings, store, shell=shell)
-        async with serving(app, new_protocol(SECONDS), keep_alive=1) as url:
+        async with serving(app, new_protocol(request.param), keep_alive=1) as url:
             running = Server(app, url)
             yield running
             running.close()
@@ -131,12 +135,13 @@ async def test_a_body_that_stops_arriving_is_refused_in_time(server: Server, fra
     assert (await connection.rest()).startswith(b"HTTP/1.1 408 ")
 
 
+@pytest.mark.parametrize("server", [PATIENT_SECONDS], indirect=True)
 async def test_a_slow_body_that_keeps_moving_is_accepted(server: Server):
     connection = await server.connect()
     await connection.send(SIGN_IN + b"Content-Length: %d\r\n\r\n" % len(BODY))
     for number in range(len(BODY)):
         await connection.send(BODY[number : number + 1])
-        await asyncio.sleep(SECONDS * 3 / len(BODY))
+        await asyncio.sleep(PATIENT_SECONDS * 1.5 / len(BODY))
     assert await connection.status() == 204
 
 
@@ -178,6 +183,43 @@ async def test_the_rest_of_a_body_that_nobody_reads_does_not_keep_the_connection
     assert await connection.rest() == b""
     flooding.cancel()
     await asyncio.gather(flooding, return_exceptions=True)
+
+
+def endless(server: Server) -> asyncio.Event:
+    """Add a response that does not end; return the event that is set when it has ended nevertheless."""
+    ended = asyncio.Event()
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                yield b"x" * 65536
+                await asyncio.sleep(0)
+        finally:
+            ended.set()
+
+    server.app.add_api_route("/endless", lambda: StreamingResponse(pieces()), methods=["GET"])
+    return ended
+
+
+async def test_a_response_that_the_client_does_not_take_is_given_up(server: Server):
+    ended = endless(server)
+    connection = await server.connect()
+    await connection.send(HEALTH.replace(b"/health", b"/endless"))
+    async with asyncio.timeout(10):
+        await ended.wait()
+
+
+@pytest.mark.parametrize("server", [PATIENT_SECONDS], indirect=True)
+async def test_a_response_that_the_client_takes_slowly_is_not_given_up(server: Server):
+    ended = endless(server)
+    connection = await server.connect()
+    await connection.send(HEALTH.replace(b"/health", b"/endless"))
+    silent = asyncio.create_task(server.outlast())  # for as long as a response may stand still
+    while not silent.done():
+        await connection.until(b"x" * 30_000)
+        await asyncio.sleep(0.01)
+    await silent
+    assert not ended.is_set()
 
 
 async def test_streams_sockets_and_idle_connections_stay_open(server: Server):

@@ -24,7 +24,10 @@ class Protocol(H11Protocol):
     """Uvicorn's protocol in pure Python: it bounds the size of a head, which the faster one does not."""
 
     request_seconds = 30.0
-    """How long a client may take for the head of a request, and how long it may pause within the body."""
+    """How long a client may take for the head of a request, and how long it may pause within the body.
+
+    It may also take nothing of a response for twice as long.
+    """
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -32,6 +35,7 @@ class Protocol(H11Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timed: str | None = None
         self._excused = False
+        self._writing: asyncio.TimerHandle | None = None
         self._is_over = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -58,7 +62,40 @@ class Protocol(H11Protocol):
         """Stop waiting."""
         self._is_over = True
         self._set_timer()
+        self._stop_writing_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Wait until the client takes some of the response."""
+        super().pause_writing()
+        self._expect_to_write_less_than(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """Continue with the response."""
+        self._stop_writing_timer()
+        super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection that is not used, also if its client does not take the last response."""
+        super().timeout_keep_alive_handler()
+        self._expect_to_write_less_than(self.transport.get_write_buffer_size())
+
+    def _expect_to_write_less_than(self, size: int) -> None:
+        def check() -> None:
+            left = self.transport.get_write_buffer_size()
+            if left < size:
+                self._expect_to_write_less_than(left)
+            else:
+                self.transport.abort()
+
+        self._stop_writing_timer()
+        if size:
+            self._writing = self.loop.call_later(2 * self.request_seconds, check)
+
+    def _stop_writing_timer(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request that cannot be accepted, unless a response is under way, and close the connection."""
