@@ -92,6 +92,11 @@ class Settings(BaseSettings):
     max_body_bytes: Annotated[int, Field(gt=0)] = Field(
         10 * 1024 * 1024, description="The largest body of a request."
     )
+    request_timeout_seconds: Annotated[float, Field(gt=0)] = Field(
+        30.0,
+        description="How long a client may take for the head of a request, or pause within its body; half of how long it may "
+        "take nothing of a response.",
+    )
     max_archive_bytes: Annotated[int, Field(gt=0)] = Field(
         16 * 1024 * 1024 * 1024, description="The largest archive that a request may bring."
     )

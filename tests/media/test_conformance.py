@@ -241,6 +241,21 @@ async def test_what_a_session_refers_to_cannot_be_deleted(store: Store, media: M
     await media.delete(uri)
 
 
+async def test_a_reference_is_found_by_content_and_owner(store: Store, media: MediaStore):
+    sha256 = (await media.put(b"shared")).removeprefix("media+sha256://")
+    holder = await store.join("test")
+    for number, owner in enumerate(("ada", "ada", "eve", "joe")):
+        session_id = (await store.create_session(agent="agent", owner=owner)).id
+        if number in {1, 2}:
+            lease = await store.acquire(session_id, holder)
+            await store.write(lease, Batch(blobs=[sha256]))
+            await store.release(lease)
+    owners = (None, "ada", "eve", "joe", "nobody")
+    found = [await store.is_referenced(sha256, owner=owner) for owner in owners]
+    assert found == [True, True, True, False, False]
+    assert [await store.is_referenced("0" * 64, owner=owner) for owner in owners] == [False] * 5
+
+
 async def test_a_reference_to_what_is_not_stored_is_refused(store: Store, media: MediaStore):
     lease, _ = await held_session(store)
     stored = (await media.put(b"there")).removeprefix("media+sha256://")

@@ -1,9 +1,14 @@
 """Promise 10, closed by default: every route against everyone who might knock."""
 
+import asyncio
 import json
+import threading
 import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx2
 import jwt
@@ -15,9 +20,11 @@ from starlette.routing import WebSocketRoute
 from holdfast import Store
 from holdfast.config import load_settings
 from holdfast.errors import BadSettings
-from holdfast.server import create_app
+from holdfast.server import auth, create_app
 from holdfast.server.routes import RULES
+from holdfast.store import open_store
 from holdfast.types import Batch, Run
+from tests.builders import until
 
 BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/api/sessions"): {"agent": "agent"},
@@ -199,3 +206,161 @@ async def test_tokens_of_an_identity_provider(store: Store, tmp_path: Path):
         load_settings(jwt_keys=str(keys))
     with pytest.raises(BadSettings):
         create_app(load_settings(jwt_keys=str(tmp_path / "none"), jwt_audience="x"), store)
+
+
+class Provider:
+    """An identity provider: signs tokens, and publishes its keys over HTTP."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, Any] = {}
+        self.asked = 0
+        self.answers = threading.Event()
+        self.answers.set()
+        provider = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                provider.asked += 1
+                provider.answers.wait(10)
+                body = json.dumps(provider.document()).encode()
+                self.send_response(200)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                with suppress(OSError):  # the server did not wait for it
+                    self.wfile.write(body)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                del format, args
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}/keys"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def document(self) -> dict[str, Any]:
+        public = {kid: json.loads(ECAlgorithm.to_jwk(key.public_key())) for kid, key in self.keys.items()}
+        return {"keys": [found | {"kid": kid, "use": "sig"} for kid, found in public.items()]}
+
+    def add(self, kid: str) -> str:
+        """Publish a new key and return a token that is signed with it."""
+        self.keys[kid] = ec.generate_private_key(ec.SECP256R1())
+        return self.sign(kid, self.keys[kid])
+
+    def sign(self, kid: str, key: Any = None) -> str:
+        claims = {"sub": "jane", "aud": "holdfast", "exp": int(time.time()) + 600}
+        key = key or ec.generate_private_key(ec.SECP256R1())
+        return jwt.encode(claims, key, algorithm="ES256", headers={"kid": kid})
+
+    def stop(self) -> None:
+        self.answers.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def provider() -> Generator[Provider, None, None]:
+    provider = Provider()
+    yield provider
+    provider.stop()
+
+
+Status: TypeAlias = Callable[[str], Awaitable[int]]
+
+
+@asynccontextmanager
+async def trusting(keys: str) -> AsyncGenerator[Status, None]:
+    """Make an application that trusts a provider; yield what it answers to a token."""
+    async with open_store("sqlite://:memory:") as store:
+        app = create_app(load_settings(jwt_keys=keys, jwt_audience="holdfast"), store)
+        transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+
+            async def status(token: str) -> int:
+                headers = {"authorization": f"Bearer {token}"}
+                return (await client.get("/api/me", headers=headers)).status_code
+
+            yield status
+
+
+def short(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have keys live for so long, and tokens be checked anew each time."""
+    monkeypatch.setattr(auth, "_REMOTE_KEYS_SECONDS", seconds, raising=False)
+    monkeypatch.setattr(auth, "_FILE_KEYS_SECONDS", seconds, raising=False)
+    monkeypatch.setattr(auth, "_CACHE_SECONDS", 0.0)
+
+
+async def refused(status: Status, token: str) -> None:
+    """Wait until a token is refused."""
+
+    async def is_refused() -> bool:
+        return await status(token) == 401
+
+    await until(is_refused, 5)
+
+
+async def test_a_withdrawn_signing_key_is_refused_after_its_lifetime(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+):
+    short(monkeypatch, 0.3)
+    old = provider.add("old")
+    async with trusting(provider.url) as status:
+        assert await status(old) == 200
+        new = provider.add("new")
+        del provider.keys["old"]
+        await refused(status, old)
+        assert await status(new) == 200
+
+
+async def test_a_signing_key_that_left_the_file_is_refused(
+    provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    short(monkeypatch, 0.3)
+    keys = tmp_path / "keys.json"
+    old = provider.add("old")
+    keys.write_text(json.dumps(provider.document()))
+    async with trusting(str(keys)) as status:
+        assert await status(old) == 200
+        new = provider.add("new")
+        del provider.keys["old"]
+        keys.write_text(json.dumps(provider.document()))
+        await refused(status, old)
+        assert await status(new) == 200
+        keys.write_text("{")
+        await refused(status, new)
+
+
+async def test_unknown_key_ids_do_not_cause_a_fetch_each(provider: Provider):
+    good = provider.add("good")
+    async with trusting(provider.url) as status:
+        assert await status(good) == 200
+        strangers = [provider.sign(f"unknown-{number}") for number in range(30)]
+        assert set(await asyncio.gather(*map(status, strangers))) == {401}
+        assert {await status(stranger) for stranger in strangers} == {401}
+        assert await status(good) == 200
+        assert provider.asked <= 2
+
+
+async def test_an_unreachable_provider_neither_blocks_requests_nor_keeps_keys_valid(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+):
+    short(monkeypatch, 1.5)
+    monkeypatch.setattr(auth, "_LOAD_SECONDS", 0.2, raising=False)
+    good = provider.add("good")
+    async with trusting(provider.url) as status:
+        assert await status(good) == 200
+        provider.answers.clear()  # it accepts connections, and answers nothing
+        asked = provider.asked
+        while provider.asked == asked:
+            assert await status(good) == 200  # while the key is being loaded again, too
+            await asyncio.sleep(0.005)
+        async with asyncio.timeout(2):
+            assert await status(provider.sign("unknown")) == 401
+        await refused(status, good)
+        async with asyncio.timeout(2):
+            assert await asyncio.gather(*(status(good) for _ in range(50))) == [401] * 50
+        provider.answers.set()
+
+        async def is_accepted() -> bool:
+            return await status(good) == 200
+
+        await until(is_accepted, 5)

@@ -1,6 +1,7 @@
 """Media over HTTP: only for those who may read a session that refers to it."""
 
 import hashlib
+from typing import Any
 
 import httpx2
 import pytest
@@ -36,6 +37,39 @@ async def test_only_readers_of_a_session_that_refers_to_it(
     assert (await http.get(path, headers={"if-none-match": found.headers["etag"]})).status_code == 304
     assert (await http.get(f"/api/media/{'0' * 64}")).status_code == 404
     assert (await http.get("/api/media/../etc")).status_code in {404, 422}
+
+
+class Recorder:
+    """A store that notes which of its methods are called, and with which content and owner."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.calls: list[tuple[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if not callable(found):
+            return found
+
+        def call(*given: Any, **named: Any) -> Any:
+            self.calls.append((name, named.get("owner")))
+            return found(*given, **named)
+
+        return call
+
+
+async def test_a_stranger_causes_the_same_queries_whether_others_store_the_content_or_not(
+    store: Store, app: Any, http: httpx2.AsyncClient
+):
+    await put(store, "theirs", "other")
+    await put(store, "theirs-too", "other")
+    recorder = app.state.store = Recorder(store)
+    asked: list[list[tuple[str, Any]]] = []
+    for digest in (DIGEST, "0" * 64):
+        recorder.calls.clear()
+        assert (await http.get(f"/api/media/{digest}")).status_code == 404
+        asked.append([*recorder.calls])
+    assert asked[0] == asked[1] == [("is_referenced", "owner")]
 
 
 async def test_what_a_browser_could_run_is_only_for_saving(store: Store, http: httpx2.AsyncClient):

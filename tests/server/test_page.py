@@ -14,18 +14,21 @@ from pydantic import SecretStr
 import holdfast.server
 from holdfast.config import load_settings
 from holdfast.server import create_app
+from holdfast.server.auth import digest
 from holdfast.server.page import FILES
 from holdfast.store import open_store
 from tests.server.fronts import front
 
 WEB = Path(holdfast.server.__file__).parent / "web"
 TOKEN = "hf_the-right-one"
+OTHER = "hf_of-mallory"
 STORE = "sqlite://:memory:"
 
 
 @pytest.fixture
 async def browser() -> AsyncGenerator[httpx2.AsyncClient, None]:
     async with open_store(STORE) as store:
+        await store.add_token(digest(OTHER), owner="mallory")
         app = create_app(load_settings(store=STORE, token=SecretStr(TOKEN)), store, ["agent"])
         transport = httpx2.ASGITransport(app=app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://here") as client:
@@ -69,6 +72,79 @@ async def test_signing_in_and_out(browser: httpx2.AsyncClient):
     assert (await browser.get("/api/me")).status_code == 200
     assert (await browser.post("/sign-out")).status_code == 204
     assert (await browser.get("/api/me")).status_code == 401
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+async def test_a_link_on_another_site_does_not_sign_in(browser: httpx2.AsyncClient, site: str):
+    answer = await browser.get("/", params={"token": TOKEN}, headers={"sec-fetch-site": site})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/#/sign-in/foreign")
+    assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("site", "replaced"),
+    [({}, False), ({"sec-fetch-site": "none"}, True), ({"sec-fetch-site": "same-origin"}, True)],
+)
+async def test_a_valid_cookie_is_replaced_only_if_the_browser_says_that_no_other_site_asks(
+    browser: httpx2.AsyncClient, site: dict[str, str], replaced: bool
+):
+    await browser.post("/sign-in", json={"token": TOKEN})
+    answer = await browser.get("/", params={"token": OTHER}, headers=site)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    assert ("set-cookie" in answer.headers) is replaced
+    assert (await browser.get("/api/me")).json()["owner"] == ("mallory" if replaced else "local")
+
+
+async def test_a_cookie_that_is_worth_nothing_is_replaced(browser: httpx2.AsyncClient):
+    browser.cookies.set("holdfast_token", "hf_of-yesterday", domain="here")
+    answer = await browser.get("/", params={"token": TOKEN})
+    assert answer.headers["set-cookie"].startswith(f"holdfast_token={TOKEN};")
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        {"origin": "http://elsewhere"},
+        {"origin": "null"},
+        {"origin": "http://here:1"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+)
+async def test_another_site_cannot_sign_in_or_out(browser: httpx2.AsyncClient, foreign: dict[str, str]):
+    own = {"origin": "http://here", "sec-fetch-site": "same-origin"}
+    assert (await browser.post("/sign-in", json={"token": TOKEN}, headers=own)).status_code == 204
+    for path, body in (("/sign-in", {"token": OTHER}), ("/sign-out", None)):
+        refused = await browser.post(path, json=body, headers=foreign)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+        assert "set-cookie" not in refused.headers
+    assert (await browser.get("/api/me")).json()["owner"] == "local"
+    assert (await browser.post("/sign-out", headers=own)).status_code == 204
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "token=",
+        "token=%00",
+        "token=%ff%fe",
+        "token=%ed%a0%80",
+        "token=a%0d%0aset-cookie:%20x=y",
+        "token=hf_a;%20Path=/x",
+        "token[]=a&token=b&token=%3Cscript%3E",
+        "token=e30.e30.e30",
+        "%3Cscript%3Ealert(1)%3C/script%3E",
+        "&&&=&;token",
+        "token=" + "%" * 5000,
+        "a=b&" * 5000,
+    ],
+)
+async def test_hostile_queries_change_nothing(browser: httpx2.AsyncClient, query: str):
+    answer = await browser.get(f"/?{query}")
+    assert answer.status_code in {200, 303}
+    assert answer.headers.get("location", "/") in {"/", "/#/sign-in/refused"}
+    assert "set-cookie" not in answer.headers
+    assert "script>alert" not in answer.text
 
 
 async def test_a_cookie_writes_from_the_own_page_only(browser: httpx2.AsyncClient):

@@ -65,6 +65,35 @@ async def test_an_archive_goes_out_and_comes_back(client: httpx2.AsyncClient, st
     assert await export(store, session_id) == archive
 
 
+async def test_an_archive_is_not_read_if_the_session_is_not_cleaned(client: httpx2.AsyncClient, store: Store):
+    session_id = await fill(store, open_media(store=store), ["hello"])
+    path = f"/api/sessions/{session_id}/rehydrate"
+    read: list[int] = []
+
+    async def archive() -> AsyncGenerator[bytes, None]:
+        for number in range(100):
+            read.append(number)
+            yield b"x" * 65536
+
+    answer = await client.post(path, content=archive(), headers=bearer(ADA))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "not_cleaned")
+    assert read == []
+
+
+async def test_an_archive_may_be_larger_than_other_bodies(engine: Engine):
+    settings = load_settings(store=engine.url, max_body_bytes=1000, max_archive_bytes=200_000)
+    async with open_store(settings=settings) as store, serve(store) as client:
+        session_id = await fill(store, open_media(store=store), ["hello"] * 20)
+        path = f"/api/sessions/{session_id}"
+        archive = await export(store, session_id)
+        assert 1000 < len(archive) < 200_000
+        await client.post(f"{path}/clean", json={"force": True}, headers=bearer(ADMIN))
+        large = await client.post(f"{path}/rehydrate", content=b"x" * 200_001, headers=bearer(ADA))
+        assert large.status_code == 413
+        back = await client.post(f"{path}/rehydrate", content=archive, headers=bearer(ADA))
+        assert back.status_code == 204
+
+
 async def test_others_may_not(client: httpx2.AsyncClient, store: Store):
     session_id = await fill(store, open_media(store=store), ["hello"])
     path = f"/api/sessions/{session_id}"

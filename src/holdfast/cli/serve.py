@@ -101,7 +101,7 @@ async def _serve(
     from holdfast.runtime.agents import load_agents
     from holdfast.server import create_app
     from holdfast.server.auth import new_token
-    from holdfast.server.protocol import MAX_HEAD_BYTES, Protocol, Server
+    from holdfast.server.protocol import MAX_HEAD_BYTES, Server, new_protocol
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a stream is an open file
@@ -131,7 +131,7 @@ async def _serve(
         server = Server(
             uvicorn.Config(
                 application,
-                http=Protocol,
+                http=new_protocol(settings.request_timeout_seconds),
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 log_config=None,
                 access_log=False,

@@ -41,6 +41,8 @@ from holdfast.server import shell as shell_routes
 from holdfast.server.auth import Doorkeeper
 from holdfast.server.channel import Channels
 from holdfast.server.demo import demo_router
+from holdfast.server.revocation import Revocation
+from holdfast.server.routes import BODY_LIMIT
 from holdfast.server.stream import DIRECT
 from holdfast.shell import ShellService
 from holdfast.store import Store
@@ -63,6 +65,8 @@ _STATUS: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
     (MediaError, 503),
     (MissingExtra, 501),
 )
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""The methods that are metric labels. All others share one label, since a client can invent any number of them."""
 _HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -115,6 +119,7 @@ def create_app(
     app.state.store = store
     app.state.agents = frozenset(agents)
     app.state.doorkeeper = Doorkeeper(settings, store)
+    app.state.revocation = Revocation(app.state.doorkeeper.principal)
     app.state.channels = Channels(store, comment_seconds=settings.stream_comment_seconds)
     app.state.metrics = operation.Metrics(worker_metrics)
     app.state.migrated = False
@@ -143,7 +148,6 @@ def create_app(
     app.add_middleware(
         Gate,
         limit=settings.max_body_bytes,
-        archive_limit=settings.max_archive_bytes,
         metrics=app.state.metrics,
     )
     app.openapi = lambda: _document(app)
@@ -253,12 +257,14 @@ async def _say_unexpected(request: Request, error: Exception) -> JSONResponse:
 
 
 class Gate:
-    """What all requests pass: the size of their body is bounded, they are counted, and answers get safe headers."""
+    """What all requests pass: the size of their body is bounded, they are counted, and answers get safe headers.
 
-    def __init__(self, app: ASGIApp, *, limit: int, archive_limit: int, metrics: operation.Metrics) -> None:
+    A route with a limit of its own sets it in the scope, once the request is authorized and before its body is read.
+    """
+
+    def __init__(self, app: ASGIApp, *, limit: int, metrics: operation.Metrics) -> None:
         self._app = app
         self._limit = limit
-        self._archive_limit = archive_limit
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -267,12 +273,16 @@ class Gate:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        limit = self._archive_limit if scope["path"].endswith("/rehydrate") else self._limit
+        scope[BODY_LIMIT] = self._limit
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
         status = 0
         got = 0
 
         async def receive_bounded() -> Message:
             nonlocal got
+            limit = scope[BODY_LIMIT]
+            if declared.isdigit() and int(declared) > limit:
+                raise HTTPException(413, str(PayloadTooLarge(what="body", size=int(declared), limit=limit)))
             message = await receive()
             got += len(message.get("body", b""))
             if got > limit:
@@ -286,12 +296,8 @@ class Gate:
                 message["headers"] = [*message["headers"], *_HEADERS]
             await send(message)
 
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > limit:
-            error = PayloadTooLarge(what="body", size=int(declared), limit=limit)
-            await _error(413, error.code, str(error))(scope, receive, send_safely)
-        else:
-            await self._app(scope, receive_bounded, send_safely)
+        await self._app(scope, receive_bounded, send_safely)
+        method = scope["method"] if scope["method"] in _METHODS else "other"
         path = getattr(scope.get("route"), "path", "unknown")
-        self._metrics.requests.labels(scope["method"], path, status).inc()
-        self._metrics.seconds.labels(scope["method"], path).observe(time.perf_counter() - started)
+        self._metrics.requests.labels(method, path, status).inc()
+        self._metrics.seconds.labels(method, path).observe(time.perf_counter() - started)

@@ -7,12 +7,14 @@ import asyncio
 import hashlib
 import hmac
 import json
+import logging
+import math
 import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import jwt
@@ -30,6 +32,10 @@ it names."""
 COOKIE = "holdfast_token"
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _CACHE_SECONDS = 5.0
+_REMOTE_KEYS_SECONDS = 300.0
+_FILE_KEYS_SECONDS = 5.0
+_LOAD_SECONDS = 5.0
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +59,9 @@ class Principal:
     def may_see(self, session: Session) -> bool:
         """Say whether a session exists for them."""
         return self.is_admin or session.owner == self.owner
+
+
+_LOCAL: Final = Principal(owner="local", role="admin", scopes=frozenset({"shell"}))
 
 
 def new_token() -> str:
@@ -81,57 +90,63 @@ class Doorkeeper:
         if self.settings.jwt_keys is not None:
             self._keys = Keys(self.settings)
 
-    async def who(self, connection: HTTPConnection) -> Principal:
-        """Return who is asking. Raises `Unauthenticated`."""
+    def _token(self, connection: HTTPConnection) -> str | None:
+        """Return the token of a request; None if the server needs none. Raises `Unauthenticated` if it is missing."""
         if self.settings.auth == "none":
             _check_at_home(connection)
-            return Principal(owner="local", role="admin", scopes=frozenset({"shell"}))
+            return None
         header = connection.headers.get("authorization", "")
         scheme, _, token = header.partition(" ")
         if scheme.lower() == "bearer" and token:
-            return await self.principal(token.strip())
+            return token.strip()
         if key := connection.headers.get("x-session-api-key"):
-            return await self.principal(key)
+            return key
         if connection.scope["type"] == "websocket" and (
             key := connection.query_params.get("session_api_key")
         ):
-            return await self.principal(key)  # where a browser's socket can have it
+            return key  # where a browser's socket can have it
         if cookie := connection.cookies.get(COOKIE):
             _check_origin(connection)
-            return await self.principal(cookie)
+            return cookie
         raise Unauthenticated(problem="Nobody is known to be asking.")
 
     async def principal(self, token: str) -> Principal:
         """Return whom a token stands for. Raises `Unauthenticated`."""
-        if self.admin_token is not None and hmac.compare_digest(digest(token), digest(self.admin_token)):
-            return Principal(owner="local", role="admin", scopes=frozenset({"shell"}))
-        if token.count(".") == 2 and self._keys is not None:  # noqa: PLR2004 - the parts of a JWT
-            return await self._keys.principal(token)
         key = digest(token)
+        if self.admin_token is not None and hmac.compare_digest(key, digest(self.admin_token)):
+            return _LOCAL
         known = self._seen.get(key)
-        if known is not None and time.monotonic() - known[0] < _CACHE_SECONDS:
+        if known is not None and time.monotonic() < known[0]:
             return known[1]
-        found = await self.store.token(key)
-        if found is None:
-            self._seen.pop(key, None)
-            raise Unauthenticated(problem="This token is not known, has expired or was revoked.")
-        principal = Principal(owner=found.owner, role=found.role, scopes=frozenset(found.scopes))
+        self._seen.pop(key, None)
+        if token.count(".") == 2 and self._keys is not None:  # noqa: PLR2004 - the parts of a JWT
+            principal, lifetime = await self._keys.principal(token)
+        else:
+            principal, lifetime = await self._stored(key), _CACHE_SECONDS
         if len(self._seen) > 10_000:  # noqa: PLR2004 - bounded, that is all
             self._seen.clear()
-        self._seen[key] = time.monotonic(), principal
+        self._seen[key] = time.monotonic() + min(lifetime, _CACHE_SECONDS), principal
         return principal
+
+    async def _stored(self, key: str) -> Principal:
+        found = await self.store.token(key)
+        if found is None:
+            raise Unauthenticated(problem="This token is not known, has expired or was revoked.")
+        return Principal(owner=found.owner, role=found.role, scopes=frozenset(found.scopes))
 
     async def authorize(
         self, connection: HTTPConnection, rule: Rule, path: Mapping[str, Any], *, token: str | None = None
     ) -> None:
-        """Let through who may; put the principal and the session into the connection's state.
+        """Let through who may; put the token, the principal and the session into the connection's state.
 
         `token` is one that came after the request, as the first message of a socket.
         """
         if rule == "public":
             return
-        known = self.who(connection) if token is None else self.principal(token)
-        principal = connection.state.principal = await known
+        if token is None:
+            token = self._token(connection)
+        connection.state.token = token
+        principal = connection.state.principal = _LOCAL if token is None else await self.principal(token)
         if rule == "admin" and not principal.is_admin:
             raise Forbidden(needs="the role admin", who=principal.owner)
         if rule == "shell" and "shell" not in principal.scopes:
@@ -158,7 +173,7 @@ def _check_origin(connection: HTTPConnection) -> None:
     """Refuse a cookie that a foreign page sent along."""
     if connection.scope["type"] == "http" and connection.scope["method"] in _SAFE:
         return
-    if not _is_from(connection.headers.get("origin", ""), connection.headers.get("host")):
+    if not is_from(connection.headers.get("origin", ""), connection.headers.get("host")):
         raise Forbidden(needs="to come from the server's own page", who="this request")
 
 
@@ -169,49 +184,87 @@ def _check_at_home(connection: HTTPConnection) -> None:
         at_home = is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:  # this is no address
         at_home = False
-    if not at_home or not (origin is None or _is_from(origin, host)):
+    if not at_home or not (origin is None or is_from(origin, host)):
         raise Forbidden(needs="to come from this machine and no foreign page", who="this request")
 
 
-def _is_from(origin: str, host: str | None) -> bool:
+def is_from(origin: str, host: str | None) -> bool:
+    """Return whether an `Origin` is this server, as the request's `Host` names it."""
     return origin.partition("://")[2] == host
 
 
 class Keys:
-    """The identity provider's public keys, from a URL or a file, and the tokens they verify."""
+    """The identity provider's public keys, from a URL or a file, and the tokens they verify.
 
-    def __init__(self, settings: Settings) -> None:
+    Keys are loaded again after a fifth of their lifetime, while requests continue with those that are there, and are not used
+    after it: a key that the provider has withdrawn ends then at the latest, even if the provider cannot be reached.
+    Nothing, in particular no unknown key id, causes more loads than thirty within a lifetime.
+    """
+
+    def __init__(self, settings: Settings, *, lifetime: float | None = None) -> None:
         self._issuer, self._audience = settings.jwt_issuer, settings.jwt_audience
         self._where = settings.jwt_keys or ""
-        self._remote: jwt.PyJWKClient | None = None
-        self._local: dict[str | None, Any] = {}
-        if self._where.startswith(("https://", "http://")):
-            self._remote = jwt.PyJWKClient(self._where, cache_keys=True, timeout=5)
-            return
-        try:
-            found = jwt.PyJWKSet.from_dict(json.loads(Path(self._where).read_text()))
-        except (OSError, ValueError, jwt.PyJWTError) as error:
-            raise BadSettings(problem=f"jwt_keys names no set of keys: {error}.") from error
-        self._local = {key.key_id: key for key in found.keys}
+        self._is_remote = self._where.startswith(("https://", "http://"))
+        self._lifetime = lifetime or (_REMOTE_KEYS_SECONDS if self._is_remote else _FILE_KEYS_SECONDS)
+        self._keys: dict[str | None, jwt.PyJWK] = {}
+        self._loaded_at = self._tried_at = -math.inf
+        self._loading: asyncio.Task[None] | None = None
+        if not self._is_remote:
+            try:
+                self._keys, self._loaded_at = self._read(), time.monotonic()
+            except (OSError, ValueError, jwt.PyJWTError) as error:
+                raise BadSettings(problem=f"jwt_keys names no set of keys: {error}.") from error
 
-    async def principal(self, token: str) -> Principal:
-        """Return whom a token stands for. Raises `Unauthenticated`."""
+    async def principal(self, token: str) -> tuple[Principal, float]:
+        """Return whom a token stands for, and for how many seconds. Raises `Unauthenticated`."""
         try:
-            claims = await asyncio.to_thread(self._claims, token)
-        except (jwt.PyJWTError, KeyError) as error:
+            key = await self._key(jwt.get_unverified_header(token).get("kid"))
+            claims = await asyncio.to_thread(self._claims, token, key)
+        except jwt.PyJWTError as error:
             raise Unauthenticated(problem=f"This token is not valid: {error}.") from None
         role = claims.get("role", "user")
         owner = claims.get("sub")
         if role not in ROLES or not isinstance(owner, str) or not owner:
             raise Unauthenticated(problem="This token names no `sub`, or an unknown `role`.")
         scopes = str(claims.get("scope", "")).split()
-        return Principal(owner=owner, role=role, scopes=frozenset(scopes))
+        return Principal(owner=owner, role=role, scopes=frozenset(scopes)), int(claims["exp"]) - time.time()
 
-    def _claims(self, token: str) -> dict[str, Any]:
-        if self._remote is not None:
-            key: Any = self._remote.get_signing_key_from_jwt(token)
+    async def _key(self, kid: str | None) -> jwt.PyJWK:
+        key = self._valid(kid)
+        now = time.monotonic()
+        if (key is None or now - self._loaded_at > self._lifetime / 5) and (
+            now - self._tried_at > self._lifetime / 30 and (self._loading is None or self._loading.done())
+        ):
+            self._tried_at = now
+            self._loading = asyncio.create_task(self._load())
+        if key is None and self._loading is not None and not self._loading.done():
+            await asyncio.wait([self._loading], timeout=_LOAD_SECONDS)
+            key = self._valid(kid)
+        if key is None:
+            raise Unauthenticated(
+                problem="This token is not signed with a current key of the identity provider."
+            )
+        return key
+
+    def _valid(self, kid: str | None) -> jwt.PyJWK | None:
+        return self._keys.get(kid) if time.monotonic() - self._loaded_at < self._lifetime else None
+
+    async def _load(self) -> None:
+        began = time.monotonic()
+        try:
+            self._keys = await asyncio.to_thread(self._read)
+            self._loaded_at = began
+        except (OSError, ValueError, jwt.PyJWTError) as error:
+            _log.warning("cannot load the keys of the identity provider: %s", error)
+
+    def _read(self) -> dict[str | None, jwt.PyJWK]:
+        if self._is_remote:
+            found = jwt.PyJWKClient(self._where, cache_jwk_set=False, timeout=_LOAD_SECONDS).get_jwk_set()
         else:
-            key = self._local[jwt.get_unverified_header(token).get("kid")]
+            found = jwt.PyJWKSet.from_dict(json.loads(Path(self._where).read_text()))
+        return {key.key_id: key for key in found.keys if key.public_key_use in {None, "sig"}}
+
+    def _claims(self, token: str, key: jwt.PyJWK) -> dict[str, Any]:
         return jwt.decode(
             token,
             key.key,

@@ -49,6 +49,10 @@ def block(data: str, kind: str, number: int | None = None) -> bytes:
 COMMENT = b": still here\n\n"
 
 
+REFUSED = "unauthenticated"
+"""The reason that ends a stream whose client no longer has access."""
+
+
 def ending(reason: str) -> bytes:
     """Return the last thing that a stream says: why it ends, and when to come back."""
     return b"retry: 500\n" + block(json.dumps({"reason": reason}), "end")
@@ -57,12 +61,24 @@ def ending(reason: str) -> bytes:
 class Client:
     """One stream to one client. A delivery must cost little: there is no timer for it, the clock is the channels'."""
 
-    __slots__ = ("_bell", "_clock", "_send", "_since", "dropped", "gone", "sending", "silent", "task")
+    __slots__ = (
+        "_bell",
+        "_clock",
+        "_send",
+        "_since",
+        "dropped",
+        "gone",
+        "refused",
+        "sending",
+        "silent",
+        "task",
+    )
 
     def __init__(self, send: Send, clock: "Clock") -> None:
         self.task = asyncio.current_task()
         self.gone = False
         self.dropped = False
+        self.refused = False
         self.silent = False
         self.sending = False
         self._send = send
@@ -91,6 +107,11 @@ class Client:
     def leave(self) -> None:
         """Note that nobody is there any more."""
         self.gone = True
+        self.ring()
+
+    def refuse(self) -> None:
+        """End the stream before anything else is sent: the client no longer has access."""
+        self.refused = True
         self.ring()
 
     def look(self, comment_seconds: float) -> None:
@@ -158,6 +179,9 @@ class Channel:
         seen: object = None
         while not client.gone:
             at = after - self._base
+            if client.refused:
+                await client.send(ending(REFUSED))
+                return
             if 0 <= at < len(self._ring):
                 new = self._ring[at:]
                 after += len(new)

@@ -41,7 +41,7 @@ from pydantic_ai.ui.vercel_ai import VercelAIEventStream
 from holdfast.errors import MissingExtra, NotFound
 from holdfast.record.history import load
 from holdfast.record.large import Large
-from holdfast.server.channel import COMMENT, Channel, Client
+from holdfast.server.channel import COMMENT, REFUSED, Channel, Client
 from holdfast.store import Store
 from holdfast.types import Draft, Event
 
@@ -179,6 +179,9 @@ class Formatter:
         seen: object = None
         try:
             while not client.gone:
+                if client.refused:
+                    await client.send(_ending(REFUSED))
+                    return
                 if after < channel.latest and (page := await channel.page(after)):
                     text = ""
                     for event in page:
@@ -193,7 +196,7 @@ class Formatter:
                     if text := "".join(await self.show(channel.drafts, after)):
                         await client.send(text.encode("utf-8", "replace"))
                 elif channel.ended is not None:
-                    await client.send(f"retry: 500\n: {channel.ended}\n\n".encode())
+                    await client.send(_ending(channel.ended))
                     return
                 elif client.silent:
                     client.silent = False
@@ -374,6 +377,10 @@ class Formatter:
             asked.append(self._calls.setdefault(call["call_id"], given))
             said += self._announce(call["call_id"])
         return [*said, *self._end(DeferredToolRequests(approvals=asked))]
+
+
+def _ending(reason: str) -> bytes:
+    return f"retry: 500\n: {reason}\n\n".encode()
 
 
 def numbered(said: list[str], number: int) -> str:

@@ -34,13 +34,7 @@ _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 async def read_media(request: Request, sha256: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]) -> Response:
     """Return some content, or the part that `Range` names, without reading the rest. Only the whole is checked."""
     store, principal = store_of(request), principal_of(request)
-    references = await store.references(sha256=sha256)
-    allowed = principal.is_admin and references
-    for session_id, _ in references if not allowed else ():
-        if principal.may_see(await store.session(session_id)):
-            allowed = True
-            break
-    if not allowed:
+    if not await store.is_referenced(sha256, owner=principal.sees):
         raise NotFound(what="media", id=sha256)
     etag = f'"{sha256}"'
     headers = {

@@ -10,8 +10,8 @@ from fastapi.responses import RedirectResponse
 from pydantic import Field
 from starlette.datastructures import QueryParams
 
-from holdfast.errors import NotFound, Unauthenticated
-from holdfast.server.auth import COOKIE
+from holdfast.errors import Forbidden, NotFound, Unauthenticated
+from holdfast.server.auth import COOKIE, is_from
 from holdfast.server.routes import new_router, route
 from holdfast.server.wire import Given
 
@@ -24,6 +24,8 @@ _TYPES: Final = {
     "css": "text/css; charset=utf-8",
     "svg": "image/svg+xml",
 }
+_FOREIGN: Final = frozenset({"cross-site", "same-site"})
+"""What browsers send as `Sec-Fetch-Site` with a request that a page of another origin caused."""
 Secret = Annotated[str, Field(min_length=1, max_length=10_000)]
 
 
@@ -65,22 +67,49 @@ class SignIn(Given):
 
 @route(router, "GET", "/", "public", include_in_schema=False)
 async def index(request: Request) -> Response:
-    """Show the page. With a token: keep it as a cookie if it is good, and come again without it."""
+    """Show the page. With a valid token: keep it as a cookie, and redirect to the address without it.
+
+    A link on another site must not sign somebody in, or replace the token of somebody who is signed in.
+    """
     token = QueryParams(request.scope.get(QUERY, b"")).get("token")
     if not token:
         return FILES["index.html"].answer(request)
+    site = request.headers.get("sec-fetch-site")
+    if site in _FOREIGN:
+        return _redirect("/#/sign-in/foreign")
+    if not await _is_valid(request, token):
+        return _redirect("/#/sign-in/refused")
+    answer = _redirect("/")
+    kept = request.cookies.get(COOKIE)
+    if site is not None or not kept or not await _is_valid(request, kept):
+        _keep(request, answer, token)
+    return answer
+
+
+async def _is_valid(request: Request, token: str) -> bool:
     try:
         await request.app.state.doorkeeper.principal(token)
     except Unauthenticated:
-        return RedirectResponse("/#/sign-in/refused", 303, {"cache-control": "no-store"})
-    answer = RedirectResponse("/", 303, {"cache-control": "no-store"})
-    _keep(request, answer, token)
-    return answer
+        return False
+    return True
+
+
+def _redirect(where: str) -> Response:
+    return RedirectResponse(where, 303, {"cache-control": "no-store"})
+
+
+def _check_own_page(request: Request) -> None:
+    """Raise `Forbidden` if another site sent this request. Clients other than browsers send neither header."""
+    origin = request.headers.get("origin")
+    foreign = origin is not None and not is_from(origin, request.headers.get("host"))
+    if foreign or request.headers.get("sec-fetch-site") in _FOREIGN:
+        raise Forbidden(needs="to come from the server's own page", who="this request")
 
 
 @route(router, "POST", "/sign-in", "public", include_in_schema=False, status_code=204)
 async def sign_in(request: Request, body: SignIn) -> Response:
     """Keep a token as a cookie, if it is good."""
+    _check_own_page(request)
     await request.app.state.doorkeeper.principal(body.token)
     answer = Response(status_code=204)
     _keep(request, answer, body.token)
@@ -88,8 +117,9 @@ async def sign_in(request: Request, body: SignIn) -> Response:
 
 
 @route(router, "POST", "/sign-out", "public", include_in_schema=False, status_code=204)
-async def sign_out() -> Response:
+async def sign_out(request: Request) -> Response:
     """Forget the cookie."""
+    _check_own_page(request)
     answer = Response(status_code=204)
     answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
     return answer

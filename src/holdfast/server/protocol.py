@@ -1,8 +1,13 @@
-"""HTTP/1.1 as the server takes it: heads are bounded, and what is no request is answered in the documented shape."""
+"""HTTP/1.1 as the server accepts it: bounded heads, chunks and times, and no request that a proxy could read differently.
 
+A request that is refused here is answered in the documented shape, and its connection is closed.
+"""
+
+import asyncio
 import json
+import re
 import socket
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import h11
 import uvicorn
@@ -10,19 +15,102 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 QUEUED_CONNECTIONS: Final = 2048
+_FREE_CHUNKS: Final = 512
+_MIN_CHUNK_BYTES: Final = 256
+"""What the chunks of a body must have on average, after the first ones. Each chunk costs the event loop some microseconds."""
+_HOST: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~-]+)(:[0-9]{1,5})?")
+_LENGTH: Final = re.compile(rb"\ncontent-length:[ \t]*(.*?)[ \t]*\r")
+_Event: TypeAlias = Any  # h11 types an event as one of its classes or of its sentinels
 
 
 class Protocol(H11Protocol):
-    """Uvicorn's, in pure Python: it bounds what a head may have, which the quicker one does not."""
+    """Uvicorn's protocol in pure Python: it bounds the size of a head, which the faster one does not."""
+
+    request_seconds = 30.0
+    """How long a client may take for the head of a request, and how long it may pause within the body.
+
+    It may also take nothing of a response for twice as long.
+    """
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.conn = _Connection(h11.SERVER, MAX_HEAD_BYTES)
+        self._timer: asyncio.TimerHandle | None = None
+        self._timed: str | None = None
+        self._excused = False
+        self._writing: asyncio.TimerHandle | None = None
+        self._is_over = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Begin to wait for a head."""
+        super().connection_made(transport)
+        self._set_timer()
+
+    def data_received(self, data: bytes) -> None:
+        """Take some bytes."""
+        super().data_received(data)
+        self._set_timer()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, or for the rest of the body, which is discarded."""
+        super().on_response_complete()
+        self._set_timer()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Leave the connection to the WebSocket."""
+        self._is_over = True
+        super().handle_websocket_upgrade(event)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._is_over = True
+        self._set_timer()
+        self._stop_writing_timer()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Wait until the client takes some of the response."""
+        super().pause_writing()
+        self._expect_to_write_less_than(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """Continue with the response."""
+        self._stop_writing_timer()
+        super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection that is not used, also if its client does not take the last response."""
+        super().timeout_keep_alive_handler()
+        self._expect_to_write_less_than(self.transport.get_write_buffer_size())
+
+    def _expect_to_write_less_than(self, size: int) -> None:
+        def check() -> None:
+            left = self.transport.get_write_buffer_size()
+            if left < size:
+                self._expect_to_write_less_than(left)
+            else:
+                self.transport.abort()
+
+        self._stop_writing_timer()
+        if size:
+            self._writing = self.loop.call_later(2 * self.request_seconds, check)
+
+    def _stop_writing_timer(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
 
     def send_400_response(self, msg: str) -> None:
-        """Say what is wrong, unless an answer is under way already, and hang up."""
+        """Answer a request that cannot be accepted, unless a response is under way, and close the connection."""
         del msg
+        problem = f"This is not a valid HTTP/1.1 request, its head has more than {MAX_HEAD_BYTES} bytes, or its chunks are too small."
+        self._refuse("400 Bad Request", "bad_request", problem)
+
+    def _refuse(self, status: str, code: str, problem: str) -> None:
         if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
-            problem = f"This is no request, or its head has more than {MAX_HEAD_BYTES} bytes."
-            body = json.dumps({"error": {"code": "bad_request", "message": problem}}).encode()
+            body = json.dumps({"error": {"code": code, "message": problem}}).encode()
             head = [
-                "HTTP/1.1 400 Bad Request",
+                f"HTTP/1.1 {status}",
                 "content-type: application/json",
                 f"content-length: {len(body)}",
                 "x-content-type-options: nosniff",
@@ -30,6 +118,93 @@ class Protocol(H11Protocol):
             ]
             self.transport.write("\r\n".join([*head, "", ""]).encode() + body)
         self.transport.close()
+
+    def _waits_for(self) -> str | None:
+        """Return what the client has to send next; None while it is the server's turn, or the keep-alive timeout runs."""
+        if self._is_over or self.transport.is_closing():
+            return None
+        if self.conn.their_state is h11.IDLE:
+            return "head" if self.timeout_keep_alive_task is None else None
+        if self.conn.their_state is h11.SEND_BODY:
+            return "rest" if self.cycle.response_complete else "body"
+        return None
+
+    def _set_timer(self) -> None:
+        """Start, continue or stop the timer. Only the time for a body begins anew with every byte."""
+        waits = self._waits_for()
+        if waits is not None and waits == self._timed != "body":
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timed = waits
+        if waits is not None:
+            self._excused = self._is_held_up()
+            seconds = self.timeout_keep_alive if waits == "rest" else self.request_seconds
+            self._timer = self.loop.call_later(seconds, self._end_of_time)
+
+    def _is_held_up(self) -> bool:
+        """Return whether the client cannot send because the application does not read, or it waits for `100 Continue`."""
+        return self._timed == "body" and (
+            self.flow.read_paused or self.conn.they_are_waiting_for_100_continue
+        )
+
+    def _end_of_time(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self._excused or self._is_held_up():
+            self._set_timer()
+        elif self._timed == "body" and self.cycle.response_started:
+            self.transport.abort()
+        elif self._timed == "head" and not self.conn.trailing_data[0]:
+            self.transport.close()
+        else:
+            problem = f"The request did not arrive within {self.request_seconds:g} s."
+            self._refuse("408 Request Timeout", "request_timeout", problem)
+
+
+def new_protocol(request_seconds: float) -> type[Protocol]:
+    """Return the protocol with a time for requests."""
+    return type("TimedProtocol", (Protocol,), {"request_seconds": request_seconds})
+
+
+class _Connection(h11.Connection):
+    """Refuses what h11 accepts and a proxy in front might read differently: where a request ends, and for which host it is."""
+
+    _chunks = 0
+    _bytes = 0
+
+    def next_event(self) -> _Event:
+        """Return the next event. Raises `h11.RemoteProtocolError`."""
+        before = self.trailing_data[0] if self.their_state is h11.IDLE else b""
+        event: _Event = super().next_event()
+        if isinstance(event, h11.Request):
+            _check_head(event, before[: len(before) - len(self.trailing_data[0])])
+            self._chunks = self._bytes = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._bytes += len(event.data)
+            if self._chunks > _FREE_CHUNKS + self._bytes / _MIN_CHUNK_BYTES:
+                raise h11.RemoteProtocolError("the chunks are too small")
+        return event
+
+
+def _check_head(request: h11.Request, head: bytes) -> None:
+    lines = head.count(b"\r\n")
+    if head.count(b"\n") != lines or head.count(b"\r") != lines or b"\r\n " in head or b"\r\n\t" in head:
+        raise h11.RemoteProtocolError("a line ends in something else than CRLF, or is folded")
+    lengths = _LENGTH.findall(head.lower())
+    if lengths != [b"%d" % int(length) for length in lengths if length.isdigit()] or len(lengths) > 1:
+        raise h11.RemoteProtocolError("Content-Length is not one plain number")
+    headers = dict(request.headers)
+    if b"transfer-encoding" in headers and (lengths or request.http_version != b"1.1"):
+        raise h11.RemoteProtocolError("Transfer-Encoding is given with Content-Length, or with HTTP/1.0")
+    if request.http_version not in {b"1.0", b"1.1"}:
+        raise h11.RemoteProtocolError("the version is not supported")
+    if b"host" in headers and not _HOST.fullmatch(headers[b"host"]):
+        raise h11.RemoteProtocolError("Host is not a host")
+    if not request.target.startswith(b"/") and request.target != b"*":
+        raise h11.RemoteProtocolError("the target is not a path")
 
 
 class Server(uvicorn.Server):

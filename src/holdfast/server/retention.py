@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.counting import count
-from holdfast.errors import Forbidden, SweepRunning
+from holdfast.errors import Forbidden, NotCleaned, SweepRunning
 from holdfast.media import open_media, to_uri
 from holdfast.policy import Action
 from holdfast.retention import Outcome, outlook, spool, write_archive
@@ -23,7 +23,7 @@ from holdfast.retention.erase import Erased
 from holdfast.retention.sweep import DUTY, Result
 from holdfast.retention.sweeper import sweep_apart
 from holdfast.server.auth import Principal
-from holdfast.server.routes import new_router, principal_of, route, store_of
+from holdfast.server.routes import new_router, principal_of, route, session_of, store_of
 from holdfast.server.sessions import SessionId
 from holdfast.store import Store
 
@@ -186,12 +186,15 @@ async def clean(request: Request, session_id: SessionId, body: CleanBody) -> Cle
     "POST",
     "/api/sessions/{session_id}/rehydrate",
     "write",
+    body_limit="max_archive_bytes",
     status_code=204,
     response_class=Response,
 )
 async def rehydrate(request: Request, session_id: SessionId) -> Response:
     """Bring a cleaned session back from the archive in the body; without a body, from the one that was stored."""
-    store = store_of(request)
+    store, session = store_of(request), session_of(request)
+    if session.status != "cleaned":  # before the archive is read; `rehydrate_session` checks it again
+        raise NotCleaned(id=session_id, status=session.status)
     with await spool(request.stream()) as archive:
         given = archive if archive.read(1) else None
         archive.seek(0)

@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from typing import Any, cast, get_origin
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Final, cast, get_origin
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
@@ -17,6 +19,10 @@ from holdfast.types import Session
 
 RULES: dict[tuple[str, str], Rule] = {}
 """The rule of every route, by method and path."""
+BODY_LIMIT: Final = "holdfast.body_limit"
+"""Where the scope of a request has the largest body that is read of it."""
+_LIMITS: dict[tuple[str, str], str] = {}
+"""The setting that bounds the body of a route, if it is not `max_body_bytes`, by method and path."""
 
 _ERRORS: dict[Rule, tuple[int, ...]] = {
     "public": (422,),
@@ -45,7 +51,9 @@ class GuardedRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Ask the doorkeeper first."""
         handler = super().get_route_handler()
-        (rule,) = {RULES[method, self.path] for method in self.methods or ()}
+        ((rule, limit),) = {
+            (RULES[method, self.path], _LIMITS.get((method, self.path))) for method in self.methods or ()
+        }
         known = {parameter.alias for parameter in self.dependant.query_params}
         lists = {p.alias for p in self.dependant.query_params if get_origin(p.field_info.annotation) is list}
 
@@ -54,6 +62,8 @@ class GuardedRoute(APIRoute):
             path = request.path_params
             about(lambda: {name: path[name] for name in ("session_id", "run_id") if name in path})
             await doorkeeper.authorize(request, cast("Rule", rule), path)
+            if limit is not None:
+                request.scope[BODY_LIMIT] = getattr(request.app.state.settings, limit)
             if unknown := sorted(set(request.query_params) - known):
                 problem = f"there is no parameter {unknown[0][:100]!r}; there are: {', '.join(sorted(known)) or 'none'}"
                 raise BadInput(problem=problem.encode("utf-8", "replace").decode())
@@ -70,9 +80,13 @@ def new_router(tag: str) -> APIRouter:
     return APIRouter(route_class=GuardedRoute, tags=[tag])
 
 
-def route(router: APIRouter, method: str, path: str, rule: Rule, **options: Any) -> Callable[[Any], Any]:
-    """Add a route with its rule."""
+def route(
+    router: APIRouter, method: str, path: str, rule: Rule, *, body_limit: str | None = None, **options: Any
+) -> Callable[[Any], Any]:
+    """Add a route with its rule, and with the setting that bounds its body if that is not `max_body_bytes`."""
     RULES[method, path] = rule
+    if body_limit is not None:
+        _LIMITS[method, path] = body_limit
     errors = {status: {"model": ErrorBody, "description": _MEANING[status]} for status in _ERRORS[rule]}
     options["responses"] = {**errors, **options.get("responses", {})}
     extra: dict[str, Any] = {"x-rule": rule}
@@ -95,6 +109,11 @@ def store_of(request: Request) -> Store:
 def channels_of(request: Request) -> Channels:
     """Return the live feeds."""
     return request.app.state.channels
+
+
+def access_of(request: Request) -> Callable[[Callable[[], None]], AbstractContextManager[None]]:
+    """Return a function that watches the access of an open stream, and calls its argument when the access ends."""
+    return partial(request.app.state.revocation.watch, request.state.token, request.state.principal)
 
 
 def principal_of(request: Request) -> Principal:

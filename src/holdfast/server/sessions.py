@@ -14,7 +14,15 @@ from holdfast.runtime.attachment import attachment
 from holdfast.runtime.attachment import parse as parse_attachment
 from holdfast.server.channel import Channel
 from holdfast.server.formats import HEADERS, Format, Formatter, speaker
-from holdfast.server.routes import channels_of, new_router, principal_of, route, session_of, store_of
+from holdfast.server.routes import (
+    access_of,
+    channels_of,
+    new_router,
+    principal_of,
+    route,
+    session_of,
+    store_of,
+)
 from holdfast.server.stream import EventStream
 from holdfast.server.wire import (
     Answer,
@@ -265,14 +273,16 @@ async def events(
         raise NotYet(session_id=session_id, seq=session.seq, number=after)
     state, channels = request.app.state, channels_of(request)
     join = partial(channels.join, session_id, session.seq, _grace(session))
+    watch = access_of(request)
     if format is not None:
         formatter = Formatter(store, session_id, speaker(format, session_id), follow)
         if not follow and after == session.seq and session.status not in {"queued", "running"}:
             return Response(status_code=204)
         feed = partial(formatter.feed, after=after)
-        return EventStream(join, feed, dropped=state.metrics.dropped, headers=HEADERS[format])
+        return EventStream(join, feed, watch=watch, dropped=state.metrics.dropped, headers=HEADERS[format])
     if "text/event-stream" in request.headers.get("accept", ""):
-        return EventStream(join, partial(Channel.feed, after=after), dropped=state.metrics.dropped)
+        feed = partial(Channel.feed, after=after)
+        return EventStream(join, feed, watch=watch, dropped=state.metrics.dropped)
     page = await store.events(session_id, after=after, limit=limit)
     more = f'"{page[-1].seq}"' if len(page) == limit else "null"
     items = ",".join(map(event_json, page))

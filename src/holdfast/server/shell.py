@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field
 
 from holdfast.errors import BadInput, NotFound, SessionNotFound
 from holdfast.server.auth import Principal
-from holdfast.server.channel import COMMENT, block, ending
-from holdfast.server.routes import channels_of, new_router, principal_of, route, store_of
+from holdfast.server.channel import COMMENT, REFUSED, block, ending
+from holdfast.server.routes import access_of, channels_of, new_router, principal_of, route, store_of
 from holdfast.server.wire import Given, Id
 from holdfast.shell import ShellService
 from holdfast.types import Command, Output
@@ -282,31 +282,41 @@ async def stream_output(
             raise BadInput(problem="Last-Event-ID is the order number of an output")
         after = int(last)
 
-    closing = asyncio.create_task(channels_of(request).closed.wait())
+    watch = access_of(request)
 
     async def feed():  # noqa: ANN202 - a generator of bytes
+        closing = asyncio.create_task(channels_of(request).closed.wait())
+        refused = asyncio.Event()
+        refusing = asyncio.create_task(refused.wait())
         outputs = shell.follow(command_id, after=after)
         coming = asyncio.ensure_future(anext(outputs, None))
         try:
-            while True:
-                await asyncio.wait(
-                    [coming, closing], timeout=_COMMENT_SECONDS, return_when=asyncio.FIRST_COMPLETED
-                )
-                if not coming.done():
-                    if closing.done():
-                        yield ending("closing")
+            with watch(refused.set):
+                while True:
+                    await asyncio.wait(
+                        [coming, closing, refusing],
+                        timeout=_COMMENT_SECONDS,
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )
+                    if refused.is_set():
+                        yield ending(REFUSED)
                         return
-                    yield COMMENT
-                    continue
-                output = coming.result()
-                if output is None:
-                    return
-                yield block(to_wire(output).model_dump_json(), "output", output.order)
-                coming = asyncio.ensure_future(anext(outputs, None))
+                    if not coming.done():
+                        if closing.done():
+                            yield ending("closing")
+                            return
+                        yield COMMENT
+                        continue
+                    output = coming.result()
+                    if output is None:
+                        return
+                    yield block(to_wire(output).model_dump_json(), "output", output.order)
+                    coming = asyncio.ensure_future(anext(outputs, None))
         finally:
-            for task in (coming, closing):
+            tasks = coming, closing, refusing
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(coming, closing, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await outputs.aclose()
 
     return StreamingResponse(feed(), media_type="text/event-stream", headers={"cache-control": "no-store"})

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +27,7 @@ class EventStream(Response):
         join: Callable[[Send], AbstractAsyncContextManager[tuple[Channel, Client]]],
         feed: Callable[[Channel, Client], Awaitable[None]],
         *,
+        watch: Callable[[Callable[[], None]], AbstractContextManager[None]],
         dropped: Callable[[], None],
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -34,6 +35,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._join = join
         self._feed = feed
+        self._watch = watch
         self._dropped = dropped
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,7 +45,8 @@ class EventStream(Response):
         async with self._join(direct) as (channel, client):
             leaving = asyncio.create_task(_left(receive, client))
             try:
-                await self._feed(channel, client)
+                with self._watch(client.refuse):
+                    await self._feed(channel, client)
                 await client.send(b"", more=False)
             except asyncio.CancelledError:
                 if not client.dropped:

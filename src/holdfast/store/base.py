@@ -515,6 +515,13 @@ class Store(ABC):
     ) -> list[tuple[str, str]]:
         """Return which session refers to which content, as (session_id, sha256): those of a session, or to a content."""
 
+    @abstractmethod
+    async def is_referenced(self, sha256: str, *, owner: str | None = None) -> bool:
+        """Return whether a session of this owner refers to some content; without an owner, whether any session does.
+
+        How long it takes does not depend on the sessions of other owners.
+        """
+
     # Shell commands
 
     @abstractmethod

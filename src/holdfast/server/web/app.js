@@ -5,15 +5,30 @@ import { Session } from "./session.js";
 import { Sessions } from "./sessions.js";
 import { Workers } from "./workers.js";
 
+const ID = /^[A-Za-z0-9][A-Za-z0-9._:@=+~-]*$/;
+const PROBLEMS = new Map([
+  ["refused", "That token is not known, has expired or was revoked."],
+  ["foreign", "The link with the token was opened from another site. Copy it into the address bar, or paste the token here."],
+]);
+
 function place() {
-  const [name = "", id = "", view = ""] = location.hash.replace(/^#\/?/, "").split("/");
-  if (name === "s" && id) return { name, id: decodeURIComponent(id), view: ["timeline", "ledger", "retention"].includes(view) ? view : "" };
+  const [name = "", given = "", view = ""] = location.hash.replace(/^#\/?/, "").split("/");
+  const id = decoded(given);
+  if (name === "s" && ID.test(id)) return { name, id, view: ["timeline", "ledger", "retention"].includes(view) ? view : "" };
   return { name: ["workers", "sign-in"].includes(name) ? name : "", view: id };
 }
 
-function SignIn({ refused, onDone }) {
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return ""; // somebody wrote this address by hand
+  }
+}
+
+function SignIn({ reason, onDone }) {
   const [token, setToken] = useState("");
-  const [problem, setProblem] = useState(refused ? "That token is not known, has expired or was revoked." : null);
+  const [problem, setProblem] = useState(PROBLEMS.get(reason) ?? null);
   const send = async (event) => {
     event.preventDefault();
     try {
@@ -122,7 +137,7 @@ function App() {
       if (location.hash.startsWith("#/sign-in")) location.hash = "#/";
       setOut(false);
     };
-    return html`<${SignIn} refused=${here.name === "sign-in" && here.view === "refused"} onDone=${enter} />`;
+    return html`<${SignIn} reason=${here.name === "sign-in" ? here.view : null} onDone=${enter} />`;
   }
   if (me === null) return html`<p class="banner" role="status">${trouble ? `${trouble} Trying again.` : "One moment…"}</p>`;
   const deep = here.name === "s" || here.name === "workers";

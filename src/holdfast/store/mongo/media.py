@@ -155,3 +155,23 @@ async def blob_references(
 ) -> list[Row]:
     where = {"sha256": sha256} if session_id is None else span("blob_references", session_id)
     return await db.find("blob_references", where, sort=[("_id", 1)], limit=limit)
+
+
+async def owned_reference(db: Documents, *, owner: str, sha256: str) -> list[Row]:
+    return await db.group(
+        "sessions",
+        {"$match": {"owner": owner}},
+        {"$sort": {"active_at": -1, "id": -1}},
+        {"$project": {"id": 1, "key": {"session_id": "$id", "sha256": {"$literal": sha256}}}},
+        {
+            "$lookup": {
+                "from": "blob_references",
+                "localField": "key",
+                "foreignField": "_id",
+                "as": "references",
+            }
+        },
+        {"$match": {"references": {"$ne": []}}},
+        {"$limit": 1},
+        {"$project": {"_id": 0, "id": 1}},
+    )

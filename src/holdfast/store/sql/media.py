@@ -174,6 +174,12 @@ class Media(SqlCore):
         rows = yield sql("blob_references", session_id=session_id, sha256=sha256, limit=page_limit(limit))
         return [(row["session_id"], row["sha256"]) for row in rows]
 
+    @reading
+    def is_referenced(self, sha256: str, *, owner: str | None = None) -> Tx[bool]:
+        if owner is None:
+            return bool((yield sql("blob_references", session_id=None, sha256=sha256, limit=1)))
+        return bool((yield sql("owned_reference", owner=owner, sha256=sha256)))
+
 
 def _collected(blob_id: str) -> Conflict:
     return Conflict(problem=f"what was being stored as {blob_id} was collected as a leftover; put it again")

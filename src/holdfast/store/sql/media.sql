@@ -111,3 +111,12 @@ WHERE TRUE
   AND sha256 = :sha256           --? sha256
 ORDER BY session_id, sha256
 LIMIT :limit;
+
+-- name: owned_reference
+-- Whether one of the owner's sessions refers to some content, those that were active last first. It looks at the owner's sessions one
+-- by one, so that how long it takes says nothing about references of others. A join could begin with all references to the content.
+SELECT s.id FROM sessions s
+WHERE s.owner = :owner
+  AND (SELECT count(*) FROM blob_references r WHERE r.session_id = s.id AND r.sha256 = :sha256) > 0
+ORDER BY s.active_at DESC, s.id DESC
+LIMIT 1;

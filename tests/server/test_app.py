@@ -1,0 +1,92 @@
+"""What applies to every request: limits, metrics, errors."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import httpx2
+import pytest
+from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
+
+from holdfast.config import load_settings
+from holdfast.server import create_app
+from holdfast.store import open_store
+
+STORE = "sqlite://:memory:"
+TOKEN = "hf_app"
+
+
+async def pieces(count: int, read: list[int]) -> AsyncGenerator[bytes, None]:
+    """Yield a body without a declared length, a kilobyte at a time, and note what is read of it."""
+    for number in range(count):
+        read.append(number)
+        yield b" " * 1024
+
+
+@pytest.fixture
+async def client() -> AsyncGenerator[tuple[Any, httpx2.AsyncClient], None]:
+    async with open_store(STORE) as store:
+        settings = load_settings(
+            store=STORE, token=SecretStr(TOKEN), max_body_bytes=10_000, max_archive_bytes=50_000
+        )
+        app = create_app(settings, store)
+        transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://here") as http:
+            yield app, http
+
+
+def samples(registry: CollectorRegistry) -> int:
+    return sum(len(metric.samples) for metric in registry.collect())
+
+
+async def test_invented_http_methods_do_not_become_metric_labels(client: tuple[Any, httpx2.AsyncClient]):
+    app, http = client
+    registry = app.state.metrics.registry
+    paths = ("/health", "/api/sessions/some", "/no/such/path", "/static/none")
+    for method in ("GET", "POST", "INVENTED"):
+        for path in paths:
+            await http.request(method, path)
+    before = samples(registry)
+    for number in range(20):
+        for path in paths:
+            await http.request(f"INVENTED{number}", f"{path}?x={number}")
+            await http.get(f"{path}{number}" if path != "/health" else path)
+    assert samples(registry) == before
+    methods = {
+        sample.labels["method"]
+        for metric in registry.collect()
+        for sample in metric.samples
+        if "method" in sample.labels
+    }
+    assert methods == {"GET", "POST", "other"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PATCH", "/api/sessions/rehydrate"),
+        ("PUT", "/api/sessions/rehydrate/cursors/rehydrate"),
+        ("PUT", "/api/sessions/rehydrate/state"),
+        ("POST", "/api/sessions/rehydrate/submissions"),
+    ],
+)
+async def test_the_limit_of_a_body_follows_the_route_and_not_the_end_of_the_path(
+    client: tuple[Any, httpx2.AsyncClient], method: str, path: str
+):
+    app, http = client
+    await app.state.store.create_session(agent="agent", owner="local", id="rehydrate")
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    read: list[int] = []
+    for body in (b" " * 40_000, pieces(40, read)):
+        answer = await http.request(method, path, content=body, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "payload_too_large")
+    assert len(read) < 12
+
+
+async def test_the_larger_limit_needs_authorization(client: tuple[Any, httpx2.AsyncClient]):
+    app, http = client
+    await app.state.store.create_session(agent="agent", owner="local", id="mine")
+    for path, status in (("/api/sessions/mine/rehydrate", 401), ("/no/such/rehydrate", 404)):
+        read: list[int] = []
+        assert (await http.post(path, content=pieces(40, read))).status_code == status
+        assert read == []
