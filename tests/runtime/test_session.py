@@ -12,6 +12,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from holdfast import Store
 from holdfast.errors import BadInput, StoreFull, TurnInProgress
 from holdfast.ids import new_id
+from holdfast.jsontext import parse_json
 from holdfast.record.recovery import find_place
 from holdfast.record.validity import is_provider_valid
 from holdfast.runtime import AgentSetup, current_session
@@ -225,6 +226,24 @@ def paying(*, editable: bool = False) -> tuple[Agent[None, Any], list[int]]:
         return f"paid {amount}"
 
     return agent, paid
+
+
+async def test_nan_in_a_models_arguments_does_not_get_into_the_journal(store: Store, session: str):
+    agent: Agent[None, Any] = Agent(scripted([call("weigh", "c1", grams=float("nan"))]))
+
+    @agent.tool_plain(requires_approval=True)
+    def weigh(grams: float) -> str:
+        return f"{grams}"
+
+    async with working(store, agent):
+        asked = await ask(store, session)
+    assert asked["arguments"] == {"grams": None}
+    after = 0
+    while page := await store.events(session, after=after):
+        after = page[-1].seq
+        for event in page:
+            parse_json(event.payload, "payload")
+            parse_json(event.message or "null", "message")
 
 
 async def ask(store: Store, session: str) -> dict[str, Any]:

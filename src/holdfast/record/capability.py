@@ -7,7 +7,6 @@ set aside with the beginning if no request comes in that moment. It never runs a
 """
 
 import asyncio
-import json
 import os
 import socket
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -34,6 +33,7 @@ from pydantic_ai.tools import ToolDefinition
 
 from holdfast.errors import Conflict, HoldfastError, NotFound, SessionBusy, StoreError
 from holdfast.ids import new_id
+from holdfast.jsontext import lenient_json
 from holdfast.media import MediaStore
 from holdfast.record import ledger
 from holdfast.record.calls import Calls
@@ -352,7 +352,7 @@ class _Recorder(AbstractCapability[Any]):
         if turn.replaces is not None:
             batch.runs = [self._row, turn.replaces]
             if turn.recovered:
-                payload = json.dumps({"run_id": turn.replaces.id})
+                payload = lenient_json({"run_id": turn.replaces.id})
                 recovered = NewEvent(kind="recovered", run_id=self._run_id, payload=payload)
                 batch.events = [recovered, *batch.events]
 
@@ -384,7 +384,7 @@ class _Recorder(AbstractCapability[Any]):
                 for effect in await self._large.effects_back(page.items):
                     self._calls.enter(call_id, effect)
             self._calls.inherited = bool(carried_out and self._calls.tools)
-        metadata = json.dumps(self._settings.metadata)
+        metadata = lenient_json(self._settings.metadata)
         self._row = Run(id=self._run_id, agent=agent, parent_id=self._parent, metadata=metadata)
         started = self._event(ctx, "run_started", agent=agent, parent=self._parent)
         self._events.append(started)
@@ -496,7 +496,7 @@ class _Recorder(AbstractCapability[Any]):
         for call_id, effect in answered.items():
             facts = {"tool": effect.tool, "call_id": call_id, "answered": True}
             kind = f"tool_call_{effect.state}"
-            self._events.append(NewEvent(kind=kind, run_id=self._run_id, payload=json.dumps(facts)))
+            self._events.append(NewEvent(kind=kind, run_id=self._run_id, payload=lenient_json(facts)))
         return moved
 
     async def _end(self, result: AgentRunResult[Any]) -> None:
@@ -513,7 +513,7 @@ class _Recorder(AbstractCapability[Any]):
             batch.waiting_for = ", ".join(f"{call.tool_name} ({call.tool_call_id})" for call in waits)
             asked = [_asked(call) for call in waits]
             ending = NewEvent(
-                kind="approval_requested", run_id=self._run_id, payload=json.dumps({"calls": asked})
+                kind="approval_requested", run_id=self._run_id, payload=lenient_json({"calls": asked})
             )
         batch.events = [*batch.events, ending]
         if (turn := self._turn) is not None:
@@ -546,7 +546,9 @@ class _Recorder(AbstractCapability[Any]):
             error = TimeoutError(f"the run took longer than {turn.limit:g} seconds")
         cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit)
         kind = "interrupted" if cancelled else "failed"
-        event = NewEvent(kind=f"run_{kind}", run_id=self._run_id, payload=json.dumps({"error": _said(error)}))
+        event = NewEvent(
+            kind=f"run_{kind}", run_id=self._run_id, payload=lenient_json({"error": _said(error)})
+        )
         run = replace(self._row, status=kind, error=_said(error))
         batch = self._begun() if self._chain.failed is None else self._taken()  # nothing of the history
         batch.events, batch.runs, batch.status = [*batch.events, event], [*batch.runs[1:], run], "idle"
@@ -568,7 +570,7 @@ class _Recorder(AbstractCapability[Any]):
                 turn.ended = True
 
     def _event(self, ctx: RunContext[Any], kind: str, **facts: object) -> NewEvent:
-        return NewEvent(kind=kind, run_id=self._run_id, step=ctx.run_step, payload=json.dumps(facts))
+        return NewEvent(kind=kind, run_id=self._run_id, step=ctx.run_step, payload=lenient_json(facts))
 
     def _held(self) -> Lease:
         if self._lease is None:

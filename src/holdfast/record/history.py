@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest, ModelResponse
 from pydantic_core import PydanticSerializationError
 
+from holdfast.jsontext import lenient_json
 from holdfast.types import Json, Message, Segment
 
 _NEAR = 8
@@ -55,7 +56,7 @@ def _dump(message: ModelMessage) -> Json | None:
 def _dump_with(message: ModelMessage, fallback: Callable[[Any], Any] | None) -> Json:
     """Return the text by way of Python: lone surrogates have no UTF-8; as JSON escapes they survive."""
     (value,) = ModelMessagesTypeAdapter.dump_python([message], mode="json", fallback=fallback)
-    return json.dumps(value, separators=(",", ":"))
+    return lenient_json(value, separators=(",", ":"))
 
 
 def load(bodies: Iterable[Json]) -> list[ModelMessage]:

@@ -21,6 +21,7 @@ from pydantic_ai.messages import (
     ToolReturnPart,
 )
 
+from holdfast.jsontext import lenient_json
 from holdfast.record.history import dump, dump_all, load
 from holdfast.types import Effect, Json
 
@@ -99,7 +100,7 @@ def returned(part: ToolReturnPart) -> Json:
     value: Any = part.content
     if isinstance(value, ToolReturn):
         structured: ToolReturn[Any] = value  # pyright: ignore[reportUnknownVariableType]
-        body = json.dumps(_tool_return().dump_python(structured, mode="json", fallback=repr))
+        body = lenient_json(_tool_return().dump_python(structured, mode="json", fallback=repr))
         return f'{{"kind":"tool_return","value":{body}}}'
     body = dump_all(ModelRequest(parts=[part]))
     return '{"kind":"unserializable"}' if body is None else f'{{"kind":"return","message":{body}}}'
@@ -114,7 +115,7 @@ def raised(error: ToolRetryError | ToolFailedError) -> Json:
 
 def deferred(kind: Deferral, metadata: dict[str, Any] | None = None) -> Json:
     """Return, as text, what a call that has begun waits for."""
-    return json.dumps({"kind": kind, "metadata": metadata}, default=repr)
+    return lenient_json({"kind": kind, "metadata": metadata}, default=repr)
 
 
 def waits_for(effect: Effect) -> Deferral | None:

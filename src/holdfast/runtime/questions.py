@@ -8,6 +8,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from holdfast.errors import BadInput
+from holdfast.jsontext import strict_json
 from holdfast.store import Store
 from holdfast.types import Json, Run
 
@@ -28,8 +29,8 @@ class Answer:
         """Return it as the payload of its event."""
         given = {"feedback": self.feedback, "arguments": self.arguments}
         facts = {name: value for name, value in given.items() if value is not None}
-        return json.dumps(
-            {"call_id": self.call_id, "digest": self.digest, "approved": self.approved, **facts}
+        return strict_json(
+            {"call_id": self.call_id, "digest": self.digest, "approved": self.approved, **facts}, "answer"
         )
 
 

@@ -27,6 +27,7 @@ from pydantic_ai.messages import (
 from holdfast.counting import count
 from holdfast.errors import BadInput, Conflict, HoldfastError, LeaseLost, NotFound, SessionExists, StoreError
 from holdfast.ids import new_id
+from holdfast.jsontext import strict_json
 from holdfast.logs import about
 from holdfast.record.capability import Holdfast
 from holdfast.record.history import History
@@ -79,7 +80,7 @@ class SessionContext:
 
     async def set_state(self, body: object, *, expected: int) -> State:
         """Replace the agent state; raises `VersionConflict` if it is not at version `expected`."""
-        return await self.store.set_state(self.session.id, json.dumps(body), expected=expected)
+        return await self.store.set_state(self.session.id, strict_json(body, "state"), expected=expected)
 
 
 _current: ContextVar[SessionContext | None] = ContextVar("holdfast_session", default=None)

@@ -1,6 +1,5 @@
 """The routes of sessions: what they are, what is asked of them, what they say."""
 
-import json
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any
@@ -9,6 +8,7 @@ from fastapi import Header, Path, Query, Request, Response
 
 from holdfast.counting import count
 from holdfast.errors import BadInput, Forbidden, NotYet
+from holdfast.jsontext import strict_json
 from holdfast.runtime.approvals import asked
 from holdfast.runtime.attachment import attachment
 from holdfast.runtime.attachment import parse as parse_attachment
@@ -70,7 +70,7 @@ async def create_session(request: Request, body: NewSession) -> SessionOut:
 
 def _metadata(given: dict[str, Any]) -> str:
     parse_attachment(given.get("attached"))
-    return json.dumps(given)
+    return strict_json(given, "metadata")
 
 
 def _grace(session: Session) -> float | None:
@@ -147,7 +147,7 @@ async def _submit(
     within = request.headers.get("traceparent")
     with span("holdfast submit", SUBMIT, within=within, session_id=session_id, kind=kind):
         sent: Submission = await store_of(request).submit(
-            session_id, kind, json.dumps(payload), lane=lane, trace=carried(), **options
+            session_id, kind, strict_json(payload, "payload"), lane=lane, trace=carried(), **options
         )
     count("submissions", kind=kind)
     return SubmissionOut.of(sent)
@@ -326,7 +326,9 @@ async def read_state(request: Request, session_id: SessionId) -> StateBody:
 @route(router, "PUT", "/api/sessions/{session_id}/state", "write")
 async def set_state(request: Request, session_id: SessionId, body: NewState) -> StateBody:
     """Replace the agent state if it is at the version that is expected."""
-    state = await store_of(request).set_state(session_id, json.dumps(body.body), expected=body.expected)
+    state = await store_of(request).set_state(
+        session_id, strict_json(body.body, "state"), expected=body.expected
+    )
     return StateBody.of(state)
 
 

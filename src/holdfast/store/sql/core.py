@@ -22,7 +22,6 @@ from holdfast.counting import count
 from holdfast.errors import (
     BadCursor,
     BadInput,
-    BadText,
     HoldfastError,
     LeaseLost,
     PayloadTooLarge,
@@ -31,6 +30,7 @@ from holdfast.errors import (
     StoreUnavailable,
 )
 from holdfast.ids import check_id, check_text
+from holdfast.jsontext import parse_json, parse_object
 from holdfast.store.base import Store
 from holdfast.store.hub import READY, inbox
 from holdfast.store.sql.library import Statement
@@ -156,10 +156,11 @@ class SqlCore(Store):
 
     def _check_json(self, text: Json, what: str) -> None:
         self._check_size(text, what)
-        try:
-            json.loads(text, parse_int=str, parse_float=str)
-        except (ValueError, RecursionError) as error:
-            raise BadText(what=what, problem=f"is not JSON: {error}") from None
+        parse_json(text, what)
+
+    def _check_object(self, text: Json, what: str) -> None:
+        self._check_size(text, what)
+        parse_object(text, what)
 
     def _fence(self, lease: Lease, count: int) -> Tx[int]:
         """Check the lease and take `count` numbers; return the last of them."""

@@ -34,7 +34,7 @@ class Media(SqlCore):
                 return to_blob(row)
         for text, what in ((blob.media_type, "media type"), (blob.file_name or "", "file name")):
             self._check_size(text, what)
-        self._check_json(blob.metadata, "metadata")
+        self._check_object(blob.metadata, "metadata")
         rows = yield sql(
             "add_blob",
             id=blob.id,

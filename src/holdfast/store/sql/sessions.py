@@ -52,7 +52,7 @@ class Sessions(SqlCore):
         check_name(agent, "agent")
         check_name(owner, "owner")
         self._check_size(title, "title")
-        self._check_json(metadata, "metadata")
+        self._check_object(metadata, "metadata")
         created = yield sql(
             "create_session",
             id=session_id,
@@ -153,7 +153,7 @@ class Sessions(SqlCore):
         if title is not None:
             self._check_size(title, "title")
         if metadata is not None:
-            self._check_json(metadata, "metadata")
+            self._check_object(metadata, "metadata")
         if title is not None or metadata is not None:
             yield from self._refuse_cleaned(session_id)
         yield sql(
