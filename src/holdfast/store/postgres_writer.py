@@ -60,6 +60,18 @@ SETTINGS: Final = {
 }
 
 
+# Set in every session, also where it is strong enough, so that a reload of the server's settings does not weaken it.
+_DURABLE: Final = """
+SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit')
+  WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false)
+"""
+
+
+async def make_durable(connection: Any) -> None:
+    """Have commits on this connection wait for the disk, whatever the defaults of the database and the role are."""
+    await connection.execute(_DURABLE)
+
+
 async def execute(connection: Any, statement: Statement) -> Sequence[Row]:
     """Run one statement and return its rows."""
     if statement.text is not None and statement.params:
