@@ -147,7 +147,7 @@ def events(run_id: RunId, store: StoreUrl = None, as_json: AsJson = False) -> No
                 after = found[-1].seq if found else 0
                 page = await opened.events(session_id, after=after, run_id=run_id, limit=_EVENTS)
                 found += page
-                if len(page) < _EVENTS:
+                if not page:
                     return found
 
     found = asyncio.run(work())

@@ -56,7 +56,7 @@ def _parse(item: object) -> Answer:
 
 async def asked(store: Store, session_id: str) -> list[dict[str, Any]]:
     """Return what a session asks a person now: the calls that have no answer yet."""
-    waiting = (await store.submissions(session_id, state="waiting", limit=1)).items
+    waiting = (await store.submissions(session_id, state="waiting", payloads=False, limit=1)).items
     if not waiting or waiting[0].run_id is None:
         return []
     run = await store.run(waiting[0].run_id)

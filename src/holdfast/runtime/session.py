@@ -403,7 +403,9 @@ class SessionRunner:
     async def _approval(self, submission: Submission) -> bool:
         """Note what a person decided; when nothing is left to be asked, the turn is in the queue again."""
         answers = approvals.parse_answers(_payload(submission))
-        waiting = (await self._store.submissions(self._session_id, state="waiting", limit=1)).items
+        waiting = (
+            await self._store.submissions(self._session_id, state="waiting", payloads=False, limit=1)
+        ).items
         if not waiting or waiting[0].run_id is None:
             raise Conflict(problem="nothing waits for an answer")
         session = await self._store.session(self._session_id)
@@ -428,7 +430,9 @@ class SessionRunner:
 
     async def _interrupt_waiting(self, submission: Submission) -> None:
         """End a turn that waits for a person. Where none does there is nothing to interrupt."""
-        waiting = (await self._store.submissions(self._session_id, state="waiting", limit=1)).items
+        waiting = (
+            await self._store.submissions(self._session_id, state="waiting", payloads=False, limit=1)
+        ).items
         batch = Batch(submissions=[SubmissionChange(id=submission.id, state="done")], status="idle")
         for turn in waiting:
             change = SubmissionChange(id=turn.id, state="failed", reason="interrupted")

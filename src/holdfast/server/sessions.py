@@ -176,7 +176,9 @@ async def list_submissions(
     limit: Limit = 50,
 ) -> Items[SubmissionOut]:
     """List what was asked of a session, in order, with what came of it."""
-    page = await store_of(request).submissions(session_id, state=state, cursor=cursor, limit=limit)
+    page = await store_of(request).submissions(
+        session_id, state=state, payloads=False, cursor=cursor, limit=limit
+    )
     return Items(items=[SubmissionOut.of(item) for item in page.items], next_cursor=page.next_cursor)
 
 
@@ -274,7 +276,8 @@ async def events(
     if "text/event-stream" in request.headers.get("accept", ""):
         return EventStream(join, partial(Channel.feed, after=after), dropped=state.metrics.dropped)
     page = await store.events(session_id, after=after, limit=limit)
-    more = f'"{page[-1].seq}"' if len(page) == limit else "null"
+    is_part = bool(page) and (len(page) == limit or page[-1].seq < session.seq)
+    more = f'"{page[-1].seq}"' if is_part else "null"
     items = ",".join(map(event_json, page))
     return Response(f'{{"items":[{items}],"next_cursor":{more}}}', media_type="application/json")
 
@@ -303,7 +306,7 @@ async def messages(
             session_id, segment=place.segment, length=place.length, after=after, limit=limit
         )
         items = [f'{{"position":{m.position},"message":{m.body}}}' for m in page]
-        if len(page) == limit and page[-1].position + 1 < place.length:
+        if page and page[-1].position + 1 < place.length:
             more = f'"{page[-1].position}"'
     return Response(f'{{"items":[{",".join(items)}],"next_cursor":{more}}}', media_type="application/json")
 

@@ -13,7 +13,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
@@ -56,6 +56,10 @@ class Row(Protocol):
 
 Rows: TypeAlias = Sequence[Row]
 Tx: TypeAlias = Generator[Statement, Rows, T]
+
+
+class CutRows(list[Row]):
+    """Rows that end before the limit on their number, since they reached the limit on their size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +311,16 @@ def page_limit(limit: int) -> int:
     if not 1 <= limit <= _LARGEST_PAGE:
         raise BadInput(problem=f"a page has 1 to {_LARGEST_PAGE} items, not {limit}")
     return limit
+
+
+def bounded(statement: Statement, *columns: str) -> Statement:
+    """Return a statement whose rows end with the one with which the content of these columns reaches `PAGE_BYTES`."""
+    return replace(statement, sized=columns)
+
+
+def is_part(rows: Rows, limit: int) -> bool:
+    """Return whether there may be more rows than these."""
+    return isinstance(rows, CutRows) or len(rows) >= limit
 
 
 def to_cursor(*keys: object) -> str:

@@ -9,7 +9,9 @@ from holdfast.store.sql.core import (
     Row,
     SqlCore,
     Tx,
+    bounded,
     from_cursor,
+    is_part,
     moment,
     page_limit,
     reading,
@@ -96,8 +98,9 @@ class Media(SqlCore):
         limit: int = 50,
     ) -> Tx[Page[Blob]]:
         (after,) = from_cursor(cursor, str)
-        rows = yield sql("blobs", location=location, state=state, after=after, limit=page_limit(limit))
-        more = to_cursor(rows[-1]["id"]) if len(rows) == limit else None
+        wanted = sql("blobs", location=location, state=state, after=after, limit=page_limit(limit))
+        rows = yield bounded(wanted, "metadata")
+        more = to_cursor(rows[-1]["id"]) if is_part(rows, limit) else None
         return Page(items=[to_blob(row, references=row["refs"]) for row in rows], next_cursor=more)
 
     @registering

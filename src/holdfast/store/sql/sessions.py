@@ -18,7 +18,9 @@ from holdfast.store.sql.core import (
     Row,
     SqlCore,
     Tx,
+    bounded,
     from_cursor,
+    is_part,
     maybe_moment,
     moment,
     page_limit,
@@ -101,7 +103,7 @@ class Sessions(SqlCore):
             for special in "\\%_":
                 search = search.replace(special, f"\\{special}")
             like = f"%{search.casefold()}%"
-        rows = yield sql(
+        wanted = sql(
             "sessions",
             owner=owner,
             agent=agent,
@@ -111,7 +113,8 @@ class Sessions(SqlCore):
             id_before=id_before,
             limit=page_limit(limit),
         )
-        more = to_cursor(rows[-1]["active_at"], rows[-1]["id"]) if len(rows) == limit else None
+        rows = yield bounded(wanted, "title", "waiting_for", "metadata")
+        more = to_cursor(rows[-1]["active_at"], rows[-1]["id"]) if is_part(rows, limit) else None
         return Page(items=[to_session(row) for row in rows], next_cursor=more)
 
     async def watched(self, session_ids: Sequence[str]) -> None:
@@ -259,7 +262,8 @@ class Sessions(SqlCore):
         self, *, session_id: str | None = None, cursor: str | None = None, limit: int = 50
     ) -> Tx[Page[AuditEntry]]:
         (id_before,) = from_cursor(cursor, str)
-        rows = yield sql("audit", session_id=session_id, id_before=id_before, limit=page_limit(limit))
+        wanted = sql("audit", session_id=session_id, id_before=id_before, limit=page_limit(limit))
+        rows = yield bounded(wanted, "detail")
         items = [
             AuditEntry(
                 id=row["id"],
@@ -271,7 +275,7 @@ class Sessions(SqlCore):
             )
             for row in rows
         ]
-        return Page(items=items, next_cursor=to_cursor(items[-1].id) if len(items) == limit else None)
+        return Page(items=items, next_cursor=to_cursor(items[-1].id) if is_part(rows, limit) else None)
 
 
 def to_session(row: Row) -> Session:
