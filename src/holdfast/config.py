@@ -39,6 +39,10 @@ class Settings(BaseSettings):
     max_payload_bytes: Annotated[int, Field(gt=0)] = Field(
         64 * 1024 * 1024, description="The largest single text in a row: a message, a payload, a result."
     )
+    max_history_bytes: Annotated[int, Field(ge=1024)] = Field(
+        64 * 1024 * 1024,
+        description="The largest history that a turn loads, with its media; a larger one fails the turn.",
+    )
     max_pending: Annotated[int, Field(gt=0)] = Field(
         1000, description="How many submissions of one session may wait at once."
     )

@@ -38,7 +38,7 @@ from holdfast.media import MediaStore
 from holdfast.record import ledger
 from holdfast.record.calls import Calls
 from holdfast.record.history import History, load
-from holdfast.record.large import Large
+from holdfast.record.large import Large, check_history_size
 from holdfast.record.ledger import Policy
 from holdfast.record.turn import Turn
 from holdfast.record.validity import pending_calls
@@ -609,15 +609,20 @@ async def held(store: Store, session_id: str, *, ttl: float = _TTL) -> AsyncGene
 
 
 async def read_history(store: Store, session_id: str, checkpoint: Checkpoint) -> list[str]:
-    """Return the texts of all messages of a checkpoint."""
+    """Return the texts of all messages of a checkpoint. Raises `HistoryTooLarge` before it reads too much."""
     bodies: list[str] = []
+    size = 0
     while len(bodies) < checkpoint.length:
+        if bodies and not size:  # it has more than a page
+            size = await store.history_size(session_id, segment=checkpoint.segment, length=checkpoint.length)
+            check_history_size(store, size)
         page = await store.history(
             session_id, segment=checkpoint.segment, length=checkpoint.length, after=len(bodies) - 1
         )
         if not page:
             break
         bodies += [message.body for message in page]
+    check_history_size(store, size or sum(map(len, bodies)))
     return bodies
 
 

@@ -32,7 +32,7 @@ from holdfast.logs import about
 from holdfast.record.capability import Holdfast
 from holdfast.record.history import History
 from holdfast.record.large import Large
-from holdfast.record.recovery import Place, find_place, fork, know_tools
+from holdfast.record.recovery import Place, find_place, fork, know_tools, last_prompt
 from holdfast.record.turn import Steered, Stop, Turn
 from holdfast.record.validity import pending_calls
 from holdfast.runtime import approvals
@@ -445,11 +445,11 @@ class SessionRunner:
 
     async def _undo(self, submission: Submission) -> None:
         """Go back to before the last thing the user said."""
-        place = await find_place(self._store, self._session_id, None)
-        said = [n for n, message in enumerate(place.messages) if _is_prompt(message)]
-        if place.checkpoint is None or not said:
+        latest = (await self._store.checkpoints(session_id=self._session_id, limit=1)).items
+        said = await last_prompt(self._store, latest[0]) if latest else None
+        if said is None:
             raise Conflict(problem="there is nothing to undo")
-        await self._go_to(submission, place.checkpoint.segment, said[-1])
+        await self._go_to(submission, latest[0].segment, said)
 
     async def _rewind(self, submission: Submission) -> None:
         checkpoint = await self._checkpoint(_payload(submission))
@@ -548,10 +548,6 @@ def _replaced(run: Run) -> tuple[Run, bool]:
         return replace(run, status="completed"), False
     cut_off = run.status == "running"
     return (replace(run, status="interrupted", error="its worker ended") if cut_off else run), cut_off
-
-
-def _is_prompt(message: ModelMessage) -> bool:
-    return isinstance(message, ModelRequest) and any(isinstance(p, UserPromptPart) for p in message.parts)
 
 
 def _model(session: Session, setup: AgentSetup) -> Any:
