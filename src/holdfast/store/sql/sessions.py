@@ -13,7 +13,7 @@ from holdfast.errors import (
     SessionNotFound,
     VersionConflict,
 )
-from holdfast.ids import check_choice, check_id, check_name, check_text, new_id
+from holdfast.ids import check_choice, check_id, check_name, check_text, check_title, new_id
 from holdfast.store.sql.core import (
     Row,
     SqlCore,
@@ -53,7 +53,7 @@ class Sessions(SqlCore):
         session_id = new_id() if id is None else check_id(id, "session id")
         check_name(agent, "agent")
         check_name(owner, "owner")
-        self._check_size(title, "title")
+        check_title(title)
         self._check_object(metadata, "metadata")
         created = yield sql(
             "create_session",
@@ -154,7 +154,7 @@ class Sessions(SqlCore):
         audit: tuple[str, str] | None,
     ) -> Tx[Session]:
         if title is not None:
-            self._check_size(title, "title")
+            check_title(title)
         if metadata is not None:
             self._check_object(metadata, "metadata")
         if title is not None or metadata is not None:
