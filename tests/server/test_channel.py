@@ -45,8 +45,8 @@ class Reader:
         self._feeding = asyncio.create_task(self._channel.feed(self._client, 0))
 
     async def _take(self, message: Any) -> None:
-        for block in message["body"].decode().split("\n\n"):
-            if data := next((line[6:] for line in block.splitlines() if line.startswith("data: ")), None):
+        for text in message["body"].decode().split("\n\n"):
+            if data := next((line[6:] for line in text.splitlines() if line.startswith("data: ")), None):
                 facts = json.loads(data)
                 self.told.append((facts["seq"],) if "seq" in facts else (facts["offset"], facts["text"]))
 
