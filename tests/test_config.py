@@ -34,6 +34,8 @@ def test_environment_wins_over_file_and_arguments_over_both(tmp_path: Path, monk
         ("max_pending = 0", r"HOLDFAST_MAX_PENDING, or max_pending in holdfast\.toml"),
         ("max_pending = 'many'", "max_pending"),
         ("lease_ttl_seconds = -1", "lease_ttl_seconds"),
+        ("lease_renew_seconds = 1e-9", "lease_renew_seconds"),
+        ("stream_comment_seconds = 1e-9", "stream_comment_seconds"),
         ("lease_ttl_seconds = 4", "at least twice"),
         ("= 1", "TOML"),
     ],

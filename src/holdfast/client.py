@@ -58,6 +58,16 @@ class AsyncClient:
         except (httpx2.TransportError, httpx2.InvalidURL) as error:
             raise ServerUnavailable(url=str(self._url), problem=_why(error)) from error
 
+    async def media(self, sha256: str) -> bytes:
+        """Return the content with this digest, to which a message refers as `media+sha256://<digest>`."""
+        try:
+            response = await self._http.get(f"/api/media/{sha256}")
+        except (httpx2.TransportError, httpx2.InvalidURL) as error:
+            raise ServerUnavailable(url=str(self._url), problem=_why(error)) from error
+        if not response.is_success:
+            _answer(response)
+        return response.content
+
     async def create_session(self, agent: str, **given: Any) -> dict[str, Any]:
         """Create a session."""
         return await self.request("POST", "/api/sessions", json={"agent": agent, **given})
@@ -251,6 +261,10 @@ class Client:
     def request(self, method: str, path: str, **options: Any) -> Any:
         """Send any request and return what it answers. Raises `ServerError`."""
         return self._runner.run(self._client.request(method, path, **options))
+
+    def media(self, sha256: str) -> bytes:
+        """Return the content with this digest."""
+        return self._runner.run(self._client.media(sha256))
 
     def create_session(self, agent: str, **given: Any) -> dict[str, Any]:
         """Create a session."""

@@ -30,10 +30,10 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, toml_file=FILE, extra="forbid", frozen=True)
 
     store: str = Field("sqlite:///holdfast.db", description="Where sessions live: a store URL.")
-    lease_ttl_seconds: Annotated[float, Field(gt=0)] = Field(
+    lease_ttl_seconds: Annotated[float, Field(ge=0.2)] = Field(
         10.0, description="How long a holder that stopped renewing keeps its sessions."
     )
-    lease_renew_seconds: Annotated[float, Field(gt=0)] = Field(
+    lease_renew_seconds: Annotated[float, Field(ge=0.1)] = Field(
         3.0, description="How often a holder renews its deadline."
     )
     loop_timeout_seconds: Annotated[float, Field(ge=1)] = Field(
@@ -42,6 +42,10 @@ class Settings(BaseSettings):
     )
     max_payload_bytes: Annotated[int, Field(gt=0)] = Field(
         64 * 1024 * 1024, description="The largest single text in a row: a message, a payload, a result."
+    )
+    max_history_bytes: Annotated[int, Field(ge=1024)] = Field(
+        64 * 1024 * 1024,
+        description="The largest history that a turn loads, with its media; a larger one fails the turn.",
     )
     max_pending: Annotated[int, Field(gt=0)] = Field(
         1000, description="How many submissions of one session may wait at once."
@@ -112,7 +116,7 @@ class Settings(BaseSettings):
     submission_retention_seconds: Annotated[float, Field(gt=0)] | None = Field(
         None, description="How long a submission that has ended is kept; unset keeps it with its session."
     )
-    stream_comment_seconds: Annotated[float, Field(gt=0)] = Field(
+    stream_comment_seconds: Annotated[float, Field(ge=1)] = Field(
         15.0, description="How often a silent event stream says that it lives."
     )
 

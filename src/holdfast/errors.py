@@ -117,6 +117,12 @@ class VersionConflict(Conflict):
     code = "version_conflict"
 
 
+class HistoryTooLarge(Conflict):
+    """The history has {size} bytes with its media; the limit is {limit}. Rewind or undo to an earlier point, compact it with a compactor of your own, or raise `max_history_bytes`."""
+
+    code = "history_too_large"
+
+
 class NotYet(Conflict):
     """Session {session_id} has events 1 to {seq}; there is no number {number} yet."""
 

@@ -10,6 +10,7 @@ from holdfast.errors import BadId, BadInput, BadText, BadUuid
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@=+~-]{0,127}")
 _UUID = re.compile(r"[0-9a-f]{8}(-?)[0-9a-f]{4}\1[0-9a-f]{4}\1[0-9a-f]{4}\1[0-9a-f]{12}", re.IGNORECASE)
 _LONGEST_NAME = 256
+LONGEST_TITLE = 1000
 
 
 def new_id() -> str:
@@ -39,6 +40,14 @@ def check_name(value: str, what: str) -> str:
     """Return `value` if it is a short printable text, such as an owner, an agent's or a tool's name."""
     if not isinstance(value, str) or not value or len(value) > _LONGEST_NAME or not value.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BadText(what=what, problem=f"must have 1 to {_LONGEST_NAME} printable characters")
+    return value
+
+
+def check_title(value: str) -> str:
+    """Return `value` if it can be the title of a session."""
+    check_text(value, "title")
+    if len(value) > LONGEST_TITLE:
+        raise BadText(what="title", problem=f"has more than {LONGEST_TITLE} characters")
     return value
 
 

@@ -489,7 +489,8 @@ class Violation:
 class SchemaStatus:
     """Which schema a store has, which one this code needs, and how much is in it.
 
-    `lag` is how many seconds the session waits that has been ready longest.
+    `lag` is how many seconds the session waits that has been ready longest. `unsafe` names the settings of the database
+    server that are off and with which a crash of its machine may lose or damage what was committed.
     """
 
     engine: str
@@ -502,3 +503,4 @@ class SchemaStatus:
     expired_holders: int = 0
     leases: int = 0
     lag: float = 0.0
+    unsafe: str = ""

@@ -39,6 +39,9 @@ def findings(*arguments: str, **more: Any) -> dict[str, dict[str, str]]:
 
 async def test_all_is_well(store: Store, engine: Engine):
     found = findings("--store", engine.url)
+    if engine.name == "postgres":  # the tests' server does not sync
+        unsafe = found.pop("durability")
+        assert (unsafe["verdict"], "fsync, full_page_writes" in unsafe["detail"]) == ("warn", True)
     assert {each["verdict"] for each in found.values()} == {"ok"}
     wanted = {"system", "settings", "store", "migrations", "clock", "workers"}
     assert set(found) == wanted | ({"disk"} if engine.name == "sqlite" else set())

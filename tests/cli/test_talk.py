@@ -37,6 +37,12 @@ def answer(messages, info):
             return ModelResponse(parts=[ToolCallPart("wait", {}, "wait-1")])
         case ["fail"]:
             raise RuntimeError("no network")
+        case ["steer", "by", "error"]:
+            raise RuntimeError("\\x1b]0;owned\\x07")
+        case ["steer"]:
+            return ModelResponse(parts=[TextPart("\\x1b[2Jred\\x07\\tand\\nmore\\u202e")])
+        case ["long"]:
+            return ModelResponse(parts=[TextPart("long " * 20_000)])
         case _:
             return ModelResponse(parts=[TextPart(f"you said: {last.content}")])
 
@@ -176,6 +182,30 @@ async def test_a_worker_answers_what_is_sent(engine: Engine, tmp_path: Path):
         assert (sent["submission"]["state"], sent["answer"]) == ("done", "you said: once more")
         failed = await terminal.holdfast("send", "s", "fail", "--wait")
         assert (failed.returncode, failed.stderr) == (1, "failed: RuntimeError: no network\n")
+
+
+async def test_answers_and_errors_cannot_steer_the_terminal(terminal: Terminal):
+    async with terminal.worker():
+        said = await terminal.text("send", "s", "steer", "--agent", "bot", "--wait")
+        assert said == "\\x1b[2Jred\\x07\tand\nmore\\u202e\n"
+        failed = await terminal.holdfast("send", "s", "steer by error", "--wait")
+        assert (failed.returncode, failed.stderr) == (1, "failed: RuntimeError: \\x1b]0;owned\\x07\n")
+        shown = [
+            await terminal.holdfast(*command)
+            for command in (
+                ("tail", "s", "--no-follow"),
+                ("sessions", "show", "s"),
+                ("runs", "list", "s"),
+                ("send", "no\x1b[2Jsuch", "hi"),
+            )
+        ]
+        assert not {"\x1b", "\x07", "\u202e"} & {*"".join(done.stdout + done.stderr for done in shown)}
+
+
+async def test_send_wait_prints_an_answer_that_was_moved_to_the_media_store(terminal: Terminal):
+    async with terminal.worker():
+        said = await terminal.text("send", "s", "long", "--agent", "bot", "--wait")
+        assert said == "long " * 20_000 + "\n"
 
 
 async def test_send_without_a_worker_only_queues(terminal: Terminal):

@@ -52,7 +52,7 @@ async def test_everything_works_over_a_server(
     engine: Engine, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "bot.py").write_text(BOT)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     await store.add_token(digest("hf_ada"), owner="ada")
     await store.add_token(digest("hf_bob"), owner="bob")
     async with front(engine.url, "bot:agent") as server:
@@ -61,6 +61,8 @@ async def test_everything_works_over_a_server(
         assert await ada.text("send", "s", "again", "--agent", "bot", "--wait") == "you said: again\n"
         failed = await ada.holdfast("send", "s", "fail", "--wait")
         assert (failed.returncode, failed.stderr) == (1, "failed: RuntimeError: no network\n")
+
+        assert await ada.text("send", "s", "long", "--wait") == "long " * 20_000 + "\n"
 
         waiting = await ada.holdfast("send", "s", "pay 5", "--wait")
         assert waiting.returncode == 5

@@ -108,10 +108,32 @@ async def test_text_that_cannot_be_stored(store: Store, bad: str):
             await attempt
 
 
-@pytest.mark.parametrize("bad", ["", "{", "nope", "{'a': 1}", "[1,]", '"\x00"', '"\ud800"', "[" * 100_000])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "",
+        "{",
+        "nope",
+        "{'a': 1}",
+        "[1,]",
+        '"\x00"',
+        '"\ud800"',
+        '{"a": NaN}',
+        '{"a": -Infinity}',
+        '{"a": 1e999}',
+        '{"a": ' + "9" * 5000 + "}",
+        '{"a": ' * 101 + "1" + "}" * 101,
+        "[" * 100_000,
+    ],
+    ids=lambda bad: ascii(bad[:20]),
+)
 async def test_what_is_not_json(store: Store, bad: str):
     session_id = await new_session(store)
+    lease = await store.acquire(session_id, await store.join("test"))
     attempts = (
+        store.write(lease, Batch(events=[NewEvent(kind="tick", payload=bad)])),
+        store.write(lease, Batch(runs=[Run(id="r1", metadata=bad)])),
+        store.audit(actor="ada", action="test", session_id=None, detail=bad),
         store.create_session(agent="scribe", owner="ada", metadata=bad),
         store.update_session(session_id, metadata=bad),
         store.submit(session_id, "message", bad),
@@ -121,6 +143,24 @@ async def test_what_is_not_json(store: Store, bad: str):
         with pytest.raises(BadText):
             await attempt
     assert (await store.session(session_id)).seq == 0
+
+
+async def test_metadata_that_is_not_an_object(store: Store):
+    session_id = await new_session(store)
+    for attempt in (
+        store.create_session(agent="scribe", owner="ada", metadata="[]"),
+        store.update_session(session_id, metadata="null"),
+    ):
+        with pytest.raises(BadText, match="is not a JSON object"):
+            await attempt
+
+
+@pytest.mark.parametrize("kind", ["", "a\nid: 7", "a\rdata: x", "a b", "x" * 129])
+async def test_an_event_kind_that_is_no_simple_name(store: Store, kind: str):
+    session_id = await new_session(store)
+    lease = await store.acquire(session_id, await store.join("test"))
+    with pytest.raises(BadId, match="kind of event"):
+        await store.write(lease, Batch(events=[NewEvent(kind=kind)]))
 
 
 @pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf"), 3e11])
@@ -273,7 +313,7 @@ async def test_a_full_disk(small_disk: Path):
         lease, _ = await held_session(store)
         (small_disk / "ballast").write_bytes(bytes(1_200_000))
         written = 0
-        large = Batch(events=[NewEvent(kind="tick", payload="x" * 20_000)] * 3)
+        large = Batch(events=[NewEvent(kind="tick", payload=f'"{"x" * 20_000}"')] * 3)
 
         async def fill() -> None:
             nonlocal written

@@ -204,7 +204,11 @@ async def test_a_number_that_is_none(store: Store, after: int):
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=200)
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=50),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=50),
     lambda children: (
         st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=10), children, max_size=4)
     ),
@@ -237,13 +241,13 @@ async def test_exact_bytes(
     await store.write(
         lease,
         Batch(
-            events=[NewEvent(kind="tick", payload=body), NewEvent(kind="tick", payload=raw)],
+            events=[NewEvent(kind="tick", payload=body)],
             segments=[Segment(number=1)],
             messages=[Message(segment=1, position=0, body=body), Message(segment=1, position=1, body=raw)],
             effects=[effect],
         ),
     )
-    assert [e.payload for e in await store.events(lease.session_id)] == [body, raw]
+    assert [e.payload for e in await store.events(lease.session_id)] == [body]
     assert [m.body for m in await store.history(lease.session_id, segment=1, length=2)] == [body, raw]
     (found,) = (await store.effects(lease.session_id)).items
     assert (found.result, found.summary) == (body, raw)
@@ -262,7 +266,6 @@ async def test_text_that_cannot_be_stored_exactly_is_refused(store: Store, bad: 
         Batch(effects=[Effect(run_id="r", call_id=bad, tool="t")]),
         Batch(effects=[Effect(run_id="r", call_id="c", tool="t", result=bad)]),
         Batch(runs=[Run(id="r", error=bad)]),
-        Batch(events=[NewEvent(kind=bad)]),
         Batch(submissions=[SubmissionChange(id="s", state="failed", reason=bad)]),
         Batch(status="waiting", waiting_for=bad),
     ):
@@ -276,9 +279,9 @@ async def test_text_that_cannot_be_stored_exactly_is_refused(store: Store, bad: 
 async def test_a_payload_over_the_limit_is_refused(engine: Engine):
     async with open_store(engine.url, settings=load_settings(max_payload_bytes=1000)) as store:
         lease, _ = await held_session(store)
-        assert await store.write(lease, Batch(events=[NewEvent(kind="tick", payload="é" * 500)])) == 1
+        assert await store.write(lease, Batch(events=[NewEvent(kind="tick", payload=f'"{"é" * 499}"')])) == 1
         with pytest.raises(PayloadTooLarge, match="has 1002 bytes; the limit is 1000"):
-            await store.write(lease, Batch(events=[NewEvent(kind="tick", payload="é" * 501)]))
+            await store.write(lease, Batch(events=[NewEvent(kind="tick", payload=f'"{"é" * 500}"')]))
         with pytest.raises(PayloadTooLarge):
             await store.submit(lease.session_id, "message", json.dumps("x" * 1000))
         assert await store.write(lease, ticks()) == 2
@@ -352,5 +355,5 @@ async def test_nothing_is_written_behind_a_batch_that_failed(store: Store, cance
         await store.write(lease, replace(behind))
     assert await store.events(lease.session_id) == []
 
-    await store.write(lease, Batch(events=[NewEvent(kind="of its own")]))
-    assert [event.kind for event in await store.events(lease.session_id)] == ["of its own"]
+    await store.write(lease, Batch(events=[NewEvent(kind="of_its_own")]))
+    assert [event.kind for event in await store.events(lease.session_id)] == ["of_its_own"]

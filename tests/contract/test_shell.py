@@ -19,6 +19,7 @@ from holdfast.errors import (
 )
 from holdfast.ids import new_id
 from holdfast.store import Store, open_store
+from holdfast.store.sql.library import PAGE_BYTES
 from holdfast.types import Command, Output
 from tests.builders import held_session, new_session
 from tests.conftest import Engine
@@ -150,6 +151,22 @@ async def test_commands_are_listed_newest_first(store: Store):
     assert ids((await store.commands(state="running", holder=second.holder)).items) == [second.id]
     # A running command is an orphan once nobody who lives runs it.
     assert [c.service for c in page.items] == [None, "someone"]
+
+
+async def test_large_outputs_and_commands_come_in_more_pages_and_none_is_left_out(store: Store):
+    large = "x" * (PAGE_BYTES * 3 // 8)
+    everything: list[str] = []
+    for n in range(5):
+        command = await started(store, large if n % 2 else "ls")
+        outputs = [line(large), line("short"), line(large)]
+        await store.write_outputs(command, outputs)
+        everything += [command.id, *(output.id for output in outputs)]
+        assert ids(await search(store, command_id=command.id)) == everything[-4:]
+        assert ids(await search(store, command_id=command.id, newest_first=True)) == everything[-4:][::-1]
+    assert len((await store.shell_events()).items) < len(everything)
+    assert sorted(ids(await search(store))) == sorted(everything)
+    assert ids(await search(store)) == ids(await search(store, newest_first=True))[::-1]
+    assert len((await store.commands()).items) == 5
 
 
 async def test_search_has_both_kinds_in_the_order_of_time(store: Store):

@@ -59,7 +59,7 @@ async def test_a_tool_that_blocks_its_worker_for_long_does_not_freeze_other_sess
 ):
     """Its worker stops renewing, and another one continues all its sessions while it is still blocked."""
     blocking, beside = [(await store.create_session(agent="agent", owner="you")).id for _ in range(2)]
-    async with worker(engine.url, hold=60, loop_timeout_seconds=1, **SHORT) as blocked:
+    async with worker(engine.url, hold=60, loop_timeout_seconds="1", **SHORT) as blocked:
         other = await send(store, beside, f"work 1 {tmp_path / 'beside'}")
         await lines(tmp_path / "beside", 1)
         message = await send(store, blocking, f"stall {tmp_path / 'stalled'}")

@@ -110,7 +110,8 @@ async def test_images_that_are_sent_again_and_again_are_stored_once(tmp_path: Pa
         return [f"step {n}", images[n % 16]]
 
     file = tmp_path / "store.db"
-    async with open_store(f"sqlite:///{file}") as store:
+    settings = load_settings(max_history_bytes=128 * 1024 * 1024)
+    async with open_store(f"sqlite:///{file}", settings=settings) as store:
         agent = recorded(store, *([call("look", f"call-{n}", n=n)] for n in range(50)), tools=[look])
         unlimited = UsageLimits(request_limit=None)
         result = await agent.run(["begin", *images], conversation_id="talk", usage_limits=unlimited)

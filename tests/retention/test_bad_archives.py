@@ -48,6 +48,19 @@ HARM: dict[str, Callable[[list[dict[str, Any]]], object]] = {
     "a truth value": lambda r: first(r, "events").update(seq=True),
     "a huge number": lambda r: first(r, "events").update(at=2**63),
     "a NUL": lambda r: first(r, "messages").update(body="a\x00b"),
+    "metadata that is not JSON": lambda r: r[1]["session"].update(metadata="{"),
+    "metadata that is no object": lambda r: r[1]["session"].update(metadata="[]"),
+    "metadata that is too deep": lambda r: r[1]["session"].update(metadata='{"a":' * 101 + "1" + "}" * 101),
+    "a time that is none": lambda r: r[1]["session"].update(active_at=2**62),
+    "a time before all times": lambda r: first(r, "events").update(at=-1),
+    "a title without an end": lambda r: r[1]["session"].update(title="x" * 5_000_000),
+    "a newline in a kind": lambda r: first(r, "events").update(kind="said\ndata: forged"),
+    "NaN in a payload": lambda r: first(r, "events").update(payload='{"a": NaN}'),
+    "a run with an unknown status": lambda r: first(r, "runs").update(status="flying"),
+    "a run with bad metadata": lambda r: first(r, "runs").update(metadata="nope"),
+    "an unknown lane": lambda r: first(r, "submissions").update(lane="fast"),
+    "a submission that is not JSON": lambda r: first(r, "submissions").update(payload="nope"),
+    "an agent without a name": lambda r: r[1]["session"].update(agent=""),
     "a record twice": lambda r: r.insert(3, r[2]),
     "records out of order": lambda r: r.insert(len(r), r[2]),
     "other media": lambda r: next(x for x in r if "bytes" in x).update(bytes="AAAA"),
@@ -162,7 +175,7 @@ async def test_a_bomb_is_refused():
     row = json.loads(event)["messages"]
     lines = (
         json.dumps(
-            {"messages": {**row, "position": n, "body": "0" * 1_000_000}}, separators=(",", ":")
+            {"messages": {**row, "position": n, "body": f'"{"0" * 1_000_000}"'}}, separators=(",", ":")
         ).encode()
         + b"\n"
         for n in range(100)

@@ -57,7 +57,7 @@ async def ended(store: Store, submission: Submission) -> Submission:
 
 
 async def reread(store: Store, submission: Submission) -> Submission:
-    page = await store.submissions(submission.session_id, limit=10_000)
+    page = await store.submissions(submission.session_id, payloads=False, limit=10_000)
     return next(item for item in page.items if item.id == submission.id)
 
 

@@ -14,7 +14,7 @@ from holdfast.runtime.attachment import Attachment, attachment, detached
 from tests.record.agents import call, scripted
 from tests.runtime.agents import ended, kinds, reread, send, working
 
-GRACE = 0.6
+GRACE = 1.0
 
 
 def patient(steps: int = 3) -> "Agent[None, str]":
@@ -108,7 +108,16 @@ def test_what_metadata_says():
     assert attachment('{"attached": false}') is None
     assert attachment('{"attached": true}') == Attachment(grace=180, then="handover")
     assert attachment('{"attached": {"then": "interrupt"}}') == Attachment(then="interrupt")
-    for bad in ('"yes"', '{"grace": 0}', '{"grace": 1e9}', '{"then": "dance"}', '{"grce": 5}', "5"):
+    for bad in (
+        '"yes"',
+        '{"grace": 0}',
+        '{"grace": 1e-9}',
+        '{"grace": 0.99}',
+        '{"grace": 1e9}',
+        '{"then": "dance"}',
+        '{"grce": 5}',
+        "5",
+    ):
         with pytest.raises(BadInput, match="attached"):
             attachment(f'{{"attached": {bad}}}')
     assert detached('{"a": 1}') is None

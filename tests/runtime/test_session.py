@@ -11,12 +11,15 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from holdfast import Store, open_store
+from holdfast.config import load_settings
 from holdfast.errors import BadInput, StoreFull, TurnInProgress
 from holdfast.ids import new_id
+from holdfast.jsontext import parse_json
 from holdfast.record.recovery import find_place
 from holdfast.record.validity import is_provider_valid
 from holdfast.runtime import AgentSetup, Worker, current_session
 from holdfast.types import Batch, Lease, Session, Submission
+from tests.conftest import Engine
 from tests.record.agents import call, scripted
 from tests.runtime.agents import ended, is_kind, kinds, reread, send, texts, until, working
 
@@ -228,6 +231,24 @@ def paying(*, editable: bool = False) -> tuple[Agent[None, Any], list[int]]:
     return agent, paid
 
 
+async def test_nan_in_a_models_arguments_does_not_get_into_the_journal(store: Store, session: str):
+    agent: Agent[None, Any] = Agent(scripted([call("weigh", "c1", grams=float("nan"))]))
+
+    @agent.tool_plain(requires_approval=True)
+    def weigh(grams: float) -> str:
+        return f"{grams}"
+
+    async with working(store, agent):
+        asked = await ask(store, session)
+    assert asked["arguments"] == {"grams": None}
+    after = 0
+    while page := await store.events(session, after=after):
+        after = page[-1].seq
+        for event in page:
+            parse_json(event.payload, "payload")
+            parse_json(event.message or "null", "message")
+
+
 async def ask(store: Store, session: str) -> dict[str, Any]:
     """Have the agent ask, and return the one call it asks about."""
     await send(store, session, "pay")
@@ -332,6 +353,22 @@ async def test_an_interrupt_ends_a_turn_that_waits(store: Store, session: str):
         assert (await ended(store, await send(store, session, "never mind"))).state == "done"
     assert paid == []
     assert is_provider_valid((await find_place(store, session, None)).messages)
+
+
+@pytest.mark.parametrize("threshold", [1024, 10_000_000], ids=["in media", "in messages"])
+async def test_a_history_that_is_too_large_fails_the_turn_and_can_be_undone(engine: Engine, threshold: int):
+    settings = load_settings(max_history_bytes=200_000, media_threshold_bytes=threshold)
+    async with open_store(engine.url, settings=settings) as store:
+        session = (await store.create_session(agent="agent", owner="you")).id
+        async with working(store, Agent(echo())):
+            assert (await ended(store, await send(store, session, "one"))).state == "done"
+            assert (await ended(store, await send(store, session, "x" * 150_000))).state == "done"
+            failed = await ended(store, await send(store, session, "two"))
+            assert failed.state == "failed"
+            assert "the limit is 200000. Rewind or undo" in str(failed.reason)
+            assert (await ended(store, await store.submit(session, "undo"))).state == "done"
+            assert (await ended(store, await send(store, session, "three"))).state == "done"
+            assert "one | three" in await texts(store, session)
 
 
 async def test_undo_rewind_compact_and_fork(store: Store, session: str):

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
-from holdfast.server.channel import Channel, Client, Clock
+from holdfast.server.channel import Channel, Client, Clock, block
 from holdfast.types import Draft, Event
 from tests.builders import until
 
@@ -45,8 +45,8 @@ class Reader:
         self._feeding = asyncio.create_task(self._channel.feed(self._client, 0))
 
     async def _take(self, message: Any) -> None:
-        for block in message["body"].decode().split("\n\n"):
-            if data := next((line[6:] for line in block.splitlines() if line.startswith("data: ")), None):
+        for text in message["body"].decode().split("\n\n"):
+            if data := next((line[6:] for line in text.splitlines() if line.startswith("data: ")), None):
                 facts = json.loads(data)
                 self.told.append((facts["seq"],) if "seq" in facts else (facts["offset"], facts["text"]))
 
@@ -104,3 +104,10 @@ async def test_a_draft_waits_for_the_events_before_it():
     store.events.put_nowait(event(2))
     await reader.has((1,), (2,), (0, "Next"))
     await reader.close()
+
+
+def test_a_kind_cannot_split_a_block():
+    assert (
+        block("{}", "said\r\nid: 9\ndata: forged", 1)
+        == b"id: 1\nevent: said id: 9 data: forged\ndata: {}\n\n"
+    )

@@ -9,6 +9,7 @@ import httpx2
 import pytest
 
 from holdfast import Store
+from holdfast.server.auth import digest
 from holdfast.types import Batch, Effect, NewEvent, Run
 from tests.runtime.agents import working
 from tests.runtime.test_session import paying
@@ -151,6 +152,68 @@ async def test_nonsense_is_refused_in_the_documented_shape(
     answer = await http.post(path, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 422, answer.text
     assert set(answer.json()["error"]) >= {"code", "message"}
+
+
+UNREADABLE = {
+    "NaN": b"NaN",
+    "infinite": b"-Infinity",
+    "too large": b"1e999",
+    "too deep": b'{"a": ' * 260 + b"1" + b"}" * 260,
+    "a lone surrogate": b'"\\ud800"',
+}
+
+
+@pytest.mark.parametrize("value", UNREADABLE.values(), ids=UNREADABLE)
+async def test_one_owners_metadata_cannot_break_the_list_of_all(
+    http: httpx2.AsyncClient, session: str, tokens: dict[str, str], value: bytes
+):
+    json_type = {"content-type": "application/json"}
+    body = b'{"agent": "agent", "metadata": {"a": ' + value + b"}}"
+    assert (await http.post("/api/sessions", content=body, headers=json_type)).status_code == 422
+    body = b'{"metadata": {"a": ' + value + b"}}"
+    path = f"/api/sessions/{session}"
+    assert (await http.patch(path, content=body, headers=json_type)).status_code == 422
+    body = b'{"expected": 0, "body": ' + value + b"}"
+    assert (await http.put(f"{path}/state", content=body, headers=json_type)).status_code == 422
+    admin = {"authorization": f"Bearer {tokens['admin']}"}
+    assert (await http.get("/api/sessions", headers=admin)).status_code == 200
+
+
+async def test_lists_bear_what_a_library_has_stored(store: Store, http: httpx2.AsyncClient):
+    await store.create_session(agent="agent", owner="owner", metadata=r'{"a": "\ud800"}')
+    (item,) = (await http.get("/api/sessions")).json()["items"]
+    assert item["metadata"] == {"a": "?"}
+
+
+async def test_every_route_with_a_body_refuses_nan_and_deep_nesting(
+    app: Any, http: httpx2.AsyncClient, session: str
+):
+    await app.state.store.add_token(digest("hf_all"), owner="owner", role="admin", scopes=["shell"])
+    headers = {"authorization": "Bearer hf_all", "content-type": "application/json"}
+    seen = 0
+    for path, operations in app.openapi()["paths"].items():
+        for method, operation in operations.items():
+            if "application/json" not in operation.get("requestBody", {}).get("content", {}):
+                continue
+            seen += 1
+            known = path.replace("{session_id}", session).replace("{run_id}", "none")
+            for body, problem in (
+                (b'{"a": NaN}', "not a JSON number"),
+                (b"[" * 300 + b"]" * 300, "more than 100 levels"),
+            ):
+                answer = await http.request(method.upper(), known, content=body, headers=headers)
+                if answer.status_code != 404:
+                    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "bad_input"), path
+                    assert problem in answer.json()["error"]["message"], path
+    assert seen > 10
+
+
+async def test_an_answer_with_nan_arguments_is_refused(http: httpx2.AsyncClient, session: str):
+    body = f'{{"call_id": "c", "digest": "{"a" * 64}", "approved": true, "arguments": {{"x": NaN}}}}'
+    answer = await http.post(
+        f"/api/sessions/{session}/approvals", content=body, headers={"content-type": "application/json"}
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "bad_input")
 
 
 async def test_a_parameter_that_nobody_knows_is_a_mistake(http: httpx2.AsyncClient, session: str):

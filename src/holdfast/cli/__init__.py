@@ -22,6 +22,7 @@ from holdfast.cli import (
     talk,
     worker,
 )
+from holdfast.cli.terminal import echo
 from holdfast.errors import HoldfastError
 
 app = typer.Typer(
@@ -58,7 +59,7 @@ for command in (
 
 def _say_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"holdfast {version('holdfast')}")
+        echo(f"holdfast {version('holdfast')}")
         raise typer.Exit
 
 
@@ -78,6 +79,6 @@ def main() -> None:
         app()
     except HoldfastError as error:
         if "--json" in sys.argv:
-            typer.echo(json.dumps({"error": {"code": error.code, "message": str(error)}}))
-        typer.echo(f"error: {error}", err=True)
+            echo(json.dumps({"error": {"code": error.code, "message": str(error)}}))
+        echo(f"error: {error}", err=True)
         sys.exit(2)

@@ -5,14 +5,13 @@ import json
 from dataclasses import asdict
 
 import typer
-from rich.console import Console
 
 from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.terminal import echo, new_console
 from holdfast.errors import StoreTooOld
 from holdfast.types import SchemaStatus
 
 app = typer.Typer(help="Look after the database of a store.", no_args_is_help=True)
-console = Console()
 
 
 @app.command()
@@ -25,9 +24,9 @@ def upgrade(store: StoreUrl = None, as_json: AsJson = False) -> None:
 
     url, version = asyncio.run(work())
     if as_json:
-        typer.echo(json.dumps({"store": url, "version": version}))
+        echo(json.dumps({"store": url, "version": version}))
     else:
-        console.print(f"{url} is at schema version {version}.", highlight=False)
+        new_console().print(f"{url} is at schema version {version}.", highlight=False)
 
 
 @app.command()
@@ -46,14 +45,14 @@ def status(store: StoreUrl = None, as_json: AsJson = False) -> None:
 
     found = asyncio.run(work())
     if as_json:
-        typer.echo(json.dumps(found))
+        echo(json.dumps(found))
         return
     for name, value in found.items():
-        console.print(f"{name.replace('_', ' '):<16} {value}", highlight=False)
+        new_console().print(f"{name.replace('_', ' '):<16} {value}", highlight=False)
     if found["version"] != found["latest"]:
-        console.print("Run `holdfast db upgrade`.")
+        new_console().print("Run `holdfast db upgrade`.")
     if found["expired_holders"]:
-        console.print("What expired holders had is free for whoever calls `reclaim` or `acquire`.")
+        new_console().print("What expired holders had is free for whoever calls `reclaim` or `acquire`.")
 
 
 @app.command()
@@ -64,16 +63,16 @@ def check(store: StoreUrl = None, as_json: AsJson = False) -> None:
         async with chosen_store(store) as opened:
             return [asdict(violation) for violation in await opened.check()]
 
-    with console.status("checking every invariant"):
+    with new_console().status("checking every invariant"):
         violations = asyncio.run(work())
     if as_json:
-        typer.echo(json.dumps({"violations": violations}))
+        echo(json.dumps({"violations": violations}))
     elif violations:
         for violation in violations:
-            console.print(
+            new_console().print(
                 f"[red]broken[/] {violation['invariant']}: session {violation['session_id']}: {violation['detail']}",
                 highlight=False,
             )
     else:
-        console.print("Every invariant holds.")
+        new_console().print("Every invariant holds.")
     raise typer.Exit(1 if violations else 0)

@@ -105,6 +105,13 @@ async def _store(settings: Settings) -> AsyncIterator[Finding]:
                 "store", "ok", f"{opened.url}: {schema.sessions:,} sessions, {schema.events:,} events"
             )
             yield Finding("migrations", "ok", f"version {schema.version}, the latest")
+            if schema.unsafe:
+                yield Finding(
+                    "durability",
+                    "warn",
+                    f"the database server runs with these settings off: {schema.unsafe}",
+                    "Turn them on: without them, a crash of the machine loses or damages data.",
+                )
             for each in (await _clock(opened), await _workers(opened, schema.pending)):
                 yield each
     except StoreTooOld as old:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.terminal import echo, new_console, one_line, safe
 from holdfast.errors import HoldfastError
 from holdfast.types import Blob
 
@@ -30,7 +31,6 @@ MediaUrl = Annotated[
     ),
 ]
 _PAGE = 200
-_UNLIMITED = 1_000_000
 _KIB = 1024
 
 
@@ -44,16 +44,16 @@ def list_(store: StoreUrl = None, media: MediaUrl = None, as_json: AsJson = Fals
 
     blobs = asyncio.run(work())
     if as_json:
-        typer.echo(json.dumps({"media": [_plain(blob) for blob in blobs]}))
+        echo(json.dumps({"media": [_plain(blob) for blob in blobs]}))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("uri", "size", "sessions", "put last", "media type", "file name"):
         table.add_column(name, no_wrap=True, justify="right" if name in {"size", "sessions"} else "left")
     for blob in blobs:
-        name = Text(_safe(blob.file_name or ""))
-        row = (blob.uri, _size(blob.size), str(blob.references), _time(blob), _safe(blob.media_type), name)
+        name = one_line(blob.file_name)
+        row = (blob.uri, _size(blob.size), str(blob.references), _time(blob), safe(blob.media_type), name)
         table.add_row(*row)
-    _console().print(table)
+    new_console(limited=sys.stdout.isatty()).print(table)
 
 
 @app.command()
@@ -74,12 +74,12 @@ def show(
 
     facts = asyncio.run(work())
     if as_json:
-        typer.echo(json.dumps(facts))
+        echo(json.dumps(facts))
         return
-    console = _console()
+    console = new_console(limited=sys.stdout.isatty())
     for name, value in facts.items():
         said = ", ".join(value) if isinstance(value, list) else "" if value is None else str(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-        console.print(Text(f"{name.replace('_', ' '):<12} {_safe(said)}"), soft_wrap=True)
+        console.print(Text(f"{name.replace('_', ' '):<12} {safe(said)}"), soft_wrap=True)
 
 
 @app.command()
@@ -103,12 +103,12 @@ def gc(
 
     done = asyncio.run(work())
     if as_json:
-        typer.echo(json.dumps(asdict(done)))
+        echo(json.dumps(asdict(done)))
     else:
         verb = "would be" if dry_run else "is" if done.blobs == 1 else "are"
-        typer.echo(f"{done.blobs} of the blobs, {_size(done.bytes)}, {verb} gone.")
+        echo(f"{done.blobs} of the blobs, {_size(done.bytes)}, {verb} gone.")
         for problem in done.failed:
-            typer.echo(f"not deleted: {_safe(problem)}", err=True)
+            echo(f"not deleted: {problem}", err=True)
     raise typer.Exit(1 if done.failed else 0)
 
 
@@ -134,11 +134,11 @@ def verify(store: StoreUrl = None, media: MediaUrl = None, as_json: AsJson = Fal
 
     count, problems = asyncio.run(work())
     if as_json:
-        typer.echo(json.dumps({"verified": count, "problems": problems}))
+        echo(json.dumps({"verified": count, "problems": problems}))
     else:
         for problem in problems:
-            typer.echo(f"broken: {_safe(problem)}")
-        typer.echo(f"{count - len(problems)} of {count} are sound.")
+            echo(f"broken: {problem}")
+        echo(f"{count - len(problems)} of {count} are sound.")
     raise typer.Exit(1 if problems else 0)
 
 
@@ -178,20 +178,10 @@ def _progress(what: str, total: int | None, *, shown: bool) -> "Generator[Callab
         yield lambda: bar.advance(task)
 
 
-def _console() -> Console:
-    limited = sys.stdout.isatty()
-    return Console(width=None if limited else _UNLIMITED, highlight=False, markup=False, emoji=False)
-
-
 def _plain(blob: Blob) -> dict[str, object]:
     facts = asdict(blob)
     facts["at"] = None if blob.at is None else blob.at.isoformat()
     return {"uri": blob.uri, **facts}
-
-
-def _safe(text: str) -> str:
-    """Return text that cannot steer a terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _time(blob: Blob) -> str:

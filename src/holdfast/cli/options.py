@@ -7,6 +7,7 @@ import typer
 from holdfast.config import load_settings
 from holdfast.errors import BadInput
 from holdfast.store import Store, open_store
+from holdfast.types import Json
 
 if TYPE_CHECKING:
     from holdfast.cli.remote import Remote
@@ -56,6 +57,21 @@ async def asked(opened: "Sessions", session_id: str) -> list[dict[str, Any]]:
     from holdfast.runtime.questions import asked as asked_of
 
     return await asked_of(opened, session_id)
+
+
+async def with_media(opened: "Sessions", text: Json) -> Json:
+    """Return a message with the content that was moved to the media store, which it only refers to."""
+    from holdfast.media import open_media, to_uri, walker
+
+    if not walker.is_changed(text):
+        return text
+    contents: dict[str, bytes] = {}
+    for digest in walker.digests([text]):
+        if isinstance(opened, Store):
+            contents[digest] = await open_media(store=opened).get(to_uri(digest))
+        else:
+            contents[digest] = await opened.client.media(digest)
+    return walker.put_back(text, contents)
 
 
 def chosen_store(url: str | None, *, upgrade: bool = False) -> Store:

@@ -14,7 +14,7 @@ from rich.text import Text
 from holdfast.cli.options import AsJson, StoreUrl, chosen_store
 from holdfast.cli.sessions import SessionId
 from holdfast.cli.sessions import app as sessions
-from holdfast.cli.terminal import new_console, new_table, one_line, print_json, progress_bar, time_text
+from holdfast.cli.terminal import echo, new_console, new_table, one_line, print_json, progress_bar, time_text
 from holdfast.config import load_settings
 from holdfast.errors import ArchiveFailed
 from holdfast.types import AuditEntry, Page
@@ -37,9 +37,7 @@ def verify(file: File, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"session_id": found.session_id, "sha256": found.sha256, "counts": found.counts})
         return
-    typer.echo(
-        f"Sound: session {found.session_id}, {sum(found.counts.values())} records, SHA-256 {found.sha256}"
-    )
+    echo(f"Sound: session {found.session_id}, {sum(found.counts.values())} records, SHA-256 {found.sha256}")
 
 
 @app.command()
@@ -228,7 +226,7 @@ def hold(
     if as_json:
         print_json({"session_id": session_id, "hold": on})
     else:
-        typer.echo(f"Session {session_id} is {'on hold' if on else 'not on hold'}.")
+        echo(f"Session {session_id} is {'on hold' if on else 'not on hold'}.")
 
 
 def audit(
@@ -321,8 +319,8 @@ def _say(result: dict[str, object], counted: str, as_json: bool, words: str) -> 
         print_json(result)
         return
     counts: dict[str, int] = result[counted]  # pyright: ignore[reportAssignmentType]
-    typer.echo(words.format(session_id=result["session_id"], total=sum(counts.values())))
+    echo(words.format(session_id=result["session_id"], total=sum(counts.values())))
     for name, count in counts.items():
-        typer.echo(f"{name:<16}{count}")
+        echo(f"{name:<16}{count}")
     if result.get("archive"):
-        typer.echo(f"{'archive':<16}{result['archive']}")
+        echo(f"{'archive':<16}{result['archive']}")

@@ -16,12 +16,12 @@ from holdfast.cli.terminal import (
     all_pages,
     coloured,
     duration,
+    echo,
     new_console,
     new_table,
     one_line,
     plain,
     print_json,
-    safe,
     said,
     time_text,
 )
@@ -147,7 +147,7 @@ def events(run_id: RunId, store: StoreUrl = None, as_json: AsJson = False) -> No
                 after = found[-1].seq if found else 0
                 page = await opened.events(session_id, after=after, run_id=run_id, limit=_EVENTS)
                 found += page
-                if len(page) < _EVENTS:
+                if not page:
                     return found
 
     found = asyncio.run(work())
@@ -226,14 +226,14 @@ def resume(
     if isinstance(ended, str):
         if as_json:
             print_json({"error": {"code": "run_failed", "message": ended}})
-        typer.echo(f"error: {ended}", err=True)
+        echo(f"error: {ended}", err=True)
         raise typer.Exit(1)
     new_run, output = ended
     if as_json:
         print_json({"run_id": new_run, "output": output})
     else:
         text = output if isinstance(output, str) else json.dumps(plain(output), indent=2)
-        typer.echo(safe(text))
+        echo(text)
 
 
 @app.command()
@@ -253,7 +253,7 @@ def fork(
     if as_json:
         print_json({"session_id": session_id})
     else:
-        typer.echo(session_id)
+        echo(session_id)
 
 
 @dataclass(slots=True)

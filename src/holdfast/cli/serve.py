@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli.options import AsJson, LogAs, StoreUrl, chosen_store
-from holdfast.cli.terminal import new_console, new_table, one_line, print_json, time_text
+from holdfast.cli.terminal import echo, new_console, new_table, one_line, print_json, time_text
 from holdfast.config import Settings, is_loopback, load_settings
 from holdfast.errors import BadInput, BadSettings, HoldfastError, StoreClosed
 from holdfast.ids import check_choice
@@ -155,7 +155,7 @@ async def _serve(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
         for line in demo:
-            typer.echo(line)
+            echo(line)
         _say_where(listening, application.state.doorkeeper.admin_token if made else None)
         keeping = asyncio.create_task(crew.keep(stopping))
         watching = asyncio.create_task(_watch_store(opened, stop))
@@ -184,7 +184,7 @@ async def _watch_store(store: Store, stop: Callable[[], None]) -> None:
 def _say_where(listening: socket.socket, token: str | None) -> None:
     host, port = listening.getsockname()[:2]
     address = f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
-    typer.echo(f"Holdfast serves at {address}{'' if token is None else f'?token={token}'}")
+    echo(f"Holdfast serves at {address}{'' if token is None else f'?token={token}'}")
     sys.stdout.flush()
 
 
@@ -283,7 +283,7 @@ def create(
     if as_json:
         print_json({"token": secret, **asdict(made)})
     else:
-        typer.echo(secret)
+        echo(secret)
 
 
 @tokens.command("list")
@@ -328,4 +328,4 @@ def revoke(
     if as_json:
         print_json(asdict(revoked))
     else:
-        typer.echo(f"{revoked.id} of {revoked.owner} is worth nothing any more")
+        echo(f"{revoked.id} of {revoked.owner} is worth nothing any more")

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import re
 import sys
 from contextlib import aclosing
 from dataclasses import asdict
@@ -11,11 +9,11 @@ from typing import Annotated
 
 import typer
 from pydantic_core import to_jsonable_python
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.terminal import echo, new_console, safe
 from holdfast.config import load_settings
 from holdfast.errors import BadInput
 from holdfast.types import Command, Output
@@ -25,8 +23,6 @@ CommandId = Annotated[str, typer.Argument(help="The command's id.")]
 
 _TIMED_OUT, _STOPPED = 124, 143  # as `timeout` and the shell have it
 _INTERRUPTED = 130
-_UNLIMITED = 1_000_000
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _LEAST = {"id": 36, "state": 9, "started": 14}  # columns, on a narrow terminal
 _COLOURS = {"running": "yellow", "done": "green", "lost": "red", "killed": "red", "timed_out": "red"}
 
@@ -97,10 +93,9 @@ def list_(
             _state(each),
             "" if each.exit_code is None else str(each.exit_code),
             f"{each.started_at:%m-%d %H:%M:%S}" if each.started_at else "",
-            Text("(purged)" if each.purged_at else _safe(" ".join(each.command.split()))),
+            Text("(purged)" if each.purged_at else " ".join(each.command.split())),
         )
-    limited = sys.stdout.isatty() or "COLUMNS" in os.environ
-    Console(width=None if limited else _UNLIMITED, highlight=False, markup=False, emoji=False).print(table)
+    new_console().print(table)
 
 
 @app.command()
@@ -146,7 +141,7 @@ def stop(command_id: CommandId, store: StoreUrl = None, as_json: AsJson = False)
     if as_json:
         _print_json({"command": asdict(ended)})
     else:
-        typer.echo(f"{ended.id} {ended.state if ended.ended_at else 'does not end'}")
+        echo(f"{ended.id} {ended.state if ended.ended_at else 'does not end'}")
     raise typer.Exit(0 if ended.ended_at else 1)
 
 
@@ -176,7 +171,7 @@ def sweep(
     if as_json:
         _print_json({"deleted": gone})
     else:
-        typer.echo(f"{gone} events deleted")
+        echo(f"{gone} events deleted")
 
 
 def _exit_code(command: Command) -> int:
@@ -201,14 +196,9 @@ def _print(each: Output, as_json: bool) -> None:
 def _show(each: Output) -> None:
     for text, stream in ((each.stdout, sys.stdout), (each.stderr, sys.stderr)):
         if text:
-            stream.buffer.write((_safe(text) if stream.isatty() else text).encode())
+            stream.buffer.write((safe(text) if stream.isatty() else text).encode())
             stream.flush()
 
 
-def _safe(text: str) -> str:
-    """Return text that cannot steer a terminal."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
-
-
 def _print_json(value: object) -> None:
-    typer.echo(json.dumps(to_jsonable_python(value)))
+    echo(json.dumps(to_jsonable_python(value)))

@@ -11,7 +11,7 @@ from holdfast.cli.options import AsJson, StoreUrl, chosen_store
 from holdfast.cli.retention import actor
 from holdfast.cli.sessions import SessionId
 from holdfast.cli.sessions import app as sessions
-from holdfast.cli.terminal import new_console, new_table, one_line, print_json, progress_bar, time_text
+from holdfast.cli.terminal import echo, new_console, new_table, one_line, print_json, progress_bar, time_text
 from holdfast.errors import BadSettings, SweepRunning
 
 if TYPE_CHECKING:
@@ -71,17 +71,15 @@ def _show(outcomes: "list[Outcome]", done: "Swept") -> None:
         new_console().print(table)
     for outcome in outcomes:
         if outcome.outcome == "failed":
-            typer.echo(f"failed: {one_line(outcome.problem)}", err=True)
+            echo(f"failed: {one_line(outcome.problem)}", err=True)
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(done.outcomes.items()))
-    typer.echo(f"Due: {counts or 'nothing'}.")
+    echo(f"Due: {counts or 'nothing'}.")
     if done.submissions or done.shell_events or done.blobs:
-        typer.echo(
-            f"Gone: {done.submissions} submissions, {done.shell_events} shell events, {done.blobs} blobs."
-        )
+        echo(f"Gone: {done.submissions} submissions, {done.shell_events} shell events, {done.blobs} blobs.")
     if done.problem:
-        typer.echo(f"It ended early: {done.problem}", err=True)
+        echo(f"It ended early: {done.problem}", err=True)
     elif done.more:
-        typer.echo("There are more.")
+        echo("There are more.")
 
 
 @sessions.command()

@@ -3,15 +3,15 @@
 import asyncio
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, asked, chosen_sessions
+from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, asked, chosen_sessions, with_media
 from holdfast.cli.sessions import SessionId
-from holdfast.cli.terminal import all_pages, new_console, one_line, print_json, time_text
+from holdfast.cli.terminal import all_pages, echo, new_console, one_line, print_json, time_text
 from holdfast.errors import BadInput, Conflict
 from holdfast.ids import check_choice
 from holdfast.store import Store
@@ -66,12 +66,12 @@ def send(
     if as_json:
         print_json({"submission": asdict(submission), "answer": answer})
     elif not wait:
-        typer.echo(submission.id)
+        echo(submission.id)
     elif answer is not None:
-        typer.echo(answer)
+        echo(answer)
     if wait and submission.state != "done":
         waiting = submission.state == "waiting"
-        typer.echo(f"{submission.state}: {submission.reason}", err=True)
+        echo(f"{submission.state}: {submission.reason}", err=True)
         raise typer.Exit(5 if waiting else 1)
 
 
@@ -79,23 +79,30 @@ async def _warn(store: "Sessions") -> None:
     """Say so if nobody is there who could answer."""
     await asyncio.sleep(_SOON)
     if isinstance(store, Store) and not await store.holders():
-        typer.echo("No worker is alive. The message is queued, and answered when one starts.", err=True)
+        echo("No worker is alive. The message is queued, and answered when one starts.", err=True)
 
 
 async def _answer(store: "Sessions", sent: Submission) -> tuple[Submission, str | None]:
     """Wait until a submission has ended or waits for a person; return it and what the model said last."""
-    said: str | None = None
+    said: Event | None = None
     async for event in store.watch(sent.session_id, after=sent.position):
-        said = _text(event) or said
+        said = event if _text(event) else said
         if event.kind == "approval_requested":
             found = await _reread(store, sent)
             if found.state == "waiting":  # else the question is of another message, before this one
-                return found, said
+                return found, await _whole_text(store, said)
         elif event.kind in _TURNS and json.loads(event.payload)["submission_id"] == sent.id:
             if event.kind != "submission_started":
                 break
             said = None  # what was said so far was said to others
-    return await _reread(store, sent), said
+    return await _reread(store, sent), await _whole_text(store, said)
+
+
+async def _whole_text(store: "Sessions", event: Event | None) -> str | None:
+    """Return what a response says, with what was too large for the message."""
+    if event is None or event.message is None:
+        return None
+    return _text(replace(event, message=await with_media(store, event.message)))
 
 
 async def _reread(store: "Sessions", sent: Submission) -> Submission:
@@ -211,4 +218,4 @@ def _print_sent(submission: Submission, as_json: bool) -> None:
     if as_json:
         print_json({"submission": asdict(submission)})
     else:
-        typer.echo(submission.id)
+        echo(submission.id)

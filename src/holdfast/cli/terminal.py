@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import typer
 from pydantic_core import to_jsonable_python
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -20,6 +20,7 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -29,7 +30,8 @@ T = TypeVar("T")
 
 _UNLIMITED = 1_000_000
 _LEAST = {"agent": 8, "tool": 8, "status": 11, "state": 9, "outcome": 16}  # columns, on a narrow terminal
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but newline and tab, characters that reverse the direction of text, and lone surrogates."""
 _COLOURS = {
     "completed": "green",
     "failed": "red",
@@ -49,10 +51,34 @@ async def all_pages(read: Callable[[str | None], Awaitable[Page[T]]]) -> list[T]
     return items
 
 
-def new_console() -> Console:
+def new_console(*, limited: bool | None = None) -> Console:
     """Return a console as wide as the terminal; where there is none, nothing is cut off."""
-    limited = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if limited else _UNLIMITED, highlight=False, markup=False, emoji=False)
+    if limited is None:
+        limited = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(width=None if limited else _UNLIMITED, highlight=False, markup=False, emoji=False)
+    console.push_render_hook(_Sanitizer())
+    return console
+
+
+class _Sanitizer(RenderHook):
+    """Replaces control characters in whatever is printed; the styles of the console itself are not text."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Sanitized(each) for each in renderables]
+
+
+class _Sanitized:
+    def __init__(self, content: ConsoleRenderable) -> None:
+        self._content = content
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._content, options):
+            yield segment if segment.control else Segment(safe(segment.text), segment.style)
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print text without the control characters that could steer a terminal."""
+    typer.echo(safe(text), err=err)
 
 
 def new_table(first: str, *others: str) -> Table:
@@ -91,8 +117,8 @@ def plain(value: object) -> Any:
 
 
 def safe(text: str) -> str:
-    """Return text that cannot steer a terminal."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    """Return text that cannot steer a terminal: control characters are shown as escapes, newlines and tabs are kept."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
 
 
 def one_line(text: str | None) -> Text:

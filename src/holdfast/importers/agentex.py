@@ -27,6 +27,7 @@ from pydantic_ai.messages import (
 from holdfast.errors import BadImport
 from holdfast.importers.report import Notes, Progress, Report, microseconds, nothing
 from holdfast.importers.session import Body, Draft, Place, import_sessions
+from holdfast.jsontext import lenient_json
 from holdfast.media import MediaStore
 from holdfast.record import ledger
 from holdfast.record.history import dump
@@ -263,7 +264,7 @@ class _Task:
             agent=self._agent,
             status=how,
             error=None,
-            metadata=json.dumps({"imported_from": SYSTEM}),
+            metadata=lenient_json({"imported_from": SYSTEM}),
             first_seq=first,
             started_at=began,
             ended_at=draft.latest,
@@ -328,7 +329,7 @@ class _Task:
                 turn.answers.add(part, of)
                 return
         self._notes.add("tool responses without a request: kept as text", where)
-        result = content.content if isinstance(content.content, str) else json.dumps(content.content)
+        result = content.content if isinstance(content.content, str) else lenient_json(content.content)
         text = f"Result of the tool {content.name} ({content.tool_call_id}): {result}"
         self._turn(by_model=False, at=at).add(UserPromptPart(text, timestamp=at), of)
 
@@ -417,7 +418,7 @@ class _Task:
             state.model_dump(mode="json", exclude={"task_id", "state"}, exclude_none=True) for state in states
         ]
         self._draft.event("state_changed", at, {"version": 1, "agentex": of})
-        self._draft.add("states", version=1, body=json.dumps(body), at=at)
+        self._draft.add("states", version=1, body=lenient_json(body), at=at)
 
 
 def _answers(part: object, call_id: str) -> TypeGuard[ToolReturnPart[Any]]:

@@ -24,6 +24,7 @@ from holdfast.importers.harness_media import MARK, Whole
 from holdfast.importers.harness_sources import Found, Source, is_object
 from holdfast.importers.report import Notes, Progress, Report, microseconds, nothing
 from holdfast.importers.session import Body, Draft, Place, import_sessions, message_of
+from holdfast.jsontext import lenient_json
 from holdfast.media import MediaStore
 from holdfast.record import ledger
 from holdfast.record.validity import answers, is_provider_valid
@@ -271,7 +272,7 @@ class _Conversation:
         """Read all of it and return it as a session."""
         self._notes = notes
         session_id = _renamed(self._id)
-        metadata = json.dumps({} if session_id == self._id else {"conversation_id": self._id})
+        metadata = lenient_json({} if session_id == self._id else {"conversation_id": self._id})
         self._draft = draft = Draft(
             session_id,
             source=self._source.name,
@@ -494,7 +495,7 @@ class _Conversation:
             agent=run.agent_name or self._agent,
             status=status,
             error=None if end is None else end.error,
-            metadata=json.dumps(metadata),
+            metadata=lenient_json(metadata),
             first_seq=self._begun[run.run_id],
             started_at=self._draft.seen(microseconds(run.started_at)),
             ended_at=max(last) if ended is None else ended,
@@ -517,7 +518,7 @@ def _renamed(conversation_id: str) -> str:
 
 
 def _text(value: object) -> Json:
-    return json.dumps(value, separators=(",", ":"))
+    return lenient_json(value, separators=(",", ":"))
 
 
 def _derived(run_id: str) -> str | None:

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from holdfast.errors import BadImport, MissingExtra
 from holdfast.importers.report import Notes
+from holdfast.jsontext import lenient_json
 from holdfast.types import Json
 
 Found: TypeAlias = tuple[str, dict[str, Any]]
@@ -89,7 +90,7 @@ class Source(ABC):
                 f"{where} has no list of messages: it is damaged, or of a version that is not known"
             )
         each: list[Any] = messages  # pyright: ignore[reportUnknownVariableType]
-        return [json.dumps(message, separators=(",", ":")) for message in each]
+        return [lenient_json(message, separators=(",", ":")) for message in each]
 
 
 class Files(Source):

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from holdfast.errors import BadImport, BadInput, NotFound
 from holdfast.ids import check_name, check_text
 from holdfast.importers.report import Notes, Progress, Report, nothing
+from holdfast.jsontext import lenient_json
 from holdfast.store import Store
 from holdfast.types import Command, CommandState, Output
 
@@ -108,7 +109,9 @@ async def import_openhands(
             await store.import_commands(made)
             progress(len(batch), None)
         if new:
-            await store.audit(actor=actor, action="import", session_id=session_id, detail=json.dumps(detail))
+            await store.audit(
+                actor=actor, action="import", session_id=session_id, detail=lenient_json(detail)
+            )
     return Report(
         system=SYSTEM,
         source=str(folder),

@@ -17,6 +17,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from holdfast.errors import BadArchive, BadImport, BadInput, NotFound, SessionNotFound
 from holdfast.ids import check_id, check_name
 from holdfast.importers.report import Notes, Progress, Report
+from holdfast.jsontext import lenient_json
 from holdfast.media import MediaStore, walker
 from holdfast.record.history import load
 from holdfast.record.large import Large
@@ -152,7 +153,7 @@ class Draft:
             run_id=run_id,
             step=step,
             at=self.seen(at),
-            payload=json.dumps(payload or {}),
+            payload=lenient_json(payload or {}),
             segment=segment,
             position=position,
         )
@@ -295,7 +296,7 @@ async def put(store: Store, media: MediaStore, found: Ready, *, system: str, act
     rows += [
         ("blob_references", {"session_id": found.id, "sha256": digest}) for digest in sorted(batch.blobs)
     ]
-    detail = json.dumps({"system": system, "sha256": found.sha256, "imported": found.counts()})
+    detail = lenient_json({"system": system, "sha256": found.sha256, "imported": found.counts()})
     return await store.import_rows(found.id, lambda: iter(rows), actor=actor, detail=detail)
 
 

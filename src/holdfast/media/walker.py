@@ -9,6 +9,7 @@ string of the user's own that begins with `media+sha256:` gets a `~` after the c
 import binascii
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -64,11 +65,16 @@ def reference(uri: str, form: str) -> str:
 
 def digests(texts: Iterable[str | None]) -> list[str]:
     """Return the digests that these texts refer to, each once."""
-    found: dict[str, None] = {}
+    return list(references(texts))
+
+
+def references(texts: Iterable[str | None]) -> Counter[str]:
+    """Return how often these texts refer to each digest."""
+    found: Counter[str] = Counter()
     for text in texts:
         if text is not None and _OPENING in text:
-            found.update((match[2], None) for match in _MARK.finditer(text) if match[2])
-    return list(found)
+            found.update(match[2] for match in _MARK.finditer(text) if match[2])
+    return found
 
 
 def is_changed(text: str) -> bool:

@@ -7,7 +7,6 @@ set aside with the beginning if no request comes in that moment. It never runs a
 """
 
 import asyncio
-import json
 import os
 import socket
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
@@ -34,11 +33,12 @@ from pydantic_ai.tools import ToolDefinition
 
 from holdfast.errors import AgentExited, Conflict, HoldfastError, NotFound, SessionBusy, StoreError
 from holdfast.ids import new_id
+from holdfast.jsontext import lenient_json
 from holdfast.media import MediaStore
 from holdfast.record import ledger
 from holdfast.record.calls import Calls
 from holdfast.record.history import History, load
-from holdfast.record.large import Large
+from holdfast.record.large import Large, check_history_size
 from holdfast.record.ledger import Policy
 from holdfast.record.turn import Turn
 from holdfast.record.validity import pending_calls
@@ -386,7 +386,7 @@ class _Recorder(AbstractCapability[Any]):
         if turn.replaces is not None:
             batch.runs = [self._row, turn.replaces]
             if turn.recovered:
-                payload = json.dumps({"run_id": turn.replaces.id})
+                payload = lenient_json({"run_id": turn.replaces.id})
                 recovered = NewEvent(kind="recovered", run_id=self._run_id, payload=payload)
                 batch.events = [recovered, *batch.events]
 
@@ -418,7 +418,7 @@ class _Recorder(AbstractCapability[Any]):
                 for effect in await self._large.effects_back(page.items):
                     self._calls.enter(call_id, effect)
             self._calls.inherited = bool(carried_out and self._calls.tools)
-        metadata = json.dumps(self._settings.metadata)
+        metadata = lenient_json(self._settings.metadata)
         self._row = Run(id=self._run_id, agent=agent, parent_id=self._parent, metadata=metadata)
         started = self._event(ctx, "run_started", agent=agent, parent=self._parent)
         self._events.append(started)
@@ -530,7 +530,7 @@ class _Recorder(AbstractCapability[Any]):
         for call_id, effect in answered.items():
             facts = {"tool": effect.tool, "call_id": call_id, "answered": True}
             kind = f"tool_call_{effect.state}"
-            self._events.append(NewEvent(kind=kind, run_id=self._run_id, payload=json.dumps(facts)))
+            self._events.append(NewEvent(kind=kind, run_id=self._run_id, payload=lenient_json(facts)))
         return moved
 
     async def _end(self, result: AgentRunResult[Any]) -> None:
@@ -547,7 +547,7 @@ class _Recorder(AbstractCapability[Any]):
             batch.waiting_for = ", ".join(f"{call.tool_name} ({call.tool_call_id})" for call in waits)
             asked = [_asked(call) for call in waits]
             ending = NewEvent(
-                kind="approval_requested", run_id=self._run_id, payload=json.dumps({"calls": asked})
+                kind="approval_requested", run_id=self._run_id, payload=lenient_json({"calls": asked})
             )
         batch.events = [*batch.events, ending]
         if (turn := self._turn) is not None:
@@ -589,7 +589,9 @@ class _Recorder(AbstractCapability[Any]):
             turn is None or stop == "interrupt"
         )
         kind = "interrupted" if cancelled else "failed"
-        event = NewEvent(kind=f"run_{kind}", run_id=self._run_id, payload=json.dumps({"error": _said(error)}))
+        event = NewEvent(
+            kind=f"run_{kind}", run_id=self._run_id, payload=lenient_json({"error": _said(error)})
+        )
         run = replace(self._row, status=kind, error=_said(error))
         batch = self._begun() if self._chain.failed is None else self._taken()  # nothing of the history
         batch.events, batch.runs, batch.status = [*batch.events, event], [*batch.runs[1:], run], "idle"
@@ -611,7 +613,7 @@ class _Recorder(AbstractCapability[Any]):
                 turn.ended = True
 
     def _event(self, ctx: RunContext[Any], kind: str, **facts: object) -> NewEvent:
-        return NewEvent(kind=kind, run_id=self._run_id, step=ctx.run_step, payload=json.dumps(facts))
+        return NewEvent(kind=kind, run_id=self._run_id, step=ctx.run_step, payload=lenient_json(facts))
 
     def _held(self) -> Lease:
         if self._lease is None:
@@ -672,15 +674,20 @@ async def held(store: Store, session_id: str, *, ttl: float = _TTL) -> AsyncGene
 
 
 async def read_history(store: Store, session_id: str, checkpoint: Checkpoint) -> list[str]:
-    """Return the texts of all messages of a checkpoint."""
+    """Return the texts of all messages of a checkpoint. Raises `HistoryTooLarge` before it reads too much."""
     bodies: list[str] = []
+    size = 0
     while len(bodies) < checkpoint.length:
+        if bodies and not size:  # it has more than a page
+            size = await store.history_size(session_id, segment=checkpoint.segment, length=checkpoint.length)
+            check_history_size(store, size)
         page = await store.history(
             session_id, segment=checkpoint.segment, length=checkpoint.length, after=len(bodies) - 1
         )
         if not page:
             break
         bodies += [message.body for message in page]
+    check_history_size(store, size or sum(map(len, bodies)))
     return bodies
 
 

@@ -21,6 +21,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_core import PydanticSerializationError
 
+from holdfast.jsontext import lenient_json
 from holdfast.types import Json, Message, Segment
 
 _NEAR = 8
@@ -70,7 +71,7 @@ def _dump(message: ModelMessage) -> Json | None:
 def _dump_with(message: ModelMessage, fallback: Callable[[Any], Any] | None) -> Json:
     """Return the text by way of Python: lone surrogates have no UTF-8; as JSON escapes they survive."""
     (value,) = ModelMessagesTypeAdapter.dump_python([message], mode="json", fallback=fallback)
-    return json.dumps(value, separators=(",", ":"))
+    return lenient_json(value, separators=(",", ":"))
 
 
 def load(bodies: Iterable[Json]) -> list[ModelMessage]:

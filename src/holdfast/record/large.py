@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, HistoryTooLarge
 from holdfast.media import MediaStore, open_media, to_uri, walker
 from holdfast.media.base import add_to
 from holdfast.store import Store
@@ -19,6 +19,13 @@ _BESIDE = 1024 * 1024
 _AT_ONCE = 4
 _LEAST = 128
 """A reference is not much shorter than this."""
+
+
+def check_history_size(store: Store, size: int) -> None:
+    """Raise `HistoryTooLarge` if a history of this size must not be loaded."""
+    limit = store.settings.max_history_bytes
+    if size > limit:
+        raise HistoryTooLarge(size=size, limit=limit)
 
 
 class Large:
@@ -92,16 +99,27 @@ class Large:
         return "".join(written)
 
     async def back(self, texts: Iterable[Json]) -> list[Json]:
-        """Return the texts with all that was moved out, to the letter. Raises `MediaNotFound` and `MediaDamaged`."""
+        """Return the texts with all that was moved out, to the letter.
+
+        Raises `MediaNotFound`, `MediaDamaged`, and `HistoryTooLarge` before anything is fetched.
+        """
         texts = list(texts)
         if not any(map(walker.is_changed, texts)):
             return texts
-        wanted = walker.digests(texts)
+        wanted = walker.references(texts)
         places = asyncio.Semaphore(_AT_ONCE)
+
+        async def measure(digest: str) -> int:
+            async with places:
+                return (await self.media.metadata(to_uri(digest))).size
 
         async def fetch(digest: str) -> bytes:
             async with places:
                 return await self.media.get(to_uri(digest))
+
+        sizes = await asyncio.gather(*map(measure, wanted))
+        moved = sum(size * count for size, count in zip(sizes, wanted.values(), strict=True))
+        check_history_size(self._store, sum(map(len, texts)) + moved)
 
         contents = dict(zip(wanted, await asyncio.gather(*map(fetch, wanted)), strict=True))
         if sum(map(len, contents.values())) < _BESIDE:

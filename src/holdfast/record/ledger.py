@@ -22,6 +22,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_core import PydanticSerializationError
 
+from holdfast.jsontext import lenient_json
 from holdfast.record.history import dump, dump_all, load
 from holdfast.types import Effect, Json
 
@@ -102,7 +103,7 @@ def returned(part: ToolReturnPart) -> Json:
     if isinstance(value, ToolReturn):
         structured: ToolReturn[Any] = value  # pyright: ignore[reportUnknownVariableType]
         try:
-            body = json.dumps(_tool_return().dump_python(structured, mode="json", fallback=repr))
+            body = lenient_json(_tool_return().dump_python(structured, mode="json", fallback=repr))
         except (PydanticSerializationError, RecursionError):
             return _UNSERIALIZABLE
         return f'{{"kind":"tool_return","value":{body}}}'
@@ -119,7 +120,7 @@ def raised(error: ToolRetryError | ToolFailedError) -> Json:
 
 def deferred(kind: Deferral, metadata: dict[str, Any] | None = None) -> Json:
     """Return, as text, what a call that has begun waits for."""
-    return json.dumps({"kind": kind, "metadata": metadata}, default=repr)
+    return lenient_json({"kind": kind, "metadata": metadata}, default=repr)
 
 
 def waits_for(effect: Effect) -> Deferral | None:

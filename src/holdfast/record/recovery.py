@@ -18,9 +18,10 @@ from holdfast.record.history import load
 from holdfast.record.large import Large
 from holdfast.record.validity import pending_calls
 from holdfast.store import Store
-from holdfast.types import Batch, Checkpoint, Effect, NewEvent, Run
+from holdfast.types import Batch, Checkpoint, Effect, Json, NewEvent, Run
 
 _LONGEST_CHAIN = 50
+_SOME_MESSAGES = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +184,30 @@ async def find_place(
             await _prompt_aside(store, chain[0], media) is None
         )  # else it had only begun, and is begun anew
     return Place(messages=messages, checkpoint=checkpoint, recorded=messages, chain=chain, begun=begun)
+
+
+async def last_prompt(store: Store, checkpoint: Checkpoint) -> int | None:
+    """Return the position of the last message of a checkpoint in which the user says something; reads backwards."""
+    end = checkpoint.length
+    while end > 0:
+        start = max(0, end - _SOME_MESSAGES)
+        after, found = start - 1, None
+        while after + 1 < end and (
+            page := await store.history(
+                checkpoint.session_id, segment=checkpoint.segment, length=end, after=after
+            )
+        ):
+            after = page[-1].position
+            found = next((m.position for m in reversed(page) if _is_prompt(m.body)), found)
+        if found is not None:
+            return found
+        end = start
+    return None
+
+
+def _is_prompt(body: Json) -> bool:
+    message: dict[str, Any] = json.loads(body)
+    return message["kind"] == "request" and any(p["part_kind"] == "user-prompt" for p in message["parts"])
 
 
 async def rewind(store: Store, session_id: str, checkpoint: Checkpoint) -> Checkpoint:

@@ -17,8 +17,8 @@ from typing import IO, Any, Final
 
 from pydantic_core import from_json, to_json
 
-from holdfast.errors import ArchiveFailed, ArchiveTooNew, BadArchive, BadId, BadText
-from holdfast.ids import check_id, check_text
+from holdfast.errors import ArchiveFailed, ArchiveTooNew, BadArchive, BadId, BadInput, BadText
+from holdfast.ids import check_id
 from holdfast.media import MediaContext, MediaStore, to_uri, walker
 from holdfast.store import Store
 from holdfast.store.sql.tables import BY_NAME, SESSION, TABLES, Column, Table
@@ -336,20 +336,15 @@ def checked_row(table: Table, content: object) -> dict[str, Any]:
         raise BadArchive(problem=f"a record of {table.name} has other fields than {', '.join(table.names)}")
     row: dict[str, Any] = content  # pyright: ignore[reportUnknownVariableType]
     for column in table.columns:
-        value: Any = row[column.name]
         what = f"{column.name} of {table.name}"
-        if value is None and column.optional:
-            continue
-        if column.kind == "int":
-            if type(value) is not int or not -(2**63) <= value < 2**63:
-                raise BadArchive(problem=f"the {what} is not a number of 64 bits")
-        elif column.kind == "id":
-            _checked_id(value, what)
-        else:
-            try:
-                check_text(value, what)  # pyright: ignore[reportArgumentType]
-            except BadText as error:
-                raise BadArchive(problem=f"the {what} {error.facts['problem']}") from None
+        try:
+            column.check(row[column.name], what)
+        except BadText as error:
+            raise BadArchive(problem=f"the {what} {error.facts['problem']}") from None
+        except BadId:
+            raise BadArchive(problem=f"{row[column.name]!r:.200} cannot be the {what}") from None
+        except BadInput as error:
+            raise BadArchive(problem=f"the {what} is not valid: {error.facts['problem']}"[:300]) from None
     if table is _BLOB and not _is_metadata(row["metadata"]):
         raise BadArchive(problem="the metadata of media is not an object of texts")
     if table is SESSION and row["status"] not in set(STATUSES) - {"cleaning", "cleaned", "running", "queued"}:

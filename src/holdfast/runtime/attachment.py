@@ -21,7 +21,7 @@ class Attachment(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    grace: float = Field(default=180.0, gt=0, le=86_400)
+    grace: float = Field(default=180.0, ge=1, le=86_400)
     then: Literal["handover", "interrupt"] = "handover"
 
 

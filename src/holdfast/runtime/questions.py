@@ -8,6 +8,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from holdfast.errors import BadInput
+from holdfast.jsontext import strict_json
 from holdfast.store import Store
 from holdfast.types import Json, Run
 
@@ -28,8 +29,8 @@ class Answer:
         """Return it as the payload of its event."""
         given = {"feedback": self.feedback, "arguments": self.arguments}
         facts = {name: value for name, value in given.items() if value is not None}
-        return json.dumps(
-            {"call_id": self.call_id, "digest": self.digest, "approved": self.approved, **facts}
+        return strict_json(
+            {"call_id": self.call_id, "digest": self.digest, "approved": self.approved, **facts}, "answer"
         )
 
 
@@ -55,7 +56,7 @@ def _parse(item: object) -> Answer:
 
 async def asked(store: Store, session_id: str) -> list[dict[str, Any]]:
     """Return what a session asks a person now: the calls that have no answer yet."""
-    waiting = (await store.submissions(session_id, state="waiting", limit=1)).items
+    waiting = (await store.submissions(session_id, state="waiting", payloads=False, limit=1)).items
     if not waiting or waiting[0].run_id is None:
         return []
     run = await store.run(waiting[0].run_id)

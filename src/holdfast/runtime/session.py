@@ -34,12 +34,13 @@ from holdfast.errors import (
     StoreError,
 )
 from holdfast.ids import new_id
+from holdfast.jsontext import strict_json
 from holdfast.logs import about
 from holdfast.record.capability import Holdfast
 from holdfast.record.forking import fork
 from holdfast.record.history import History
 from holdfast.record.large import Large
-from holdfast.record.recovery import Place, find_place, know_tools
+from holdfast.record.recovery import Place, find_place, know_tools, last_prompt
 from holdfast.record.turn import Steered, Stop, Turn
 from holdfast.record.validity import pending_calls
 from holdfast.runtime import approvals
@@ -87,7 +88,7 @@ class SessionContext:
 
     async def set_state(self, body: object, *, expected: int) -> State:
         """Replace the agent state; raises `VersionConflict` if it is not at version `expected`."""
-        return await self.store.set_state(self.session.id, json.dumps(body), expected=expected)
+        return await self.store.set_state(self.session.id, strict_json(body, "state"), expected=expected)
 
 
 _current: ContextVar[SessionContext | None] = ContextVar("holdfast_session", default=None)
@@ -414,7 +415,9 @@ class SessionRunner:
     async def _approval(self, submission: Submission) -> bool:
         """Note what a person decided; when nothing is left to be asked, the turn is in the queue again."""
         answers = approvals.parse_answers(_payload(submission))
-        waiting = (await self._store.submissions(self._session_id, state="waiting", limit=1)).items
+        waiting = (
+            await self._store.submissions(self._session_id, state="waiting", payloads=False, limit=1)
+        ).items
         if not waiting or waiting[0].run_id is None:
             raise Conflict(problem="nothing waits for an answer")
         session = await self._store.session(self._session_id)
@@ -439,7 +442,9 @@ class SessionRunner:
 
     async def _interrupt_waiting(self, submission: Submission) -> None:
         """End a turn that waits for a person. Where none does there is nothing to interrupt."""
-        waiting = (await self._store.submissions(self._session_id, state="waiting", limit=1)).items
+        waiting = (
+            await self._store.submissions(self._session_id, state="waiting", payloads=False, limit=1)
+        ).items
         batch = Batch(submissions=[SubmissionChange(id=submission.id, state="done")], status="idle")
         for turn in waiting:
             change = SubmissionChange(id=turn.id, state="failed", reason="interrupted")
@@ -452,11 +457,11 @@ class SessionRunner:
 
     async def _undo(self, submission: Submission) -> None:
         """Go back to before the last thing the user said."""
-        place = await find_place(self._store, self._session_id, None)
-        said = [n for n, message in enumerate(place.messages) if _is_prompt(message)]
-        if place.checkpoint is None or not said:
+        latest = (await self._store.checkpoints(session_id=self._session_id, limit=1)).items
+        said = await last_prompt(self._store, latest[0]) if latest else None
+        if said is None:
             raise Conflict(problem="there is nothing to undo")
-        await self._go_to(submission, place.checkpoint.segment, said[-1])
+        await self._go_to(submission, latest[0].segment, said)
 
     async def _rewind(self, submission: Submission) -> None:
         checkpoint = await self._checkpoint(_payload(submission))
@@ -562,10 +567,6 @@ def _replaced(run: Run) -> tuple[Run, bool]:
         return replace(run, status="completed"), False
     cut_off = run.status == "running"
     return (replace(run, status="interrupted", error="its worker ended") if cut_off else run), cut_off
-
-
-def _is_prompt(message: ModelMessage) -> bool:
-    return isinstance(message, ModelRequest) and any(isinstance(p, UserPromptPart) for p in message.parts)
 
 
 def _model(session: Session, setup: AgentSetup) -> Any:

@@ -43,7 +43,7 @@ def block(data: str, kind: str, number: int | None = None) -> bytes:
     """Return one block of an event stream."""
     lines = "\ndata: ".join(data.replace("\r", "\n").split("\n"))
     head = "" if number is None else f"id: {number}\n"
-    return f"{head}event: {kind}\ndata: {lines}\n\n".encode("utf-8", "replace")
+    return f"{head}event: {' '.join(kind.split())}\ndata: {lines}\n\n".encode("utf-8", "replace")
 
 
 COMMENT = b": still here\n\n"

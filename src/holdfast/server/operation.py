@@ -9,6 +9,7 @@ from fastapi import Query, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from holdfast.errors import HoldfastError
+from holdfast.jsontext import read_json
 from holdfast.metrics import FRONT, Counts, OfWorkers
 from holdfast.retention.sweep import DUTY, Result
 from holdfast.server.routes import channels_of, new_router, principal_of, route, store_of
@@ -122,7 +123,7 @@ async def audit(
             actor=entry.actor,
             action=entry.action,
             session_id=entry.session_id,
-            detail=json.loads(entry.detail),
+            detail=read_json(entry.detail),
         )
         for entry in page.items
     ]

@@ -8,8 +8,10 @@ from typing import Any, Final, cast, get_origin
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, BadText
+from holdfast.jsontext import has_lone_surrogates, parse_json
 from holdfast.logs import about
 from holdfast.server.auth import Doorkeeper, Principal, Rule
 from holdfast.server.channel import Channels
@@ -45,6 +47,23 @@ _MEANING = {
 }
 
 
+class _JsonRequest(Request):
+    """A request whose body is strict JSON in UTF-8, and not nested more deeply than what is stored."""
+
+    async def json(self) -> Any:
+        """Return the value of the body."""
+        try:
+            text = (await self.body()).decode("utf-8-sig")
+            value = parse_json(text, "request body")
+        except UnicodeDecodeError:
+            raise HTTPException(400, "The request body is not UTF-8.") from None
+        except BadText as error:
+            raise HTTPException(400, f"The request body {error.facts['problem']}.") from None
+        if has_lone_surrogates(text, value):
+            raise HTTPException(400, "The request body holds a lone surrogate, which is not text.")
+        return value
+
+
 class GuardedRoute(APIRoute):
     """A route that cannot be without a rule."""
 
@@ -70,7 +89,7 @@ class GuardedRoute(APIRoute):
             given = Counter(name for name, _ in request.query_params.multi_items())
             if twice := sorted(name for name in given if given[name] > 1 and name not in lists):
                 raise BadInput(problem=f"the parameter {twice[0]!r} is given more than once")
-            return await handler(request)
+            return await handler(_JsonRequest(request.scope, request.receive))
 
         return guarded
 

@@ -50,7 +50,9 @@ async def run_events(
 ) -> Response:
     """Read the events of one run."""
     page = await store_of(request).events(session_of(request).id, after=after, run_id=run_id, limit=limit)
-    more = f'"{page[-1].seq}"' if len(page) == limit else "null"
+    # Whether the run has more is not known here: its last page may be an empty one.
+    is_part = bool(page) and (len(page) == limit or page[-1].seq < session_of(request).seq)
+    more = f'"{page[-1].seq}"' if is_part else "null"
     items = ",".join(map(event_json, page))
     return Response(f'{{"items":[{items}],"next_cursor":{more}}}', media_type="application/json")
 

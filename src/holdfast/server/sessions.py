@@ -1,6 +1,5 @@
 """The routes of sessions: what they are, what is asked of them, what they say."""
 
-import json
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any
@@ -9,6 +8,7 @@ from fastapi import Header, Path, Query, Request, Response
 
 from holdfast.counting import count
 from holdfast.errors import BadInput, Forbidden, NotYet
+from holdfast.jsontext import strict_json
 from holdfast.runtime.approvals import asked
 from holdfast.runtime.attachment import attachment
 from holdfast.runtime.attachment import parse as parse_attachment
@@ -78,7 +78,7 @@ async def create_session(request: Request, body: NewSession) -> SessionOut:
 
 def _metadata(given: dict[str, Any]) -> str:
     parse_attachment(given.get("attached"))
-    return json.dumps(given)
+    return strict_json(given, "metadata")
 
 
 def _grace(session: Session) -> float | None:
@@ -155,7 +155,7 @@ async def _submit(
     within = request.headers.get("traceparent")
     with span("holdfast submit", SUBMIT, within=within, session_id=session_id, kind=kind):
         sent: Submission = await store_of(request).submit(
-            session_id, kind, json.dumps(payload), lane=lane, trace=carried(), **options
+            session_id, kind, strict_json(payload, "payload"), lane=lane, trace=carried(), **options
         )
     count("submissions", kind=kind)
     return SubmissionOut.of(sent)
@@ -184,7 +184,9 @@ async def list_submissions(
     limit: Limit = 50,
 ) -> Items[SubmissionOut]:
     """List what was asked of a session, in order, with what came of it."""
-    page = await store_of(request).submissions(session_id, state=state, cursor=cursor, limit=limit)
+    page = await store_of(request).submissions(
+        session_id, state=state, payloads=False, cursor=cursor, limit=limit
+    )
     return Items(items=[SubmissionOut.of(item) for item in page.items], next_cursor=page.next_cursor)
 
 
@@ -284,7 +286,8 @@ async def events(
         feed = partial(Channel.feed, after=after)
         return EventStream(join, feed, watch=watch, dropped=state.metrics.dropped)
     page = await store.events(session_id, after=after, limit=limit)
-    more = f'"{page[-1].seq}"' if len(page) == limit else "null"
+    is_part = bool(page) and (len(page) == limit or page[-1].seq < session.seq)
+    more = f'"{page[-1].seq}"' if is_part else "null"
     items = ",".join(map(event_json, page))
     return Response(f'{{"items":[{items}],"next_cursor":{more}}}', media_type="application/json")
 
@@ -313,7 +316,7 @@ async def messages(
             session_id, segment=place.segment, length=place.length, after=after, limit=limit
         )
         items = [f'{{"position":{m.position},"message":{m.body}}}' for m in page]
-        if len(page) == limit and page[-1].position + 1 < place.length:
+        if page and page[-1].position + 1 < place.length:
             more = f'"{page[-1].position}"'
     return Response(f'{{"items":[{",".join(items)}],"next_cursor":{more}}}', media_type="application/json")
 
@@ -336,7 +339,9 @@ async def read_state(request: Request, session_id: SessionId) -> StateBody:
 @route(router, "PUT", "/api/sessions/{session_id}/state", "write")
 async def set_state(request: Request, session_id: SessionId, body: NewState) -> StateBody:
     """Replace the agent state if it is at the version that is expected."""
-    state = await store_of(request).set_state(session_id, json.dumps(body.body), expected=body.expected)
+    state = await store_of(request).set_state(
+        session_id, strict_json(body.body, "state"), expected=body.expected
+    )
     return StateBody.of(state)
 
 

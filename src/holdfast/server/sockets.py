@@ -5,7 +5,6 @@ read, before it is known who is there; and whoever loses the right is shut out w
 """
 
 import asyncio
-import json
 import logging
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
@@ -15,8 +14,9 @@ from fastapi import WebSocket, WebSocketDisconnect
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 
-from holdfast.errors import BadInput, Forbidden, HoldfastError, Unauthenticated
+from holdfast.errors import BadInput, BadText, Forbidden, HoldfastError, Unauthenticated
 from holdfast.ids import new_id
+from holdfast.jsontext import parse_json
 from holdfast.server.auth import COOKIE
 from holdfast.server.routes import RULES, new_router, socket
 from holdfast.server.shell import NewCommand, start, to_wire
@@ -227,8 +227,8 @@ def _resend(mode: str | None, everything: str | None) -> bool:
 
 def _object(text: str | None) -> dict[str, Any]:
     try:
-        found: Any = json.loads(text or "")
-    except (ValueError, RecursionError):
+        found: Any = parse_json(text or "", "message")
+    except BadText:
         found = None
     if not isinstance(found, dict):
         raise BadInput(problem="a message is a JSON object")

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
+from holdfast.jsontext import read_json
 from holdfast.types import (
     Checkpoint,
     CheckpointKind,
@@ -69,7 +70,7 @@ class NewSession(Given):
     metadata: dict[str, Any] = Field(
         default_factory=dict,
         description="Yours, except `model` (one of the agent's) and `attached`: `true`, or an object with `grace`"
-        " seconds and `then`, which is `handover` or `interrupt`.",
+        " seconds, at least 1, and `then`, which is `handover` or `interrupt`.",
     )
     owner: Name | None = Field(None, description="Another owner than yourself; for administrators.")
 
@@ -119,7 +120,7 @@ class SessionOut(BaseModel):
             created_at=session.created_at,
             active_at=session.active_at,
             cleaned_at=session.cleaned_at,
-            metadata=json.loads(session.metadata),
+            metadata=read_json(session.metadata),
         )
 
 
@@ -304,7 +305,7 @@ class RunOut(BaseModel):
             error=run.error,
             started_at=run.started_at,
             ended_at=run.ended_at,
-            metadata=json.loads(run.metadata),
+            metadata=read_json(run.metadata),
         )
 
 
@@ -366,7 +367,7 @@ class EffectOut(BaseModel):
             idempotency_key=effect.idempotency_key,
             summary=effect.summary,
             error=effect.error,
-            result=None if effect.result is None else json.loads(effect.result),
+            result=None if effect.result is None else read_json(effect.result),
             started_at=effect.started_at,
             ended_at=effect.ended_at,
         )
@@ -388,7 +389,7 @@ class StateBody(BaseModel):
     @classmethod
     def of(cls, state: State) -> "StateBody":
         """Return a state as it goes over the wire."""
-        return cls(version=state.version, body=json.loads(state.body))
+        return cls(version=state.version, body=read_json(state.body))
 
 
 class NewState(Given):

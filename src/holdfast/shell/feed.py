@@ -135,7 +135,7 @@ class Feed:
             for output in page:
                 self._given(output)
                 yield output
-            if len(page) < _PAGE:
+            if not page:
                 return
 
     def _given(self, output: Output) -> None:

@@ -310,7 +310,10 @@ class Store(ABC):
 
     @abstractmethod
     async def urgent(self, session_id: str, *, limit: int = 20) -> list[Submission]:
-        """Return what is queued and does not wait for its turn: the control lane, then `steer` and `interrupt`."""
+        """Return what is queued and does not wait for its turn: the control lane, then `steer` and `interrupt`.
+
+        Payloads are not read, and empty: `take` returns them.
+        """
 
     @abstractmethod
     def ready_bell(self) -> AbstractContextManager[Signal]:
@@ -326,10 +329,11 @@ class Store(ABC):
         session_id: str,
         *,
         state: SubmissionState | None = None,
+        payloads: bool = True,
         cursor: str | None = None,
         limit: int = 50,
     ) -> Page[Submission]:
-        """List a session's submissions in the order of the queue."""
+        """List a session's submissions in the order of the queue; without `payloads`, each has an empty one."""
 
     # The journal
 
@@ -347,7 +351,10 @@ class Store(ABC):
     async def events(
         self, session_id: str, *, after: int = 0, run_id: str | None = None, limit: int = 500
     ) -> list[Event]:
-        """Return the events that follow number `after`, in order. Raises `SessionNotFound`."""
+        """Return the events that follow number `after`, in order. Raises `SessionNotFound`.
+
+        A page ends with the event that reaches 4 MiB, so only an empty one says that there are no more.
+        """
 
     @abstractmethod
     def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[Event, None]:
@@ -375,7 +382,14 @@ class Store(ABC):
     async def history(
         self, session_id: str, *, segment: int, length: int, after: int = -1, limit: int = 1000
     ) -> list[Message]:
-        """Return the messages of a checkpoint, (segment, length), that follow position `after`, in order."""
+        """Return the messages of a checkpoint, (segment, length), that follow position `after`, in order.
+
+        A page ends with the message that reaches 4 MiB: read on until the last position.
+        """
+
+    @abstractmethod
+    async def history_size(self, session_id: str, *, segment: int, length: int) -> int:
+        """Return how many bytes the messages of a checkpoint have, without reading them; media is not counted."""
 
     @abstractmethod
     async def segments(self, session_id: str) -> list[Segment]:

@@ -38,6 +38,7 @@ from holdfast.store.postgres_writer import (
     Committer,
     execute,
     hang_up,
+    make_durable,
 )
 from holdfast.store.sql.archive import page_text
 from holdfast.store.sql.core import Row, Rows, Tx, sql
@@ -94,6 +95,7 @@ class PostgresStore(SqlStore):
                 min_size=0,
                 max_size=_CONNECTIONS,
                 server_settings=SETTINGS,
+                init=make_durable,
                 reset=_keep,
                 timeout=ANSWER_SECONDS,
                 command_timeout=ANSWER_SECONDS,
@@ -264,12 +266,18 @@ class PostgresStore(SqlStore):
             self._hub.at(await self._read(lambda: self._look_around(topics)))
 
     async def _connect(self) -> "Connection":
-        return await asyncpg.connect(
+        connection = await asyncpg.connect(
             self._address,
             server_settings=SETTINGS,
             timeout=ANSWER_SECONDS,
             command_timeout=ANSWER_SECONDS,
         )
+        try:
+            await make_durable(connection)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
 
     def _running(self) -> "asyncpg.Pool[asyncpg.Record]":
         self._refuse_inherited()

@@ -16,7 +16,7 @@ from holdfast.counting import count
 from holdfast.errors import Conflict
 from holdfast.store.hub import READY
 from holdfast.store.sql import library
-from holdfast.store.sql.core import Row, lease_lost, sql
+from holdfast.store.sql.core import CutRows, Row, lease_lost, sql
 from holdfast.store.sql.library import Statement
 from holdfast.store.sql.write import ARMS, Writing, missing, unstored
 from holdfast.types import Lease
@@ -60,6 +60,18 @@ SETTINGS: Final = {
 }
 
 
+# Set in every session, also where it is strong enough, so that a reload of the server's settings does not weaken it.
+_DURABLE: Final = """
+SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit')
+  WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false)
+"""
+
+
+async def make_durable(connection: Any) -> None:
+    """Have commits on this connection wait for the disk, whatever the defaults of the database and the role are."""
+    await connection.execute(_DURABLE)
+
+
 async def execute(connection: Any, statement: Statement) -> Sequence[Row]:
     """Run one statement and return its rows."""
     if statement.text is not None and statement.params:
@@ -72,7 +84,17 @@ async def execute(connection: Any, statement: Statement) -> Sequence[Row]:
         return ()
     text, names = library.numbered(statement.name, statement.given())
     timeout = _LONG_SECONDS if statement.name.startswith(("check_", "totals")) else None
+    if statement.sized:
+        return await _fetch_page(connection, statement)
     return await connection.fetch(text, *(statement.params[name] for name in names), timeout=timeout)
+
+
+async def _fetch_page(connection: Any, statement: Statement) -> Sequence[Row]:
+    source = library.text(statement.name, "postgres", statement.given())
+    text, names = library.numbered_text(library.bounded(source, statement.sized))
+    params = {**statement.params, "page_bytes": library.PAGE_BYTES}
+    rows = await connection.fetch(text, *(params[name] for name in names))
+    return CutRows(rows) if rows and rows[-1]["cut_"] else rows
 
 
 async def hang_up(connection: "Connection") -> None:

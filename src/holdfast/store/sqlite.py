@@ -36,7 +36,7 @@ from holdfast.store.beacon import FileBeacons
 from holdfast.store.hub import READY, Hub
 from holdfast.store.sql import library
 from holdfast.store.sql.archive import PAGE_BYTES, PAGE_ROWS, page_text
-from holdfast.store.sql.core import Row, Tx, lease_lost, sql
+from holdfast.store.sql.core import CutRows, Row, Tx, lease_lost, sql
 from holdfast.store.sql.library import Dialect, Statement
 from holdfast.store.sql.store import SqlStore
 from holdfast.store.sql.tables import SESSION, TABLES
@@ -342,7 +342,18 @@ _SEQ = "SELECT seq FROM heads WHERE session_id = ?"
 
 def _execute(connection: sqlite3.Connection, statement: Statement) -> Sequence[Row]:
     text = statement.text or library.text(statement.name, "sqlite", statement.given())
-    return connection.execute(text, statement.params).fetchall()
+    cursor = connection.execute(text, statement.params)
+    if not statement.sized:
+        return cursor.fetchall()
+    rows: list[Row] = []
+    size = 0
+    for row in cursor:
+        rows.append(row)
+        size += sum(len(row[column] or "") for column in statement.sized)
+        if size >= library.PAGE_BYTES:
+            cursor.close()
+            return CutRows(rows)
+    return rows
 
 
 @cache

@@ -40,6 +40,17 @@ export async function request(method, path, body, file = null) {
 }
 
 export const get = (path) => request("GET", path);
+// A page also ends with the item that reaches the server's limit on its size.
+const all = async (path) => {
+  const items = [];
+  let cursor = null;
+  do {
+    const page = await get(cursor === null ? path : `${path}&cursor=${encodeURIComponent(cursor)}`);
+    items.push(...page.items);
+    cursor = page.next_cursor;
+  } while (cursor !== null);
+  return { items };
+};
 export const post = (path, body = {}) => request("POST", path, body);
 
 const session = (id) => `/api/sessions/${encodeURIComponent(id)}`;
@@ -59,8 +70,8 @@ export const answer = (id, given) => post(`${session(id)}/approvals`, given);
 export const fork = (id, place) => post(`${session(id)}/fork`, place);
 export const rewind = (id, place) => post(`${session(id)}/rewind`, place);
 export const submit = (id, facts) => post(`${session(id)}/submissions`, facts);
-export const checkpoints = (runId) => get(`${run(runId)}/checkpoints?limit=1000`);
-export const effects = (runId) => get(`${run(runId)}/effects?limit=1000`);
+export const checkpoints = (runId) => all(`${run(runId)}/checkpoints?limit=1000`);
+export const effects = (runId) => all(`${run(runId)}/effects?limit=1000`);
 export const settle = (runId, callId, outcome) => post(`${run(runId)}/effects/${encodeURIComponent(callId)}`, outcome);
 export const delegates = (runId) => get(`${run(runId)}/runs?limit=100`);
 export const commands = (id) => get(`${session(id)}/commands?limit=20`);

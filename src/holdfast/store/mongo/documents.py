@@ -19,6 +19,8 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
+from holdfast.store.sql.library import PAGE_BYTES
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST = 500_000
 """A text with more characters goes to `pieces`: a document has 16 MiB, and no row as many texts of this length."""
@@ -142,6 +144,36 @@ class Clock:
         return ours - self._heard < _FRESH_SECONDS
 
 
+class PageSize:
+    """Counts the content of a page: the columns with these names, up to `PAGE_BYTES`."""
+
+    def __init__(self, columns: Sequence[str] = ()) -> None:
+        self._columns = columns
+        self._size = 0
+        self._is_full = False
+
+    def again(self) -> "PageSize":
+        """Begin again to count, and return the same page."""
+        self._size, self._is_full = 0, False
+        return self
+
+    def add(self, row: Row) -> bool:
+        """Count a row, and return whether the page is full with it."""
+        self._size += sum(len(row[column] or "") for column in self._columns)
+        self._is_full = self._size >= PAGE_BYTES
+        return self._is_full
+
+    def cut(self, rows: list[Row]) -> bool:
+        """Take off the rows of a whole answer that are beyond a full page; return whether the page is full."""
+        if not self._is_full:
+            self._size = 0
+            for number, row in enumerate(rows, 1):
+                if self.add(row):
+                    del rows[number:]
+                    break
+        return self._is_full
+
+
 class Documents:
     """The documents as one transaction sees them. `attempt` counts how often it was tried, from 1."""
 
@@ -157,6 +189,8 @@ class Documents:
         self.session = session
         self.attempt = attempt
         self._clock = clock or Clock()
+        self.page = PageSize()
+        """The page that the statement under way fills, where it reads row by row."""
         self.heads: dict[str, Row] = {}
         """Heads as they were last changed in this transaction, by nobody else: they are locked."""
         self._gathered: dict[str, list[Mapping[str, Any]]] = {}
@@ -207,12 +241,22 @@ class Documents:
         sort: Sort | None = None,
         limit: int = 0,
         fields: Sequence[str] | None = None,
+        paged: bool = False,
     ) -> list[Row]:
-        """Return the rows that match, in order."""
+        """Return the rows that match, in order; `paged`, they end with the one that fills the page."""
         if table in self._empty:
             return []
-        cursor = self[table].find(where, fields, sort=sort, limit=limit, session=self.session)
-        return await self.whole(await cursor.to_list())
+        wanted = None if fields is None else [*fields, *(f"pieces.{name}" for name in fields)]
+        cursor = self[table].find(where, wanted, sort=sort, limit=limit, session=self.session)
+        if not paged:
+            return await self.whole(await cursor.to_list())
+        rows: list[Row] = []
+        async with cursor:
+            async for row in cursor:
+                rows += await self.whole([row])
+                if self.page.add(row):
+                    break
+        return rows
 
     async def pass_over_empty(self) -> None:
         """Ask which tables have nothing in them, once, and no more of these."""

@@ -1,9 +1,11 @@
 """The statements of journal.sql and history.sql."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from holdfast.store.mongo.documents import Documents, Row, beyond, span
+from holdfast.store.mongo.documents import Documents, PageSize, Row, beyond, span
 from holdfast.store.mongo.sessions import by_key, live_holders
+
+_FEW = 8
 
 
 async def fence(
@@ -36,9 +38,27 @@ async def events(
     where = span("events", session_id, after={"seq": after})
     if run_id is not None:
         where["run_id"] = run_id
-    rows = await db.find("events", where, sort=[("_id", 1)], limit=limit)
-    bodies = await _bodies(db, session_id, rows)
-    return [Row(row, message=bodies.get((row["segment"], row["position"]))) for row in rows]
+    rows = await db.find("events", where, sort=[("_id", 1)], limit=limit, paged=True)
+    return await _with_bodies(db, session_id, rows, "message")
+
+
+async def _with_bodies(db: Documents, session_id: str, rows: Sequence[Row], column: str) -> list[Row]:
+    """Return these rows with the bodies of the messages that they refer to, as many as fill a page.
+
+    Few are read at first, and twice as many each time, so that a page of large ones does not read all of them.
+    """
+    joined: list[Row] = []
+    some = _FEW
+    page = db.page.again()
+    while len(joined) < len(rows):
+        part = rows[len(joined) : len(joined) + some]
+        bodies = await _bodies(db, session_id, part)
+        for row in part:
+            joined.append(Row(row, **{column: bodies.get((row["segment"], row["position"]))}))
+            if page.add(joined[-1]):
+                return joined
+        some *= 2
+    return joined
 
 
 async def _bodies(db: Documents, session_id: str, rows: Iterable[Row]) -> dict[tuple[int, int], str]:
@@ -81,7 +101,21 @@ async def history(
         stop, number = min(stop, start), known[number]["parent"]
     if not ranges:
         return []
-    return await db.find("messages", {"$or": ranges}, sort=[("position", 1)])
+    return await db.find("messages", {"$or": ranges}, sort=[("position", 1)], paged=True)
+
+
+async def history_size(db: Documents, *, session_id: str, segment: int, length: int) -> list[Row]:
+    size, after = 0, -1
+    while after + 1 < length:
+        db.page = PageSize(["body"])
+        rows = await history(
+            db, session_id=session_id, segment=segment, length=length, after=after, limit=length
+        )
+        if not rows:
+            break
+        size += sum(len(row["body"].encode()) for row in rows)
+        after = rows[-1]["position"]
+    return [Row(bytes=size)]
 
 
 async def segments(db: Documents, *, session_id: str) -> list[Row]:
@@ -159,8 +193,6 @@ async def effects(
     if started_at is not None:
         place = beyond("$gt", started_at=started_at, run_id=after_run, call_id=after_call)
         where = {"$and": [where, place]}
-    rows = await db.find(
-        "effects", where, sort=[("started_at", 1), ("run_id", 1), ("call_id", 1)], limit=limit
-    )
-    bodies = await _bodies(db, session_id, rows)
-    return [Row(row, body=bodies.get((row["segment"], row["position"]))) for row in rows]
+    order = [("started_at", 1), ("run_id", 1), ("call_id", 1)]
+    rows = await db.find("effects", where, sort=order, limit=limit, paged=True)
+    return await _with_bodies(db, session_id, rows, "body")

@@ -231,6 +231,7 @@ async def totals(db: Documents) -> list[Row]:
             holders=await db.count("holders", {"deadline": {"$gt": now}}),
             expired_holders=await db.count("holders", {"deadline": {"$lte": now}}),
             leases=await db.count("heads", {"holder": {"$gt": ""}}),
+            unsafe="",
             lag=now - ready[0]["ready_at"] if ready else 0,
         )
     ]

@@ -67,12 +67,12 @@ from holdfast.store.mongo import (
     submissions,
     sweep,
 )
-from holdfast.store.mongo.documents import Clock, Documents, Row
+from holdfast.store.mongo.documents import Clock, Documents, PageSize, Row
 from holdfast.store.mongo.hints import Hints
 from holdfast.store.mongo.write import write
 from holdfast.store.sql.archive import PAGE_BYTES, PAGE_ROWS, Imported
 from holdfast.store.sql.check import Check
-from holdfast.store.sql.core import Tx, lease_lost, moment, reading, sql
+from holdfast.store.sql.core import CutRows, Rows, Tx, lease_lost, moment, reading, sql
 from holdfast.store.sql.library import Statement
 from holdfast.store.sql.store import SqlStore
 from holdfast.store.sql.tables import SESSION, TABLES, Table
@@ -502,13 +502,17 @@ _GATHERED: Final = frozenset({"insert_output"})
 """Statements that come many at a time, and are sent as one."""
 
 
-async def _execute(db: Documents, statement: Statement) -> list[Row]:
+async def _execute(db: Documents, statement: Statement) -> Rows:
     handler: Handler = STATEMENTS[statement.name]
     if statement.name not in _GATHERED:
         await db.flush()
     if statement.name.startswith(("check_", "totals")):
         with pymongo.timeout(_LONG_SECONDS):
             return await handler(db, **statement.params)
+    if statement.sized:
+        db.page = PageSize(statement.sized)
+        rows = await handler(db, **statement.params)
+        return CutRows(rows) if db.page.cut(rows) else rows
     return await handler(db, **statement.params)
 
 

@@ -2,7 +2,9 @@
 
 from holdfast.store.mongo.documents import Documents, Row, span
 from holdfast.store.mongo.leases import claim
+from holdfast.store.sql.tables import BY_NAME
 
+_WITHOUT_PAYLOAD = [column for column in BY_NAME["submissions"].names if column != "payload"]
 _OPEN = {"ended_at": None, "state": "queued"}
 _QUEUE = [("lane", 1), ("position", 1)]  # 'control' sorts before 'main'
 
@@ -42,7 +44,7 @@ async def next_submission(db: Documents, *, session_id: str, lane: str | None = 
 async def urgent_submissions(db: Documents, *, session_id: str, limit: int) -> list[Row]:
     urgent = [{"lane": "control"}, {"when_busy": {"$in": ["steer", "interrupt"]}}]
     where = {"session_id": session_id, **_OPEN, "$or": urgent}
-    return await db.find("submissions", where, sort=_QUEUE, limit=limit)
+    return await db.find("submissions", where, sort=_QUEUE, limit=limit, fields=_WITHOUT_PAYLOAD, paged=True)
 
 
 async def queued_submission(db: Documents, *, session_id: str, id: str) -> list[Row]:
@@ -76,6 +78,7 @@ async def submissions(
     limit: int,
     state: str | None = None,
     still_open: bool | None = None,
+    payloads: bool | None = None,
     after: int | None = None,
 ) -> list[Row]:
     where = span("submissions", session_id, after=None if after is None else {"position": after})
@@ -83,4 +86,5 @@ async def submissions(
         where["state"] = state
     if still_open:
         where["ended_at"] = None
-    return await db.find("submissions", where, sort=[("_id", 1)], limit=limit)
+    fields = None if payloads else _WITHOUT_PAYLOAD
+    return await db.find("submissions", where, sort=[("_id", 1)], limit=limit, fields=fields, paged=True)

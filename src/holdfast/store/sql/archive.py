@@ -28,7 +28,6 @@ from holdfast.types import Command, Json, Lease, Output
 PAGE_ROWS = 500
 PAGE_BYTES = 1024 * 1024
 """A page of an export ends with the row that reaches one of these."""
-_TYPES = {"id": "text", "text": "text", "int": "bigint"}
 
 Imported = Mapping[str, Any]
 
@@ -46,7 +45,7 @@ def page_text(table: Table, *, bounded: bool = False, after: bool = False) -> st
     rows = f"FROM {table.name} WHERE {where} ORDER BY {key}"
     if not bounded:
         return f"SELECT {columns} {rows}"
-    sizes = [f"coalesce(octet_length({column.name}), 0)" for column in table.columns if column.kind != "int"]
+    sizes = [f"coalesce(octet_length({column.name}), 0)" for column in table.columns if column.is_text]
     return (
         f"SELECT {columns} FROM (SELECT *, sum(bytes) OVER (ORDER BY {key}) - bytes AS before"  # noqa: S608
         f" FROM (SELECT {columns}, {' + '.join(sizes)} AS bytes {rows} LIMIT {PAGE_ROWS}) AS rows) AS page"
@@ -60,7 +59,7 @@ def _insert_text(table: Table, dialect: Dialect) -> str:
     if dialect == "sqlite":
         values = ", ".join(f":{column}" for column in table.names)
         return f"INSERT INTO {table.name} ({columns}) VALUES ({values})"  # noqa: S608
-    kinds = ", ".join(f"{column.name} {_TYPES[column.kind]}" for column in table.columns)
+    kinds = ", ".join(f"{column.name} {'text' if column.is_text else 'bigint'}" for column in table.columns)
     return (
         f"INSERT INTO {table.name} ({columns}) SELECT {columns}"  # noqa: S608
         f" FROM json_to_recordset(CAST(:rows AS json)) AS r({kinds})"

@@ -14,7 +14,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
@@ -23,7 +23,6 @@ from holdfast.counting import count
 from holdfast.errors import (
     BadCursor,
     BadInput,
-    BadText,
     HoldfastError,
     LeaseLost,
     PayloadTooLarge,
@@ -33,6 +32,7 @@ from holdfast.errors import (
     StoreUnavailable,
 )
 from holdfast.ids import check_id, check_text
+from holdfast.jsontext import parse_json, parse_object
 from holdfast.store.base import Store
 from holdfast.store.hub import READY, inbox
 from holdfast.store.sql.library import Statement
@@ -58,6 +58,10 @@ class Row(Protocol):
 
 Rows: TypeAlias = Sequence[Row]
 Tx: TypeAlias = Generator[Statement, Rows, T]
+
+
+class CutRows(list[Row]):
+    """Rows that end before the limit on their number, since they reached the limit on their size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +171,11 @@ class SqlCore(Store):
 
     def _check_json(self, text: Json, what: str) -> None:
         self._check_size(text, what)
-        try:
-            json.loads(text, parse_int=str, parse_float=str)
-        except (ValueError, RecursionError) as error:
-            raise BadText(what=what, problem=f"is not JSON: {error}") from None
+        parse_json(text, what)
+
+    def _check_object(self, text: Json, what: str) -> None:
+        self._check_size(text, what)
+        parse_object(text, what)
 
     def _fence(self, lease: Lease, count: int) -> Tx[int]:
         """Check the lease and take `count` numbers; return the last of them."""
@@ -317,6 +322,16 @@ def page_limit(limit: int) -> int:
     if not 1 <= limit <= _LARGEST_PAGE:
         raise BadInput(problem=f"a page has 1 to {_LARGEST_PAGE} items, not {limit}")
     return limit
+
+
+def bounded(statement: Statement, *columns: str) -> Statement:
+    """Return a statement whose rows end with the one with which the content of these columns reaches `PAGE_BYTES`."""
+    return replace(statement, sized=columns)
+
+
+def is_part(rows: Rows, limit: int) -> bool:
+    """Return whether there may be more rows than these."""
+    return isinstance(rows, CutRows) or len(rows) >= limit
 
 
 def to_cursor(*keys: object) -> str:

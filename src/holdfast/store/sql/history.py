@@ -8,7 +8,9 @@ from holdfast.store.sql.core import (
     Row,
     SqlCore,
     Tx,
+    bounded,
     from_cursor,
+    is_part,
     maybe_moment,
     moment,
     page_limit,
@@ -34,8 +36,13 @@ class History(SqlCore):
             after=after,
             limit=page_limit(limit),
         )
-        rows = yield from self._of_session(session_id, wanted)
+        rows = yield from self._of_session(session_id, bounded(wanted, "body"))
         return [Message(segment=row["segment"], position=row["position"], body=row["body"]) for row in rows]
+
+    @reading
+    def history_size(self, session_id: str, *, segment: int, length: int) -> Tx[int]:
+        rows = yield sql("history_size", session_id=session_id, segment=segment, length=length)
+        return rows[0]["bytes"]
 
     @reading
     def segments(self, session_id: str) -> Tx[list[Segment]]:
@@ -101,11 +108,12 @@ class History(SqlCore):
         order = "first_seq" if parent_id is None else "started_at"
         after: dict[str, Any] = dict(zip((order, "after_id"), from_cursor(cursor, int, str), strict=True))
         wanted = sql("runs", session_id=session_id, parent_id=parent_id, limit=page_limit(limit), **after)
+        wanted = bounded(wanted, "error", "metadata")
         if session_id is None:
             rows = yield wanted
         else:
             rows = yield from self._of_session(session_id, wanted)
-        more = to_cursor(rows[-1][order], rows[-1]["id"]) if len(rows) == limit else None
+        more = to_cursor(rows[-1][order], rows[-1]["id"]) if is_part(rows, limit) else None
         return Page(items=[_run(row) for row in rows], next_cursor=more)
 
     @reading
@@ -131,9 +139,10 @@ class History(SqlCore):
             after_call=after_call,
             limit=page_limit(limit),
         )
+        wanted = bounded(wanted, "result", "error", "summary", "body")
         rows = yield from self._of_session(session_id, wanted)
         more = None
-        if len(rows) == limit:
+        if is_part(rows, limit):
             more = to_cursor(rows[-1]["started_at"], rows[-1]["run_id"], rows[-1]["call_id"])
         return Page(items=[_effect(row) for row in rows], next_cursor=more)
 

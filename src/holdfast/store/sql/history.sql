@@ -7,12 +7,31 @@ WITH RECURSIVE path (number, parent, start, stop) AS (
   SELECT p.number, p.parent, p.start, CASE WHEN path.start < path.stop THEN path.start ELSE path.stop END
   FROM path JOIN segments p ON p.session_id = :session_id AND p.number = path.parent
 )
-SELECT m.segment, m.position, m.body
+--[sqlite] SELECT k.segment, k.position, b.body FROM (   -- sorts the keys, and reads each body when its row is fetched
+--[sqlite] SELECT m.segment, m.position
+--[postgres] SELECT m.segment, m.position, m.body
 FROM path
 JOIN messages m ON m.session_id = :session_id AND m.segment = path.number
   AND m.position >= path.start AND m.position < path.stop
 WHERE m.position > :after AND m.position <= CAST(:after AS bigint) + :limit   -- dense: this is the page
-ORDER BY m.position;
+ORDER BY m.position
+--[sqlite] LIMIT :limit) AS k
+--[sqlite] CROSS JOIN messages b ON b.session_id = :session_id AND b.segment = k.segment AND b.position = k.position
+;
+
+-- name: history_size
+WITH RECURSIVE path (number, parent, start, stop) AS (
+  SELECT number, parent, start, CAST(:length AS bigint) FROM segments
+  WHERE session_id = :session_id AND number = :segment
+  UNION ALL
+  SELECT p.number, p.parent, p.start, CASE WHEN path.start < path.stop THEN path.start ELSE path.stop END
+  FROM path JOIN segments p ON p.session_id = :session_id AND p.number = path.parent
+)
+--[sqlite] SELECT coalesce(sum(length(CAST(m.body AS BLOB))), 0) AS bytes
+--[postgres] SELECT CAST(coalesce(sum(octet_length(m.body)), 0) AS bigint) AS bytes
+FROM path
+JOIN messages m ON m.session_id = :session_id AND m.segment = path.number
+  AND m.position >= path.start AND m.position < path.stop;
 
 -- name: segments
 SELECT number, parent, start FROM segments WHERE session_id = :session_id ORDER BY number;

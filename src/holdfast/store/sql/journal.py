@@ -8,7 +8,18 @@ from typing import Final
 
 from holdfast.errors import BadInput, NotYet
 from holdfast.store.hub import READY, Hub, Signal, drafts, inbox
-from holdfast.store.sql.core import SqlCore, Tx, lease_lost, moment, page_limit, reading, sql, writing
+from holdfast.store.sql.core import (
+    SqlCore,
+    Tx,
+    bounded,
+    is_part,
+    lease_lost,
+    moment,
+    page_limit,
+    reading,
+    sql,
+    writing,
+)
 from holdfast.store.sql.library import Statement
 from holdfast.types import Draft, Event, Lease
 
@@ -33,11 +44,22 @@ class Journal(SqlCore):
     def events(
         self, session_id: str, *, after: int = 0, run_id: str | None = None, limit: int = _PAGE
     ) -> Tx[list[Event]]:
+        found, _ = yield from self._events(session_id, after, run_id, limit)
+        return found
+
+    @reading
+    def _some_events(self, session_id: str, after: int) -> Tx[tuple[list[Event], bool]]:
+        return (yield from self._events(session_id, after, None, _PAGE))
+
+    def _events(
+        self, session_id: str, after: int, run_id: str | None, limit: int
+    ) -> Tx[tuple[list[Event], bool]]:
+        """Return a page of events, and whether there may be more."""
         if not 0 <= after <= _LARGEST_SEQ:
             raise BadInput(problem=f"events are numbered from 1; none can come after {after}")
         wanted = sql("events", session_id=session_id, after=after, run_id=run_id, limit=page_limit(limit))
-        rows = yield from self._of_session(session_id, wanted)
-        return [
+        rows = yield from self._of_session(session_id, bounded(wanted, "payload", "message"))
+        found = [
             Event(
                 session_id=session_id,
                 seq=row["seq"],
@@ -50,6 +72,7 @@ class Journal(SqlCore):
             )
             for row in rows
         ]
+        return found, is_part(rows, limit)
 
     async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[Event, None]:
         ahead_since: float | None = None
@@ -57,11 +80,11 @@ class Journal(SqlCore):
             while True:
                 # The bell is reset before the read: what is committed after the read rings it again.
                 signal.bell.clear()
-                page = await self.events(session_id, after=signal.after, limit=_PAGE)
+                page, more = await self._some_events(session_id, signal.after)
                 for event in page:
                     signal.after = event.seq
                     yield event
-                if len(page) == _PAGE:
+                if more:
                     continue
                 seq = None if page else await self._seq_before(session_id, signal.after)
                 if seq is None:

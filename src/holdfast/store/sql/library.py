@@ -19,6 +19,9 @@ from typing import Literal, TypeAlias
 
 Dialect: TypeAlias = Literal["sqlite", "postgres"]
 
+PAGE_BYTES = 4 * 1024 * 1024
+"""A page ends with the row that reaches this size, so that readers need memory for one page and one row."""
+
 _FOLDER = resources.files("holdfast.store.sql")
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _MARKED = re.compile(r"^--\[(\w+)\] ?", re.MULTILINE)
@@ -30,12 +33,16 @@ _ROWS = re.compile(r"\brows\(([^()]*)\)")
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A named statement with its parameters; with `rows`, an arm and its rows; with `text`, just that."""
+    """A named statement with its parameters; with `rows`, an arm and its rows; with `text`, just that.
+
+    With `sized`, the names of columns with content, the rows end with the one that reaches `PAGE_BYTES`.
+    """
 
     name: str
     params: Mapping[str, object] = field(default_factory=dict[str, object])
     rows: Sequence[Sequence[object]] | None = None
     text: str | None = None
+    sized: tuple[str, ...] = ()
 
     def given(self) -> frozenset[str]:
         """Return those of its optional parameters that have a value."""
@@ -128,6 +135,20 @@ def numbered_text(source: str) -> tuple[str, tuple[str, ...]]:
         return f"${order.index(match[1]) + 1}"
 
     return _PARAMETER.sub(number, source), tuple(order)
+
+
+@cache
+def bounded(source: str, sized: tuple[str, ...]) -> str:
+    """Return a query for PostgreSQL that ends with the row that reaches `PAGE_BYTES`, and tells whether one did.
+
+    The sizes are known without fetching the content, and nothing of the rows beyond is fetched.
+    """
+    size = " + ".join(f"coalesce(octet_length({column}), 0)" for column in sized)
+    return (
+        "SELECT *, upto_ >= :page_bytes AS cut_ FROM (SELECT *, sum(bytes_) OVER (ORDER BY number_) AS upto_"  # noqa: S608
+        f" FROM (SELECT *, {size} AS bytes_, row_number() OVER () AS number_ FROM ({source}) AS rows_) AS sized_)"
+        " AS page_ WHERE upto_ - bytes_ < :page_bytes ORDER BY number_"
+    )
 
 
 @cache

@@ -9,7 +9,9 @@ from holdfast.store.sql.core import (
     Row,
     SqlCore,
     Tx,
+    bounded,
     from_cursor,
+    is_part,
     moment,
     page_limit,
     reading,
@@ -34,7 +36,7 @@ class Media(SqlCore):
                 return to_blob(row)
         for text, what in ((blob.media_type, "media type"), (blob.file_name or "", "file name")):
             self._check_size(text, what)
-        self._check_json(blob.metadata, "metadata")
+        self._check_object(blob.metadata, "metadata")
         rows = yield sql(
             "add_blob",
             id=blob.id,
@@ -96,8 +98,9 @@ class Media(SqlCore):
         limit: int = 50,
     ) -> Tx[Page[Blob]]:
         (after,) = from_cursor(cursor, str)
-        rows = yield sql("blobs", location=location, state=state, after=after, limit=page_limit(limit))
-        more = to_cursor(rows[-1]["id"]) if len(rows) == limit else None
+        wanted = sql("blobs", location=location, state=state, after=after, limit=page_limit(limit))
+        rows = yield bounded(wanted, "metadata")
+        more = to_cursor(rows[-1]["id"]) if is_part(rows, limit) else None
         return Page(items=[to_blob(row, references=row["refs"]) for row in rows], next_cursor=more)
 
     @registering

@@ -78,5 +78,6 @@ class Schema(SqlCore):
             holders=row["holders"],
             expired_holders=row["expired_holders"],
             leases=row["leases"],
+            unsafe=row["unsafe"],
             lag=max(0, row["lag"]) / 1_000_000,
         )

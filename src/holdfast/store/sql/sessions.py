@@ -13,12 +13,14 @@ from holdfast.errors import (
     SessionNotFound,
     VersionConflict,
 )
-from holdfast.ids import check_choice, check_id, check_name, check_text, new_id
+from holdfast.ids import check_choice, check_id, check_name, check_text, check_title, new_id
 from holdfast.store.sql.core import (
     Row,
     SqlCore,
     Tx,
+    bounded,
     from_cursor,
+    is_part,
     maybe_moment,
     moment,
     page_limit,
@@ -51,8 +53,8 @@ class Sessions(SqlCore):
         session_id = new_id() if id is None else check_id(id, "session id")
         check_name(agent, "agent")
         check_name(owner, "owner")
-        self._check_size(title, "title")
-        self._check_json(metadata, "metadata")
+        check_title(title)
+        self._check_object(metadata, "metadata")
         created = yield sql(
             "create_session",
             id=session_id,
@@ -104,7 +106,7 @@ class Sessions(SqlCore):
             for special in "\\%_":
                 search = search.replace(special, f"\\{special}")
             like = f"%{search.casefold()}%"
-        rows = yield sql(
+        wanted = sql(
             "sessions",
             owner=owner,
             agent=agent,
@@ -114,7 +116,8 @@ class Sessions(SqlCore):
             id_before=id_before,
             limit=page_limit(limit),
         )
-        more = to_cursor(rows[-1]["active_at"], rows[-1]["id"]) if len(rows) == limit else None
+        rows = yield bounded(wanted, "title", "waiting_for", "metadata")
+        more = to_cursor(rows[-1]["active_at"], rows[-1]["id"]) if is_part(rows, limit) else None
         return Page(items=[to_session(row) for row in rows], next_cursor=more)
 
     async def watched(self, session_ids: Sequence[str]) -> None:
@@ -154,9 +157,9 @@ class Sessions(SqlCore):
         audit: tuple[str, str] | None,
     ) -> Tx[Session]:
         if title is not None:
-            self._check_size(title, "title")
+            check_title(title)
         if metadata is not None:
-            self._check_json(metadata, "metadata")
+            self._check_object(metadata, "metadata")
         if title is not None or metadata is not None:
             yield from self._refuse_cleaned(session_id)
         yield sql(
@@ -262,7 +265,8 @@ class Sessions(SqlCore):
         self, *, session_id: str | None = None, cursor: str | None = None, limit: int = 50
     ) -> Tx[Page[AuditEntry]]:
         (id_before,) = from_cursor(cursor, str)
-        rows = yield sql("audit", session_id=session_id, id_before=id_before, limit=page_limit(limit))
+        wanted = sql("audit", session_id=session_id, id_before=id_before, limit=page_limit(limit))
+        rows = yield bounded(wanted, "detail")
         items = [
             AuditEntry(
                 id=row["id"],
@@ -274,7 +278,7 @@ class Sessions(SqlCore):
             )
             for row in rows
         ]
-        return Page(items=items, next_cursor=to_cursor(items[-1].id) if len(items) == limit else None)
+        return Page(items=items, next_cursor=to_cursor(items[-1].id) if is_part(rows, limit) else None)
 
 
 def to_session(row: Row) -> Session:

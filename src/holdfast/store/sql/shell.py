@@ -11,11 +11,14 @@ from holdfast.ids import check_choice, check_id, check_name, check_uuid
 from holdfast.store.hub import Hub
 from holdfast.store.hub import outputs as topic
 from holdfast.store.sql.core import (
+    CutRows,
     Row,
     Rows,
     SqlCore,
     Tx,
+    bounded,
     from_cursor,
+    is_part,
     maybe_moment,
     moment,
     page_limit,
@@ -159,7 +162,7 @@ class Shell(SqlCore):
         (id_before,) = from_cursor(cursor, str)
         if state is not None:
             check_choice(state, COMMAND_STATES, "command's state")
-        rows = yield sql(
+        wanted = sql(
             "commands",
             session_id=session_id,
             owner=owner,
@@ -169,15 +172,17 @@ class Shell(SqlCore):
             id_before=id_before,
             limit=page_limit(limit) + 1,
         )
+        rows = yield bounded(wanted, "command")
         items = [_command(row) for row in rows[:limit]]
-        return Page(items=items, next_cursor=to_cursor(items[-1].id) if len(rows) > limit else None)
+        return Page(items=items, next_cursor=to_cursor(items[-1].id) if is_part(rows, limit + 1) else None)
 
     @reading
     def outputs(self, command_id: str, *, after: int = -1, limit: int = _PAGE) -> Tx[list[Output]]:
         key = check_uuid(command_id, "command")
-        rows = yield sql(
+        wanted = sql(
             "outputs", command_id=key, after=_order(after), oldest_first=True, limit=page_limit(limit)
         )
+        rows = yield bounded(wanted, "stdout", "stderr")
         if not rows:
             yield from self._command(key)
         return [_output(row) for row in rows]
@@ -236,8 +241,10 @@ class Shell(SqlCore):
         at, at_id = from_cursor(cursor, int, str)
         way = "earlier" if newest_first else "later"
         filters |= {f"{way}_at": at, f"{way}_id": at_id}
-        outputs: Rows = (yield sql("log_of_outputs", after=after, **filters)) if with_outputs else ()
-        if outputs and len(outputs) > limit:
+        outputs: Rows = ()
+        if with_outputs:
+            outputs = yield bounded(sql("log_of_outputs", after=after, **filters), "stdout", "stderr")
+        if outputs and is_part(outputs, limit + 1):
             # No command beyond the last output can be on this page.
             last = outputs[-1]["at"]
             bound = "since" if newest_first else "until"
@@ -245,12 +252,20 @@ class Shell(SqlCore):
             narrowed = last if newest_first else last + 1
             both = [narrowed] if given is None else [narrowed, int(str(given))]
             filters[bound] = max(both) if newest_first else min(both)
-        commands: Rows = (yield sql("log_of_commands", **filters)) if with_commands else ()
+        commands: Rows = ()
+        if with_commands:
+            commands = yield bounded(sql("log_of_commands", **filters), "command")
         events = [(row["at"], row["id"], row, _output) for row in outputs]
         events += [(row["started_at"], row["id"], row, _command) for row in commands]
         events.sort(key=lambda event: event[:2], reverse=newest_first)
-        more = to_cursor(*events[limit - 1][:2]) if len(events) > limit else None
-        return Page(items=[make(row) for _, _, row, make in events[:limit]], next_cursor=more)
+        is_cut = False
+        for rows, column in ((outputs, "at"), (commands, "started_at")):
+            if isinstance(rows, CutRows):  # beyond its last row the page would have gaps
+                is_cut, end = True, (rows[-1][column], rows[-1]["id"])
+                events = [e for e in events if (e[:2] >= end if newest_first else e[:2] <= end)]
+        page = events[:limit]
+        more = to_cursor(*page[-1][:2]) if is_cut or len(events) > limit else None
+        return Page(items=[make(row) for _, _, row, make in page], next_cursor=more)
 
     def _of_command(
         self,
@@ -273,12 +288,18 @@ class Shell(SqlCore):
             rows = yield sql("commands", id=id, owner=filters["owner"], limit=1)
             first = [(-1, _command(row)) for row in rows if _is_logged(row, filters)]
         outputs: list[tuple[int, Command | Output]] = []
+        is_cut = False
         if with_outputs:
-            rows = yield sql("outputs", command_id=id, after=after, before=before, **filters)
+            wanted = sql("outputs", command_id=id, after=after, before=before, **filters)
+            rows = yield bounded(wanted, "stdout", "stderr")
             outputs = [(row["number"], _output(row)) for row in rows]
+            is_cut = isinstance(rows, CutRows)
+        if is_cut and newest_first:
+            first = []  # it comes after the outputs that are left out
         events = [*outputs, *first] if newest_first else [*first, *outputs]
-        more = to_cursor(events[limit - 1][0]) if len(events) > limit else None
-        return Page(items=[event for _, event in events[:limit]], next_cursor=more)
+        page = events[:limit]
+        more = to_cursor(page[-1][0]) if is_cut or len(events) > limit else None
+        return Page(items=[event for _, event in page], next_cursor=more)
 
     @reading
     def shell_events_by_id(

@@ -9,7 +9,9 @@ from holdfast.store.sql.core import (
     Row,
     SqlCore,
     Tx,
+    bounded,
     from_cursor,
+    is_part,
     lease_lost,
     maybe_moment,
     moment,
@@ -151,8 +153,8 @@ class Submissions(SqlCore):
 
     @reading
     def urgent(self, session_id: str, *, limit: int = 20) -> Tx[list[Submission]]:
-        rows = yield sql("urgent_submissions", session_id=session_id, limit=page_limit(limit))
-        return [to_submission(row) for row in rows]
+        wanted = sql("urgent_submissions", session_id=session_id, limit=page_limit(limit))
+        return [to_submission(row, payload="") for row in (yield bounded(wanted, "reason"))]
 
     @writing
     def _take_next(
@@ -201,6 +203,7 @@ class Submissions(SqlCore):
         session_id: str,
         *,
         state: SubmissionState | None = None,
+        payloads: bool = True,
         cursor: str | None = None,
         limit: int = 50,
     ) -> Tx[Page[Submission]]:
@@ -212,12 +215,15 @@ class Submissions(SqlCore):
             session_id=session_id,
             state=state,
             still_open=True if state in {"queued", "claimed", "waiting"} else None,
+            payloads=payloads or None,
             after=after,
             limit=page_limit(limit),
         )
+        wanted = bounded(wanted, "reason", "payload") if payloads else bounded(wanted, "reason")
         rows = yield from self._of_session(session_id, wanted)
-        more = to_cursor(rows[-1]["position"]) if len(rows) == limit else None
-        return Page(items=[to_submission(row) for row in rows], next_cursor=more)
+        more = to_cursor(rows[-1]["position"]) if is_part(rows, limit) else None
+        items = [to_submission(row, payload=None if payloads else "") for row in rows]
+        return Page(items=items, next_cursor=more)
 
 
 def started(submission: Submission) -> dict[str, object]:
@@ -241,8 +247,8 @@ def _event(submission: Submission, kind: str, seq: int, payload: dict[str, objec
     )
 
 
-def to_submission(row: Row) -> Submission:
-    """Return a row as a submission."""
+def to_submission(row: Row, *, payload: Json | None = None) -> Submission:
+    """Return a row as a submission; one that was read without its payload gets this one."""
     return Submission(
         id=row["id"],
         session_id=row["session_id"],
@@ -250,7 +256,7 @@ def to_submission(row: Row) -> Submission:
         kind=row["kind"],
         lane=row["lane"],
         when_busy=row["when_busy"],
-        payload=row["payload"],
+        payload=row["payload"] if payload is None else payload,
         idempotency_key=row["idempotency_key"],
         state=row["state"],
         attempts=row["attempts"],

@@ -47,7 +47,10 @@ LIMIT 1;
 
 -- name: urgent_submissions
 -- What does not wait for its turn: the control lane, and messages that want to reach the turn that is running.
-SELECT * FROM submissions
+-- Without payloads: they are read when a submission is taken.
+SELECT session_id, position, id, kind, lane, when_busy, idempotency_key, state, attempts, reason, run_id, created_at,
+  started_at, ended_at, trace
+FROM submissions
 WHERE session_id = :session_id AND ended_at IS NULL AND state = 'queued'
   AND (lane = 'control' OR when_busy IN ('steer', 'interrupt'))
 ORDER BY lane, position
@@ -74,7 +77,10 @@ UPDATE runs SET status = 'failed', error = :reason, ended_at = now_us()
 WHERE session_id = :session_id AND id = :id AND ended_at IS NULL;
 
 -- name: submissions
-SELECT * FROM submissions
+SELECT session_id, position, id, kind, lane, when_busy, idempotency_key, state, attempts, reason, run_id, created_at,
+  started_at, ended_at, trace
+  , payload   --? payloads
+FROM submissions
 WHERE session_id = :session_id
   AND state = :state         --? state
   AND ended_at IS NULL       --? still_open

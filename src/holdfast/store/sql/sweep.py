@@ -10,7 +10,9 @@ from holdfast.store.sql.core import (
     Row,
     SqlCore,
     Tx,
+    bounded,
     from_cursor,
+    is_part,
     maybe_moment,
     moment,
     page_limit,
@@ -44,7 +46,7 @@ class Sweeping(SqlCore):
     ) -> Tx[Page[Due]]:
         check_choice(by, DUE_BY, "reason to be due")
         after, after_id, after_position = from_cursor(cursor, int, str, int)
-        rows = yield sql(
+        wanted = sql(
             f"due_{by}",
             agent=agent,
             older_us=_microseconds(older_than),
@@ -53,9 +55,10 @@ class Sweeping(SqlCore):
             after_position=after_position,
             limit=page_limit(limit),
         )
+        rows = yield bounded(wanted, "metadata")
         submissions = by == "submissions"
         more = None
-        if len(rows) == limit:
+        if is_part(rows, limit):
             last = rows[-1]
             more = to_cursor(last["place"], last["id"], last["position"] if submissions else 0)
         return Page(items=[_due(row, submissions) for row in rows], next_cursor=more)

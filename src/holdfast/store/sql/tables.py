@@ -4,18 +4,80 @@ A test compares this list with the schema of each engine, so that a new table or
 """
 
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
-Kind: TypeAlias = Literal["id", "text", "int"]
+from holdfast.errors import BadText
+from holdfast.ids import check_choice, check_id, check_name, check_text, check_title
+from holdfast.jsontext import parse_json, parse_object
+from holdfast.types import (
+    CHECKPOINT_KINDS,
+    COMMAND_STATES,
+    EFFECT_STATES,
+    LANES,
+    RUN_STATUSES,
+    STATUSES,
+    SUBMISSION_STATES,
+    WHEN_BUSY,
+)
+
+Kind: TypeAlias = Literal["id", "name", "title", "text", "json", "object", "int", "count", "time"]
+_NUMBERS: Final = frozenset({"int", "count", "time"})
+_LATEST: Final = 253_402_300_799_999_999
+"""Times are microseconds since 1970, up to the year 9999."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column. `id` is text that is checked like an id from outside."""
+    """A column, and which values of it are valid: those that the methods of the store accept from outside.
+
+    `json` and `object` are checked like JSON from outside. With `choices` only these are valid. The bodies of messages
+    and the results of calls are text here, as they are for `write`: what was recorded must come back.
+    """
 
     name: str
     kind: Kind
     optional: bool = False
+    choices: tuple[str, ...] = ()
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it holds text, and not numbers."""
+        return self.kind not in _NUMBERS
+
+    def check(self, value: Any, what: str) -> None:
+        """Raise `BadInput` unless the value is valid."""
+        if not (self.optional and value is None):
+            self._check(value, what)
+
+    def _check(self, value: Any, what: str) -> None:
+        if not self.is_text:
+            _check_number(value, self.kind, what)
+            return
+        match self.kind:
+            case "id":
+                check_id(value, what)
+            case "name":
+                check_name(value, what)
+            case "title":
+                check_title(value)
+            case _:
+                check_text(value, what)
+        match self.kind:
+            case "json":
+                parse_json(value, what)
+            case "object":
+                parse_object(value, what)
+            case _:
+                pass
+        if self.choices:
+            check_choice(value, self.choices, what)
+
+
+def _check_number(value: object, kind: Kind, what: str) -> None:
+    least = -(2**63) if kind == "int" else 0
+    most = _LATEST if kind == "time" else 2**63 - 1
+    if type(value) is not int or not least <= value <= most:
+        raise BadText(what=what, problem=f"is not a number from {least} to {most}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +95,21 @@ class Table:
         return tuple(column.name for column in self.columns)
 
 
-def _columns(text: str) -> tuple[Column, ...]:
+def _columns(text: str, **choices: tuple[str, ...]) -> tuple[Column, ...]:
     pairs = (column.split() for column in text.split(","))
-    return tuple(Column(name, kind.rstrip("?"), kind.endswith("?")) for name, kind in pairs)  # pyright: ignore[reportArgumentType]
+    return tuple(
+        Column(name, kind.rstrip("?"), kind.endswith("?"), choices.get(name, ()))  # pyright: ignore[reportArgumentType]
+        for name, kind in pairs
+    )
 
 
 SESSION: Final = Table(
     "session",
     ("id",),
     _columns(
-        "id id, agent text, owner text, title text, status text, waiting_for text?, hold int, metadata text,"
-        " created_at int, active_at int, seq int"
+        "id id, agent name, owner name, title title, status text, waiting_for text?, hold int, metadata object,"
+        " created_at time, active_at time, seq count",
+        status=STATUSES,
     ),
 )
 """The session and its number. Its lease is not part of it, and neither is where its archive is."""
@@ -53,8 +119,9 @@ TABLES: Final = (
         "runs",
         ("id",),
         _columns(
-            "session_id id, id id, parent_id text?, agent text, status text, error text?, metadata text,"
-            " first_seq int, started_at int, ended_at int?"
+            "session_id id, id id, parent_id text?, agent text, status text, error text?, metadata object,"
+            " first_seq count, started_at time, ended_at time?",
+            status=RUN_STATUSES,
         ),
         unique="id",
     ),
@@ -62,7 +129,7 @@ TABLES: Final = (
         "events",
         ("seq",),
         _columns(
-            "session_id id, seq int, kind text, run_id text?, step int?, at int, payload text, segment int?,"
+            "session_id id, seq count, kind id, run_id text?, step int?, at time, payload json, segment int?,"
             " position int?"
         ),
     ),
@@ -74,7 +141,8 @@ TABLES: Final = (
         "checkpoints",
         ("seq", "id"),
         _columns(
-            "session_id id, id id, run_id text?, step int?, kind text, segment int, length int, seq int, at int"
+            "session_id id, id id, run_id text?, step int?, kind text, segment int, length count, seq count, at time",
+            kind=CHECKPOINT_KINDS,
         ),
         unique="id",
     ),
@@ -84,29 +152,34 @@ TABLES: Final = (
         _columns(
             "session_id id, run_id text, call_id text, tool text, state text, step int?, arguments_digest text?,"
             " idempotency_key text?, result text?, error text?, summary text?, segment int?, position int?,"
-            " attempts int, started_at int, ended_at int?"
+            " attempts count, started_at time, ended_at time?",
+            state=EFFECT_STATES,
         ),
     ),
     Table(
         "submissions",
         ("position",),
         _columns(
-            "session_id id, position int, id id, kind text, lane text, when_busy text, payload text,"
-            " idempotency_key text?, state text, attempts int, reason text?, run_id text?, created_at int,"
-            " started_at int?, ended_at int?, trace text?"
+            "session_id id, position count, id id, kind name, lane text, when_busy text, payload json,"
+            " idempotency_key name?, state text, attempts count, reason text?, run_id text?, created_at time,"
+            " started_at time?, ended_at time?, trace name?",
+            lane=LANES,
+            when_busy=WHEN_BUSY,
+            state=SUBMISSION_STATES,
         ),
         unique="id",
     ),
-    Table("states", ("session_id",), _columns("session_id id, version int, body text, at int")),
-    Table("cursors", ("consumer",), _columns("session_id id, consumer id, seq int, at int")),
+    Table("states", ("session_id",), _columns("session_id id, version count, body json, at time")),
+    Table("cursors", ("consumer",), _columns("session_id id, consumer id, seq count, at time")),
     Table(
         "commands",
         ("id",),
         _columns(
             "id id, session_id id, owner text, call_id text?, command text, cwd text?, timeout_us int?, holder text, host text,"
             " pid int, pid_started int?, state text, stop_requested int, exit_code int?, outputs int,"
-            " stdout_bytes int, stderr_bytes int, left_out_bytes int, damaged int, started_at int, last_at int,"
-            " ended_at int?, purged_at int?"
+            " stdout_bytes count, stderr_bytes count, left_out_bytes count, damaged int, started_at time, last_at time,"
+            " ended_at time?, purged_at time?",
+            state=COMMAND_STATES,
         ),
         unique="id",
     ),
@@ -115,7 +188,7 @@ TABLES: Final = (
         ("command_id", "number"),
         _columns(
             "command_id id, number int, session_id id, owner text, id id, stdout text?, stderr text?, exit_code int?,"
-            " damaged int, at int"
+            " damaged int, at time"
         ),
         unique="id",
     ),

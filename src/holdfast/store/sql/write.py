@@ -6,6 +6,7 @@ from typing import Final
 
 from holdfast.errors import BadInput, Conflict
 from holdfast.ids import check_choice, check_id
+from holdfast.jsontext import parse_json, parse_object
 from holdfast.store.sql.library import text_columns
 from holdfast.types import (
     CHECKPOINT_KINDS,
@@ -55,7 +56,7 @@ class Writing:
                 (
                     session_id,
                     self.count - number,
-                    event.kind,
+                    check_id(event.kind, "kind of event"),
                     event.run_id,
                     event.step,
                     event.payload,
@@ -136,6 +137,10 @@ class Writing:
             status = check_choice(batch.status, STATUSES, "session's status")
             self.rows["set_status"] = [(session_id, status, batch.waiting_for)]
         self.size = sum(_check_texts(arm, rows, check) for arm, rows in self.rows.items())
+        for event in batch.events:
+            parse_json(event.payload, "payload")
+        for run in batch.runs:
+            parse_object(run.metadata, "metadata")
 
     def refuse(self) -> None:
         """Raise what a batch before this one has failed with."""

@@ -1,0 +1,113 @@
+"""JSON text that is stored: how it is written, and which text is accepted.
+
+Whatever is stored must be readable by every reader: no NaN or Infinity, which JSON does not have, no numbers that a
+parser refuses, and no nesting that overflows the serializer of a list in which it is one item of many.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NoReturn, cast
+
+from holdfast.errors import BadInput, BadText
+from holdfast.types import Json
+
+DEEPEST: Final = 100
+"""How many objects and arrays may be nested in each other. Pydantic serializes up to 255 levels."""
+
+
+def _refuse(constant: str) -> NoReturn:
+    message = f"{constant} is not a JSON number"
+    raise ValueError(message)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        message = "a number is too large"
+        raise ValueError(message)
+    return number
+
+
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+_STRICT: Final = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
+_LENIENT: Final = json.JSONDecoder(parse_constant=lambda _: None)
+
+
+def parse_json(text: str, what: str) -> Any:
+    """Return the value of a JSON text. Raises `BadText` if it is not strict JSON or is nested too deeply."""
+    try:
+        value: Any = _STRICT.decode(text)
+    except RecursionError:
+        raise BadText(what=what, problem=_TOO_DEEP) from None
+    except ValueError as error:
+        raise BadText(what=what, problem=f"is not JSON: {error}") from None
+    # At most half of the characters can open something, so most texts need no further look.
+    if len(text) > 2 * DEEPEST and is_too_deep(value):
+        raise BadText(what=what, problem=_TOO_DEEP)
+    return value
+
+
+def parse_object(text: str, what: str) -> dict[str, Any]:
+    """Do the same with a text that must be a JSON object."""
+    value = parse_json(text, what)
+    if not isinstance(value, dict):
+        raise BadText(what=what, problem="is not a JSON object")
+    return cast("dict[str, Any]", value)
+
+
+_TOO_DEEP: Final = f"is nested more than {DEEPEST} levels deep"
+
+
+def is_too_deep(value: Any) -> bool:
+    """Return whether a value is nested more deeply than is stored. Works level by level, without recursion."""
+    level: list[Any] = [value]
+    for _ in range(DEEPEST + 1):
+        level = [item for item in level if isinstance(item, dict | list)]
+        if not level:
+            return False
+        level = [child for item in level for child in _children(item)]
+    return True
+
+
+def _children(item: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return item.values() if isinstance(item, dict) else item
+
+
+def has_lone_surrogates(text: str, value: Any) -> bool:
+    """Return whether the value of this JSON text holds half a surrogate pair, which UTF-8 cannot represent."""
+    if _SURROGATE.search(text) is None:
+        return False
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def read_json(text: Json) -> Any:
+    """Return the value of a stored text as it can be sent: lone surrogates, as in JavaScript, become "?"."""
+    value: Any = json.loads(text)
+    if has_lone_surrogates(text, value):
+        value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    return value
+
+
+def strict_json(value: Any, what: str) -> Json:
+    """Return the text of a value from outside. Raises `BadInput` if JSON cannot represent it."""
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(problem=f"the {what} cannot be written as JSON: {error}") from None
+
+
+def lenient_json(
+    value: Any, *, default: Callable[[Any], Any] | None = None, separators: tuple[str, str] | None = None
+) -> Json:
+    """Return the text of a value of our own or of an agent. NaN and infinite numbers become null, as in Pydantic."""
+    try:
+        return json.dumps(value, allow_nan=False, default=default, separators=separators)
+    except ValueError:
+        text = json.dumps(value, default=default)
+        return json.dumps(_LENIENT.decode(text), separators=separators)

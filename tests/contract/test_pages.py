@@ -1,0 +1,85 @@
+"""Pages are bounded in bytes: each ends with the row that reaches the limit, and says that there is more."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from holdfast import Store
+from holdfast.store.sql.library import PAGE_BYTES
+from holdfast.types import Batch, Effect, Message, NewEvent, Page, Run, Segment
+from tests.builders import held_session, new_session, within
+
+LARGE = f'{{"a": "{"x" * (PAGE_BYTES * 3 // 8)}"}}'  # three of them fill a page
+ALL = 7
+
+
+async def sizes_of_pages(read: Callable[[str | None], Awaitable[Page[Any]]]) -> list[int]:
+    page = await read(None)
+    sizes = [len(page.items)]
+    while page.next_cursor is not None:
+        page = await read(page.next_cursor)
+        sizes.append(len(page.items))
+    return sizes
+
+
+async def test_pages_of_events(store: Store):
+    lease, _ = await held_session(store)
+    await store.write(lease, Batch(segments=[Segment(number=1)]))
+    for n in range(ALL):
+        large = Message(segment=1, position=n, body=LARGE)
+        await store.write(lease, Batch(messages=[large], events=[NewEvent(kind="said", message=(1, n))]))
+    sizes: list[int] = []
+    after = 0
+    while page := await store.events(lease.session_id, after=after, limit=1000):
+        after = page[-1].seq
+        sizes.append(len(page))
+    assert sizes == [3, 3, 1]
+    sizes, after = [], -1
+    while page := await store.history(lease.session_id, segment=1, length=ALL, after=after):
+        assert [message.position for message in page] == list(range(after + 1, after + 1 + len(page)))
+        after = page[-1].position
+        sizes.append(len(page))
+    assert sizes == [3, 3, 1]
+    assert await store.history_size(lease.session_id, segment=1, length=ALL) == ALL * len(LARGE)
+    assert await store.history_size(lease.session_id, segment=1, length=2) == 2 * len(LARGE)
+    async with within(store, 20):
+        seen = 0
+        async for _ in store.watch(lease.session_id):
+            seen += 1
+            if seen == ALL:
+                break
+
+
+async def test_pages_of_payloads(store: Store):
+    lease, _ = await held_session(store)
+    for n in range(ALL):
+        await store.write(lease, Batch(events=[NewEvent(kind="said", payload=LARGE)]))
+        await store.submit(lease.session_id, "message", LARGE, when_busy="steer")
+        effect = Effect(run_id="r", call_id=str(n), tool="t", state="completed", result=LARGE)
+        await store.write(lease, Batch(runs=[Run(id=f"r{n}", metadata=LARGE)], effects=[effect]))
+    name = lease.session_id
+    assert len(await store.events(name, limit=1000)) == 5  # with a short one after each
+    assert await sizes_of_pages(lambda c: store.submissions(name, cursor=c, limit=100)) == [3, 3, 1]
+    assert await sizes_of_pages(lambda c: store.runs(session_id=name, cursor=c, limit=100)) == [3, 3, 1]
+    assert await sizes_of_pages(lambda c: store.effects(name, cursor=c, limit=100)) == [3, 3, 1]
+
+
+async def test_submissions_are_listed_without_their_payloads(store: Store):
+    session_id = await new_session(store)
+    for _ in range(ALL):
+        await store.submit(session_id, "message", LARGE, when_busy="steer")
+    listed = await store.submissions(session_id, payloads=False, limit=100)
+    assert [item.payload for item in listed.items] == [""] * ALL
+    assert [item.payload for item in await store.urgent(session_id)] == [""] * ALL
+
+
+async def test_pages_of_metadata(store: Store):
+    for _ in range(ALL):
+        await store.create_session(agent="scribe", owner="ada", metadata=LARGE)
+        await store.audit(actor="ada", action="test", session_id=None, detail=LARGE)
+    assert await sizes_of_pages(lambda c: store.sessions(cursor=c, limit=100)) == [3, 3, 1]
+    assert await sizes_of_pages(lambda c: store.audit_log(cursor=c, limit=100)) == [3, 3, 1]
+    assert await sizes_of_pages(lambda c: store.due("age", older_than=0, agent="scribe", cursor=c)) == [
+        3,
+        3,
+        1,
+    ]
