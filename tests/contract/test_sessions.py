@@ -40,8 +40,10 @@ async def test_a_chosen_id_is_used_once(store: Store):
     first = await store.create_session(agent="scribe", owner="ada", id="conversation-1")
     with pytest.raises(SessionExists):
         await store.create_session(agent="scribe", owner="ada", id="conversation-1")
-    same = await store.create_session(agent="other", owner="bob", id="conversation-1", exist_ok=True)
+    same = await store.create_session(agent="other", owner="ada", id="conversation-1", exist_ok=True)
     assert same == first
+    with pytest.raises(SessionNotFound):
+        await store.create_session(agent="scribe", owner="bob", id="conversation-1", exist_ok=True)
 
 
 async def test_an_unknown_session(store: Store):

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from holdfast.client import AsyncClient, ServerError
+from holdfast.errors import SessionExists
 from holdfast.types import (
     Event,
     Json,
@@ -32,15 +33,15 @@ class Remote:
     ) -> None:
         await self.client.__aexit__(kind, error, trace)
 
-    async def create_session(self, *, agent: str, owner: str, id: str, exist_ok: bool) -> Session:
-        """Create a session; whose it is, the token says."""
+    async def create_session(self, *, agent: str, owner: str, id: str) -> Session:
+        """Create a session of the token's owner. Raises `SessionExists`."""
         del owner
         try:
             return _session(await self.client.create_session(agent, id=id))
         except ServerError as error:
-            if not exist_ok or error.facts["code"] != "session_exists":
-                raise
-            return await self.session(id)
+            if error.facts["code"] == "session_exists":
+                raise SessionExists(id=id) from error
+            raise
 
     async def asked(self, session_id: str) -> list[dict[str, Any]]:
         """Return what a session asks a person now."""

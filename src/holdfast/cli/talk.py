@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from rich.text import Text
 from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, asked, chosen_sessions, with_media
 from holdfast.cli.sessions import SessionId
 from holdfast.cli.terminal import all_pages, echo, new_console, one_line, print_json, time_text
-from holdfast.errors import BadInput, Conflict
+from holdfast.errors import BadInput, Conflict, SessionExists
 from holdfast.ids import check_choice
 from holdfast.store import Store
 from holdfast.types import WHEN_BUSY, Event, Submission
@@ -46,7 +47,8 @@ def send(
     async def work() -> tuple[Submission, str | None]:
         async with chosen_sessions(store, url) as opened:
             if agent is not None:
-                await opened.create_session(agent=agent, owner=owner, id=session_id, exist_ok=True)
+                with suppress(SessionExists):
+                    await opened.create_session(agent=agent, owner=owner, id=session_id)
             sent = await opened.submit(
                 session_id,
                 "message",
