@@ -39,6 +39,16 @@ def commands(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{path}{name}", command
 
 
+def test_every_test_that_is_named_exists():
+    for page in PAGES:
+        for file, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text()):
+            assert f"def {name}(" in (ROOT / file).read_text() if name else (ROOT / file).exists(), (
+                page,
+                file,
+                name,
+            )
+
+
 def test_every_setting_is_documented():
     page = (DOCS / "reference" / "settings.md").read_text()
     for name, field in Settings.model_fields.items():
