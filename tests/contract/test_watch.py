@@ -45,6 +45,18 @@ async def test_many_watchers_of_a_busy_session(store: Store):
             assert await task == list(range(after + 1, 301))
 
 
+async def test_a_change_wakes_watchers_however_its_arguments_are_passed(store: Store):
+    """The memory store has no second look: there a hint that is missing is missing for good."""
+    session_id = await new_session(store)
+    watching = store.watch(session_id)
+    coming = asyncio.ensure_future(anext(watching))
+    await asyncio.sleep(0)
+    await store.set_state(session_id=session_id, body="1", expected=0)
+    async with within(store, 5):
+        assert (await coming).kind == "state_changed"
+    await watching.aclose()
+
+
 async def test_a_reader_that_reconnects_at_random_sees_everything_once(store: Store):
     chance = random.Random(7)
     lease, _ = await held_session(store)

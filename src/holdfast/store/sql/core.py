@@ -9,6 +9,7 @@ import asyncio
 import base64
 import binascii
 import functools
+import inspect
 import json
 import os
 from abc import abstractmethod
@@ -16,7 +17,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
 from holdfast.config import Settings
 from holdfast.counting import count
@@ -237,58 +238,47 @@ def reading(
 
 
 def writing(
-    method: Callable[Concatenate[S, P], Tx[T]],
-) -> "Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]":
-    """Make a method of a transaction that writes. When its answer is lost, whether it happened is not known."""
-    return _writing(method, repeatable=False)
+    *, changes: str | None = None, wakes: bool = False, repeatable: bool = False
+) -> (
+    "Callable[[Callable[Concatenate[S, P], Tx[T]]], Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]]"
+):
+    """Make a method of a transaction that writes.
+
+    `changes` names the parameter that identifies what it changes: a session, by its id or its lease, or a shell command. Readers of that
+    are woken. After one that `wakes`, a session may be ready or have something to take. One that is `repeatable` takes effect once,
+    however often it is sent; of any other, a lost answer leaves open whether it happened, and its lease counts as lost.
+    """
+
+    def decorate(
+        method: Callable[Concatenate[S, P], Tx[T]],
+    ) -> "Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]":
+        place = None if changes is None else list(inspect.signature(method).parameters).index(changes) - 1
+
+        @functools.wraps(method)
+        async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            subject: Any = None
+            if place is not None:
+                subject = args[place] if place < len(args) else kwargs.get(str(changes))
+            lease = subject if isinstance(subject, Lease) else None
+            topics = _topics(cast("str", subject) if lease is None else lease.session_id, wakes=wakes)
+            try:
+                return await self._transact(  # pyright: ignore[reportPrivateUsage]
+                    lambda: method(self, *args, **kwargs), repeatable=repeatable, changes=topics
+                )
+            except StoreUnavailable:
+                if lease is not None and not repeatable:
+                    lease.lost = True
+                raise
+
+        return run
+
+    return decorate
 
 
-def repeatable(
-    method: Callable[Concatenate[S, P], Tx[T]],
-) -> "Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]":
-    """Make a method of a transaction that writes and does so once, however often it is sent."""
-    return _writing(method, repeatable=True)
-
-
-def waking(
-    method: Callable[Concatenate[S, P], Tx[T]],
-) -> "Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]":
-    """Make a repeatable method of a transaction after which a session may be ready, or have something to take."""
-    return _writing(method, repeatable=True, wakes=True)
-
-
-def registering(
-    method: Callable[Concatenate[S, P], Tx[T]],
-) -> "Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]":
-    """Make a method of a transaction that writes once, however often it is sent, and changes no session."""
-    return _writing(method, repeatable=True, of_session=False)
-
-
-def _writing(
-    method: Callable[Concatenate[S, P], Tx[T]],
-    *,
-    repeatable: bool,
-    wakes: bool = False,
-    of_session: bool = True,
-) -> "Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]":
-    @functools.wraps(method)
-    async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        subject = args[0] if args and of_session else None
-        lease = subject if isinstance(subject, Lease) else None
-        session_id = lease.session_id if lease else subject if isinstance(subject, str) else None
-        changes = () if session_id is None else (session_id,)
-        if wakes:
-            changes = (READY,) if session_id is None else (session_id, inbox(session_id), READY)
-        try:
-            return await self._transact(  # pyright: ignore[reportPrivateUsage]
-                lambda: method(self, *args, **kwargs), repeatable=repeatable, changes=changes
-            )
-        except StoreUnavailable:
-            if lease is not None and not repeatable:
-                lease.lost = True  # whether it happened is not known
-            raise
-
-    return run
+def _topics(changed: str | None, *, wakes: bool) -> tuple[str, ...]:
+    if changed is None:
+        return (READY,) if wakes else ()
+    return (changed, inbox(changed), READY) if wakes else (changed,)
 
 
 def sql(name: str, /, **params: object) -> Statement:

@@ -134,7 +134,7 @@ class Journal(SqlCore):
             numbers[READY] = (yield sql("latest_ready"))[0]["number"]
         return numbers
 
-    @writing
+    @writing(changes="lease")
     def put_drafts(self, lease: Lease, drafts: Sequence[Draft]) -> Tx[None]:
         for draft in drafts:
             self._check_size(draft.text, "draft")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from holdfast.errors import BadInput, HolderLost, SessionBusy
 from holdfast.ids import check_name, new_id
-from holdfast.store.sql.core import SqlCore, Tx, moment, page_limit, reading, repeatable, sql, waking
+from holdfast.store.sql.core import SqlCore, Tx, moment, page_limit, reading, sql, writing
 from holdfast.types import Holder, Lease
 
 _LONGEST_TTL = 24 * 60 * 60
@@ -37,7 +37,7 @@ class Leases(SqlCore):
     async def _put_out(self, holder_id: str) -> None:
         """Let go of that lock; harmless if there is none."""
 
-    @repeatable
+    @writing(repeatable=True)
     def _join(self, id: str, name: str, ttl: float, beacon: bool) -> Tx[Holder]:
         check_name(name, "holder name")
         if not (math.isfinite(ttl) and 0 < ttl <= _LONGEST_TTL):
@@ -47,7 +47,7 @@ class Leases(SqlCore):
         rows = yield sql("join", id=id, name=name, ttl_us=round(ttl * 1_000_000), beacon=int(beacon))
         return Holder(id=id, name=name, deadline=moment(rows[0]["deadline"]), ttl=ttl)
 
-    @repeatable
+    @writing(repeatable=True)
     def renew(self, holder: Holder) -> Tx[Holder]:
         rows = yield sql("renew", id=holder.id)
         if not rows:
@@ -62,7 +62,7 @@ class Leases(SqlCore):
             pass
         await self._put_out(holder.id)
 
-    @waking
+    @writing(wakes=True, repeatable=True)
     def _leave(self, holder: Holder, *, limit: int = 100) -> Tx[int]:
         held = yield sql("held_heads", holder=holder.id, limit=limit)
         for row in held:
@@ -90,7 +90,7 @@ class Leases(SqlCore):
         taking = self._acquire(session_id, holder, new_id(), cleaned)
         return await self._unfinished.run_or_undo(taking, self.release)
 
-    @repeatable
+    @writing(changes="session_id", repeatable=True)
     def _acquire(self, session_id: str, holder: Holder, tenure: str, cleaned: bool) -> Tx[Lease]:
         head = yield from (self._lock_head if cleaned else self._refuse_cleaned)(session_id)
         if head.tenure == tenure and head.holder == holder.id:
@@ -118,7 +118,7 @@ class Leases(SqlCore):
         if lease is not None:
             await self.release(lease)
 
-    @repeatable
+    @writing(repeatable=True)
     def _claim(self, holder: Holder, tenure: str, agents: str | None, tries: list[str]) -> Tx[Lease | None]:
         yield sql("claim_lock", tenure=tenure)
         taken = (yield sql("tenure", holder=holder.id, tenure=tenure)) if tries else ()
@@ -156,7 +156,7 @@ class Leases(SqlCore):
         await self._release(lease)
         lease.lost = lease.released = True
 
-    @waking
+    @writing(changes="lease", wakes=True, repeatable=True)
     def _release(self, lease: Lease) -> Tx[None]:
         yield from self._free(lease.session_id, lease.holder, epoch=lease.epoch, orphaned_by=None)
 
@@ -178,7 +178,7 @@ class Leases(SqlCore):
             or (yield sql("unnamed_heads", limit=1))
         )
 
-    @waking
+    @writing(wakes=True, repeatable=True)
     def _reclaim(self, gone: list[str], limit: int) -> Tx[list[str]]:
         if gone:
             yield sql("expire_holders", ids=json.dumps(gone))

@@ -15,9 +15,9 @@ from holdfast.store.sql.core import (
     moment,
     page_limit,
     reading,
-    registering,
     sql,
     to_cursor,
+    writing,
 )
 from holdfast.types import Blob, BlobState, Page
 
@@ -27,7 +27,7 @@ _MICROSECONDS = 1_000_000
 class Media(SqlCore):
     """The transactions of media.sql."""
 
-    @registering
+    @writing(repeatable=True)
     def put_blob(self, blob: Blob, *, anew: bool = False, body: bytes | None = None) -> Tx[Blob]:
         if body is not None:
             yield sql("lock_content", sha256=blob.sha256)
@@ -55,7 +55,7 @@ class Media(SqlCore):
             yield sql("add_chunk", id=blob.id, number=0, body=body)
         return to_blob(rows[0])
 
-    @registering
+    @writing(repeatable=True)
     def name_blob(self, blob: Blob, *, anew: bool = False) -> Tx[Blob]:
         if not anew:
             for row in (yield sql("touch_stored", location=blob.location, sha256=blob.sha256)):
@@ -65,7 +65,7 @@ class Media(SqlCore):
             raise _collected(blob.id)
         return to_blob(rows[0])
 
-    @registering
+    @writing(repeatable=True)
     def keep_blob(self, blob: Blob, *, replaces: str | None = None) -> Tx[Blob]:
         yield sql("lock_content", sha256=blob.sha256)
         if replaces is not None:
@@ -77,7 +77,7 @@ class Media(SqlCore):
             raise _collected(blob.id)
         return to_blob(rows[0])
 
-    @registering
+    @writing(repeatable=True)
     def touch_blob(self, blob_id: str) -> Tx[bool]:
         return bool((yield sql("touch_storing", id=blob_id)))
 
@@ -103,7 +103,7 @@ class Media(SqlCore):
         more = to_cursor(rows[-1]["id"]) if is_part(rows, limit) else None
         return Page(items=[to_blob(row, references=row["refs"]) for row in rows], next_cursor=more)
 
-    @registering
+    @writing(repeatable=True)
     def condemn_blobs(
         self,
         location: str,
@@ -128,7 +128,7 @@ class Media(SqlCore):
             found = yield from self._condemn([row["id"] for row in found], ages)
         return Page(items=[to_blob(row) for row in found], next_cursor=more)
 
-    @registering
+    @writing(repeatable=True)
     def condemn_blob(self, location: str, sha256: str) -> Tx[Blob]:
         rows = yield sql("blob", location=location, sha256=check_id(sha256, "SHA-256"))
         if not rows:
@@ -143,16 +143,16 @@ class Media(SqlCore):
         yield sql("lock_blobs", ids=json.dumps(ids))
         return (yield sql("condemn_blobs", ids=json.dumps(ids), **ages))
 
-    @registering
+    @writing(repeatable=True)
     def abandon_blob(self, blob_id: str) -> Tx[bool]:
         yield sql("abandon_blob", id=blob_id)
         return not (yield sql("is_stored", id=blob_id))
 
-    @registering
+    @writing(repeatable=True)
     def forget_blob(self, blob_id: str) -> Tx[None]:
         yield sql("forget_blob", id=blob_id)
 
-    @registering
+    @writing(repeatable=True)
     def put_chunks(self, blob_id: str, first: int, bodies: Sequence[bytes]) -> Tx[None]:
         if not (yield sql("touch_storing", id=blob_id)):
             raise _collected(blob_id)
@@ -164,7 +164,7 @@ class Media(SqlCore):
         rows = yield sql("chunks", id=blob_id, first=first, limit=page_limit(limit))
         return [row["body"] for row in rows]
 
-    @registering
+    @writing(repeatable=True)
     def delete_chunks(self, blob_id: str, *, limit: int = 16) -> Tx[int]:
         return len((yield sql("delete_chunks", id=blob_id, limit=page_limit(limit))))
 

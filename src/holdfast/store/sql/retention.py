@@ -7,18 +7,7 @@ from typing import Final
 from holdfast.errors import Conflict, SessionErased, SessionNotFound
 from holdfast.ids import check_id, new_id
 from holdfast.store.guards import refuse_cleaning, refuse_erasing
-from holdfast.store.sql.core import (
-    Row,
-    SqlCore,
-    Tx,
-    maybe_moment,
-    moment,
-    page_limit,
-    reading,
-    repeatable,
-    sql,
-    writing,
-)
+from holdfast.store.sql.core import Row, SqlCore, Tx, maybe_moment, moment, page_limit, reading, sql, writing
 from holdfast.store.sql.media import to_blob
 from holdfast.types import Blob, Json, Lease, Standing
 
@@ -67,7 +56,7 @@ class Retention(SqlCore):
         rows = yield sql("tombstone", session_id=session_id)
         return moment(rows[0]["at"]) if rows else None
 
-    @repeatable
+    @writing(changes="lease", repeatable=True)
     def begin_cleaning(self, lease: Lease, *, idle: float, force: bool = False) -> Tx[Standing]:
         yield from self._fence(lease, 0)
         if (yield sql("tombstone", session_id=lease.session_id)):
@@ -78,12 +67,12 @@ class Retention(SqlCore):
             yield sql("begin_cleaning", session_id=lease.session_id)
         return standing
 
-    @repeatable
+    @writing(changes="lease", repeatable=True)
     def stop_cleaning(self, lease: Lease) -> Tx[None]:
         yield from self._fence(lease, 0)
         yield sql("stop_cleaning", session_id=lease.session_id)
 
-    @writing
+    @writing(changes="lease")
     def delete_content(self, lease: Lease, *, limit: int = 1000) -> Tx[dict[str, int]]:
         yield from self._fence(lease, 0)
         if not (yield sql("begin_deleting", session_id=lease.session_id)):
@@ -99,7 +88,7 @@ class Retention(SqlCore):
                 break
         return deleted
 
-    @writing
+    @writing(changes="lease")
     def drop_references(
         self, lease: Lease, *, grace: float = 0.0, limit: int = 100
     ) -> Tx[tuple[int, list[Blob]]]:
@@ -112,7 +101,7 @@ class Retention(SqlCore):
         blobs = yield from self._condemn_content([row["sha256"] for row in rows], lease.session_id, grace)
         return len(rows), blobs
 
-    @writing
+    @writing(changes="lease")
     def drop_archive(self, lease: Lease) -> Tx[list[Blob]]:
         yield from self._fence(lease, 0)
         standing = yield from self._standing(lease.session_id, lease)
@@ -135,7 +124,7 @@ class Retention(SqlCore):
     async def finish_cleaning(self, lease: Lease, *, actor: str, detail: Json = "{}") -> datetime:
         return await self._finish_cleaning(lease, new_id(), actor, detail)
 
-    @repeatable
+    @writing(changes="lease", repeatable=True)
     def _finish_cleaning(self, lease: Lease, audit_id: str, actor: str, detail: Json) -> Tx[datetime]:
         yield from self._fence(lease, 0)
         rows = yield sql("finish_cleaning", session_id=lease.session_id)
@@ -154,7 +143,7 @@ class Retention(SqlCore):
             raise Conflict(problem=f"session {lease.session_id} is {standing.status}, not being cleaned")
         return standing.cleaned_at
 
-    @repeatable
+    @writing(changes="lease", repeatable=True)
     def begin_erasing(self, lease: Lease) -> Tx[Standing]:
         yield from self._fence(lease, 0)
         standing = yield from self._standing(lease.session_id, lease)
@@ -166,7 +155,7 @@ class Retention(SqlCore):
     async def finish_erasing(self, lease: Lease, *, actor: str, detail: Json = "{}") -> datetime:
         return await self._finish_erasing(lease, new_id(), actor, detail)
 
-    @repeatable
+    @writing(changes="lease", repeatable=True)
     def _finish_erasing(self, lease: Lease, audit_id: str, actor: str, detail: Json) -> Tx[datetime]:
         (tombstone,) = yield sql("tombstone", session_id=lease.session_id)
         if (yield sql("lock_head", session_id=lease.session_id)):

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from holdfast.errors import StoreError, StoreTooNew, StoreTooOld
 from holdfast.store.sql import library
-from holdfast.store.sql.core import SqlCore, Tx, moment, reading, repeatable, sql
+from holdfast.store.sql.core import SqlCore, Tx, moment, reading, sql, writing
 from holdfast.store.sql.library import Dialect, Statement
 from holdfast.types import SchemaStatus
 
@@ -28,7 +28,7 @@ class Schema(SqlCore):
             raise StoreTooOld(url=self.url, found=version, known=LATEST)
         return version
 
-    @repeatable
+    @writing(repeatable=True)
     def _upgrade(self) -> Tx[int]:
         yield sql("migration_lock")
         yield sql("create_schema")

@@ -25,8 +25,6 @@ from holdfast.store.sql.core import (
     moment,
     page_limit,
     reading,
-    registering,
-    repeatable,
     sql,
     to_cursor,
     writing,
@@ -39,7 +37,7 @@ _LONGEST_TTL = 10 * 366 * 24 * 60 * 60
 class Sessions(SqlCore):
     """The transactions of sessions.sql."""
 
-    @writing
+    @writing()
     def create_session(
         self,
         *,
@@ -124,7 +122,7 @@ class Sessions(SqlCore):
         if session_ids:
             await self._watched(json.dumps(sorted(session_ids)))
 
-    @registering
+    @writing(repeatable=True)
     def _watched(self, session_ids: str) -> Tx[None]:
         yield sql("watched", session_ids=session_ids)
 
@@ -147,7 +145,7 @@ class Sessions(SqlCore):
         audit = None if actor is None or hold is None else (new_id(), check_name(actor, "actor"))
         return await self._update_session(session_id, title, hold, metadata, audit)
 
-    @repeatable
+    @writing(changes="session_id", repeatable=True)
     def _update_session(
         self,
         session_id: str,
@@ -190,7 +188,7 @@ class Sessions(SqlCore):
             State(version=rows[0]["version"], body=rows[0]["body"]) if rows else State(version=0, body="null")
         )
 
-    @writing
+    @writing(changes="session_id")
     def set_state(self, session_id: str, body: Json, *, expected: int) -> Tx[State]:
         self._check_json(body, "state")
         yield from self._refuse_cleaned(session_id)
@@ -211,7 +209,7 @@ class Sessions(SqlCore):
         )
         return State(version=version, body=body)
 
-    @repeatable
+    @writing(changes="session_id", repeatable=True)
     def set_credential(
         self, session_id: str, name: str, sealed: str | None, *, ttl: float | None = None
     ) -> Tx[None]:
@@ -235,7 +233,7 @@ class Sessions(SqlCore):
             for row in rows
         ]
 
-    @repeatable
+    @writing(changes="session_id", repeatable=True)
     def set_cursor(self, session_id: str, consumer: str, seq: int) -> Tx[Cursor]:
         check_id(consumer, "consumer")
         head = yield from self._refuse_cleaned(session_id)
@@ -253,7 +251,7 @@ class Sessions(SqlCore):
     async def audit(self, *, actor: str, action: str, session_id: str | None, detail: Json) -> None:
         await self._audit(new_id(), actor, action, session_id, detail)
 
-    @repeatable
+    @writing(repeatable=True)
     def _audit(self, id: str, actor: str, action: str, session_id: str | None, detail: Json) -> Tx[None]:
         check_name(actor, "actor")
         check_name(action, "action")

@@ -23,9 +23,9 @@ from holdfast.store.sql.core import (
     moment,
     page_limit,
     reading,
-    repeatable,
     sql,
     to_cursor,
+    writing,
 )
 from holdfast.types import COMMAND_STATES, SHELL_KINDS, Command, CommandState, Output, Page, ShellKind
 
@@ -39,7 +39,7 @@ class Shell(SqlCore):
 
     _hub: Hub
 
-    @repeatable
+    @writing(repeatable=True)
     def start_command(self, command: Command) -> Tx[Command]:
         key = check_uuid(command.id, "command")
         self._check_size(command.command, "command")
@@ -72,7 +72,7 @@ class Shell(SqlCore):
     async def write_outputs(self, command: Command, outputs: Sequence[Output]) -> Command:
         return await self._write_outputs(check_uuid(command.id, "command"), command, outputs)
 
-    @repeatable
+    @writing(changes="id", repeatable=True)
     def _write_outputs(self, id: str, command: Command, outputs: Sequence[Output]) -> Tx[Command]:
         check_choice(command.state, COMMAND_STATES, "command's state")
         if not outputs:
@@ -133,7 +133,7 @@ class Shell(SqlCore):
     async def stop_command(self, command_id: str) -> Command:
         return await self._stop_command(check_uuid(command_id, "command"))
 
-    @repeatable
+    @writing(changes="id", repeatable=True)
     def _stop_command(self, id: str) -> Tx[Command]:
         yield sql("request_stop", id=id)
         return (yield from self._command(id))
@@ -314,7 +314,7 @@ class Shell(SqlCore):
             found[row["id"]] = _command(row)
         return [found.get(each) for each in known]
 
-    @repeatable
+    @writing(repeatable=True)
     def purge_commands(self, *, older_than: float, owner: str | None = None, limit: int = 1000) -> Tx[int]:
         if not (math.isfinite(older_than) and older_than >= 0):
             raise BadInput(problem=f"a number of seconds is 0 or more, not {older_than}")

@@ -19,7 +19,6 @@ from holdfast.store.sql.core import (
     reading,
     sql,
     to_cursor,
-    waking,
     writing,
 )
 from holdfast.store.sql.library import Statement
@@ -65,7 +64,7 @@ class Submissions(SqlCore):
             tries=[] if id is None else [id],
         )
 
-    @waking
+    @writing(changes="session_id", wakes=True, repeatable=True)
     def _submit(
         self,
         session_id: str,
@@ -156,7 +155,7 @@ class Submissions(SqlCore):
         wanted = sql("urgent_submissions", session_id=session_id, limit=page_limit(limit))
         return [to_submission(row, payload="") for row in (yield bounded(wanted, "reason"))]
 
-    @writing
+    @writing(changes="lease")
     def _take_next(
         self, lease: Lease, lane: Lane | None, id: str | None, max_attempts: int
     ) -> Tx[Submission | None]:
@@ -192,7 +191,7 @@ class Submissions(SqlCore):
         if taken is not None:
             await self._requeue(lease, taken)
 
-    @writing
+    @writing(changes="lease")
     def _requeue(self, lease: Lease, taken: Submission) -> Tx[None]:
         yield from self._fence(lease, 0)
         yield sql("put_back", session_id=lease.session_id, position=taken.position)

@@ -17,9 +17,9 @@ from holdfast.store.sql.core import (
     moment,
     page_limit,
     reading,
-    registering,
     sql,
     to_cursor,
+    writing,
 )
 from holdfast.types import DUE_BY, Due, DueBy, Duty, Holder, Json, Page
 
@@ -63,18 +63,18 @@ class Sweeping(SqlCore):
             more = to_cursor(last["place"], last["id"], last["position"] if submissions else 0)
         return Page(items=[_due(row, submissions) for row in rows], next_cursor=more)
 
-    @registering
+    @writing(repeatable=True)
     def drop_submissions(self, ids: Sequence[str]) -> Tx[int]:
         for submission_id in ids:
             check_id(submission_id, "submission id")
         return len((yield sql("drop_submissions", ids=json.dumps(list(ids)))))
 
-    @registering
+    @writing(repeatable=True)
     def take_duty(self, name: str, holder: Holder, *, every: float = 0.0) -> Tx[bool]:
         every_us = _microseconds(every)
         return bool((yield sql("take_duty", name=_name(name), holder=holder.id, every_us=every_us)))
 
-    @registering
+    @writing(repeatable=True)
     def leave_duty(self, name: str, holder: Holder, *, detail: Json | None = None) -> Tx[None]:
         if detail is None:
             yield sql("leave_duty", name=_name(name), holder=holder.id)

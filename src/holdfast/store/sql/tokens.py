@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from holdfast.errors import BadInput, NotFound
 from holdfast.ids import check_choice, check_name, new_id
-from holdfast.store.sql.core import Row, SqlCore, Tx, maybe_moment, moment, reading, repeatable, sql
+from holdfast.store.sql.core import Row, SqlCore, Tx, maybe_moment, moment, reading, sql, writing
 from holdfast.types import ROLES, Role, Token
 
 
@@ -23,7 +23,7 @@ class Tokens(SqlCore):
     ) -> Token:
         return await self._add_token(new_id(), digest, owner, role, scopes, lifetime)
 
-    @repeatable
+    @writing(repeatable=True)
     def _add_token(
         self, id: str, digest: str, owner: str, role: Role, scopes: Sequence[str], lifetime: float | None
     ) -> Tx[Token]:
@@ -54,7 +54,7 @@ class Tokens(SqlCore):
         rows = yield sql("tokens")
         return [_token(row) for row in rows]
 
-    @repeatable
+    @writing(repeatable=True)
     def revoke_token(self, token_id: str) -> Tx[Token]:
         rows = yield sql("revoke_token", id=token_id)
         if not rows:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from holdfast.errors import HolderLost
 from holdfast.ids import new_id
-from holdfast.store.sql.core import Rows, Tx, page_limit, reading, repeatable, sql
+from holdfast.store.sql.core import Rows, Tx, page_limit, reading, sql, writing
 from holdfast.store.sql.leases import Leases
 from holdfast.store.sql.sessions import to_session
 from holdfast.store.sql.submissions import Submissions, started, to_submission
@@ -33,7 +33,7 @@ class Worklist(Leases, Submissions):
             raise HolderLost(id=holder.id)
         return bool(found["ready"])
 
-    @repeatable
+    @writing(repeatable=True)
     def _next_work(
         self,
         holder: Holder,
