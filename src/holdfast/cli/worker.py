@@ -62,8 +62,6 @@ def worker(
                 name=name,
                 concurrency=concurrency,
                 grace=grace,
-                ttl=settings.lease_ttl_seconds,
-                renew=settings.lease_renew_seconds,
                 credential_key=None if key is None else key.get_secret_value(),
             )
             stack.enter_context(_counting(metrics_port, settings.host))

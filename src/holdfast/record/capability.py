@@ -7,10 +7,8 @@ set aside with the beginning if no request comes in that moment. It never runs a
 """
 
 import asyncio
-import os
-import socket
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,9 +29,10 @@ from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import ToolDefinition
 
-from holdfast.errors import AgentExited, Conflict, HoldfastError, NotFound, SessionBusy, StoreError
+from holdfast.errors import AgentExited, Conflict, HoldfastError, NotFound, StoreError
 from holdfast.ids import new_id
 from holdfast.jsontext import lenient_json
+from holdfast.leases import held
 from holdfast.media import MediaStore
 from holdfast.record import ledger
 from holdfast.record.calls import Calls
@@ -59,7 +58,6 @@ _run: ContextVar[str | None] = ContextVar("holdfast_run", default=None)
 """The run that is going on here: the parent of any run that a tool of it starts."""
 
 _recorder: ContextVar["_Recorder | None"] = ContextVar("holdfast_recorder", default=None)
-_TTL = 10.0
 _A_MOMENT = 0.005
 """How long the end of a tool call may wait for the write that comes next."""
 
@@ -99,7 +97,7 @@ class Holdfast(AbstractCapability[Any]):
         parent_run_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         policies: Mapping[str, Policy] | None = None,
-        lease_ttl: float = 10.0,
+        lease_ttl: float | None = None,
         turn: Turn | None = None,
         media: MediaStore | None = None,
         media_threshold: int | None = None,
@@ -644,33 +642,6 @@ def _ended_with(caller: "asyncio.Task[Any] | None") -> Generator[None, None, Non
         yield
     finally:
         caller.remove_done_callback(cancel)
-
-
-@asynccontextmanager
-async def held(store: Store, session_id: str, *, ttl: float = _TTL) -> AsyncGenerator[Lease, None]:
-    """Hold a session's lease for as long as the block runs, as a holder of its own."""
-    holder = await store.join(f"{socket.gethostname()}:{os.getpid()}", ttl=ttl)
-    renewing: asyncio.Task[None] | None = None
-    try:
-        try:
-            lease = await store.acquire(session_id, holder)
-        except SessionBusy:
-            await store.reclaim()  # nobody waits for the deadline of one whose process has ended
-            lease = await store.acquire(session_id, holder)
-
-        async def renew() -> None:
-            while True:
-                await asyncio.sleep(ttl * 0.3)
-                with suppress(HoldfastError):  # a write will say so, if it matters
-                    await store.renew(holder)
-
-        renewing = asyncio.create_task(renew())
-        yield lease
-    finally:
-        if renewing is not None:
-            renewing.cancel()
-        with suppress(HoldfastError):  # then its deadline ends it
-            await store.leave(holder)
 
 
 async def read_history(store: Store, session_id: str, checkpoint: Checkpoint) -> list[str]:

@@ -11,9 +11,10 @@ from pydantic_ai.run import AgentRunResult
 
 from holdfast.errors import Conflict, NotFound
 from holdfast.ids import new_id
+from holdfast.leases import held
 from holdfast.media import MediaStore
 from holdfast.record import ledger
-from holdfast.record.capability import Holdfast, gone, held, read_history
+from holdfast.record.capability import Holdfast, gone, read_history
 from holdfast.record.history import load
 from holdfast.record.large import Large
 from holdfast.record.validity import pending_calls

@@ -1,31 +1,20 @@
 """Holding a session while it is cleaned, brought back or erased, so that whoever else would write to it is fenced."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 
 from holdfast.errors import HoldfastError, RetentionRefused, SessionBusy, StoreError
+from holdfast.leases import acquire, joined
 from holdfast.policy import applied
 from holdfast.store import Store
 from holdfast.types import Holder, Lease
 
+NAME = "retention"
+"""Its name as a holder."""
 _TRIES = 4
 _PAUSE_SECONDS = 0.25
 _PAGES = 1000
 """So many free pages are given back to the file system at a time."""
-
-
-@asynccontextmanager
-async def joined(store: Store, name: str = "retention") -> AsyncGenerator[Holder, None]:
-    """Be a holder, keep alive, and leave in the end."""
-    holder = await store.join(name, ttl=store.settings.lease_ttl_seconds)
-    renewing = asyncio.create_task(_renew(store, holder))
-    try:
-        yield holder
-    finally:
-        renewing.cancel()
-        with suppress(HoldfastError):  # then its deadline passes
-            await store.leave(holder)
 
 
 @asynccontextmanager
@@ -36,7 +25,7 @@ async def held(store: Store, session_id: str, holder: Holder | None = None) -> A
     obstacle. Who brings a holder has many sessions to see to, and does not wait for one.
     """
     if holder is None:
-        async with joined(store) as own:
+        async with joined(store, NAME) as own:
             yield await _acquire(store, session_id, own, _TRIES)
         return
     lease = await _acquire(store, session_id, holder, 1)
@@ -78,24 +67,12 @@ async def give_space_back(store: Store) -> None:
 
 
 async def _acquire(store: Store, session_id: str, holder: Holder, tries: int) -> Lease:
-    for left in reversed(range(tries)):
-        try:
-            return await store.acquire(session_id, holder, cleaned=True)
-        except SessionBusy as error:
-            if not left:
-                raise RetentionRefused(
-                    session_id=session_id,
-                    guard="running",
-                    problem=f"it is running, held by {error.facts['holder']} until {error.facts['until']}",
-                    lift="Interrupt it, or wait for its end; force does not help.",
-                ) from error
-            await store.reclaim()
-            await asyncio.sleep(_PAUSE_SECONDS)
-    raise AssertionError
-
-
-async def _renew(store: Store, holder: Holder) -> None:
-    while True:
-        await asyncio.sleep(store.settings.lease_renew_seconds)
-        with suppress(HoldfastError):  # the next write says so, if it matters
-            await store.renew(holder)
+    try:
+        return await acquire(store, session_id, holder, cleaned=True, tries=tries, pause=_PAUSE_SECONDS)
+    except SessionBusy as error:
+        raise RetentionRefused(
+            session_id=session_id,
+            guard="running",
+            problem=f"it is running, held by {error.facts['holder']} until {error.facts['until']}",
+            lift="Interrupt it, or wait for its end; force does not help.",
+        ) from error

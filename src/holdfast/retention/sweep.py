@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from holdfast.errors import HoldfastError, NotFound, RetentionRefused, StoreError
+from holdfast.leases import joined
 from holdfast.media import MediaStore, collect
 from holdfast.policy import Action, Applied, Policy, applied, named
 from holdfast.retention.clean import DAY, clean
 from holdfast.retention.erase import erase
-from holdfast.retention.holding import give_space_back, joined
+from holdfast.retention.holding import give_space_back
 from holdfast.store import Store
 from holdfast.types import Due, DueBy, Holder
 

@@ -6,18 +6,16 @@ others may take them; when it is told to stop it hands over at the next settled 
 
 import asyncio
 import logging
-import os
-import socket
 from collections import Counter
 from contextlib import suppress
 from typing import Any
 
 from holdfast.counting import count
 from holdfast.errors import HolderLost, HoldfastError, LeaseLost, NotFound, StoreClosed
+from holdfast.leases import Renewal, join, process_name
 from holdfast.logs import about
 from holdfast.retention.sweeper import sweeping
 from holdfast.runtime.agents import Agents, by_name
-from holdfast.runtime.keeper import Keeper
 from holdfast.runtime.session import SessionRunner
 from holdfast.store import Store
 from holdfast.tasks import end
@@ -35,7 +33,8 @@ class Worker:
     """Serves agents' sessions from a store until it is stopped.
 
     `concurrency` is how many sessions run at once. After `stop` a run has `grace` seconds to reach a point where
-    another worker can go on with nothing repeated; then it is cut off. `credential_key` opens sessions' credentials.
+    another worker can go on with nothing repeated; then it is cut off. `credential_key` opens sessions' credentials. `ttl` and
+    `renew` are those of the store's settings unless they are given.
     """
 
     def __init__(
@@ -45,15 +44,15 @@ class Worker:
         *,
         name: str | None = None,
         concurrency: int = 100,
-        ttl: float = 10.0,
-        renew: float = 3.0,
+        ttl: float | None = None,
+        renew: float | None = None,
         grace: float = 20.0,
         max_attempts: int = 5,
         credential_key: str | None = None,
     ) -> None:
         self._store = store
         self._agents = by_name(agents)
-        self.name = name or f"{socket.gethostname()}:{os.getpid()}"
+        self.name = name or process_name()
         self._concurrency = concurrency
         self._ttl = ttl
         self._renew = renew
@@ -78,7 +77,7 @@ class Worker:
         clean = True
         while not self._stopping.is_set():
             try:
-                clean = await self._tenure()
+                clean = await self._serve_as_holder()
             except StoreClosed:
                 raise
             except HoldfastError as error:
@@ -86,28 +85,22 @@ class Worker:
                 await self._pause()
         return clean
 
-    async def _tenure(self) -> bool:
+    async def _serve_as_holder(self) -> bool:
         """Serve as one holder, until stopped or lost."""
-        holder = await self._store.join(self.name, ttl=self._ttl)
+        holder = await join(self._store, self.name, ttl=self._ttl)
         self._lost.clear()
-        keeper = Keeper(
-            self._store,
-            holder,
-            every=self._renew,
-            lost=self._lost.set,
-            loop_timeout=self._store.settings.loop_timeout_seconds,
-        )
+        renewal = Renewal(self._store, holder, lost=self._lost.set, every=self._renew, in_thread=True)
         rescuer = asyncio.create_task(self._rescue())
         _log.info("worker %s serves %s", self.name, ", ".join(sorted(self._agents)))
         try:
             await self._claim_until_stopped(holder)
-            return await self._drain()
+            return await self._drain(holder)
         finally:
             for task in self._running.values():
                 task.cancel()
             await end(rescuer)
             await asyncio.gather(*self._running.values(), return_exceptions=True)
-            await keeper.stop()
+            await renewal.stop()
             with suppress(HoldfastError):
                 await self._store.leave(holder)
             _log.info("worker %s has left", self.name)
@@ -185,12 +178,12 @@ class Worker:
             else:
                 return
 
-    async def _drain(self) -> bool:
+    async def _drain(self, holder: Holder) -> bool:
         """Let every run come to a settled point; those that do not are cut off."""
         if self._lost.is_set():
             for runner in list(self._running):
                 runner.stop("lost")
-            await self._wait_for_all(self._ttl * 0.1)
+            await self._wait_for_all(holder.ttl * 0.1)
             return True
         _log.info("worker %s is told to stop and hands over %d sessions", self.name, len(self._running))
         for runner in list(self._running):

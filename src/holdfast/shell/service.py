@@ -23,7 +23,6 @@ from holdfast.config import Settings, load_settings
 from holdfast.errors import (
     BadInput,
     BadText,
-    HolderLost,
     HoldfastError,
     NoFolder,
     NotFound,
@@ -31,6 +30,7 @@ from holdfast.errors import (
     ShellUnavailable,
 )
 from holdfast.ids import check_id, check_name, check_text, new_id
+from holdfast.leases import Renewal, join
 from holdfast.shell.orphans import record_orphans, service_name
 from holdfast.shell.output import Collector
 from holdfast.shell.process import Process, this_host
@@ -75,13 +75,14 @@ class ShellService:
         self._cwd = Path.cwd() if cwd is None else Path(cwd).absolute()
         self._host = this_host()
         self._holder: Holder | None = None
+        self._renewal: Renewal | None = None
         self._running: dict[str, Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting: set[asyncio.Task[Command]] = set()
         self._chores: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        self._holder = await self.store.join(service_name(self._host), ttl=self._settings.lease_ttl_seconds)
+        await self._join()
         try:
             await record_orphans(self.store, self._host)
         except BaseException:
@@ -282,15 +283,18 @@ class ShellService:
     async def _keep(self) -> None:
         """Stay alive for others to see, do what they ask for, and record what those who died have left."""
         loop = asyncio.get_running_loop()
-        renew_at, look_at = 0.0, loop.time() + self._settings.lease_ttl_seconds
+        look_at = loop.time() + self._settings.lease_ttl_seconds
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             now = loop.time()
             try:
-                if now >= renew_at:
-                    await self._renew()
-                    renew_at = now + self._settings.lease_renew_seconds
-                if now >= look_at:
+                if self._renewal is not None and self._renewal.is_lost:
+                    # Others take us for dead, and what we run for lost.
+                    for running in self._running.values():
+                        running.end("killed")
+                    await self._join()
+                # A database that comes back may take us for dead until we are renewed: then our own commands look like orphans.
+                if now >= look_at and self._renewal is not None and self._renewal.is_current:
                     await record_orphans(self.store, self._host)
                     look_at = now + self._settings.lease_ttl_seconds
                 for holder in {running.command.holder for running in self._running.values()}:
@@ -298,18 +302,10 @@ class ShellService:
             except HoldfastError as error:
                 _log.warning("the shell service could not reach its store: %s", error)
 
-    async def _renew(self) -> None:
-        holder = self._holder
-        if holder is None:
-            return
-        try:
-            self._holder = await self.store.renew(holder)
-        except HolderLost:
-            # Others take us for dead, and what we run for lost.
-            for running in self._running.values():
-                running.end("killed")
-            joined = await self.store.join(holder.name, ttl=holder.ttl)
-            self._holder = joined
+    async def _join(self) -> None:
+        ttl = self._settings.lease_ttl_seconds
+        self._holder = await join(self.store, service_name(self._host), ttl=ttl)
+        self._renewal = Renewal(self.store, self._holder, every=self._settings.lease_renew_seconds)
 
     async def _obey(self, holder: str) -> None:
         """Stop what other processes have asked to be stopped."""
@@ -319,6 +315,8 @@ class ShellService:
 
     async def _leave(self) -> None:
         holder, self._holder = self._holder, None
+        if self._renewal is not None:
+            await self._renewal.stop()
         if holder is not None:
             with contextlib.suppress(HoldfastError):  # then its deadline passes
                 await self.store.leave(holder)

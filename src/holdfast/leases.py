@@ -1,56 +1,128 @@
-"""Keeps a holder alive: renews its one deadline from a thread of its own, so that a busy event loop does not lose it.
+"""Holding leases: every process that writes to sessions joins as a holder, renews its deadline in time, and leaves.
 
-When it cannot renew in time it reports the loss before the deadline passes, and the holder stops its runs. It stops renewing by itself when
-the event loop does not respond for a long time: then every session of the worker hangs, and another worker can continue them.
+How long a holder lives, and how often it is renewed, are settings of its store. A worker renews from a thread, so that a busy event loop does
+not cost it its sessions. It stops renewing by itself when the event loop does not respond for a long time: then every session of the worker
+hangs, and another worker can continue them.
 """
 
 import asyncio
 import logging
+import os
+import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
 
-from holdfast.errors import HolderLost, HoldfastError
+from holdfast.errors import HolderLost, HoldfastError, SessionBusy
 from holdfast.store import Store
 from holdfast.tasks import end
-from holdfast.types import Holder
+from holdfast.types import Holder, Lease
 
 _MARGIN = 0.1
-"""The part of the time to live that is left when the runs are stopped."""
+"""The part of the time to live that is left when a loss is reported: enough to stop what runs."""
 _WARN_SECONDS = 1.0
 """How long the event loop may be blocked before a warning is logged."""
 _PAUSE_SECONDS = 0.2
 _log = logging.getLogger(__name__)
 
 
-class Keeper:
-    """Renews a holder until it is stopped, or lost: then `lost` is called, once, on the loop that made this."""
+def process_name() -> str:
+    """Return a name for this process as a holder."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+async def join(store: Store, name: str | None = None, *, ttl: float | None = None) -> Holder:
+    """Join as a holder that lives for `ttl` seconds, by default as long as the settings say."""
+    return await store.join(name or process_name(), ttl=ttl or store.settings.lease_ttl_seconds)
+
+
+@asynccontextmanager
+async def joined(
+    store: Store, name: str | None = None, *, ttl: float | None = None
+) -> AsyncGenerator[Holder, None]:
+    """Be a holder for as long as the block runs, renewed on this event loop."""
+    holder = await join(store, name, ttl=ttl)
+    renewal = Renewal(store, holder)
+    try:
+        yield holder
+    finally:
+        await renewal.stop()
+        with suppress(HoldfastError):  # then its deadline ends it
+            await store.leave(holder)
+
+
+@asynccontextmanager
+async def held(store: Store, session_id: str, *, ttl: float | None = None) -> AsyncGenerator[Lease, None]:
+    """Hold the lease of a session for as long as the block runs, as a holder of its own. Raises `SessionBusy`."""
+    async with joined(store, ttl=ttl) as holder:
+        yield await acquire(store, session_id, holder)
+
+
+async def acquire(
+    store: Store,
+    session_id: str,
+    holder: Holder,
+    *,
+    cleaned: bool = False,
+    tries: int = 2,
+    pause: float = 0.0,
+) -> Lease:
+    """Take the lease of a session. Between tries, free the sessions of processes that have ended before their deadline."""
+    while True:
+        try:
+            return await store.acquire(session_id, holder, cleaned=cleaned)
+        except SessionBusy:
+            tries -= 1
+            if not tries:
+                raise
+        await store.reclaim()
+        await asyncio.sleep(pause)
+
+
+class Renewal:
+    """Renews a holder until it is stopped, or lost.
+
+    With `lost`, a loss is reported by calling that on the event loop that made this, once, before the deadline passes. Without it, renewing is
+    tried as long as the holder exists; `is_lost` tells when it does not, and the next write finds out, too. `in_thread`, it renews from a
+    thread of its own, where the store allows it.
+    """
 
     def __init__(
-        self, store: Store, holder: Holder, *, every: float, lost: Callable[[], None], loop_timeout: float
+        self,
+        store: Store,
+        holder: Holder,
+        *,
+        lost: Callable[[], None] | None = None,
+        every: float | None = None,
+        in_thread: bool = False,
     ) -> None:
+        settings = store.settings
         self._holder = holder
-        self._every = every
-        self._loop_timeout = loop_timeout
-        self._pinged: float | None = (
-            None  # when the event loop was asked for a response that has not come yet
-        )
-        self._warned = False
+        self._every = every or min(settings.lease_renew_seconds, holder.ttl * 0.3)
         self._lost = lost
         self._loop = asyncio.get_running_loop()
+        self._loop_timeout = settings.loop_timeout_seconds
+        self._pinged: float | None = None  # since when the event loop owes a response
+        self._warned = False
         self._since = time.monotonic()
+        self.is_lost = False
         self._stopped = threading.Event()
-        twin = store.twin()
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
-        if twin is None:  # nobody else can see it, so nobody can take over either
+        twin = store.twin() if in_thread else None
+        if twin is None:
             self._task = asyncio.create_task(self._keep(store))
         else:
             self._thread = threading.Thread(
-                target=self._work, args=[twin], name="holdfast-keeper", daemon=True
+                target=self._work, args=[twin], name="holdfast-renewal", daemon=True
             )
             self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the deadline has not passed since it was renewed last."""
+        return time.monotonic() < self._since + self._holder.ttl
 
     async def stop(self) -> None:
         """Stop renewing."""
@@ -70,7 +142,7 @@ class Keeper:
                 if time.monotonic() >= self._limit():
                     self._give_up("no event loop could be started in time")
                     return
-                _log.warning("the keeper cannot start yet: %s", error)
+                _log.warning("cannot start to renew holder %s yet: %s", self._holder.name, error)
                 self._stopped.wait(_PAUSE_SECONDS)
             else:
                 return
@@ -84,13 +156,13 @@ class Keeper:
             except HoldfastError as error:
                 if time.monotonic() >= self._limit():
                     break
-                _log.warning("the keeper cannot reach the store yet: %s", error)
+                _log.warning("cannot reach the store to renew holder %s yet: %s", self._holder.name, error)
                 await self._sleep(_PAUSE_SECONDS)
         if not self._stopped.is_set():
             self._give_up("the store could not be opened in time")
 
     async def _keep(self, store: Store) -> None:
-        while not self._stopped.is_set():
+        while True:
             await self._sleep(self._since + self._every - time.monotonic())
             if self._stopped.is_set():
                 return
@@ -99,11 +171,11 @@ class Keeper:
                 return
             sent = time.monotonic()
             try:
-                async with asyncio.timeout(max(0.0, self._limit() - sent)):
+                async with asyncio.timeout(None if self._lost is None else max(0.0, self._limit() - sent)):
                     await store.renew(self._holder)
                 self._since = sent
             except HolderLost:
-                self._give_up("others have taken its place")
+                self._give_up("its deadline passed, and its sessions were freed")
                 return
             except TimeoutError:
                 self._give_up("its deadline could not be renewed in time")
@@ -116,6 +188,9 @@ class Keeper:
         return self._since + self._holder.ttl * (1 - _MARGIN)
 
     async def _sleep(self, seconds: float) -> None:
+        if self._thread is None:
+            await asyncio.sleep(seconds)
+            return
         until = time.monotonic() + seconds
         while not self._stopped.is_set() and (left := until - time.monotonic()) > 0:
             await asyncio.sleep(min(left, 0.05))
@@ -123,8 +198,6 @@ class Keeper:
 
     def _ping(self) -> None:
         """Ask the event loop for a response, unless it owes one; log a warning if that takes long."""
-        if self._thread is None:
-            return
         if self._pinged is None:
             self._pinged = time.monotonic()
             with suppress(RuntimeError):  # the loop has ended
@@ -145,6 +218,9 @@ class Keeper:
         return 0.0 if pinged is None else time.monotonic() - pinged
 
     def _give_up(self, reason: str) -> None:
+        self.is_lost = True
+        if self._lost is None:
+            return
         _log.error("holder %s is lost: %s", self._holder.name, reason)
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._lost)
