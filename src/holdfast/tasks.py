@@ -1,7 +1,13 @@
-"""Ending tasks that would go on for ever."""
+"""Ending tasks that would not end by themselves, and event loops that must not end with a task."""
 
 import asyncio
-from typing import Any
+import logging
+import signal
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 _AGAIN_SECONDS = 1.0
 
@@ -17,3 +23,26 @@ async def end(*tasks: asyncio.Task[Any]) -> None:
             task.cancel()
         _, left = await asyncio.wait(left, timeout=_AGAIN_SECONDS)
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def run_through_exits(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, also when a task or a callback beside it raises SystemExit or KeyboardInterrupt.
+
+    asyncio raises these out of the event loop. A worker runs the code of many sessions: `sys.exit()` in a task that one of their tools has
+    started must not end the others. The task itself fails with that error. `main` must handle SIGINT before it runs such code.
+    """
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        task = loop.create_task(main)
+        while True:
+            try:
+                return loop.run_until_complete(task)
+            except (SystemExit, KeyboardInterrupt) as error:
+                if task.done() or (isinstance(error, KeyboardInterrupt) and not _handles_interrupts()):
+                    raise
+                _log.exception("the code of an agent tried to end the process, which continues")
+
+
+def _handles_interrupts() -> bool:
+    """Tell whether Ctrl-C is handled, so that a KeyboardInterrupt can only come from code that raised it."""
+    return signal.getsignal(signal.SIGINT) is not signal.default_int_handler

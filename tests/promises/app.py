@@ -7,6 +7,7 @@ process, and `leave dynamic` does so in the agent's instructions. Everything els
 
 import asyncio
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,16 @@ async def stall(mark: str) -> str:
     return "stalled"
 
 
+async def _leave() -> None:
+    raise SystemExit(7)
+
+
 @agent.tool_plain
 async def leave(how: str) -> str:
+    if how == "gather":
+        await asyncio.gather(asyncio.sleep(0), _leave())
+    if how == "callback":
+        asyncio.get_running_loop().call_soon(sys.exit, 5)
+        await asyncio.sleep(0.1)
+        raise SystemExit(6)
     raise {"exit": SystemExit(3), "interrupt": KeyboardInterrupt(), "close": GeneratorExit()}[how]

@@ -97,7 +97,7 @@ async def test_a_tool_that_exits_fails_its_own_call_only(engine: Engine, store: 
     async with worker(engine.url, hold=0.5) as only:
         other = await send(store, beside, f"work 6 {log}")
         await lines(log, 1)
-        for how in ("exit", "interrupt", "close", "dynamic"):
+        for how in ("exit", "interrupt", "close", "dynamic", "gather", "callback"):
             leaving = (await store.create_session(agent="agent", owner="you")).id
             left = await ended(store, await send(store, leaving, f"leave {how}"))
             assert (left.state, left.attempts) == ("failed", 1), how

@@ -1,6 +1,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -34,7 +35,17 @@ from holdfast import (
     rewind,
     settle_effect,
 )
-from holdfast.errors import Conflict, HoldfastError, LeaseLost, SessionBusy, SessionNotFound
+from holdfast.errors import (
+    Conflict,
+    HoldfastError,
+    LeaseLost,
+    NotFound,
+    SessionBusy,
+    SessionCleaned,
+    SessionNotFound,
+)
+from holdfast.media import open_media
+from holdfast.retention import clean, erase
 from tests.record.agents import call, recorded, scripted
 
 
@@ -737,3 +748,68 @@ async def test_a_result_nested_too_deeply_does_not_fail_the_run(store: Store, de
     assert ("nested too deeply" in told) == (depth > 200)
     assert {effect.state for effect in (await store.effects("talk")).items} == {"completed"}
     assert (await continue_session(agent, store, "talk", "hello")).output == "done"
+
+
+@pytest.mark.parametrize("fate", ["erased", "cleaned"])
+async def test_a_fork_of_a_session_that_is_deleted_meanwhile_copies_nothing(store: Store, fate: str):
+    agent = recorded(store)
+    await agent.run("a secret", conversation_id="talk")
+    (latest,) = (await store.checkpoints(session_id="talk", limit=1)).items
+    now, media = store.now, open_media(store=store)
+
+    async def deleted() -> datetime:  # the history is read, and the fork not written yet
+        if fate == "erased":
+            await erase(store, media, "talk", actor="test")
+        else:
+            await clean(store, media, "talk", actor="test", force=True)
+        return await now()
+
+    store.now = deleted
+    with pytest.raises(SessionNotFound if fate == "erased" else SessionCleaned):
+        await fork(store, latest, session_id="copy")
+    with pytest.raises(SessionNotFound):
+        await store.session("copy")
+
+
+async def test_a_fork_under_a_lost_lease_copies_nothing(store: Store):
+    agent = recorded(store)
+    await agent.run("hello", conversation_id="talk")
+    (latest,) = (await store.checkpoints(session_id="talk", limit=1)).items
+    holder = await store.join("paused", ttl=60)
+    stale = await store.acquire("talk", holder)
+    await store.release(stale)
+    stale.lost = stale.released = False  # as one that was paused believes
+    with pytest.raises(LeaseLost):
+        await fork(store, latest, session_id="copy", lease=stale)
+    with pytest.raises(SessionNotFound):
+        await store.session("copy")
+
+
+async def test_a_checkpoint_of_another_session_is_not_continued(store: Store):
+    agent = recorded(store)
+    await agent.run("a secret", conversation_id="theirs")
+    await agent.run("hello", conversation_id="ours")
+    (foreign,) = (await store.checkpoints(session_id="theirs", limit=1)).items
+    with pytest.raises(NotFound):
+        await continue_session(agent, store, "ours", "what did they say?", checkpoint=foreign)
+
+
+async def test_what_a_run_leaves_behind_does_not_inherit_its_owner(store: Store):
+    """A background task that a tool has started runs in the context of the tool, also after the run."""
+    later, left = asyncio.Event(), list[asyncio.Task[Any]]()
+    agent = Agent(scripted(), capabilities=[Holdfast(store)], name="clerk")
+
+    async def in_background() -> None:
+        await later.wait()
+        await agent.run("hello", conversation_id="later")
+
+    async def start() -> str:
+        left.append(asyncio.create_task(in_background()))
+        return "started"
+
+    caller = Agent(scripted([call("start")]), tools=[start], capabilities=[Holdfast(store, owner="alice")])
+    await caller.run("go", conversation_id="talk")
+    later.set()
+    await left[0]
+    (run,) = (await store.runs(session_id="later")).items
+    assert ((await store.session("later")).owner, run.parent_id) == ("local", None)

@@ -530,3 +530,36 @@ async def test_a_fork_onto_the_id_of_another_session_fails(store: Store, session
         again = await store.submit(session, "fork", json.dumps({"session_id": new_id()}))
         assert (await ended(store, again)).state == "done"
     assert await store.check() == []
+
+
+async def test_a_message_interrupts_only_the_turn_that_was_running(store: Store, session: str):
+    """Messages that were queued before it are answered first."""
+    begun = asyncio.Event()
+
+    async def wait() -> str:
+        if not begun.is_set():
+            begun.set()
+            await asyncio.sleep(60)
+        return "waited"
+
+    model = scripted([call("wait")])
+    async with working(store, Agent(model, tools=[wait], name="agent")):
+        one = await send(store, session, "one")
+        await begun.wait()
+        two, three = await send(store, session, "two"), await send(store, session, "three")
+        four = await send(store, session, "four", when_busy="interrupt")
+        states = [(await ended(store, sent)).state for sent in (one, two, three, four)]
+    assert states == ["failed", "done", "done", "done"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, asyncio.CancelledError, GeneratorExit, SystemExit])
+async def test_deps_that_try_to_end_the_worker_fail_their_turn(
+    store: Store, session: str, error: type[BaseException]
+):
+    def deps(session: Session) -> None:
+        raise error
+
+    async with working(store, AgentSetup(agent=Agent(echo(), name="agent"), deps=deps)):
+        failed = await ended(store, await send(store, session, "hello"))
+        assert (failed.state, failed.attempts) == ("failed", 1)
+        assert error.__name__ in str(failed.reason)

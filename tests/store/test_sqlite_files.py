@@ -1,8 +1,10 @@
 """The files of a SQLite database that is open are deleted or replaced: nothing is acknowledged that only the old ones have."""
 
 import asyncio
+import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,6 +62,19 @@ async def test_no_commit_is_acknowledged_that_only_a_replaced_file_has(
         with pytest.raises(StoreReplaced):
             _ = [page async for page in store.export_rows(lease.session_id)]
         assert attack not in {delete, move_folder} or not path.exists()
+
+
+async def test_a_restore_that_sets_the_times_of_the_folder_back_is_noticed(path: Path):
+    """As `tar` and `rsync -a` do."""
+    an_hour_ago = time.time_ns() - 3_600_000_000_000
+    async with open_store(f"sqlite:///{path}") as store:
+        lease, _ = await held_session(store)
+        os.utime(path.parent, ns=(an_hour_ago, an_hour_ago))
+        await store.write(lease, ticks())
+        replace(path)
+        os.utime(path.parent, ns=(an_hour_ago, an_hour_ago))
+        with pytest.raises(StoreReplaced):
+            await store.write(lease, ticks())
 
 
 async def test_files_that_are_moved_back_stay_refused(path: Path):

@@ -19,6 +19,7 @@ from holdfast.config import load_settings
 from holdfast.counting import counted_by
 from holdfast.errors import MissingExtra
 from holdfast.logs import start_logging
+from holdfast.tasks import run_through_exits
 from holdfast.types import Holder
 
 _log = logging.getLogger("holdfast.worker")
@@ -90,7 +91,7 @@ def worker(
             except asyncio.CancelledError:
                 return FORCED
 
-    raise typer.Exit(asyncio.run(work()))
+    raise typer.Exit(run_through_exits(work()))
 
 
 def _at_the_end_of_input(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:

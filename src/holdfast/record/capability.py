@@ -127,11 +127,9 @@ class Holdfast(AbstractCapability[Any]):
         """Return what records this one run."""
         del ctx
         outer = _recorder.get()
-        return _Recorder(
-            self,
-            parent=self.parent_run_id or _run.get(),
-            owner=self.owner or (outer.owner if outer is not None else "local"),
-        )
+        if outer is None or not outer.is_active:  # a task that it started may outlive it
+            return _Recorder(self, parent=self.parent_run_id, owner=self.owner or "local")
+        return _Recorder(self, parent=self.parent_run_id or _run.get(), owner=self.owner or outer.owner)
 
 
 @dataclass(slots=True)
@@ -149,6 +147,7 @@ class _Recorder(AbstractCapability[Any]):
     def __init__(self, settings: Holdfast, *, parent: str | None, owner: str) -> None:
         self.id = settings.id
         self.owner = owner
+        self.is_active = False
         self._caller: asyncio.Task[Any] | None = None  # runs the agent; `wrap_run` has a task of its own
         self._settings = settings
         self._turn = settings.turn
@@ -201,6 +200,7 @@ class _Recorder(AbstractCapability[Any]):
             self._lease = lease
             await self._begin(ctx, agent)
             token, recorder = _run.set(self._run_id), _recorder.set(self)
+            self.is_active = True
             try:
                 result: AgentRunResult[Any] = await handler()
             except SystemExit as error:  # out of this task it would end the event loop
@@ -211,6 +211,7 @@ class _Recorder(AbstractCapability[Any]):
                 await self._fail(error)
                 raise
             finally:
+                self.is_active = False
                 with suppress(ValueError):  # a stream may end in another context
                     _run.reset(token)
                     _recorder.reset(recorder)

@@ -13,7 +13,7 @@ from holdfast.record.history import load
 from holdfast.record.large import Large
 from holdfast.record.recovery import pending_effects
 from holdfast.store import Store
-from holdfast.types import Checkpoint, Effect, Session
+from holdfast.types import Checkpoint, Effect, Lease, Session
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FORK = "fork"
@@ -27,12 +27,14 @@ async def fork(
     owner: str | None = None,
     session_id: str | None = None,
     submission_id: str | None = None,
+    lease: Lease | None = None,
     media: MediaStore | None = None,
 ) -> str:
     """Copy the history of a checkpoint into a new session and return its id. The two are independent from then on.
 
-    Media is not copied: both sessions refer to it, and it is kept as long as one of them exists. A fork for a submission happens once:
-    the second call with the same `submission_id` returns the session of the first. Raises `SessionExists` if the id is taken.
+    Media is not copied: both sessions refer to it, and it is kept as long as one of them exists. A fork for a submission happens once: the
+    second call with the same `submission_id` and `session_id` returns that session. Raises `SessionExists` if the id is taken. With the
+    `lease` of the source it also raises `LeaseLost`; if the source was cleaned or erased meanwhile, nothing is copied.
     """
     source = await store.session(checkpoint.session_id)
     forked = session_id or new_id()
@@ -52,7 +54,12 @@ async def fork(
     ]
     try:
         await store.import_rows(
-            forked, lambda: iter(rows), action=_FORK, actor=owner or source.owner, detail=json.dumps(origin)
+            forked,
+            lambda: iter(rows),
+            source=lease or source.id,
+            action=_FORK,
+            actor=owner or source.owner,
+            detail=json.dumps(origin),
         )
     except SessionExists:
         if submission_id is None or not await _is_fork(store, forked, origin):

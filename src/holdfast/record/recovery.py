@@ -132,6 +132,8 @@ async def continue_session(
     if checkpoint is None:
         latest = (await store.checkpoints(session_id=session_id, limit=1)).items
         checkpoint = latest[0] if latest else None
+    elif checkpoint.session_id != session_id:
+        raise NotFound(what=f"checkpoint of session {session_id} with the id", id=checkpoint.id)
     media = _media(agent)
     messages: list[ModelMessage] = []
     if checkpoint is not None:

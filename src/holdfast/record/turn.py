@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from holdfast.errors import StoreError
@@ -46,6 +47,8 @@ class Turn:
     """Whether that run was cut off, so that going on is worth an event."""
     steered: Callable[[], Awaitable[Sequence[Steered]]] = _nothing
     """Asked before each model request."""
+    began_at: datetime
+    """When it began: a message that was sent later may interrupt it."""
     limit: float | None = None
     """How many seconds it may take."""
     draining: bool = False

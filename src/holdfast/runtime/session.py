@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -177,7 +178,9 @@ class SessionRunner:
             if self._lease.lost:
                 raise
             await self._end(submission, "failed", str(error))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a boundary: one bad submission must not end the session
+        except BaseException as error:
+            if _is_closing(error):
+                raise
             _log.exception("submission %s of session %s failed", submission.id, self._session_id)
             await self._end(submission, "failed", f"{type(error).__name__}: {error}")
         return (await self._store.session(self._session_id)).status == "waiting"
@@ -199,6 +202,7 @@ class SessionRunner:
             recorded=place.recorded,
             last=self._left == 0,
             limit=setup.run_timeout,
+            began_at=_began_at(submission),
         )
         if place.chain:
             turn.replaces, turn.recovered = _replaced(place.chain[0])
@@ -349,7 +353,7 @@ class SessionRunner:
         for found in await self._store.urgent(self._session_id):
             if found.lane == "main":
                 self._steering = self._steering or found.when_busy == "steer"
-                if found.when_busy == "interrupt":
+                if found.when_busy == "interrupt" and found.created_at >= turn.began_at and turn.stop is None:
                     turn.cancel("interrupt")
                 continue
             taken = await self._store.take(self._lease, id=found.id)
@@ -499,7 +503,9 @@ class SessionRunner:
         payload = _payload(submission)
         checkpoint = await self._checkpoint(payload)
         wanted = payload.get("session_id") or submission.id
-        forked = await fork(self._store, checkpoint, session_id=wanted, submission_id=submission.id)
+        forked = await fork(
+            self._store, checkpoint, session_id=wanted, submission_id=submission.id, lease=self._lease
+        )
         told = NewEvent(kind="forked", payload=json.dumps({"session_id": forked}))
         await self._end(submission, "done", events=[told])
 
@@ -553,12 +559,30 @@ def _payload(submission: Submission) -> dict[str, Any]:
     return payload  # pyright: ignore[reportUnknownVariableType]
 
 
+def _is_closing(error: BaseException) -> bool:
+    """Tell whether this task is cancelled or closed from outside, as opposed to code of an agent having raised such an error."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop is running
+        return True
+    if isinstance(error, asyncio.CancelledError):
+        return task is None or task.cancelling() > 0
+    return task is None
+
+
 async def _contained(running: Awaitable[Any]) -> Any:
     """Run an agent so that code which ends the process ends only the run: a worker has other sessions."""
     try:
         return await running
     except (SystemExit, KeyboardInterrupt) as error:
         raise AgentExited(what="The agent", error=f"{type(error).__name__}: {error}") from error
+
+
+def _began_at(submission: Submission) -> datetime:
+    """Return when a turn began. One that was cut off began before this attempt: everything that was sent since interrupts it."""
+    if submission.attempts > 1 or submission.started_at is None:
+        return submission.created_at
+    return submission.started_at
 
 
 def _replaced(run: Run) -> tuple[Run, bool]:

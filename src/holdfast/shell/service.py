@@ -309,9 +309,15 @@ class ShellService:
 
     async def _obey(self, holder: str) -> None:
         """Stop what other processes have asked to be stopped."""
-        for command in (await self.store.commands(state="running", holder=holder, limit=1000)).items:
-            if command.stop_requested and (running := self._running.get(command.id)):
-                running.end("stopped")
+        cursor = None
+        while True:
+            page = await self.store.commands(state="running", holder=holder, cursor=cursor, limit=1000)
+            for command in page.items:
+                if command.stop_requested and (running := self._running.get(command.id)):
+                    running.end("stopped")
+            cursor = page.next_cursor
+            if cursor is None:
+                return
 
     async def _leave(self) -> None:
         holder, self._holder = self._holder, None

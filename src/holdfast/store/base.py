@@ -631,13 +631,15 @@ class Store(ABC):
         rows: Callable[[], Iterator[tuple[str, Mapping[str, Any]]]],
         *,
         lease: Lease | None = None,
+        source: Lease | str | None = None,
         action: str | None = None,
         actor: str,
         detail: Json = "{}",
     ) -> dict[str, int]:
         """Put back all that `export_rows` gave, in one transaction, with an audit entry; return counts by table.
 
-        The entry's `action` is `rehydrate` under a lease and `import` without one, unless it is given.
+        `source` is the session that the rows were read from, by its id or by the lease that it is held under. Nothing is imported if that
+        lease was lost, or the session was cleaned or erased, meanwhile. The entry's `action` is `rehydrate` under a lease and `import` without one, unless it is given.
 
         Under a `lease` the session must be cleaned, else `NotCleaned`; without one it must not exist, else
         `SessionExists`. `rows` may be called again. `Conflict` names an id that another session has. What the

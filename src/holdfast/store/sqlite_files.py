@@ -68,4 +68,4 @@ def _state(path: str) -> tuple[int, int, int] | None:
         found = os.stat(path)  # noqa: PTH116 - quicker, and this runs with every commit
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    return found.st_dev, found.st_ino, found.st_ctime_ns  # a restore sets the other times back

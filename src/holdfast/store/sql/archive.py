@@ -109,6 +109,7 @@ class Archives(SqlCore):
         rows: Callable[[], Iterator[tuple[str, Mapping[str, Any]]]],
         *,
         lease: Lease | None = None,
+        source: Lease | str | None = None,
         action: str | None = None,
         actor: str,
         detail: Json = "{}",
@@ -116,7 +117,7 @@ class Archives(SqlCore):
         audit = (new_id(), actor, action or ("import" if lease is None else "rehydrate"), detail)
         tries = count(1)
         return await self._transact(
-            lambda: self._import(session_id, rows, lease, audit, next(tries) > 1),
+            lambda: self._import(session_id, rows, lease, source, audit, next(tries) > 1),
             repeatable=lease is not None,  # then it can tell that it was there before
             changes=(session_id, inbox(session_id), READY),
             long=True,
@@ -127,9 +128,14 @@ class Archives(SqlCore):
         session_id: str,
         make: Callable[[], Iterator[tuple[str, Imported]]],
         lease: Lease | None,
+        source: Lease | str | None,
         audit: tuple[str, str, str, str],
         again: bool,
     ) -> Tx[dict[str, int]]:
+        if isinstance(source, Lease):
+            yield from self._fence(source, 0)
+        elif source is not None:
+            yield from self._refuse_cleaned(source)
         rows = make()
         kind, session = next(rows)
         if kind != SESSION.name or session["id"] != session_id:
