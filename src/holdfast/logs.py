@@ -6,6 +6,7 @@ What it said is on record with its run.
 
 import json
 import logging
+import re
 import sys
 import time
 import traceback
@@ -16,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 from holdfast.errors import HoldfastError
 
 LogFormat: TypeAlias = Literal["text", "json"]
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _about: ContextVar[Callable[[], dict[str, str | None]] | None] = ContextVar("holdfast_about", default=None)
 
 
@@ -85,4 +87,5 @@ class _Text(_Formatter):
         error = facts.pop("error", None)
         message = facts.pop("message")
         rest = "".join(f" {name}={value}" for name, value in facts.items())
-        return f"{line} {message}{rest}" + ("" if error is None else f"\n{error}")
+        shown = _CONTROL.sub(lambda found: repr(found[0])[1:-1], f"{message}{rest}")  # a line is one entry
+        return f"{line} {shown}" + ("" if error is None else f"\n{error}")

@@ -49,6 +49,15 @@ async def test_pages_of_events(store: Store):
                 break
 
 
+async def test_pages_of_names(store: Store):
+    """Names are short as we write them; an archive may have long ones."""
+    lease, _ = await held_session(store)
+    name = "x" * (PAGE_BYTES * 3 // 8)
+    for _ in range(4):
+        await store.write(lease, Batch(events=[NewEvent(kind="said", run_id=name)]))
+    assert len(await store.events(lease.session_id, limit=1000)) == 3
+
+
 async def test_pages_of_payloads(store: Store):
     lease, _ = await held_session(store)
     for n in range(ALL):

@@ -90,3 +90,16 @@ async def test_the_larger_limit_needs_authorization(client: tuple[Any, httpx2.As
         read: list[int] = []
         assert (await http.post(path, content=pieces(40, read))).status_code == status
         assert read == []
+
+
+async def test_a_body_with_many_unknown_fields_is_refused_at_once(client: tuple[Any, httpx2.AsyncClient]):
+    """Each of them would be an error of its own."""
+    body = {f"field-{number}": 1 for number in range(101)}
+    answer = await client[1].post("/api/sessions", json=body, headers={"authorization": f"Bearer {TOKEN}"})
+    assert answer.status_code == 422
+    assert "more than 100 fields" in answer.json()["error"]["message"]
+
+
+async def test_signing_in_takes_a_small_body_only(client: tuple[Any, httpx2.AsyncClient]):
+    answer = await client[1].post("/sign-in", json={"token": "x" * 20_000})
+    assert answer.status_code == 413

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import httpx2
 import jwt
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm
 from starlette.routing import WebSocketRoute
 
@@ -369,3 +369,16 @@ async def test_an_unreachable_provider_neither_blocks_requests_nor_keeps_keys_va
             assert await asyncio.gather(*(status(good) for _ in range(50))) == [401] * 50
         provider.answers.set()
         await accepted(status, good)
+
+
+async def test_a_token_that_names_a_key_of_another_kind_is_refused(provider: Provider):
+    good = provider.add("good")
+    other = jwt.encode(
+        {"sub": "jane", "aud": "holdfast", "exp": int(time.time()) + 600},
+        rsa.generate_private_key(public_exponent=65537, key_size=2048),
+        algorithm="RS256",
+        headers={"kid": "good"},
+    )
+    async with trusting(provider.url) as status:
+        assert await status(good) == 200
+        assert await status(other) == 401

@@ -101,7 +101,7 @@ async def _serve(
     from holdfast.runtime.agents import load_agents
     from holdfast.server import create_app
     from holdfast.server.auth import new_token
-    from holdfast.server.protocol import MAX_HEAD_BYTES, Server, new_protocol
+    from holdfast.server.protocol import MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, Server, new_protocol
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a stream is an open file
@@ -137,7 +137,8 @@ async def _serve(
                 access_log=False,
                 timeout_graceful_shutdown=5,
                 lifespan="on",
-                ws_max_size=settings.max_body_bytes,
+                ws_max_size=MAX_MESSAGE_BYTES,
+                ws_per_message_deflate=False,
             )
         )
         # Signals are ours: streams must end before the server waits for them.

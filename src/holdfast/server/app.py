@@ -125,6 +125,7 @@ def create_app(
     app.state.migrated = False
     app.state.shell = shell
     app.state.sockets = 0
+    app.state.strangers = 0  # sockets that have not sent their token yet
     routers = [
         sessions.router,
         commands.router,

@@ -220,7 +220,11 @@ class Keys:
         try:
             key = await self._key(jwt.get_unverified_header(token).get("kid"))
             claims = await asyncio.to_thread(self._claims, token, key)
-        except jwt.PyJWTError as error:
+        except (
+            jwt.PyJWTError,
+            TypeError,
+            ValueError,
+        ) as error:  # also a key of another kind than the token names
             raise Unauthenticated(problem=f"This token is not valid: {error}.") from None
         role = claims.get("role", "user")
         owner = claims.get("sub")

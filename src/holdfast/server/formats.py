@@ -51,6 +51,8 @@ HEADERS: Final[dict[Format, dict[str, str]]] = {
     "vercel": {"x-vercel-ai-ui-message-stream": "v1"},
     "ag-ui": {},
 }
+_PIECE: Final = 1024 * 1024
+"""So much text is sent at a time: the content of a page may be much larger than the page."""
 _ENDS: Final = ("run_completed", "run_failed", "run_interrupted", "approval_requested")
 
 
@@ -187,6 +189,9 @@ class Formatter:
                     for event in page:
                         after = event.seq
                         text += numbered(await self.add(event), after)
+                        if len(text) >= _PIECE:
+                            await client.send(text.encode("utf-8", "replace"))
+                            text = ""
                         if not self.follow and self._run is None and event.kind in _ENDS:
                             await client.send(text.encode("utf-8", "replace"))
                             return

@@ -106,7 +106,7 @@ def _check_own_page(request: Request) -> None:
         raise Forbidden(needs="to come from the server's own page", who="this request")
 
 
-@route(router, "POST", "/sign-in", "public", include_in_schema=False, status_code=204)
+@route(router, "POST", "/sign-in", "public", body_limit=16 * 1024, include_in_schema=False, status_code=204)
 async def sign_in(request: Request, body: SignIn) -> Response:
     """Keep a token as a cookie, if it is good."""
     _check_own_page(request)

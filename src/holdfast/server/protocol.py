@@ -14,6 +14,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_HEAD_BYTES: Final = 64 * 1024
+MAX_MESSAGE_BYTES: Final = 256 * 1024
+"""The largest message over a WebSocket, which anybody may send before their token is checked."""
 QUEUED_CONNECTIONS: Final = 2048
 _FREE_CHUNKS: Final = 512
 _MIN_CHUNK_BYTES: Final = 256
@@ -199,6 +201,8 @@ def _check_head(request: h11.Request, head: bytes) -> None:
     headers = dict(request.headers)
     if b"transfer-encoding" in headers and (lengths or request.http_version != b"1.1"):
         raise h11.RemoteProtocolError("Transfer-Encoding is given with Content-Length, or with HTTP/1.0")
+    if b"upgrade" in headers and (b"transfer-encoding" in headers or lengths not in ([], [b"0"])):
+        raise h11.RemoteProtocolError("a request to upgrade has a body")
     if request.http_version not in {b"1.0", b"1.1"}:
         raise h11.RemoteProtocolError("the version is not supported")
     if b"host" in headers and not _HOST.fullmatch(headers[b"host"]):

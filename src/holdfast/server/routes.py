@@ -23,8 +23,9 @@ RULES: dict[tuple[str, str], Rule] = {}
 """The rule of every route, by method and path."""
 BODY_LIMIT: Final = "holdfast.body_limit"
 """Where the scope of a request has the largest body that is read of it."""
-_LIMITS: dict[tuple[str, str], str] = {}
-"""The setting that bounds the body of a route, if it is not `max_body_bytes`, by method and path."""
+_LIMITS: dict[tuple[str, str], str | int] = {}
+"""The bytes, or the setting, that bound the body of a route, if that is not `max_body_bytes`, by method and path."""
+_MOST_FIELDS: Final = 100
 
 _ERRORS: dict[Rule, tuple[int, ...]] = {
     "public": (422,),
@@ -61,7 +62,15 @@ class _JsonRequest(Request):
             raise HTTPException(400, f"The request body {error.facts['problem']}.") from None
         if has_lone_surrogates(text, value):
             raise HTTPException(400, "The request body holds a lone surrogate, which is not text.")
+        if _has_many_fields(value):
+            raise HTTPException(
+                400, f"The request body has more than {_MOST_FIELDS} fields."
+            )  # each unknown one is an error
         return value
+
+
+def _has_many_fields(value: object) -> bool:
+    return isinstance(value, dict) and len(cast("dict[str, Any]", value)) > _MOST_FIELDS
 
 
 class GuardedRoute(APIRoute):
@@ -82,7 +91,8 @@ class GuardedRoute(APIRoute):
             about(lambda: {name: path[name] for name in ("session_id", "run_id") if name in path})
             await doorkeeper.authorize(request, cast("Rule", rule), path)
             if limit is not None:
-                request.scope[BODY_LIMIT] = getattr(request.app.state.settings, limit)
+                settings = request.app.state.settings
+                request.scope[BODY_LIMIT] = limit if isinstance(limit, int) else getattr(settings, limit)
             if unknown := sorted(set(request.query_params) - known):
                 problem = f"there is no parameter {unknown[0][:100]!r}; there are: {', '.join(sorted(known)) or 'none'}"
                 raise BadInput(problem=problem.encode("utf-8", "replace").decode())
@@ -100,9 +110,15 @@ def new_router(tag: str) -> APIRouter:
 
 
 def route(
-    router: APIRouter, method: str, path: str, rule: Rule, *, body_limit: str | None = None, **options: Any
+    router: APIRouter,
+    method: str,
+    path: str,
+    rule: Rule,
+    *,
+    body_limit: str | int | None = None,
+    **options: Any,
 ) -> Callable[[Any], Any]:
-    """Add a route with its rule, and with the setting that bounds its body if that is not `max_body_bytes`."""
+    """Add a route with its rule, and with the bytes, or the setting, that bound its body if that is not `max_body_bytes`."""
     RULES[method, path] = rule
     if body_limit is not None:
         _LIMITS[method, path] = body_limit

@@ -73,11 +73,18 @@ class _Connection:
         except HoldfastError as error:
             await self._deny(error)
             return
+        state = self._socket.app.state
         if not welcome:
             await self._socket.accept()
-            if not await self._authorize_first():
+            if state.strangers >= _MOST:
+                await self._close(_TOO_MANY, "Too many connections without a token")
                 return
-        state = self._socket.app.state
+            state.strangers += 1
+            try:
+                if not await self._authorize_first():
+                    return
+            finally:
+                state.strangers -= 1
         if state.sockets >= _MOST:
             if welcome:
                 await self._socket.accept()

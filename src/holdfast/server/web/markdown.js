@@ -32,6 +32,13 @@ export function inline(text, depth = 0) {
 
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 
+// No regular expression: those for this take quadratic time for some texts.
+function withoutHashes(title) {
+  let end = title.length;
+  while (end > 0 && title[end - 1] === "#") end--;
+  return title.slice(0, end).trimEnd();
+}
+
 export function blocks(text, depth = 0) {
   const lines = text.replace(/\r\n?/g, "\n").split("\n");
   const nodes = [];
@@ -41,7 +48,7 @@ export function blocks(text, depth = 0) {
   while (at < lines.length) {
     const line = lines[at];
     const fence = /^\s{0,3}(```+|~~~+)\s*([\w+#.-]*)/.exec(line);
-    const heading = /^\s{0,3}(#{1,6})\s+(.*?)\s*#*$/.exec(line);
+    const heading = /^\s{0,3}(#{1,6})\s+(.*)$/.exec(line.trimEnd());
     if (!line.trim()) at++;
     else if (fence) {
       const body = [];
@@ -49,7 +56,7 @@ export function blocks(text, depth = 0) {
       at++;
       nodes.push(h(Code, { language: fence[2], text: body.join("\n") }));
     } else if (heading) {
-      nodes.push(h(`h${Math.min(6, heading[1].length + 2)}`, null, inline(heading[2])));
+      nodes.push(h(`h${Math.min(6, heading[1].length + 2)}`, null, inline(withoutHashes(heading[2]))));
       at++;
     } else if (/^\s{0,3}([-*_])\s*(?:\1\s*){2,}$/.test(line)) {
       nodes.push(h("hr"));
@@ -62,7 +69,7 @@ export function blocks(text, depth = 0) {
       const [node, next] = list(lines, at, depth);
       nodes.push(node);
       at = next;
-    } else if (line.includes("|") && /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/.test(lines[at + 1] ?? "")) {
+    } else if (line.includes("|") && /^\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?$/.test((lines[at + 1] ?? "").trim())) {
       const rows = [];
       const head = cells(line);
       for (at += 2; at < lines.length && lines[at].includes("|") && lines[at].trim(); at++) rows.push(cells(lines[at]));

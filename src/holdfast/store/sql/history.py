@@ -80,8 +80,8 @@ class History(SqlCore):
             id_before=id_before,
             limit=page_limit(limit),
         )
-        rows = yield from self._of_session(session_id, wanted)
-        more = to_cursor(rows[-1]["seq"], rows[-1]["id"]) if len(rows) == limit else None
+        rows = yield from self._of_session(session_id, bounded(wanted, "run_id"))
+        more = to_cursor(rows[-1]["seq"], rows[-1]["id"]) if is_part(rows, limit) else None
         return Page(items=[_checkpoint(row) for row in rows], next_cursor=more)
 
     @reading
@@ -108,7 +108,7 @@ class History(SqlCore):
         order = "first_seq" if parent_id is None else "started_at"
         after: dict[str, Any] = dict(zip((order, "after_id"), from_cursor(cursor, int, str), strict=True))
         wanted = sql("runs", session_id=session_id, parent_id=parent_id, limit=page_limit(limit), **after)
-        wanted = bounded(wanted, "error", "metadata")
+        wanted = bounded(wanted, "error", "metadata", "parent_id", "agent")
         if session_id is None:
             rows = yield wanted
         else:
@@ -139,7 +139,8 @@ class History(SqlCore):
             after_call=after_call,
             limit=page_limit(limit),
         )
-        wanted = bounded(wanted, "result", "error", "summary", "body")
+        names = ("run_id", "call_id", "tool", "arguments_digest", "idempotency_key")
+        wanted = bounded(wanted, "result", "error", "summary", "body", *names)
         rows = yield from self._of_session(session_id, wanted)
         more = None
         if is_part(rows, limit):

@@ -58,7 +58,7 @@ class Journal(SqlCore):
         if not 0 <= after <= _LARGEST_SEQ:
             raise BadInput(problem=f"events are numbered from 1; none can come after {after}")
         wanted = sql("events", session_id=session_id, after=after, run_id=run_id, limit=page_limit(limit))
-        rows = yield from self._of_session(session_id, bounded(wanted, "payload", "message"))
+        rows = yield from self._of_session(session_id, bounded(wanted, "payload", "message", "run_id"))
         found = [
             Event(
                 session_id=session_id,

@@ -172,7 +172,7 @@ class Shell(SqlCore):
             id_before=id_before,
             limit=page_limit(limit) + 1,
         )
-        rows = yield bounded(wanted, "command")
+        rows = yield bounded(wanted, "command", "cwd", "call_id", "owner", "holder", "host")
         items = [_command(row) for row in rows[:limit]]
         return Page(items=items, next_cursor=to_cursor(items[-1].id) if is_part(rows, limit + 1) else None)
 
@@ -254,7 +254,7 @@ class Shell(SqlCore):
             filters[bound] = max(both) if newest_first else min(both)
         commands: Rows = ()
         if with_commands:
-            commands = yield bounded(sql("log_of_commands", **filters), "command")
+            commands = yield bounded(sql("log_of_commands", **filters), "command", "cwd", "call_id")
         events = [(row["at"], row["id"], row, _output) for row in outputs]
         events += [(row["started_at"], row["id"], row, _command) for row in commands]
         events.sort(key=lambda event: event[:2], reverse=newest_first)

@@ -153,7 +153,7 @@ class Submissions(SqlCore):
     @reading
     def urgent(self, session_id: str, *, limit: int = 20) -> Tx[list[Submission]]:
         wanted = sql("urgent_submissions", session_id=session_id, limit=page_limit(limit))
-        return [to_submission(row, payload="") for row in (yield bounded(wanted, "reason"))]
+        return [to_submission(row, payload="") for row in (yield bounded(wanted, "reason", "run_id"))]
 
     @writing(changes="lease")
     def _take_next(
@@ -218,7 +218,7 @@ class Submissions(SqlCore):
             after=after,
             limit=page_limit(limit),
         )
-        wanted = bounded(wanted, "reason", "payload") if payloads else bounded(wanted, "reason")
+        wanted = bounded(wanted, "reason", "run_id", *(("payload",) if payloads else ()))
         rows = yield from self._of_session(session_id, wanted)
         more = to_cursor(rows[-1]["position"]) if is_part(rows, limit) else None
         items = [to_submission(row, payload=None if payloads else "") for row in rows]
