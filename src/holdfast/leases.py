@@ -47,9 +47,11 @@ async def joined(
     try:
         yield holder
     finally:
-        await renewal.stop()
-        with suppress(HoldfastError):  # then its deadline ends it
-            await store.leave(holder)
+        try:
+            await renewal.stop()
+        finally:  # also if this is cancelled meanwhile
+            with suppress(HoldfastError):  # then its deadline ends it
+                await store.leave(holder)
 
 
 @asynccontextmanager

@@ -138,11 +138,13 @@ async def test_a_database_that_goes_away_under_a_running_command(tmp_path: Path)
             gate.touch()
             database.start()
 
-            async def has_ended() -> bool:
-                answer = await client.get(f"/api/bash/{command}")
-                return answer.status_code == 200 and answer.json()["ended_at"] is not None
+            async def have_ended() -> bool:
+                answers = [await client.get(f"/api/bash/{each}") for each in (command, quiet)]
+                return all(
+                    answer.status_code == 200 and answer.json()["ended_at"] is not None for answer in answers
+                )
 
-            await until(has_ended, seconds=60)
+            await until(have_ended, seconds=60)
             result = (await client.get(f"/api/bash/{command}")).json()
             assert (result["state"], result["exit_code"]) == ("done", 7)
             found = await outputs(client, command)
