@@ -52,7 +52,9 @@ def status(store: StoreUrl = None, as_json: AsJson = False) -> None:
     if found["version"] != found["latest"]:
         new_console().print("Run `holdfast db upgrade`.")
     if found["expired_holders"]:
-        new_console().print("What expired holders had is free for whoever calls `reclaim` or `acquire`.")
+        new_console().print(
+            "Sessions of expired holders are free: the next `reclaim` or `acquire` takes them."
+        )
 
 
 @app.command()
