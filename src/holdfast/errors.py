@@ -118,7 +118,7 @@ class VersionConflict(Conflict):
 
 
 class HistoryTooLarge(Conflict):
-    """The history has {size} bytes with its media; the limit is {limit}. Rewind or undo to an earlier point, compact it with a compactor of your own, or raise `max_history_bytes`."""
+    """The history has {size} bytes with its media; the limit is {limit}. Rewind or undo to an earlier point, or raise `max_history_bytes`."""
 
     code = "history_too_large"
 

@@ -33,8 +33,8 @@ def answer(messages, info):
         case ["pay", amount, *more]:
             calls = [ToolCallPart("pay", {"amount": int(a)}, f"pay-{a}") for a in (amount, *more)]
             return ModelResponse(parts=calls)
-        case ["wait"]:
-            return ModelResponse(parts=[ToolCallPart("wait", {}, "wait-1")])
+        case ["wait" | "cling" as tool]:
+            return ModelResponse(parts=[ToolCallPart(tool, {}, f"{tool}-1")])
         case ["fail"]:
             raise RuntimeError("no network")
         case ["steer", "by", "error"]:
@@ -62,6 +62,15 @@ def pay(amount: int) -> str:
 async def wait() -> str:
     await asyncio.sleep(60)
     return "waited"
+
+
+@agent.tool_plain
+async def cling() -> str:
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            print("I stay", flush=True)
 """
 
 
@@ -365,6 +374,13 @@ async def test_a_worker_says_how_it_ended(terminal: Terminal):
         worker.process.send_signal(signal.SIGTERM)
         await worker.says("is told to stop and hands over 1 sessions")
         assert await worker.ends(signal.SIGTERM) == 4
+
+
+async def test_a_worker_ends_although_a_tool_swallows_its_cancellation(terminal: Terminal):
+    async with terminal.worker("bot:agent", "--grace", "0.2") as worker:
+        await terminal.text("send", "s", "cling", "--agent", "bot")
+        await terminal.becomes("s", "running")
+        assert await worker.ends(signal.SIGTERM) == 3
 
 
 @pytest.mark.parametrize(

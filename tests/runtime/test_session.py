@@ -563,3 +563,119 @@ async def test_deps_that_try_to_end_the_worker_fail_their_turn(
         failed = await ended(store, await send(store, session, "hello"))
         assert (failed.state, failed.attempts) == ("failed", 1)
         assert error.__name__ in str(failed.reason)
+
+
+async def forever(*_: object) -> Any:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("slow", ["deps", "compact"])
+async def test_the_time_limit_of_a_run_covers_the_functions_of_its_agent(
+    store: Store, session: str, slow: str
+):
+    async with working(store, Agent(scripted())):
+        await ended(store, await send(store, session, "hello"))
+    given: dict[str, Any] = {slow: forever}
+    setup = AgentSetup(agent=Agent(scripted()), run_timeout=0.3, **given)
+    async with working(store, setup):
+        kind = "message" if slow == "deps" else "compact"
+        failed = await ended(store, await store.submit(session, kind, json.dumps({"text": "wait"})))
+    told = "TimeoutError: the run took longer than 0.3 seconds"
+    assert (failed.state, failed.reason) == ("failed", told)
+
+
+@pytest.mark.parametrize("slow", ["deps", "compact"])
+async def test_an_interrupt_reaches_the_functions_of_an_agent(store: Store, session: str, slow: str):
+    async with working(store, Agent(scripted())):
+        await ended(store, await send(store, session, "hello"))
+    inside = asyncio.Event()
+
+    async def wait(_: object) -> Any:
+        inside.set()
+        await asyncio.Event().wait()
+
+    given: dict[str, Any] = {slow: wait}
+    setup = AgentSetup(agent=Agent(scripted()), **given)
+    async with working(store, setup):
+        kind = "message" if slow == "deps" else "compact"
+        asked = await store.submit(session, kind, json.dumps({"text": "wait"}))
+        await asyncio.wait_for(inside.wait(), 10)
+        await store.submit(session, "interrupt", lane="control")
+        failed = await ended(store, asked)
+    assert (failed.state, failed.reason) == ("failed", "interrupted")
+
+
+async def test_a_compaction_that_is_cut_off_is_handed_over(store: Store, session: str):
+    inside = asyncio.Event()
+
+    async def wait(_: object) -> Any:
+        inside.set()
+        await asyncio.Event().wait()
+
+    async def shorten(_: object) -> list[ModelMessage]:
+        return [ModelRequest(parts=[UserPromptPart("short")]), ModelResponse(parts=[TextPart("yes")])]
+
+    async with working(store, AgentSetup(agent=Agent(scripted()), compact=wait), grace=0):
+        await ended(store, await send(store, session, "hello"))
+        asked = await store.submit(session, "compact")
+        await asyncio.wait_for(inside.wait(), 10)
+    assert (await reread(store, asked)).state == "queued"
+    async with working(store, AgentSetup(agent=Agent(scripted()), compact=shorten)):
+        assert (await ended(store, asked)).state == "done"
+
+
+async def test_a_tool_that_swallows_its_cancellation_does_not_go_on_after_an_interrupt(
+    store: Store, session: str
+):
+    inside, requests = asyncio.Event(), 0
+
+    async def stubborn() -> str:
+        inside.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "I go on"
+        return "never"
+
+    def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        nonlocal requests
+        requests += 1
+        return ModelResponse(parts=[call("stubborn") if requests == 1 else TextPart("still here")])
+
+    async with working(store, Agent(FunctionModel(respond), tools=[stubborn])):
+        asked = await send(store, session, "go")
+        await asyncio.wait_for(inside.wait(), 10)
+        await store.submit(session, "interrupt", lane="control")
+        failed = await ended(store, asked)
+    assert (failed.state, failed.reason, requests) == ("failed", "interrupted", 1)
+
+
+async def test_an_interrupt_behind_many_steering_messages_is_seen(store: Store, session: str):
+    inside = asyncio.Event()
+
+    async def wait() -> str:
+        inside.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    async with working(store, Agent(scripted([call("wait")]), tools=[wait])):
+        asked = await send(store, session, "go")
+        await asyncio.wait_for(inside.wait(), 10)
+        for number in range(25):
+            await send(store, session, f"and {number}", when_busy="steer")
+        await send(store, session, "stop", when_busy="interrupt")
+        assert (await ended(store, asked)).reason == "interrupted"
+
+
+async def test_an_agent_with_an_output_validator_is_served(store: Store, session: str):
+    agent = Agent(scripted())
+    seen: list[str] = []
+
+    @agent.output_validator
+    def check(output: str) -> str:
+        seen.append(output)
+        return output
+
+    async with working(store, agent):
+        assert (await ended(store, await send(store, session, "hello"))).state == "done"
+    assert seen

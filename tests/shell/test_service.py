@@ -317,9 +317,9 @@ async def test_a_caller_that_leaves_early_leaves_nothing_unknown(service: ShellS
         await asyncio.sleep(0.005 * _)
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-    # Each was started and recorded, or neither.
+    # Each was started and recorded, or neither. One whose id nobody learned is stopped.
     for command in (await store.commands()).items:
-        assert (await service.result(command.id)).command.state == "done"
+        assert (await service.result(command.id)).command.state in {"done", "stopped"}
 
 
 async def test_a_command_that_kills_its_keeper_ends_as_killed(service: ShellService):

@@ -1,5 +1,7 @@
+import asyncio
 from typing import Any
 
+import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import (
     ModelMessage,
@@ -13,6 +15,8 @@ from holdfast import Holdfast
 from holdfast.shell import ShellService
 from holdfast.shell.tools import shell_tools
 from holdfast.store import Store
+from holdfast.types import Command
+from tests.builders import within
 
 
 def script(*calls: ToolCallPart) -> tuple[FunctionModel, list[Any]]:
@@ -79,3 +83,30 @@ async def test_the_policy_is_to_report(service: ShellService):
 
     await Agent(FunctionModel(look), toolsets=[shell_tools(service)]).run("go")
     assert [metadata and metadata["recovery"] for metadata in seen] == ["report"] * 3
+
+
+async def test_a_command_whose_call_is_cancelled_while_it_starts_is_stopped(
+    service: ShellService, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    """Nobody learned its id, so nobody else would stop it."""
+    starting = asyncio.Event()
+    start_command = store.start_command
+
+    async def slowly(command: Command) -> Command:
+        starting.set()
+        await asyncio.sleep(0.3)
+        return await start_command(command)
+
+    monkeypatch.setattr(store, "start_command", slowly)
+    task = asyncio.create_task(service.start("sleep 60"))
+    await asyncio.wait_for(starting.wait(), 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with within(store, 10):
+        while True:
+            found = (await store.commands()).items
+            if found and found[0].ended_at is not None:
+                break
+            await asyncio.sleep(0.05)
+    assert found[0].state == "stopped"

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Callable, Generator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict
@@ -25,6 +26,7 @@ from holdfast.types import Holder
 _log = logging.getLogger("holdfast.worker")
 CUT_OFF = 3
 """The exit code of a worker that had to cut runs off when its grace period was over."""
+_LEAVE_SECONDS = 2.0
 FORCED = 4
 """The exit code of a worker that was told twice to stop."""
 
@@ -91,7 +93,19 @@ def worker(
             except asyncio.CancelledError:
                 return FORCED
 
-    raise typer.Exit(run_through_exits(work()))
+    async def work_and_leave() -> int:
+        code = await work()
+        _exit_within(_LEAVE_SECONDS, code)
+        return code
+
+    raise typer.Exit(run_through_exits(work_and_leave()))
+
+
+def _exit_within(seconds: float, code: int) -> None:
+    """End the process even if code of an agent swallows its cancellation. Its sessions are released already."""
+    timer = threading.Timer(seconds, os._exit, [code])
+    timer.daemon = True
+    timer.start()
 
 
 def _at_the_end_of_input(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:

@@ -247,8 +247,8 @@ class _Recorder(AbstractCapability[Any]):
     ) -> ModelResponse:
         # Every tool call is answered here: this is a point to go on from.
         await self._write(ctx, ctx.messages, "settled", self._event(ctx, "model_request_started"))
-        if self._turn is not None and self._turn.draining:
-            self._turn.cancel("handover")
+        if (turn := self._turn) is not None and (turn.draining or turn.stop):
+            turn.cancel(turn.stop or "handover")  # once more, if a tool swallowed it
             await asyncio.sleep(0)
         try:
             response: ModelResponse = await handler(request_context)
@@ -583,7 +583,7 @@ class _Recorder(AbstractCapability[Any]):
                 await self._send(self._begun())
             return
         if turn is not None and stop == "timeout":
-            error = TimeoutError(f"the run took longer than {turn.limit:g} seconds")
+            error = turn.timed_out()
         cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit) and (
             turn is None or stop == "interrupt"
         )

@@ -71,3 +71,7 @@ class Turn:
             self.stop = stop
         if self.task is not None:
             self.task.cancel()
+
+    def timed_out(self) -> TimeoutError:
+        """Return the error of a run that took too long."""
+        return TimeoutError(f"the run took longer than {self.limit:g} seconds")

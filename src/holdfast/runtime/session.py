@@ -67,6 +67,8 @@ _LOOK_SECONDS = 1.0
 """A lost hint costs this much."""
 _SHORT_SECONDS = 0.05
 """A turn that is over within this needs no look at the inbox. So much later is what overtakes noticed, at most."""
+_CUT_OFF_SECONDS = 1.0
+"""How long the code of an agent that is cancelled may take to end. What it does later is not recorded."""
 _CONTENT: TypeAdapter[list[UserContent]] = TypeAdapter(list[UserContent])
 _log = logging.getLogger(__name__)
 
@@ -220,29 +222,54 @@ class SessionRunner:
         )
         about(lambda: {"session_id": self._session_id, "run_id": turn.run_id})
         model = _model(session, setup)
-        running = setup.agent.run(
-            None if place.begun else content,
-            message_history=place.messages,
-            deferred_tool_results=approvals.results(place.messages, given) if place.begun else None,
-            conversation_id=self._session_id,
-            output_type=_output_type(setup.agent),
-            model=model,
-            deps=await setup.make_deps(session),
-            capabilities=[recording],
-            event_stream_handler=(
-                Drafting(self._store, self._lease) if setup.can_stream(model) else None  # pyright: ignore[reportArgumentType]
-            ),
-        )
-        return await self._run(turn, session, running, submission, attached)
+
+        async def running() -> Any:
+            return await setup.agent.run(
+                None if place.begun else content,
+                message_history=place.messages,
+                deferred_tool_results=approvals.results(place.messages, given) if place.begun else None,
+                conversation_id=self._session_id,
+                output_type=_output_type(setup.agent),
+                model=model,
+                deps=await setup.make_deps(session),
+                capabilities=[recording],
+                event_stream_handler=(
+                    Drafting(self._store, self._lease) if setup.can_stream(model) else None  # pyright: ignore[reportArgumentType]
+                ),
+            )
+
+        return await self._run(turn, session, running(), submission, attached)
 
     async def _run(
         self,
         turn: Turn,
         session: Session,
-        running: Any,
+        running: Awaitable[Any],
         submission: Submission,
         attached: Attachment | None,
     ) -> bool:
+        task = await self._attend(turn, session, running, attached)
+        error = turn.failed or (None if task.cancelled() else task.exception())
+        how = turn.stop or ("completed" if error is None else f"failed, {type(error).__name__}")
+        _log.info("the run ended: %s", "waits for answers" if turn.waits else how)
+        outcome = "waiting" if turn.waits else turn.stop or ("completed" if error is None else "failed")
+        count("runs", outcome=outcome)
+        if turn.ended:
+            return turn.waits
+        if not await self._gave_up(turn, submission, error):
+            said = (
+                "CancelledError: the agent's code cancelled the run"
+                if error is None
+                else f"{type(error).__name__}: {error}"
+            )
+            _log.warning("session %s: the run failed before it began", self._session_id, exc_info=error)
+            await self._end(submission, "failed", said)
+        return False
+
+    async def _attend(
+        self, turn: Turn, session: Session, running: Awaitable[Any], attached: Attachment | None = None
+    ) -> "asyncio.Task[Any]":
+        """Run the code of an agent until it has ended, and stop it when somebody or its time limit asks for that."""
         token = _current.set(SessionContext(session=session, store=self._store, keys=self._credential_key))
         turn.task = task = asyncio.ensure_future(_contained(running))
         _current.reset(token)
@@ -264,33 +291,30 @@ class SessionRunner:
                 await asyncio.wait([turn.recording])
         except asyncio.CancelledError:
             turn.cancel("lost")  # we are stopped ourselves: leave everything as it is
-            await asyncio.wait([task])
+            await asyncio.wait([task], timeout=_CUT_OFF_SECONDS)
             raise
         finally:
             self._turn = None
             for task_beside in minding:
                 task_beside.cancel()
             await asyncio.gather(*minding, return_exceptions=True)
-        error = turn.failed or (None if task.cancelled() else task.exception())
-        how = turn.stop or ("completed" if error is None else f"failed, {type(error).__name__}")
-        _log.info("the run ended: %s", "waits for answers" if turn.waits else how)
-        outcome = "waiting" if turn.waits else turn.stop or ("completed" if error is None else "failed")
-        count("runs", outcome=outcome)
-        if turn.ended:
-            return turn.waits
+        return task
+
+    async def _gave_up(self, turn: Turn, submission: Submission, error: BaseException | None) -> bool:
+        """Do what follows from the reason why code of an agent was stopped; say whether there was one."""
         if turn.stop == "lost" or self._lease.lost:
             self._lease.lost = True
         elif isinstance(error, StoreError):
             raise error
         elif turn.stop == "handover":
             await self._hand_over(turn, submission)
+        elif turn.stop == "interrupt":
+            await self._end(submission, "failed", "interrupted")
+        elif turn.stop == "timeout":
+            await self._end(submission, "failed", f"TimeoutError: {turn.timed_out()}")
         else:
-            said = f"{type(error).__name__}: {error}"
-            if error is None:
-                said = "interrupted" if turn.stop == "interrupt" else "the agent's code cancelled the run"
-            _log.warning("session %s: the run failed before it began", self._session_id, exc_info=error)
-            await self._end(submission, "failed", said)
-        return False
+            return False
+        return True
 
     async def _hand_over(self, turn: Turn, submission: Submission) -> None:
         """Say why, and give back what is not done: as if it had not been taken."""
@@ -483,9 +507,22 @@ class SessionRunner:
         place = await find_place(self._store, self._session_id, None)
         if place.checkpoint is None or len(place.messages) != place.checkpoint.length:
             raise Conflict(problem="there is nothing to compact, or a run was cut off: send a message first")
-        setup = self._setup(await self._store.session(self._session_id))
-        shorter = await (setup.compact or _summary_by(setup.agent))(place.messages)
+        session = await self._store.session(self._session_id)
+        setup = self._setup(session)
         at = place.checkpoint
+        turn = Turn(
+            lease=self._lease,
+            submission_id=submission.id,
+            checkpoint=at,
+            recorded=place.messages,
+            limit=setup.run_timeout,
+            began_at=_began_at(submission),
+        )
+        compact = setup.compact or _summary_by(setup.agent)
+        task = await self._attend(turn, session, compact(place.messages))
+        if await self._gave_up(turn, submission, None if task.cancelled() else task.exception()):
+            return
+        shorter = task.result()
         segments = await self._store.segments(self._session_id)
         growth = History(at.segment, len(segments), place.messages).grow(list(shorter))
         new = len(segments) + 1 if growth.segments else at.segment
@@ -605,7 +642,12 @@ def _model(session: Session, setup: AgentSetup) -> Any:
 
 
 def _output_type(agent: Agent[Any, Any]) -> Any:
-    """Return the agent's output type and, beside it, that tools may wait for a person."""
+    """Return the agent's output type and, beside it, that tools may wait for a person.
+
+    An agent with output validators runs only with its own output type.
+    """
+    if getattr(agent, "_output_validators", None):
+        return None
     own: Any = agent.output_type
     kinds: list[Any] = [*own] if isinstance(own, list | tuple) else [own]
     return kinds if DeferredToolRequests in kinds else [*kinds, DeferredToolRequests]

@@ -96,10 +96,12 @@ class Worker:
             await self._claim_until_stopped(holder)
             return await self._drain(holder)
         finally:
-            for task in self._running.values():
+            cut_off = list(self._running.values())
+            for task in cut_off:
                 task.cancel()
             await end(rescuer)
-            await asyncio.gather(*self._running.values(), return_exceptions=True)
+            if cut_off:
+                await asyncio.wait(cut_off)
             await renewal.stop()
             with suppress(HoldfastError):
                 await self._store.leave(holder)

@@ -153,11 +153,20 @@ class ShellService:
             holder=holder.id,
             host=self._host,
         )
-        # Recording and starting belong together, also if whoever asked for it is gone meanwhile.
+        # Recording and starting belong together, also if the caller is cancelled meanwhile.
         task = asyncio.create_task(self._start(wanted, environment, folder))
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(lambda _: self._end_unseen(wanted.id))
+            raise
+
+    def _end_unseen(self, command_id: str) -> None:
+        """Stop a command whose caller was cancelled before it learned the id."""
+        if (running := self._running.get(command_id)) is not None:
+            running.end("stopped")
 
     async def _start(self, wanted: Command, environment: Mapping[str, str], folder: str) -> Command:
         self._open()  # it may have been closed meanwhile

@@ -309,7 +309,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    async def urgent(self, session_id: str, *, limit: int = 20) -> list[Submission]:
+    async def urgent(self, session_id: str, *, limit: int = 1000) -> list[Submission]:
         """Return what is queued and does not wait for its turn: the control lane, then `steer` and `interrupt`.
 
         Payloads are not read, and empty: `take` returns them.

@@ -151,7 +151,7 @@ class Submissions(SqlCore):
         )
 
     @reading
-    def urgent(self, session_id: str, *, limit: int = 20) -> Tx[list[Submission]]:
+    def urgent(self, session_id: str, *, limit: int = 1000) -> Tx[list[Submission]]:
         wanted = sql("urgent_submissions", session_id=session_id, limit=page_limit(limit))
         return [to_submission(row, payload="") for row in (yield bounded(wanted, "reason", "run_id"))]
 
