@@ -30,7 +30,7 @@ from holdfast.ids import new_id
 from holdfast.media import open_media
 from holdfast.retention import clean, rehydrate, sweep, write_archive
 from holdfast.store import Store, open_store
-from holdfast.store.sql.tables import TABLES
+from holdfast.tables import TABLES
 from tests.servers import postgres
 
 DAY_US = 86_400 * 1_000_000

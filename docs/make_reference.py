@@ -1,7 +1,6 @@
 """Writes the pages of docs/reference that repeat the code: `python docs/make_reference.py`. A test keeps them equal."""
 
 import ast
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,31 +10,64 @@ PAGES = ROOT / "docs" / "reference"
 _MEDIA = {"put", "get", "open", "part", "exists", "metadata", "public_url", "delete", "list"}
 
 
+_TOPICS = {
+    "sessions": "Sessions",
+    "tokens": "Tokens",
+    "leases": "Holders and leases",
+    "work": "Work",
+    "submissions": "Submissions",
+    "journal": "Events and drafts",
+    "history": "History, runs and effects",
+    "media": "Media",
+    "shell": "Shell commands",
+    "archive": "Archives",
+    "retention": "Deletion",
+    "sweep": "The sweep",
+    "check": "Checks",
+    "schema": "The schema",
+}
+
+
 def store() -> str:
-    """Return the page of the store: the public methods in the order of the interface, under its section comments."""
-    text = (SOURCE / "store" / "base.py").read_text()
-    sections = {
-        text[: m.start()].count("\n") + 1: m[1] for m in re.finditer(r"^    # (.+)$", text, re.MULTILINE)
-    }
-    (interface,) = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
-    package = ast.parse((SOURCE / "store" / "__init__.py").read_text())
+    """Return the page of the store: how it is opened, then the public methods of each topic."""
+    folder = SOURCE / "store"
+    package = ast.parse((folder / "__init__.py").read_text())
     (opening,) = [node for node in package.body if isinstance(node, ast.FunctionDef)]
     parts = [
         "# The store\n",
         "One method is one transaction. All raise [errors](errors.md) of the family `HoldfastError`.",
         "Values are the [types](types.md) of `holdfast.types`.\n",
         _function(opening),
-        "## Opening and looking after\n",
+        "## Opening and writing\n",
+        *_methods(folder / "store.py"),
     ]
-    line = 0
-    for method in interface.body:
+    for module, title in _TOPICS.items():
+        parts += [f"## {title}\n", *_methods(folder / f"{module}.py")]
+    return "\n".join(parts)
+
+
+def _methods(path: Path) -> list[str]:
+    """Return the public methods of the class in a module. A transaction is shown as the coroutine that runs it."""
+    (owner,) = [
+        node
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name.endswith(("Methods", "Store"))
+    ]
+    shown: list[str] = []
+    for method in owner.body:
         if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) or method.name.startswith("_"):
             continue
-        parts += [f"## {title}\n" for at, title in sections.items() if line < at < method.lineno]
-        line = method.lineno
         method.args.args = method.args.args[1:]
-        parts.append(_function(method))
-    return "\n".join(parts)
+        is_coroutine = isinstance(method, ast.AsyncFunctionDef)
+        match method.returns:
+            case ast.Subscript(value=ast.Name(id="Tx"), slice=returned):
+                method.returns, is_coroutine = returned, True
+            case ast.Subscript(value=ast.Name(id="AsyncGenerator")):
+                is_coroutine = False
+            case _:
+                pass
+        shown.append(_function(method, is_coroutine=is_coroutine))
+    return shown
 
 
 def media() -> str:
@@ -134,8 +166,10 @@ def errors() -> str:
     return "\n".join([*parts, ""])
 
 
-def _function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    kind = "async " if isinstance(node, ast.AsyncFunctionDef) else ""
+def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, *, is_coroutine: bool | None = None) -> str:
+    if is_coroutine is None:
+        is_coroutine = isinstance(node, ast.AsyncFunctionDef)
+    kind = "async " if is_coroutine else ""
     returns = ast.unparse(node.returns) if node.returns else "None"
     signature = f"{kind}{node.name}({ast.unparse(node.args)}) -> {returns}"
     return f"### {node.name}\n\n```python\n{signature}\n```\n\n{ast.get_docstring(node)}\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.sql.schema import LATEST
+from holdfast.store.schema import LATEST
 from tests.conftest import Engine
 
 COMMAND = Path(sys.executable).parent / "holdfast"

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from holdfast import Store
-from holdfast.store.sql.library import PAGE_BYTES
+from holdfast.store.transactions import PAGE_BYTES
 from holdfast.types import Batch, Effect, Message, NewEvent, Page, Run, Segment
 from tests.builders import held_session, new_session, within
 

@@ -16,7 +16,7 @@ import pytest
 from holdfast.errors import LeaseLost, SessionBusy
 from holdfast.record.capability import held
 from holdfast.store import Store, open_store
-from holdfast.store.sql.schema import LATEST
+from holdfast.store.schema import LATEST
 from holdfast.types import Batch, Draft, NewEvent, SubmissionChange
 from tests.builders import held_session, new_session, ticks, until
 from tests.conftest import Engine

@@ -9,8 +9,8 @@ from holdfast.errors import Conflict, LeaseLost
 from holdfast.store import Store
 from holdfast.store.mongo.documents import KEYS
 from holdfast.store.mongo.schema import COLLECTIONS
-from holdfast.store.sql.retention import CONTENT, KEPT
-from holdfast.store.sql.tables import SESSION, TABLES
+from holdfast.store.retention import CONTENT, KEPT
+from holdfast.tables import SESSION, TABLES
 from holdfast.types import (
     Batch,
     Checkpoint,

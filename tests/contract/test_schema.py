@@ -9,7 +9,7 @@ from pymongo import AsyncMongoClient
 
 from holdfast.errors import StoreClosed, StoreError, StoreTooNew, StoreTooOld
 from holdfast.store import Store, open_store
-from holdfast.store.sql.schema import LATEST
+from holdfast.store.schema import LATEST
 from tests.builders import held_session, new_session, ticks
 from tests.conftest import Engine
 

@@ -19,7 +19,7 @@ from holdfast.errors import (
 )
 from holdfast.ids import new_id
 from holdfast.store import Store, open_store
-from holdfast.store.sql.library import PAGE_BYTES
+from holdfast.store.transactions import PAGE_BYTES
 from holdfast.types import Command, Output
 from tests.builders import held_session, new_session
 from tests.conftest import Engine

@@ -16,8 +16,8 @@ from pydantic_ai import Agent
 from holdfast import Holdfast
 from holdfast.runtime import Worker
 from holdfast.store import open_store
+from holdfast.store.schema import LATEST
 from holdfast.store.sql import library
-from holdfast.store.sql.schema import LATEST
 from tests.builders import until
 from tests.upgrade.app import agent
 

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.runtime import Worker
 from holdfast.store import Store, open_store
-from holdfast.store.sql.schema import LATEST
+from holdfast.store.schema import LATEST
 from tests.builders import until
 from tests.conftest import Engine
 from tests.upgrade.app import agent

@@ -23,7 +23,7 @@ from holdfast.record.history import load
 from holdfast.record.large import Large
 from holdfast.retention.archive import checked_row
 from holdfast.store import Store
-from holdfast.store.sql.tables import BY_NAME, SESSION, TABLES
+from holdfast.tables import BY_NAME, SESSION, TABLES
 from holdfast.types import Batch, CheckpointKind, Json, Message
 
 Standing: TypeAlias = Literal["new", "present", "changed", "foreign", "erased"]

@@ -21,7 +21,7 @@ from holdfast.errors import ArchiveFailed, ArchiveTooNew, BadArchive, BadId, Bad
 from holdfast.ids import check_id
 from holdfast.media import MediaContext, MediaStore, to_uri, walker
 from holdfast.store import Store
-from holdfast.store.sql.tables import BY_NAME, SESSION, TABLES, Column, Table
+from holdfast.tables import BY_NAME, SESSION, TABLES, Column, Table
 from holdfast.types import STATUSES
 
 FORMAT: Final = "holdfast-archive"

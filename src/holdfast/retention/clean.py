@@ -12,11 +12,11 @@ from datetime import datetime
 from typing import Literal
 
 from holdfast.errors import BadArchive, BadInput, HoldfastError, RetentionRefused
+from holdfast.guards import refuse_cleaning
 from holdfast.media import MediaContext, MediaStore, digest_of, to_uri
 from holdfast.retention.archive import longest_line, spool, verify_archive, write_archive
 from holdfast.retention.holding import give_space_back, held, refuse_held
 from holdfast.store import Store
-from holdfast.store.guards import refuse_cleaning
 from holdfast.types import Holder, Lease, Standing
 
 IDLEDAYS = 7.0

@@ -5,9 +5,9 @@ from datetime import datetime
 from typing import Literal
 
 from holdfast.errors import RetentionRefused
+from holdfast.guards import refuse_cleaning
 from holdfast.policy import Policy, applied
 from holdfast.store import Store
-from holdfast.store.guards import refuse_cleaning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

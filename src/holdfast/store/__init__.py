@@ -2,7 +2,7 @@
 
 from holdfast.config import Settings, load_settings
 from holdfast.errors import MissingExtra, UnknownStore
-from holdfast.store.base import Store
+from holdfast.store.store import Store
 
 __all__ = ["Store", "open_store"]
 
@@ -21,12 +21,12 @@ def open_store(url: str | None = None, *, upgrade: bool = True, settings: Settin
     if "\x00" in url:
         raise UnknownStore(url=url)
     if scheme == "sqlite" and (rest == ":memory:" or (len(rest) > 1 and rest[0] == "/")) and "?" not in rest:
-        from holdfast.store.sqlite import SqliteStore
+        from holdfast.store.sqlite.store import SqliteStore
 
         return SqliteStore(url, rest.removeprefix("/"), upgrade=upgrade, settings=settings)
     if scheme in {"postgresql", "postgres"} and rest:
         try:
-            from holdfast.store.postgres import PostgresStore
+            from holdfast.store.postgres.store import PostgresStore
         except ModuleNotFoundError as error:
             if error.name != "asyncpg":
                 raise

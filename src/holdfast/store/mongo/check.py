@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.store.mongo.documents import Documents, Row
 from holdfast.store.mongo.retention import of_session
-from holdfast.store.sql.retention import CONTENT
+from holdfast.store.retention import CONTENT
 
 _OPEN = ["queued", "claimed", "waiting"]
 

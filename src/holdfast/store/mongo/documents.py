@@ -19,7 +19,7 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
-from holdfast.store.sql.library import PAGE_BYTES
+from holdfast.store.transactions import PAGE_BYTES
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST = 500_000

@@ -1,7 +1,7 @@
 """The statements of leases.sql and work.sql. To change a head is to lock it: whoever comes second begins again."""
 
-import json
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from holdfast.store.mongo.documents import NOW, Documents, Row, span
@@ -89,18 +89,18 @@ async def live_holder(db: Documents, *, id: str) -> list[Row]:
     return list((await live_holders(db, [id])).values())
 
 
-async def _ready(db: Documents, agents: str | None, limit: int) -> list[str]:
+async def _ready(db: Documents, agents: Sequence[str] | None, limit: int) -> list[str]:
     """Return who has been ready longest; after others were quicker, some of those behind as well, at random."""
     where: dict[str, Any] = dict(_READY)
     if agents is not None:
-        where["agent"] = {"$in": json.loads(agents)}
+        where["agent"] = {"$in": agents}
     crowd = (db.attempt - 1) * _CROWD
     found = await db.find("heads", where, sort=[("ready_at", 1)], limit=limit + crowd, fields=["_id"])
     ids = [row["_id"] for row in found]
     return random.sample(ids, min(limit, len(ids))) if crowd else ids
 
 
-async def next_ready(db: Documents, *, agents: str | None = None) -> list[Row]:
+async def next_ready(db: Documents, *, agents: Sequence[str] | None = None) -> list[Row]:
     return [Row(session_id=each) for each in await _ready(db, agents, 1)]
 
 
@@ -125,12 +125,12 @@ async def take_lease(
 
 
 async def requeue_claimed(db: Documents, *, session_id: str) -> list[Row]:
-    return await requeue_all_claimed(db, session_ids=json.dumps([session_id]))
+    return await requeue_all_claimed(db, session_ids=[session_id])
 
 
-async def requeue_all_claimed(db: Documents, *, session_ids: str) -> list[Row]:
+async def requeue_all_claimed(db: Documents, *, session_ids: Sequence[str]) -> list[Row]:
     await db["submissions"].update_many(
-        {"session_id": {"$in": json.loads(session_ids)}, "ended_at": None, "state": "claimed"},
+        {"session_id": {"$in": session_ids}, "ended_at": None, "state": "claimed"},
         {"$set": {"state": "queued"}},
         session=db.session,
     )
@@ -155,9 +155,9 @@ async def free_head(
     )
 
 
-async def free_heads(db: Documents, *, session_ids: str) -> list[Row]:
+async def free_heads(db: Documents, *, session_ids: Sequence[str]) -> list[Row]:
     rows: list[Row] = []
-    for session in (await by_key(db, "sessions", json.loads(session_ids))).values():
+    for session in (await by_key(db, "sessions", session_ids)).values():
         waiting = session["status"] == "waiting"
         for head in await free_head(db, session_id=session["id"], orphaned_by=None, control_only=waiting):
             rows.append(Row(session_id=session["id"], ready=head["ready_at"] is not None))
@@ -178,22 +178,22 @@ async def latest_ready(db: Documents) -> list[Row]:
     return [Row(number=rows[0]["ready_at"] if rows else 0)]
 
 
-async def watched_heads(db: Documents, *, session_ids: str) -> list[Row]:
-    heads = await by_key(db, "heads", json.loads(session_ids))
+async def watched_heads(db: Documents, *, session_ids: Sequence[str]) -> list[Row]:
+    heads = await by_key(db, "heads", session_ids)
     return [Row(session_id=key, number=head["seq"]) for key, head in heads.items()]
 
 
-async def watched_inboxes(db: Documents, *, session_ids: str) -> list[Row]:
-    where = {"session_id": {"$in": json.loads(session_ids)}, "ended_at": None}
+async def watched_inboxes(db: Documents, *, session_ids: Sequence[str]) -> list[Row]:
+    where = {"session_id": {"$in": session_ids}, "ended_at": None}
     return await _latest(db, "submissions", where, "position")
 
 
-async def watched_drafts(db: Documents, *, session_ids: str) -> list[Row]:
-    return await _latest(db, "drafts", {"session_id": {"$in": json.loads(session_ids)}}, "at")
+async def watched_drafts(db: Documents, *, session_ids: Sequence[str]) -> list[Row]:
+    return await _latest(db, "drafts", {"session_id": {"$in": session_ids}}, "at")
 
 
-async def watched_commands(db: Documents, *, session_ids: str) -> list[Row]:
-    commands = await by_key(db, "commands", json.loads(session_ids))
+async def watched_commands(db: Documents, *, session_ids: Sequence[str]) -> list[Row]:
+    commands = await by_key(db, "commands", session_ids)
     return [Row(session_id=key, number=command["outputs"] - 1) for key, command in commands.items()]
 
 
@@ -204,17 +204,17 @@ async def _latest(db: Documents, table: str, where: dict[str, Any], column: str)
     return [Row(session_id=group["_id"], number=group["number"]) for group in groups]
 
 
-async def expire_holders(db: Documents, *, ids: str) -> list[Row]:
-    return await db.change_where("holders", {"_id": {"$in": json.loads(ids)}}, deadline=0)
+async def expire_holders(db: Documents, *, ids: Sequence[str]) -> list[Row]:
+    return await db.change_where("holders", {"_id": {"$in": ids}}, deadline=0)
 
 
-async def any_ready(db: Documents, *, holder: str, agents: str | None = None) -> list[Row]:
+async def any_ready(db: Documents, *, holder: str, agents: Sequence[str] | None = None) -> list[Row]:
     live = await live_holder(db, id=holder)
     return [Row(ready=bool(await _ready(db, agents, 1)), live=bool(live))]
 
 
 async def claim_ready(
-    db: Documents, *, holder: str, tenure: str, limit: int, agents: str | None = None
+    db: Documents, *, holder: str, tenure: str, limit: int, agents: Sequence[str] | None = None
 ) -> list[Row]:
     rows: list[Row] = []
     for session_id in await _ready(db, agents, limit):
@@ -246,16 +246,14 @@ async def begun_submissions(db: Documents, **ours: object) -> list[Row]:
     return await db.find("submissions", {"session_id": {"$in": ids}, "ended_at": None, "state": "claimed"})
 
 
-async def number_begun(db: Documents, *, session_ids: str) -> list[Row]:
-    return [
-        row for session_id in json.loads(session_ids) for row in await db.head(session_id, inc={"seq": 1})
-    ]
+async def number_begun(db: Documents, *, session_ids: Sequence[str]) -> list[Row]:
+    return [row for session_id in session_ids for row in await db.head(session_id, inc={"seq": 1})]
 
 
-async def tell_begun(db: Documents, *, events: str) -> list[Row]:
+async def tell_begun(db: Documents, *, events: Sequence[Sequence[object]]) -> list[Row]:
     now = await db.now()
     columns = ("session_id", "seq", "run_id", "payload")
-    rows = [dict(zip(columns, event, strict=True)) for event in json.loads(events)]
+    rows = [dict(zip(columns, event, strict=True)) for event in events]
     await db.insert("events", [{**row, "kind": "submission_started", "at": now} for row in rows])
     return []
 

@@ -1,6 +1,5 @@
 """The statements of media.sql."""
 
-import json
 from collections.abc import Sequence
 
 from bson import Binary
@@ -116,8 +115,8 @@ async def lock_blobs(_: Documents, **__: object) -> list[Row]:
     return []
 
 
-async def condemn_blobs(db: Documents, *, ids: str, grace_us: int, dead_us: int) -> list[Row]:
-    rows = await db.find("blobs", {"_id": {"$in": json.loads(ids)}}, sort=[("_id", 1)])
+async def condemn_blobs(db: Documents, *, ids: Sequence[str], grace_us: int, dead_us: int) -> list[Row]:
+    rows = await db.find("blobs", {"_id": {"$in": ids}}, sort=[("_id", 1)])
     return [
         await db.change("blobs", row, state="deleting", held=0)
         for row in await _unneeded(db, rows, grace_us, dead_us)

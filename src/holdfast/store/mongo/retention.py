@@ -1,6 +1,5 @@
 """The statements of retention.sql and archive.sql."""
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -9,7 +8,7 @@ from holdfast.store.mongo.documents import KEYS, Documents, Row, span
 from holdfast.store.mongo.leases import has_work
 from holdfast.store.mongo.sessions import create_head, live_holders
 from holdfast.store.mongo.write import hold_stored
-from holdfast.store.sql.retention import CONTENT
+from holdfast.store.retention import CONTENT
 
 
 def of_session(table: str, session_id: str) -> dict[str, Any]:
@@ -101,8 +100,8 @@ async def some_references(db: Documents, *, session_id: str, limit: int) -> list
     return await db.find("blob_references", where, sort=[("_id", 1)], limit=limit)
 
 
-async def blobs_of(db: Documents, *, digests: str) -> list[Row]:
-    where = {"sha256": {"$in": json.loads(digests)}, "state": "stored"}
+async def blobs_of(db: Documents, *, digests: Sequence[str]) -> list[Row]:
+    where = {"sha256": {"$in": digests}, "state": "stored"}
     return await db.find("blobs", where, sort=[("_id", 1)])
 
 

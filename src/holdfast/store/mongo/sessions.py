@@ -1,7 +1,5 @@
 """The statements of sessions.sql and tokens.sql."""
 
-import json
-import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -27,7 +25,7 @@ async def sessions(
     owner: str | None = None,
     agent: str | None = None,
     status: str | None = None,
-    title_like: str | None = None,
+    search: str | None = None,
     active_before: int | None = None,
     id_before: str | None = None,
 ) -> list[Row]:
@@ -39,9 +37,8 @@ async def sessions(
         where["owner"] = owner
     if agent is not None:
         where["agent"] = agent
-    if title_like is not None:
-        text = re.sub(r"\\(.)", r"\1", title_like[1:-1])  # what LIKE needs and a search for a part does not
-        where["$expr"] = {"$gte": [{"$indexOfCP": ["$title_folded", {"$literal": text}]}, 0]}
+    if search is not None:
+        where["$expr"] = {"$gte": [{"$indexOfCP": ["$title_folded", {"$literal": search}]}, 0]}
     found: list[Row] = []
     place = None if active_before is None else (active_before, id_before)
     while len(found) < limit:
@@ -123,9 +120,9 @@ async def open_submissions(db: Documents, ids: Sequence[str]) -> tuple[Counter[s
     return pending, active
 
 
-async def watched(db: Documents, *, session_ids: str) -> list[Row]:
+async def watched(db: Documents, *, session_ids: Sequence[str]) -> list[Row]:
     """Note it head by head, outside of the transaction: in it, one busy session would hold up all, and all that one."""
-    where = {"_id": {"$in": json.loads(session_ids)}}
+    where = {"_id": {"$in": session_ids}}
     await db["heads"].update_many(where, [{"$set": {"watched_at": NOW}}])
     return []
 

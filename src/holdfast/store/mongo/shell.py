@@ -1,6 +1,6 @@
 """The statements of shell.sql."""
 
-import json
+from collections.abc import Sequence
 from typing import Any
 
 from holdfast.store.mongo.documents import Documents, Row, beyond, span
@@ -150,12 +150,12 @@ async def log_of_outputs(db: Documents, *, after: int | None = None, **filters: 
     return await _log(db, "outputs", "at", where, **filters)
 
 
-async def outputs_by_id(db: Documents, *, ids: str, owner: str | None = None) -> list[Row]:
-    return await db.find("outputs", {"id": {"$in": json.loads(ids)}, **_owned(owner)})
+async def outputs_by_id(db: Documents, *, ids: Sequence[str], owner: str | None = None) -> list[Row]:
+    return await db.find("outputs", {"id": {"$in": ids}, **_owned(owner)})
 
 
-async def commands_by_id(db: Documents, *, ids: str, owner: str | None = None) -> list[Row]:
-    where = {"_id": {"$in": json.loads(ids)}, "purged_at": None, **_owned(owner)}
+async def commands_by_id(db: Documents, *, ids: Sequence[str], owner: str | None = None) -> list[Row]:
+    where = {"_id": {"$in": ids}, "purged_at": None, **_owned(owner)}
     return await db.find("commands", where)
 
 

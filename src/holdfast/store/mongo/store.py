@@ -53,7 +53,8 @@ from holdfast.errors import (
     StoreUnavailable,
 )
 from holdfast.ids import check_id
-from holdfast.store.beacon import FileBeacons
+from holdfast.store.archive import PAGE_BYTES, PAGE_ROWS, Imported
+from holdfast.store.beacons import FileBeacons
 from holdfast.store.hub import READY, Hub
 from holdfast.store.mongo import (
     check,
@@ -70,13 +71,10 @@ from holdfast.store.mongo import (
 from holdfast.store.mongo.documents import Clock, Documents, PageSize, Row
 from holdfast.store.mongo.hints import Hints
 from holdfast.store.mongo.write import write
-from holdfast.store.sql.archive import PAGE_BYTES, PAGE_ROWS, Imported
-from holdfast.store.sql.check import Check
-from holdfast.store.sql.core import CutRows, Rows, Tx, lease_lost, moment, reading, sql
-from holdfast.store.sql.library import Statement
-from holdfast.store.sql.store import SqlStore
-from holdfast.store.sql.tables import SESSION, TABLES, Table
-from holdfast.store.sql.write import Writing
+from holdfast.store.store import Store
+from holdfast.store.transactions import CutRows, Operation, Rows, Tx, lease_lost, moment, op, reading, slow
+from holdfast.store.write import Writing
+from holdfast.tables import SESSION, TABLES, Table
 from holdfast.types import Batch, Holder, Lease, Violation
 
 T = TypeVar("T")
@@ -128,7 +126,7 @@ STATEMENTS: Final[dict[str, Handler]] = {
 }
 
 
-class MongoStore(SqlStore):
+class MongoStore(Store):
     """Sessions in a database of a MongoDB replica set."""
 
     engine = "mongodb"
@@ -203,18 +201,20 @@ class MongoStore(SqlStore):
                 raise self._translate(error) from error
         return schema.LATEST
 
-    async def check(self) -> list[Violation]:
-        return await self._read(self._check)
-
     def _check(self) -> Tx[list[Violation]]:
-        yield sql("pass_over_empty")
-        checking: Callable[[Check], Tx[list[Violation]]] = vars(Check)["check"].__wrapped__
-        found = yield from checking(self)
-        for row in (yield sql("loose_pieces", limit=100)):
-            found.append(
+        yield op("pass_over_empty")
+        violations = yield from super()._check()
+        for row in (yield slow(op("loose_pieces", limit=100))):
+            violations.append(
                 Violation(invariant="piece has row", session_id=row["session_id"], detail=row["detail"])
             )
-        return found
+        return violations
+
+    def _invariants(self, *, of_session: bool = False) -> Sequence[str]:
+        names = sorted(name for name in STATEMENTS if name.startswith("check_"))
+        return [
+            n for n in names if not of_session or "session_id" in inspect.signature(STATEMENTS[n]).parameters
+        ]
 
     async def write(self, lease: Lease, batch: Batch) -> int:
         writing = Writing(lease.session_id, batch, self._check_size)
@@ -252,7 +252,7 @@ class MongoStore(SqlStore):
 
     @reading
     def _refuse_held(self, session_id: str) -> Tx[None]:
-        held = yield Statement("held_by", {"session_id": check_id(session_id, "session id")})
+        held = yield Operation("held_by", {"session_id": check_id(session_id, "session id")})
         for row in held:
             until = moment(row["deadline"]).isoformat(timespec="seconds")
             raise SessionBusy(session_id=session_id, holder=row["name"], until=until)
@@ -347,18 +347,11 @@ class MongoStore(SqlStore):
         except (PyMongoError, InvalidDocument) as error:
             raise self._translate(error) from error
 
-    def _insert(self, table: Table, batch: list[Imported]) -> Tx[None]:
-        if table.unique is not None:
-            ids = [row[table.unique] for row in batch]
-            for row in (
-                yield Statement("taken_ids", {"table": table.name, "column": table.unique, "ids": ids})
-            ):
-                raise Conflict(problem=f"{table.name} has {row['id']} already, in another session")
-        if table.name == "blob_references":
-            for row in batch:
-                if not (yield sql("lock_stored", sha256=row["sha256"])):
-                    raise Conflict(problem=f"media+sha256://{row['sha256']} is not stored")
-        yield Statement("import_rows", {"table": table.name, "rows": batch})
+    def _taken_ids(self, table: Table, ids: Sequence[str]) -> Tx[Rows]:
+        return (yield op("taken_ids", table=table.name, column=table.unique, ids=ids))
+
+    def _add_rows(self, table: Table, rows: Sequence[Imported]) -> Tx[None]:
+        yield op("import_rows", table=table.name, rows=rows)
 
     async def _light(self, holder_id: str) -> bool:
         return self._beacons is not None and await asyncio.to_thread(self._beacons.light, holder_id)
@@ -502,18 +495,18 @@ _GATHERED: Final = frozenset({"insert_output"})
 """Statements that come many at a time, and are sent as one."""
 
 
-async def _execute(db: Documents, statement: Statement) -> Rows:
-    handler: Handler = STATEMENTS[statement.name]
-    if statement.name not in _GATHERED:
+async def _execute(db: Documents, operation: Operation) -> Rows:
+    handler: Handler = STATEMENTS[operation.name]
+    if operation.name not in _GATHERED:
         await db.flush()
-    if statement.name.startswith(("check_", "totals")):
+    if operation.slow:
         with pymongo.timeout(_LONG_SECONDS):
-            return await handler(db, **statement.params)
-    if statement.sized:
-        db.page = PageSize(statement.sized)
-        rows = await handler(db, **statement.params)
+            return await handler(db, **operation.params)
+    if operation.sized:
+        db.page = PageSize(operation.sized)
+        rows = await handler(db, **operation.params)
         return CutRows(rows) if db.page.cut(rows) else rows
-    return await handler(db, **statement.params)
+    return await handler(db, **operation.params)
 
 
 async def _pages(

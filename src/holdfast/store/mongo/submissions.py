@@ -2,7 +2,7 @@
 
 from holdfast.store.mongo.documents import Documents, Row, span
 from holdfast.store.mongo.leases import claim
-from holdfast.store.sql.tables import BY_NAME
+from holdfast.tables import BY_NAME
 
 _WITHOUT_PAYLOAD = [column for column in BY_NAME["submissions"].names if column != "payload"]
 _OPEN = {"ended_at": None, "state": "queued"}

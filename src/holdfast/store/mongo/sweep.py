@@ -1,6 +1,6 @@
 """The statements of sweep.sql."""
 
-import json
+from collections.abc import Sequence
 from typing import Any, Final
 
 from holdfast.store.mongo.documents import Documents, Row, Where, beyond
@@ -91,8 +91,8 @@ async def due_submissions(
     return found[:limit]
 
 
-async def drop_submissions(db: Documents, *, ids: str) -> list[Row]:
-    where = {"id": {"$in": json.loads(ids)}, "ended_at": {"$gt": 0}}
+async def drop_submissions(db: Documents, *, ids: Sequence[str]) -> list[Row]:
+    where = {"id": {"$in": ids}, "ended_at": {"$gt": 0}}
     found = await db.find("submissions", where, fields=["session_id"])
     sessions = await by_key(db, "sessions", [row["session_id"] for row in found])
     free = [r["_id"] for r in found if not sessions.get(r["session_id"], Row())["hold"]]

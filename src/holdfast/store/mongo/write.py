@@ -1,6 +1,5 @@
 """The hot path: the fence and every arm of write.sql, each over all rows that a batch has of its kind."""
 
-import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -10,9 +9,8 @@ from pymongo.errors import ClientBulkWriteException, OperationFailure, PyMongoEr
 from holdfast.store.mongo.documents import Documents, Row, as_document, is_long
 from holdfast.store.mongo.journal import fence
 from holdfast.store.mongo.leases import free_heads, requeue_all_claimed
-from holdfast.store.sql import library
-from holdfast.store.sql.core import lease_lost
-from holdfast.store.sql.write import ARMS, Writing, missing, unstored
+from holdfast.store.transactions import lease_lost
+from holdfast.store.write import ARMS, Writing, missing, unstored
 from holdfast.types import Lease
 
 Rows: TypeAlias = Sequence[Row]
@@ -44,14 +42,14 @@ async def write(db: Documents, lease: Lease, writing: Writing, *, at: int | None
     seq: int = heads[0]["seq"]
     for arm in ARMS:
         if rows := writing.rows.get(arm):
-            names = [name for name, _ in library.arm(arm, "sqlite").columns]
+            names = [name for name, _ in ARMS[arm]]
             found = await _WRITE[arm](db, seq, [Row(zip(names, row, strict=True)) for row in rows])
             problem_of = _COUNTED.get(arm)
             if problem_of and (problem := problem_of(found, writing)):
                 raise problem
     if not writing.release:
         return seq, False
-    session_ids = json.dumps([lease.session_id])
+    session_ids = [lease.session_id]
     await requeue_all_claimed(db, session_ids=session_ids)
     (freed,) = await free_heads(db, session_ids=session_ids)
     return seq, freed["ready"]
@@ -79,7 +77,7 @@ async def _write_at_once(db: Documents, lease: Lease, writing: Writing, at: int)
         UpdateOne({"_id": lease.session_id, **fenced}, moved, namespace=f"{name}.heads")
     ]
     for arm, rows in writing.rows.items():
-        names = [column for column, _ in library.arm(arm, "sqlite").columns]
+        names = [column for column, _ in ARMS[arm]]
         for values in rows:
             row = Row(zip(names, values, strict=True))
             if arm == "add_events":

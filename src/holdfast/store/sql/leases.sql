@@ -61,7 +61,7 @@ SELECT id, name, deadline FROM holders WHERE id = :id AND deadline > now_us();
 --[sqlite]     SELECT r.session_id FROM heads r WHERE r.agent = a.value AND r.ready_at IS NOT NULL   --? agents
 --[sqlite]     ORDER BY r.ready_at LIMIT 1)   --? agents
 --[postgres] SELECT h.session_id FROM
---[postgres]   json_array_elements_text(CAST(:agents AS json)) AS a(value) CROSS JOIN LATERAL   --? agents
+--[postgres]   unnest(CAST(:agents AS text[])) AS a(value) CROSS JOIN LATERAL   --? agents
 --[postgres]   (SELECT r.session_id, r.ready_at FROM heads r WHERE r.ready_at IS NOT NULL
 --[postgres]     AND r.agent = a.value   --? agents
 --[postgres]     ORDER BY r.ready_at LIMIT 1 FOR UPDATE SKIP LOCKED) AS h
@@ -100,7 +100,7 @@ WHERE session_id = :session_id;
 -- name: requeue_all_claimed
 UPDATE submissions SET state = 'queued' WHERE ended_at IS NULL AND state = 'claimed'
 --[sqlite]   AND session_id IN (SELECT value FROM json_each(:session_ids))
---[postgres]   AND session_id IN (SELECT value FROM json_array_elements_text(CAST(:session_ids AS json)))
+--[postgres]   AND session_id = ANY(CAST(:session_ids AS text[]))
 ;
 
 -- name: free_heads
@@ -111,7 +111,7 @@ UPDATE heads SET holder = NULL, orphaned_by = NULL, ready_at = CASE WHEN EXISTS 
       AND (q.lane = 'control' OR s.status <> 'waiting')
   ) THEN now_us() END
 --[sqlite] WHERE session_id IN (SELECT value FROM json_each(:session_ids))
---[postgres] WHERE session_id IN (SELECT value FROM json_array_elements_text(CAST(:session_ids AS json)))
+--[postgres] WHERE session_id = ANY(CAST(:session_ids AS text[]))
 RETURNING session_id, ready_at IS NOT NULL AS ready;
 
 -- name: not_running
@@ -128,51 +128,31 @@ SELECT coalesce(max(ready_at), 0) AS number FROM heads WHERE ready_at IS NOT NUL
 -- Which of these sessions have moved: one statement, however many are watched.
 SELECT session_id, seq AS number FROM heads
 --[sqlite] WHERE session_id IN (SELECT value FROM json_each(:session_ids))
---[postgres] WHERE session_id IN (SELECT value FROM json_array_elements_text(CAST(:session_ids AS json)))
+--[postgres] WHERE session_id = ANY(CAST(:session_ids AS text[]))
 ;
 
 -- name: watched_inboxes
 SELECT session_id, max(position) AS number FROM submissions
 WHERE ended_at IS NULL
 --[sqlite] AND session_id IN (SELECT value FROM json_each(:session_ids))
---[postgres] AND session_id IN (SELECT value FROM json_array_elements_text(CAST(:session_ids AS json)))
+--[postgres] AND session_id = ANY(CAST(:session_ids AS text[]))
 GROUP BY session_id;
 
 -- name: watched_commands
 SELECT id AS session_id, outputs - 1 AS number FROM commands
 --[sqlite] WHERE id IN (SELECT value FROM json_each(:session_ids))
---[postgres] WHERE id IN (SELECT value FROM json_array_elements_text(CAST(:session_ids AS json)))
+--[postgres] WHERE id = ANY(CAST(:session_ids AS text[]))
 ;
 
 -- name: watched_drafts
 SELECT session_id, max(at) AS number FROM drafts
 --[sqlite] WHERE session_id IN (SELECT value FROM json_each(:session_ids))
---[postgres] WHERE session_id IN (SELECT value FROM json_array_elements_text(CAST(:session_ids AS json)))
+--[postgres] WHERE session_id = ANY(CAST(:session_ids AS text[]))
 GROUP BY session_id;
-
--- name: unlit_beacons
--- Of these holders, those whose connection is gone. Right after the server has started everybody's is.
---[sqlite] SELECT NULL AS id WHERE FALSE;
---[postgres] SELECT h.id FROM holders h
---[postgres] WHERE h.deadline > now_us() AND h.beacon = 1
---[postgres]   AND clock_timestamp() > pg_postmaster_start_time() + make_interval(secs => h.ttl_us / 1e6)
---[postgres]   AND NOT EXISTS (
---[postgres]     SELECT 1 FROM pg_locks l WHERE l.locktype = 'advisory' AND l.classid = 1751741542 AND l.objsubid = 2
---[postgres]       AND l.objid::bigint = hashtext(h.id)::bigint & 4294967295 AND l.granted
---[postgres]       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()));
-
--- name: light_beacon
--- Held by the connection for as long as it lives.
---[sqlite] SELECT 1 AS lit;
---[postgres] SELECT pg_try_advisory_lock(1751741542, hashtext(:id)) AS lit;
-
--- name: dim_beacon
---[sqlite] SELECT 1 AS dimmed;
---[postgres] SELECT pg_advisory_unlock(1751741542, hashtext(:id)) AS dimmed;
 
 -- name: expire_holders
 -- Their processes are gone: waiting for the deadline would be a waste.
 UPDATE holders SET deadline = 0
 --[sqlite] WHERE id IN (SELECT value FROM json_each(:ids))
---[postgres] WHERE id IN (SELECT value FROM json_array_elements_text(CAST(:ids AS json)))
+--[postgres] WHERE id = ANY(CAST(:ids AS text[]))
 ;

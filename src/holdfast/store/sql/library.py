@@ -1,26 +1,24 @@
 """Reads the .sql files beside it and turns each named statement into what a driver takes.
 
-A file is a list of `-- name: x`, an optional comment that says why, and the statement. Three small marks let one
-file serve both engines:
+A file is a list of `-- name: x`, an optional comment that gives the reason, and the statement. Two marks let one file serve both
+engines:
 
 - a line that begins with `--[sqlite]` or `--[postgres]` is for that engine only;
-- a line that ends with `--? name` is left out unless the parameter `name` is given;
-- `rows(a text, b bigint)` is a relation made of the rows passed in (see write.sql).
+- a line that ends with `--? name` is left out unless the parameter `name` is given.
 
-Parameters are written `:name`.
+Parameters are written `:name`. asyncpg has no named parameters: for PostgreSQL they become `$1`, `$2`, …
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Literal, TypeAlias
 
-Dialect: TypeAlias = Literal["sqlite", "postgres"]
+from holdfast.store.transactions import Operation
 
-PAGE_BYTES = 4 * 1024 * 1024
-"""A page ends with the row that reaches this size, so that readers need memory for one page and one row."""
+Dialect: TypeAlias = Literal["sqlite", "postgres"]
 
 _FOLDER = resources.files("holdfast.store.sql")
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
@@ -28,55 +26,35 @@ _MARKED = re.compile(r"^--\[(\w+)\] ?", re.MULTILINE)
 _OPTIONAL = re.compile(r"--\? (\w+)\s*$")
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z]\w*)")
 _NONE: frozenset[str] = frozenset()
-_ROWS = re.compile(r"\brows\(([^()]*)\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
-    """A named statement with its parameters; with `rows`, an arm and its rows; with `text`, just that.
+class Script(Operation):
+    """An operation of the SQL engines with a text of its own: a migration, or a statement made from the list of tables."""
 
-    With `sized`, the names of columns with content, the rows end with the one that reaches `PAGE_BYTES`.
-    """
-
-    name: str
-    params: Mapping[str, object] = field(default_factory=dict[str, object])
-    rows: Sequence[Sequence[object]] | None = None
-    text: str | None = None
-    sized: tuple[str, ...] = ()
-
-    def given(self) -> frozenset[str]:
-        """Return those of its optional parameters that have a value."""
-        names = optional(self.name)
-        return frozenset(p for p in names if self.params.get(p) is not None) if names else _NONE
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """A statement over `rows(...)`: its text around that relation, and the relation's columns and types."""
-
-    before: str
-    after: str
-    columns: tuple[tuple[str, str], ...]
+    text: str = ""
 
 
 @cache
-def _sources() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for file in sorted(_FOLDER.iterdir(), key=lambda f: f.name):
-        if not file.name.endswith(".sql"):
-            continue
-        _, *pieces = _NAME.split(file.read_text())
-        for name, body in zip(pieces[::2], pieces[1::2], strict=True):
-            if name in found:
-                message = f"{file.name}: statement {name} exists twice"
-                raise ValueError(message)
-            found[name] = body
-    return found
+def _sources(dialect: Dialect) -> dict[str, str]:
+    """Return the statements that the engines share, and those of this one."""
+    sources: dict[str, str] = {}
+    for folder in (_FOLDER, resources.files(f"holdfast.store.{dialect}")):
+        for file in folder.iterdir():
+            if not file.name.endswith(".sql"):
+                continue
+            _, *pieces = _NAME.split(file.read_text())
+            for name, body in zip(pieces[::2], pieces[1::2], strict=True):
+                if name in sources:
+                    message = f"{file.name}: statement {name} exists twice"
+                    raise ValueError(message)
+                sources[name] = body
+    return sources
 
 
-def statement_names() -> frozenset[str]:
-    """Return the names of all statements."""
-    return frozenset(_sources())
+def statement_names(dialect: Dialect = "sqlite") -> frozenset[str]:
+    """Return the names of all statements of an engine."""
+    return frozenset(_sources(dialect))
 
 
 def for_dialect(text: str, dialect: Dialect) -> str:
@@ -96,13 +74,14 @@ def for_dialect(text: str, dialect: Dialect) -> str:
 
 @cache
 def _text(name: str, dialect: Dialect) -> str:
-    return for_dialect(_sources()[name], dialect)
+    return for_dialect(_sources(dialect)[name], dialect)
 
 
 @cache
 def optional(name: str) -> frozenset[str]:
     """Return the parameters that a statement can do without."""
-    return frozenset(re.findall(r"--\? (\w+)\s*$", _sources()[name], re.MULTILINE))
+    source = _sources("sqlite").get(name, "")  # only shared statements have some
+    return frozenset(re.findall(r"--\? (\w+)\s*$", source, re.MULTILINE))
 
 
 @cache
@@ -118,15 +97,15 @@ def text(name: str, dialect: Dialect, given: frozenset[str] = _NONE) -> str:
     return "\n".join(lines)
 
 
-@cache
-def numbered(name: str, given: frozenset[str]) -> tuple[str, tuple[str, ...]]:
-    """Return the statement for PostgreSQL with $1, $2, … and the names of these parameters in order."""
-    return numbered_text(text(name, "postgres", given))
+def given(name: str, params: Mapping[str, object]) -> frozenset[str]:
+    """Return those of a statement's optional parameters that have a value."""
+    names = optional(name)
+    return frozenset(p for p in names if params.get(p) is not None) if names else _NONE
 
 
 @cache
-def numbered_text(source: str) -> tuple[str, tuple[str, ...]]:
-    """Do the same with a statement's text."""
+def numbered(source: str) -> tuple[str, tuple[str, ...]]:
+    """Return a statement for PostgreSQL with $1, $2, … and the names of these parameters in order."""
     order: list[str] = []
 
     def number(match: re.Match[str]) -> str:
@@ -148,27 +127,6 @@ def bounded(source: str, sized: tuple[str, ...]) -> str:
         "SELECT *, upto_ >= :page_bytes AS cut_ FROM (SELECT *, sum(bytes_) OVER (ORDER BY number_) AS upto_"  # noqa: S608
         f" FROM (SELECT *, {size} AS bytes_, row_number() OVER () AS number_ FROM ({source}) AS rows_) AS sized_)"
         " AS page_ WHERE upto_ - bytes_ < :page_bytes ORDER BY number_"
-    )
-
-
-@cache
-def arm(name: str, dialect: Dialect) -> Arm:
-    """Return an arm, split at its `rows(...)`."""
-    source = _text(name, dialect)
-    match = _ROWS.search(source)
-    if match is None:
-        message = f"{name} has no rows(...)"
-        raise ValueError(message)
-    columns = tuple((c.split()[0], c.split()[1]) for c in match[1].split(","))
-    return Arm(source[: match.start()], source[match.end() :], columns)
-
-
-@cache
-def text_columns(arm_name: str) -> tuple[tuple[int, str], ...]:
-    """Return where an arm has text, after its session, and what it is called for a person."""
-    columns = arm(arm_name, "sqlite").columns
-    return tuple(
-        (n, name.replace("_", " ")) for n, (name, kind) in enumerate(columns) if kind == "text" and n
     )
 
 

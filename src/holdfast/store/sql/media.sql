@@ -68,7 +68,7 @@ ORDER BY id;
 -- Whoever refers to one of them right now has it locked: wait for that, and look at the references afterwards.
 SELECT id FROM blobs
 --[sqlite] WHERE id IN (SELECT value FROM json_each(:ids))
---[postgres] WHERE id IN (SELECT value FROM json_array_elements_text(CAST(:ids AS json)))
+--[postgres] WHERE id = ANY(CAST(:ids AS text[]))
 ORDER BY id
 --[postgres] FOR UPDATE
 ;
@@ -76,7 +76,7 @@ ORDER BY id
 -- name: condemn_blobs
 UPDATE blobs SET state = 'deleting'
 --[sqlite] WHERE id IN (SELECT value FROM json_each(:ids))
---[postgres] WHERE id IN (SELECT value FROM json_array_elements_text(CAST(:ids AS json)))
+--[postgres] WHERE id = ANY(CAST(:ids AS text[]))
   AND (state = 'deleting' OR (state = 'storing' AND at <= now_us() - CAST(:dead_us AS bigint))
     OR (state = 'stored' AND at <= now_us() - CAST(:grace_us AS bigint)
       AND NOT EXISTS (SELECT 1 FROM blob_references r WHERE r.sha256 = blobs.sha256)

@@ -62,7 +62,7 @@ SELECT r.sha256 FROM blob_references r WHERE r.session_id = :session_id ORDER BY
 -- name: blobs_of
 SELECT id FROM blobs WHERE state = 'stored'
 --[sqlite] AND sha256 IN (SELECT value FROM json_each(:digests))
---[postgres] AND sha256 IN (SELECT value FROM json_array_elements_text(CAST(:digests AS json)))
+--[postgres] AND sha256 = ANY(CAST(:digests AS text[]))
 ORDER BY id;
 
 -- name: tombstone

@@ -31,7 +31,8 @@ WHERE TRUE
   AND owner = :owner                                                      --? owner
   AND agent = :agent                                                      --? agent
   AND status = :status                                                    --? status
-  AND title_folded LIKE :title_like ESCAPE '\'                            --? title_like
+--[sqlite]   AND instr(title_folded, :search) > 0                                 --? search
+--[postgres]   AND strpos(title_folded, :search) > 0                              --? search
   AND (active_at < :active_before OR (active_at = :active_before AND id < :id_before))  --? active_before
 ORDER BY active_at DESC, id DESC
 LIMIT :limit;
@@ -39,7 +40,7 @@ LIMIT :limit;
 -- name: watched
 UPDATE heads SET watched_at = now_us()
 --[sqlite] WHERE session_id IN (SELECT value FROM json_each(:session_ids))
---[postgres] WHERE session_id IN (SELECT value FROM json_array_elements_text(CAST(:session_ids AS json)))
+--[postgres] WHERE session_id = ANY(CAST(:session_ids AS text[]))
 ;
 
 -- name: unwatched

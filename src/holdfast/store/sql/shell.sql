@@ -78,7 +78,7 @@ LIMIT :limit;
 -- name: outputs_by_id
 SELECT * FROM outputs
 --[sqlite] WHERE id IN (SELECT value FROM json_each(:ids))
---[postgres] WHERE id IN (SELECT value FROM json_array_elements_text(CAST(:ids AS json)))
+--[postgres] WHERE id = ANY(CAST(:ids AS text[]))
   AND owner = :owner   --? owner
 ;
 
@@ -86,7 +86,7 @@ SELECT * FROM outputs
 SELECT *, CAST(NULL AS text) AS service FROM commands
 WHERE purged_at IS NULL
 --[sqlite]   AND id IN (SELECT value FROM json_each(:ids))
---[postgres]   AND id IN (SELECT value FROM json_array_elements_text(CAST(:ids AS json)))
+--[postgres]   AND id = ANY(CAST(:ids AS text[]))
   AND owner = :owner   --? owner
 ;
 

@@ -1,31 +1,94 @@
-"""All topics together: what both SQL engines share."""
+"""`SqlStore`: what SQLite and PostgreSQL share besides their statements: migrations, and statements made from the list of tables."""
 
-from holdfast.store.sql.archive import Archives
-from holdfast.store.sql.check import Check
-from holdfast.store.sql.history import History
-from holdfast.store.sql.journal import Journal
-from holdfast.store.sql.media import Media
-from holdfast.store.sql.retention import Retention
-from holdfast.store.sql.schema import Schema
-from holdfast.store.sql.sessions import Sessions
-from holdfast.store.sql.shell import Shell
-from holdfast.store.sql.sweep import Sweeping
-from holdfast.store.sql.tokens import Tokens
-from holdfast.store.sql.work import Worklist
+import json
+from collections.abc import Sequence
+from functools import cache
+
+from holdfast.store.archive import PAGE_BYTES, PAGE_ROWS, Imported
+from holdfast.store.schema import LATEST
+from holdfast.store.sql import library
+from holdfast.store.sql.library import Dialect, Script
+from holdfast.store.store import Store
+from holdfast.store.transactions import Rows, Tx, op, writing
+from holdfast.tables import Table
 
 
-class SqlStore(
-    Sessions,
-    Worklist,
-    Journal,
-    History,
-    Media,
-    Shell,
-    Retention,
-    Archives,
-    Sweeping,
-    Tokens,
-    Check,
-    Schema,
-):
-    """A store whose transactions are written in SQL. An engine adds connections, `write` and notifications."""
+class SqlStore(Store):
+    """A store whose operations are SQL statements."""
+
+    _dialect: Dialect
+
+    async def upgrade(self) -> int:
+        # Looked up first without a lock, and without the right to create anything.
+        return LATEST if await self._version() == LATEST else await self._upgrade()
+
+    @writing(repeatable=True)
+    def _upgrade(self) -> Tx[int]:
+        yield op("migration_lock")
+        yield op("create_schema")
+        version = yield from self._known_version()
+        if version == 0 and not (yield op("has_migrations")):
+            yield op("create_migrations")
+        for number, name, script in library.migrations():
+            if number > version:
+                for text in library.split(script, self._dialect):
+                    yield Script(name, {}, slow=True, text=text)
+                yield op("add_migration", version=number, name=name)
+        return LATEST
+
+    def _invariants(self, *, of_session: bool = False) -> Sequence[str]:
+        names = sorted(name for name in library.statement_names() if name.startswith("check_"))
+        return [name for name in names if not of_session or "session_id" in library.optional(name)]
+
+    def _taken_ids(self, table: Table, ids: Sequence[str]) -> Tx[Rows]:
+        text = _taken_text(table, self._dialect)
+        return (yield Script("taken_ids", {"ids": ids}, slow=True, text=text))
+
+    def _add_rows(self, table: Table, rows: Sequence[Imported]) -> Tx[None]:
+        text = _insert_text(table, self._dialect)
+        if self._dialect == "postgres":
+            body = json.dumps(rows, ensure_ascii=False)
+            yield Script("import_rows", {"rows": body}, slow=True, text=text)
+            return
+        for row in rows:
+            yield Script("import_rows", row, text=text)
+
+
+@cache
+def page_text(table: Table, *, bounded: bool = False, after: bool = False) -> str:
+    """Return the statement that reads a table's rows of a session in order.
+
+    `bounded`, it returns as many as a page may have, counting bytes without fetching them; `after` a given key.
+    """
+    columns, key = ", ".join(table.names), ", ".join(table.key)
+    where = "session_id = :session_id"
+    if after:
+        where += f" AND ({key}) > ({', '.join(f':after_{column}' for column in table.key)})"
+    rows = f"FROM {table.name} WHERE {where} ORDER BY {key}"
+    if not bounded:
+        return f"SELECT {columns} {rows}"
+    sizes = [f"coalesce(octet_length({column.name}), 0)" for column in table.columns if column.is_text]
+    return (
+        f"SELECT {columns} FROM (SELECT *, sum(bytes) OVER (ORDER BY {key}) - bytes AS before"  # noqa: S608
+        f" FROM (SELECT {columns}, {' + '.join(sizes)} AS bytes {rows} LIMIT {PAGE_ROWS}) AS rows) AS page"
+        f" WHERE before < {PAGE_BYTES} ORDER BY {key}"
+    )
+
+
+@cache
+def _insert_text(table: Table, dialect: Dialect) -> str:
+    columns = ", ".join(table.names)
+    if dialect == "sqlite":
+        values = ", ".join(f":{column}" for column in table.names)
+        return f"INSERT INTO {table.name} ({columns}) VALUES ({values})"  # noqa: S608
+    kinds = ", ".join(f"{column.name} {'text' if column.is_text else 'bigint'}" for column in table.columns)
+    return (
+        f"INSERT INTO {table.name} ({columns}) SELECT {columns}"  # noqa: S608
+        f" FROM json_to_recordset(CAST(:rows AS json)) AS r({kinds})"
+    )
+
+
+@cache
+def _taken_text(table: Table, dialect: Dialect) -> str:
+    ids = "IN (SELECT value FROM json_each(:ids))" if dialect == "sqlite" else "= ANY(CAST(:ids AS text[]))"
+    return f"SELECT {table.unique} AS id FROM {table.name} WHERE {table.unique} {ids} LIMIT 1"  # noqa: S608

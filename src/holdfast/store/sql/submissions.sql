@@ -18,23 +18,6 @@ VALUES (
   :session_id, :position, :id, :kind, :lane, :when_busy, :payload, :idempotency_key, 'queued', 0, now_us(), :trace)
 RETURNING *;
 
--- name: queue_submission
--- For PostgreSQL, where one statement can change several tables: what follows it here, and its number, at once.
-WITH head AS (
-  UPDATE heads SET seq = seq + 1,
-    ready_at = CASE WHEN CAST(:ready AS bigint) = 1 THEN coalesce(ready_at, now_us()) ELSE ready_at END
-  WHERE session_id = :session_id RETURNING session_id, seq
-), told AS (
-  INSERT INTO events (session_id, seq, kind, run_id, step, at, payload)
-  SELECT session_id, seq, 'submission_queued', NULL, NULL, now_us(), :told FROM head
-), touched AS (
-  UPDATE sessions SET active_at = now_us() WHERE id = :session_id
-)
-INSERT INTO submissions (
-  session_id, position, id, kind, lane, when_busy, payload, idempotency_key, state, attempts, created_at, trace)
-SELECT session_id, seq, :id, :kind, :lane, :when_busy, :payload, :idempotency_key, 'queued', 0, now_us(), :trace FROM head
-RETURNING *;
-
 -- name: touch_session
 UPDATE sessions SET active_at = now_us() WHERE id = :session_id;
 

@@ -43,7 +43,7 @@ ORDER BY q.ended_at, q.session_id, q.position LIMIT :limit;
 DELETE FROM submissions
 WHERE ended_at IS NOT NULL AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.id = session_id AND s.hold = 1)
 --[sqlite] AND id IN (SELECT value FROM json_each(:ids))
---[postgres] AND id IN (SELECT value FROM json_array_elements_text(CAST(:ids AS json)))
+--[postgres] AND id = ANY(CAST(:ids AS text[]))
 RETURNING 1 AS gone;
 
 -- name: take_duty

@@ -7,7 +7,7 @@ SELECT
   EXISTS (
     SELECT 1 FROM
 --[sqlite]       json_each(:agents) AS a CROSS JOIN   --? agents
---[postgres]       json_array_elements_text(CAST(:agents AS json)) AS a(value) CROSS JOIN   --? agents
+--[postgres]       unnest(CAST(:agents AS text[])) AS a(value) CROSS JOIN   --? agents
       heads h
     WHERE h.ready_at IS NOT NULL
       AND h.agent = a.value   --? agents
@@ -28,7 +28,7 @@ SELECT
 --[postgres] WITH tried AS MATERIALIZED (SELECT pg_advisory_xact_lock(hashtextextended(:tenure, 0))),
 --[postgres] ready AS MATERIALIZED (
 --[postgres]   SELECT h.session_id FROM
---[postgres]     json_array_elements_text(CAST(:agents AS json)) AS a(value) CROSS JOIN LATERAL   --? agents
+--[postgres]     unnest(CAST(:agents AS text[])) AS a(value) CROSS JOIN LATERAL   --? agents
 --[postgres]     (SELECT r.session_id, r.ready_at FROM heads r WHERE r.ready_at IS NOT NULL
 --[postgres]       AND r.agent = a.value   --? agents
 --[postgres]       ORDER BY r.ready_at LIMIT :limit FOR UPDATE SKIP LOCKED) AS h
@@ -55,46 +55,19 @@ WHERE ended_at IS NULL AND state = 'queued' AND attempts < :max_attempts
     WHERE h.holder = :holder AND h.tenure = :tenure)
 RETURNING *;
 
--- name: begin_and_tell
--- For PostgreSQL, where one statement can change several tables: the one before and the two after `begun_submissions`.
-WITH begun AS (
-  UPDATE submissions SET state = 'claimed', attempts = attempts + 1, started_at = now_us()
-  WHERE ended_at IS NULL AND state = 'queued' AND attempts < :max_attempts
-    AND (session_id, position) IN (
-      SELECT h.session_id, (
-        SELECT q.position FROM submissions q
-        WHERE q.session_id = h.session_id AND q.ended_at IS NULL AND q.state = 'queued'
-          AND (q.lane = 'control' OR s.status <> 'waiting')
-        ORDER BY q.lane, q.position LIMIT 1)
-      FROM heads h JOIN sessions s ON s.id = h.session_id
-      WHERE h.holder = :holder AND h.tenure = :tenure)
-  RETURNING *
-), numbered AS (
-  UPDATE heads SET seq = seq + 1 WHERE session_id IN (SELECT session_id FROM begun) RETURNING session_id, seq
-), told AS (
-  INSERT INTO events (session_id, seq, kind, run_id, step, at, payload)
-  SELECT session_id, n.seq, 'submission_started', b.run_id, NULL, now_us(),
-    '{"submission_id": ' || to_json(b.id) || ', "kind": ' || to_json(b.kind) || ', "attempt": ' || b.attempts || '}'
-  FROM begun b JOIN numbered n USING (session_id)
-)
-SELECT * FROM begun;
-
 -- name: begun_submissions
 SELECT q.* FROM heads h JOIN submissions q ON q.session_id = h.session_id AND q.ended_at IS NULL AND q.state = 'claimed'
 WHERE h.holder = :holder AND h.tenure = :tenure;
 
 -- name: number_begun
 UPDATE heads SET seq = seq + 1
---[sqlite] WHERE session_id IN (SELECT value FROM json_each(:session_ids))
---[postgres] WHERE session_id IN (SELECT value FROM json_array_elements_text(CAST(:session_ids AS json)))
+WHERE session_id IN (SELECT value FROM json_each(:session_ids))
 RETURNING session_id, seq;
 
 -- name: tell_begun
 INSERT INTO events (session_id, seq, kind, run_id, step, at, payload)
---[sqlite] SELECT value ->> 0, value ->> 1, 'submission_started', value ->> 2, NULL, now_us(), value ->> 3
---[sqlite] FROM json_each(:events);
---[postgres] SELECT value ->> 0, CAST(value ->> 1 AS bigint), 'submission_started', value ->> 2, NULL, now_us(), value ->> 3
---[postgres] FROM json_array_elements(CAST(:events AS json));
+SELECT value ->> 0, value ->> 1, 'submission_started', value ->> 2, NULL, now_us(), value ->> 3
+FROM json_each(:events);
 
 -- name: claimed_sessions
 SELECT s.id, s.agent, s.owner, s.title, s.waiting_for, s.hold, s.metadata, s.created_at, s.active_at, s.cleaned_at,

@@ -1,6 +1,5 @@
--- The arms of a write: what a batch may carry, each as one set-based statement. `rows(...)` stands for the rows of
--- that kind; `head_seq` is the session's number after the fence. SQLite runs an arm for each of its rows. PostgreSQL
--- runs the fence and all arms of all batches in a group as one statement, in which a refused batch has no rows.
+-- A write, for PostgreSQL: one statement for the batches of a whole group, made of the fence and the arms that the batches have. `x_rows`
+-- are the rows for arm `x` of all batches that the fence accepted; `head_seq` is the number of their session after the fence.
 
 -- name: fence_group
 -- The holder is compared as an expression, so that no plan looks heads up by it: one holder may have thousands.
@@ -14,29 +13,29 @@ RETURNING heads.session_id, heads.seq;
 -- name: add_events
 INSERT INTO events (session_id, seq, kind, run_id, step, at, payload, segment, position)
 SELECT session_id, head_seq - later, kind, run_id, step, now_us(), payload, segment, position
-FROM rows(session_id text, later bigint, kind text, run_id text, step bigint, payload text, segment bigint, position bigint);
+FROM add_events_rows AS rows;
 
 -- name: add_segments
 INSERT INTO segments (session_id, number, parent, start)
 SELECT session_id, number, parent, start
-FROM rows(session_id text, number bigint, parent bigint, start bigint);
+FROM add_segments_rows AS rows;
 
 -- name: add_messages
 INSERT INTO messages (session_id, segment, position, body)
 SELECT session_id, segment, position, body
-FROM rows(session_id text, segment bigint, position bigint, body text);
+FROM add_messages_rows AS rows;
 
 -- name: add_checkpoints
 INSERT INTO checkpoints (session_id, id, run_id, step, kind, segment, length, seq, at)
 SELECT session_id, id, run_id, step, kind, segment, length, head_seq, now_us()
-FROM rows(session_id text, id text, run_id text, step bigint, kind text, segment bigint, length bigint);
+FROM add_checkpoints_rows AS rows;
 
 -- name: put_runs
 -- A run that has ended stays as it ended.
 INSERT INTO runs (session_id, id, parent_id, agent, status, error, metadata, first_seq, started_at, ended_at)
 SELECT session_id, id, parent_id, agent, status, error, metadata, head_seq, now_us(),
   CASE WHEN status IN ('running', 'waiting') THEN NULL ELSE now_us() END
-FROM rows(session_id text, id text, parent_id text, agent text, status text, error text, metadata text)
+FROM put_runs_rows AS rows
 WHERE TRUE
 ON CONFLICT (session_id, id) DO UPDATE SET status = excluded.status, error = excluded.error,
   metadata = excluded.metadata, ended_at = excluded.ended_at
@@ -48,8 +47,7 @@ INSERT INTO effects (session_id, run_id, call_id, tool, state, step, arguments_d
   summary, segment, position, attempts, started_at, ended_at)
 SELECT session_id, run_id, call_id, tool, state, step, arguments_digest, idempotency_key, result, error,
   summary, segment, position, attempts, now_us(), CASE WHEN state = 'started' THEN NULL ELSE now_us() END
-FROM rows(session_id text, run_id text, call_id text, tool text, state text, step bigint, arguments_digest text,
-  idempotency_key text, result text, error text, summary text, segment bigint, position bigint, attempts bigint)
+FROM put_effects_rows AS rows
 WHERE TRUE
 ON CONFLICT (session_id, run_id, call_id) DO UPDATE SET
   state = CASE WHEN effects.ended_at IS NULL THEN excluded.state ELSE effects.state END,
@@ -72,24 +70,12 @@ UPDATE submissions SET state = rows.state, reason = coalesce(rows.reason, submis
   run_id = coalesce(rows.run_id, submissions.run_id),
   attempts = submissions.attempts - CASE WHEN rows.state = 'queued' AND rows.reason IS NULL THEN 1 ELSE 0 END,
   ended_at = CASE WHEN rows.state IN ('done', 'failed', 'dead') THEN now_us() END
-FROM rows(session_id text, id text, state text, reason text, run_id text)
+FROM change_submissions_rows AS rows
 WHERE submissions.id = rows.id AND submissions.session_id = rows.session_id AND submissions.ended_at IS NULL
---[postgres] RETURNING submissions.session_id
-;
-
--- name: drop_drafts
-DELETE FROM drafts WHERE (session_id, run_id) IN (SELECT session_id, run_id FROM rows(session_id text, run_id text));
+RETURNING submissions.session_id;
 
 -- name: refer_blobs
--- For SQLite. Only what is stored; a reference that is there already counts as well.
-INSERT INTO blob_references (session_id, sha256)
-SELECT session_id, sha256
-FROM rows(session_id text, sha256 text)
-WHERE EXISTS (SELECT 1 FROM blobs WHERE blobs.sha256 = rows.sha256 AND state = 'stored')
-ON CONFLICT (session_id, sha256) DO UPDATE SET sha256 = excluded.sha256;
-
--- name: refer_blobs_group
--- For PostgreSQL, after the fence, in its transaction. The lock makes a collector wait, and then look again.
+-- After the fence, in its transaction. The lock makes a collector wait, and then look again.
 WITH held AS MATERIALIZED (
   SELECT r.session_id, r.sha256 FROM unnest($1::text[], $2::text[]) AS r(session_id, sha256)
   JOIN blobs b ON b.sha256 = r.sha256 AND b.state = 'stored'
@@ -100,8 +86,12 @@ WITH held AS MATERIALIZED (
 )
 SELECT session_id, count(DISTINCT sha256) AS referred FROM held GROUP BY session_id;
 
+-- name: drop_drafts
+-- After the fence as well: it also sees drafts that were put while the fence waited for the head.
+DELETE FROM drafts WHERE (session_id, run_id) IN (SELECT * FROM unnest($1::text[], $2::text[]));
+
 -- name: set_status
 UPDATE sessions SET status = rows.status, waiting_for = rows.waiting_for, active_at = now_us(),
   cleaned_at = CASE WHEN rows.status = 'cleaned' THEN now_us() ELSE sessions.cleaned_at END
-FROM rows(session_id text, status text, waiting_for text)
+FROM set_status_rows AS rows
 WHERE sessions.id = rows.session_id;

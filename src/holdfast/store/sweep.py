@@ -1,23 +1,22 @@
 """What the sweep stands on: finding what may be due in the order of an index, and doing it one at a time."""
 
-import json
 import math
 from collections.abc import Sequence
 
 from holdfast.errors import BadInput
 from holdfast.ids import check_choice, check_id
-from holdfast.store.sql.core import (
+from holdfast.store.transactions import (
     Row,
-    SqlCore,
+    Transactions,
     Tx,
     bounded,
     from_cursor,
     is_part,
     maybe_moment,
     moment,
+    op,
     page_limit,
     reading,
-    sql,
     to_cursor,
     writing,
 )
@@ -27,12 +26,13 @@ _MICROSECONDS = 1_000_000
 _LONGEST = 2**62
 
 
-class Sweeping(SqlCore):
+class SweepMethods(Transactions):
     """The transactions of sweep.sql."""
 
     @reading
     def agents(self) -> Tx[list[str]]:
-        return [row["agent"] for row in (yield sql("agents"))]
+        """Return the names of all agents that have sessions."""
+        return [row["agent"] for row in (yield op("agents"))]
 
     @reading
     def due(
@@ -44,9 +44,14 @@ class Sweeping(SqlCore):
         cursor: str | None = None,
         limit: int = 100,
     ) -> Tx[Page[Due]]:
+        """List what may be due for retention, longest due first, at the cost of what is found; holds left out.
+
+        `idle`: sessions of the agent that were active last so many seconds ago, or earlier; `age`: created then;
+        `cleaned`: created then, and cleaned. The others list no cleaned ones. `submissions`: ended then, of all agents.
+        """
         check_choice(by, DUE_BY, "reason to be due")
         after, after_id, after_position = from_cursor(cursor, int, str, int)
-        wanted = sql(
+        wanted = op(
             f"due_{by}",
             agent=agent,
             older_us=_microseconds(older_than),
@@ -65,26 +70,30 @@ class Sweeping(SqlCore):
 
     @writing(repeatable=True)
     def drop_submissions(self, ids: Sequence[str]) -> Tx[int]:
+        """Delete those of these submissions that have ended and whose session is not on hold; return how many."""
         for submission_id in ids:
             check_id(submission_id, "submission id")
-        return len((yield sql("drop_submissions", ids=json.dumps(list(ids)))))
+        return len((yield op("drop_submissions", ids=list(ids))))
 
     @writing(repeatable=True)
     def take_duty(self, name: str, holder: Holder, *, every: float = 0.0) -> Tx[bool]:
+        """Take what one holder at a time does for all; false if a live one has it, or did it within `every` seconds."""
         every_us = _microseconds(every)
-        return bool((yield sql("take_duty", name=_name(name), holder=holder.id, every_us=every_us)))
+        return bool((yield op("take_duty", name=_name(name), holder=holder.id, every_us=every_us)))
 
     @writing(repeatable=True)
     def leave_duty(self, name: str, holder: Holder, *, detail: Json | None = None) -> Tx[None]:
+        """Let go of it; with `detail`, having done it. Changes nothing if another holder has it."""
         if detail is None:
-            yield sql("leave_duty", name=_name(name), holder=holder.id)
+            yield op("leave_duty", name=_name(name), holder=holder.id)
         else:
             self._check_json(detail, "detail")
-            yield sql("finish_duty", name=_name(name), holder=holder.id, detail=detail)
+            yield op("finish_duty", name=_name(name), holder=holder.id, detail=detail)
 
     @reading
     def duty(self, name: str) -> Tx[Duty | None]:
-        rows = yield sql("duty", name=_name(name))
+        """Return who is at it and what came of the last time; None if nobody ever took it."""
+        rows = yield op("duty", name=_name(name))
         return _duty(rows[0]) if rows else None
 
 

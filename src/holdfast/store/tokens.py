@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from holdfast.errors import BadInput, NotFound
 from holdfast.ids import check_choice, check_name, new_id
-from holdfast.store.sql.core import Row, SqlCore, Tx, maybe_moment, moment, reading, sql, writing
+from holdfast.store.transactions import Row, Transactions, Tx, maybe_moment, moment, op, reading, writing
 from holdfast.types import ROLES, Role, Token
 
 
-class Tokens(SqlCore):
+class TokenMethods(Transactions):
     """The transactions of tokens.sql."""
 
     async def add_token(
@@ -21,6 +21,7 @@ class Tokens(SqlCore):
         scopes: Sequence[str] = (),
         lifetime: float | None = None,
     ) -> Token:
+        """Accept whoever brings the secret with this SHA-256, for `lifetime` seconds or until it is revoked."""
         return await self._add_token(new_id(), digest, owner, role, scopes, lifetime)
 
     @writing(repeatable=True)
@@ -33,7 +34,7 @@ class Tokens(SqlCore):
             check_name(scope, "scope")
         if lifetime is not None and not (math.isfinite(lifetime) and lifetime > 0):
             raise BadInput(problem=f"a token lives for a positive number of seconds, not {lifetime}")
-        rows = yield sql(
+        rows = yield op(
             "add_token",
             id=id,
             digest=digest,
@@ -46,17 +47,20 @@ class Tokens(SqlCore):
 
     @reading
     def token(self, digest: str) -> Tx[Token | None]:
-        rows = yield sql("worthy_token", digest=digest)
+        """Return what a secret is worth now; None if it is unknown, expired or revoked."""
+        rows = yield op("worthy_token", digest=digest)
         return _token(rows[0]) if rows else None
 
     @reading
     def tokens(self) -> Tx[list[Token]]:
-        rows = yield sql("tokens")
+        """Return all tokens, also those that are worth nothing any more."""
+        rows = yield op("tokens")
         return [_token(row) for row in rows]
 
     @writing(repeatable=True)
     def revoke_token(self, token_id: str) -> Tx[Token]:
-        rows = yield sql("revoke_token", id=token_id)
+        """Make a token worth nothing, for ever. Idempotent. Raises `NotFound`."""
+        rows = yield op("revoke_token", id=token_id)
         if not rows:
             raise NotFound(what="token", id=token_id)
         return _token(rows[0])

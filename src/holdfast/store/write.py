@@ -1,13 +1,12 @@
-"""The hot path: what a batch becomes. Every arm of write.sql and the rows that go into it, in the order of its columns."""
+"""The hot path: a batch as rows, grouped by the statement ("arm") that writes them. Each engine has its own arms."""
 
 import json
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, Literal, TypeAlias, cast
 
 from holdfast.errors import BadInput, Conflict
 from holdfast.ids import check_choice, check_id
 from holdfast.jsontext import parse_json, parse_object
-from holdfast.store.sql.library import text_columns
 from holdfast.types import (
     CHECKPOINT_KINDS,
     EFFECT_STATES,
@@ -19,18 +18,45 @@ from holdfast.types import (
     SubmissionChange,
 )
 
-ARMS: Final = (
-    "add_events",
-    "add_segments",
-    "add_messages",
-    "add_checkpoints",
-    "put_runs",
-    "put_effects",
-    "change_submissions",
-    "drop_drafts",
-    "refer_blobs",
-    "set_status",
-)
+Kind: TypeAlias = Literal["text", "bigint"]
+
+
+def _columns(text: str) -> tuple[tuple[str, Kind], ...]:
+    pairs = (column.split() for column in text.split(", "))
+    return tuple((name, cast("Kind", kind)) for name, kind in pairs)
+
+
+ARMS: Final[Mapping[str, tuple[tuple[str, Kind], ...]]] = {
+    "add_events": _columns(
+        "session_id text, later bigint, kind text, run_id text, step bigint, payload text, segment bigint, position bigint"
+    ),
+    "add_segments": _columns("session_id text, number bigint, parent bigint, start bigint"),
+    "add_messages": _columns("session_id text, segment bigint, position bigint, body text"),
+    "add_checkpoints": _columns(
+        "session_id text, id text, run_id text, step bigint, kind text, segment bigint, length bigint"
+    ),
+    "put_runs": _columns(
+        "session_id text, id text, parent_id text, agent text, status text, error text, metadata text"
+    ),
+    "put_effects": _columns(
+        "session_id text, run_id text, call_id text, tool text, state text, step bigint, arguments_digest text,"
+        " idempotency_key text, result text, error text, summary text, segment bigint, position bigint, attempts bigint"
+    ),
+    "change_submissions": _columns("session_id text, id text, state text, reason text, run_id text"),
+    "drop_drafts": _columns("session_id text, run_id text"),
+    "refer_blobs": _columns("session_id text, sha256 text"),
+    "set_status": _columns("session_id text, status text, waiting_for text"),
+}
+"""The arms of a write: each kind of row that a batch may carry, with its columns in order. `later` counts events back from the last one."""
+
+NUMBERED: Final = frozenset({"add_events", "add_checkpoints", "put_runs"})
+"""Arms whose rows also get the number of the session after the fence."""
+
+_TEXTS: Final = {
+    arm: tuple((n, name.replace("_", " ")) for n, (name, kind) in enumerate(columns) if kind == "text" and n)
+    for arm, columns in ARMS.items()
+}
+"""Where the rows of an arm have text, after the session, and what it is called for a person."""
 
 Row = tuple[object, ...]
 _NOWHERE = (None, None)
@@ -155,7 +181,7 @@ class Writing:
 
 def _check_texts(arm: str, rows: list[Row], check: Callable[[str, str], int]) -> int:
     """Refuse what cannot be stored exactly and return the size. The first column, the session, is known to be good."""
-    columns = text_columns(arm)
+    columns = _TEXTS[arm]
     size = 0
     for row in rows:
         for column, name in columns:

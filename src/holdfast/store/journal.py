@@ -1,6 +1,5 @@
 """The journal: events in dense order, how they are read and watched, and the drafts beside them."""
 
-import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager
 from time import monotonic
@@ -8,26 +7,26 @@ from typing import Final
 
 from holdfast.errors import BadInput, NotYet
 from holdfast.store.hub import READY, Hub, Signal, drafts, inbox
-from holdfast.store.sql.core import (
-    SqlCore,
+from holdfast.store.sql.library import Operation
+from holdfast.store.transactions import (
+    Transactions,
     Tx,
     bounded,
     is_part,
     lease_lost,
     moment,
+    op,
     page_limit,
     reading,
-    sql,
     writing,
 )
-from holdfast.store.sql.library import Statement
 from holdfast.types import Draft, Event, Lease
 
-_WATCHED: Final[dict[str, Callable[[str], Statement]]] = {
-    "": lambda ids: sql("watched_heads", session_ids=ids),
-    ">": lambda ids: sql("watched_inboxes", session_ids=ids),
-    "~": lambda ids: sql("watched_drafts", session_ids=ids),
-    "$": lambda ids: sql("watched_commands", session_ids=ids),
+_WATCHED: Final[dict[str, Callable[[list[str]], Operation]]] = {
+    "": lambda ids: op("watched_heads", session_ids=ids),
+    ">": lambda ids: op("watched_inboxes", session_ids=ids),
+    "~": lambda ids: op("watched_drafts", session_ids=ids),
+    "$": lambda ids: op("watched_commands", session_ids=ids),
 }
 _PAGE = 500
 _AHEAD_SECONDS = 1.0
@@ -35,7 +34,7 @@ _AHEAD_SECONDS = 1.0
 _LARGEST_SEQ = 2**63 - 1
 
 
-class Journal(SqlCore):
+class JournalMethods(Transactions):
     """The transactions of journal.sql. `write` itself belongs to the engines, for the sake of group commit."""
 
     _hub: Hub
@@ -44,6 +43,10 @@ class Journal(SqlCore):
     def events(
         self, session_id: str, *, after: int = 0, run_id: str | None = None, limit: int = _PAGE
     ) -> Tx[list[Event]]:
+        """Return the events that follow number `after`, in order. Raises `SessionNotFound`.
+
+        A page ends with the event that reaches 4 MiB, so only an empty one says that there are no more.
+        """
         found, _ = yield from self._events(session_id, after, run_id, limit)
         return found
 
@@ -57,7 +60,7 @@ class Journal(SqlCore):
         """Return a page of events, and whether there may be more."""
         if not 0 <= after <= _LARGEST_SEQ:
             raise BadInput(problem=f"events are numbered from 1; none can come after {after}")
-        wanted = sql("events", session_id=session_id, after=after, run_id=run_id, limit=page_limit(limit))
+        wanted = op("events", session_id=session_id, after=after, run_id=run_id, limit=page_limit(limit))
         rows = yield from self._of_session(session_id, bounded(wanted, "payload", "message", "run_id"))
         found = [
             Event(
@@ -75,6 +78,11 @@ class Journal(SqlCore):
         return found, is_part(rows, limit)
 
     async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[Event, None]:
+        """Yield every event that follows number `after`, past and future, each once, in order, without a gap.
+
+        Goes on until it is closed. Raises `SessionNotFound` if there is no such session, or no more, and `NotYet` if the
+        session has fewer events than that, as after a restore from a backup.
+        """
         ahead_since: float | None = None
         with self._hub.listen(session_id, after) as signal:
             while True:
@@ -100,10 +108,11 @@ class Journal(SqlCore):
     @reading
     def _seq_before(self, session_id: str, number: int) -> Tx[int | None]:
         """Return the number that the session is at if it is lower than this one, as after a restore."""
-        rows = yield sql("head", session_id=session_id)
+        rows = yield op("head", session_id=session_id)
         return next((row["seq"] for row in rows if row["seq"] < number), None)
 
     async def watch_drafts(self, session_id: str) -> AsyncGenerator[list[Draft], None]:
+        """Yield what is streamed right now, and again whenever it has changed. Goes on until it is closed."""
         with self._hub.listen(drafts(session_id), -1) as signal:
             seen: list[Draft] = []
             while True:
@@ -116,9 +125,11 @@ class Journal(SqlCore):
                     await signal.bell.wait()
 
     def ready_bell(self) -> AbstractContextManager[Signal]:
+        """Listen for sessions that become ready. A hint may be lost, and one may come for nothing: look yourself."""
         return self._hub.listen(READY, 0)
 
     def inbox_bell(self, session_id: str) -> AbstractContextManager[Signal]:
+        """Listen for what is submitted to a session. A hint, like `ready_bell`."""
         return self._hub.listen(inbox(session_id), 0)
 
     def _look_around(self, topics: Sequence[str]) -> Tx[dict[str, int]]:
@@ -127,18 +138,19 @@ class Journal(SqlCore):
         for mark, read in _WATCHED.items():
             wanted = [topic for topic in topics if topic != READY and _mark(topic) == mark]
             if wanted:
-                rows = yield read(json.dumps([topic.removeprefix(mark) for topic in wanted]))
+                rows = yield read([topic.removeprefix(mark) for topic in wanted])
                 numbers |= dict.fromkeys(wanted, -1)  # gone, or nothing there
                 numbers |= {mark + row["session_id"]: row["number"] for row in rows}
         if READY in topics:
-            numbers[READY] = (yield sql("latest_ready"))[0]["number"]
+            numbers[READY] = (yield op("latest_ready"))[0]["number"]
         return numbers
 
     @writing(changes="lease")
     def put_drafts(self, lease: Lease, drafts: Sequence[Draft]) -> Tx[None]:
+        """Replace what is streamed right now. Takes no number; may be lost with the machine; refused when stale."""
         for draft in drafts:
             self._check_size(draft.text, "draft")
-            rows = yield sql(
+            rows = yield op(
                 "put_draft",
                 session_id=lease.session_id,
                 epoch=lease.epoch,
@@ -152,12 +164,13 @@ class Journal(SqlCore):
                 raise lease_lost(lease, "another holder took it, or it was released")
 
     async def drafts(self, session_id: str) -> list[Draft]:
+        """Return what is streamed right now."""
         _, found = await self._drafts(session_id)
         return found
 
     @reading
     def _drafts(self, session_id: str) -> Tx[tuple[int, list[Draft]]]:
-        rows = yield from self._of_session(session_id, sql("drafts", session_id=session_id))
+        rows = yield from self._of_session(session_id, op("drafts", session_id=session_id))
         found = [
             Draft(
                 run_id=row["run_id"],

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from holdfast.counting import count
 from holdfast.errors import StoreReplaced
 from holdfast.store.hub import Hub
-from holdfast.store.sqlite_files import DatabaseFiles
+from holdfast.store.sqlite.files import DatabaseFiles
 
 T = TypeVar("T")
 

@@ -1,14 +1,23 @@
 """What retention stands on: guards under the lock, deletion in bounded batches, and the marks at its ends."""
 
-import json
 from datetime import datetime
 from typing import Final
 
 from holdfast.errors import Conflict, SessionErased, SessionNotFound
+from holdfast.guards import refuse_cleaning, refuse_erasing
 from holdfast.ids import check_id, new_id
-from holdfast.store.guards import refuse_cleaning, refuse_erasing
-from holdfast.store.sql.core import Row, SqlCore, Tx, maybe_moment, moment, page_limit, reading, sql, writing
-from holdfast.store.sql.media import to_blob
+from holdfast.store.media import to_blob
+from holdfast.store.transactions import (
+    Row,
+    Transactions,
+    Tx,
+    maybe_moment,
+    moment,
+    op,
+    page_limit,
+    reading,
+    writing,
+)
 from holdfast.types import Blob, Json, Lease, Standing
 
 CONTENT: Final = (
@@ -34,53 +43,67 @@ KEPT: Final = frozenset({"heads", "audit", "tombstones"})
 """Tables that name sessions and hold none of their content."""
 
 
-class Retention(SqlCore):
+class RetentionMethods(Transactions):
     """Deletion, table by table, in an order that leaves nothing pointing at what is gone."""
 
     @reading
     def standing(self, session_id: str) -> Tx[Standing]:
+        """Return how a session stands for retention. Raises `SessionNotFound`."""
         return (yield from self._standing(session_id))
 
     @reading
     def content_counts(self, session_id: str) -> Tx[dict[str, int]]:
-        rows = yield sql("content_counts", session_id=session_id)
+        """Count the rows of what a session contains, by table; empty tables are left out."""
+        rows = yield op("content_counts", session_id=session_id)
         return {row["kind"]: row["number"] for row in rows if row["number"]}
 
     @reading
     def child_sessions(self, session_id: str, *, limit: int = 1000) -> Tx[list[str]]:
-        rows = yield sql("child_sessions", session_id=session_id, limit=page_limit(limit))
+        """Return the other sessions in which runs of this one have delegates."""
+        rows = yield op("child_sessions", session_id=session_id, limit=page_limit(limit))
         return [row["session_id"] for row in rows]
 
     @reading
     def erased_at(self, session_id: str) -> Tx[datetime | None]:
-        rows = yield sql("tombstone", session_id=session_id)
+        """Return when a session was erased, if it was."""
+        rows = yield op("tombstone", session_id=session_id)
         return moment(rows[0]["at"]) if rows else None
 
     @writing(changes="lease", repeatable=True)
     def begin_cleaning(self, lease: Lease, *, idle: float, force: bool = False) -> Tx[Standing]:
+        """Check the guards and mark the session `cleaning`: from now on it accepts nothing. Returns how it stood.
+
+        Raises `RetentionRefused`, `SessionErased`. One that is cleaned stays as it is.
+        """
         yield from self._fence(lease, 0)
-        if (yield sql("tombstone", session_id=lease.session_id)):
+        if (yield op("tombstone", session_id=lease.session_id)):
             raise SessionErased(id=lease.session_id)
         standing = yield from self._standing(lease.session_id, lease)
         if standing.status != "cleaned":
             refuse_cleaning(standing, idle=idle, force=force)
-            yield sql("begin_cleaning", session_id=lease.session_id)
+            yield op("begin_cleaning", session_id=lease.session_id)
         return standing
 
     @writing(changes="lease", repeatable=True)
     def stop_cleaning(self, lease: Lease) -> Tx[None]:
+        """Make a session what it was before `begin_cleaning`, if nothing of it was deleted yet."""
         yield from self._fence(lease, 0)
-        yield sql("stop_cleaning", session_id=lease.session_id)
+        yield op("stop_cleaning", session_id=lease.session_id)
 
     @writing(changes="lease")
     def delete_content(self, lease: Lease, *, limit: int = 1000) -> Tx[dict[str, int]]:
+        """Delete up to `limit` rows of what the session contains and count them by table; empty when none is left.
+
+        Only the session itself, its head and its number remain. It is `cleaning` from the first call on, and accepts
+        nothing; a session on hold is refused with `Conflict`.
+        """
         yield from self._fence(lease, 0)
-        if not (yield sql("begin_deleting", session_id=lease.session_id)):
+        if not (yield op("begin_deleting", session_id=lease.session_id)):
             raise Conflict(problem=f"session {lease.session_id} is on hold")
         left = page_limit(limit)
         deleted: dict[str, int] = {}
         for table in CONTENT:
-            rows = yield sql(f"delete_{table}", session_id=lease.session_id, limit=left)
+            rows = yield op(f"delete_{table}", session_id=lease.session_id, limit=left)
             if rows:
                 deleted[table] = len(rows)
                 left -= len(rows)
@@ -92,10 +115,14 @@ class Retention(SqlCore):
     def drop_references(
         self, lease: Lease, *, grace: float = 0.0, limit: int = 100
     ) -> Tx[tuple[int, list[Blob]]]:
+        """Delete up to `limit` references to media and mark the blobs that nobody needs now; return both.
+
+        Blobs that were put within `grace` seconds are left to the collector.
+        """
         yield from self._fence(lease, 0)
-        if not (yield sql("begin_deleting", session_id=lease.session_id)):
+        if not (yield op("begin_deleting", session_id=lease.session_id)):
             raise Conflict(problem=f"session {lease.session_id} is on hold")
-        rows = yield sql("some_references", session_id=lease.session_id, limit=page_limit(limit))
+        rows = yield op("some_references", session_id=lease.session_id, limit=page_limit(limit))
         if not rows:
             return 0, []
         blobs = yield from self._condemn_content([row["sha256"] for row in rows], lease.session_id, grace)
@@ -103,33 +130,35 @@ class Retention(SqlCore):
 
     @writing(changes="lease")
     def drop_archive(self, lease: Lease) -> Tx[list[Blob]]:
+        """Let go of the session's archive and mark its blobs for deletion, unless somebody else needs them."""
         yield from self._fence(lease, 0)
         standing = yield from self._standing(lease.session_id, lease)
-        yield sql("drop_archive", session_id=lease.session_id)
+        yield op("drop_archive", session_id=lease.session_id)
         if standing.archive is None:
             return []
         return (yield from self._condemn_content([standing.archive], None, 0.0))
 
     def _condemn_content(self, digests: list[str], session_id: str | None, grace: float) -> Tx[list[Blob]]:
         """Let go of content and mark, in the same transaction, what nobody else needs."""
-        found = yield sql("blobs_of", digests=json.dumps(digests))
-        ids = json.dumps([row["id"] for row in found])
-        yield sql("lock_blobs", ids=ids)
+        found = yield op("blobs_of", digests=digests)
+        ids = [row["id"] for row in found]
+        yield op("lock_blobs", ids=ids)
         if session_id is not None:
             # The same rows, in the same order, as those whose digests these are.
-            yield sql("delete_blob_references", session_id=session_id, limit=len(digests) or 1)
+            yield op("delete_blob_references", session_id=session_id, limit=len(digests) or 1)
         age = int(grace * 1_000_000)
-        return [to_blob(row) for row in (yield sql("condemn_blobs", ids=ids, grace_us=age, dead_us=2**62))]
+        return [to_blob(row) for row in (yield op("condemn_blobs", ids=ids, grace_us=age, dead_us=2**62))]
 
     async def finish_cleaning(self, lease: Lease, *, actor: str, detail: Json = "{}") -> datetime:
+        """Mark the session `cleaned`, take its title and metadata off, write the audit, and return the time."""
         return await self._finish_cleaning(lease, new_id(), actor, detail)
 
     @writing(changes="lease", repeatable=True)
     def _finish_cleaning(self, lease: Lease, audit_id: str, actor: str, detail: Json) -> Tx[datetime]:
         yield from self._fence(lease, 0)
-        rows = yield sql("finish_cleaning", session_id=lease.session_id)
+        rows = yield op("finish_cleaning", session_id=lease.session_id)
         if rows:
-            yield sql(
+            yield op(
                 "add_audit",
                 id=audit_id,
                 actor=actor,
@@ -145,24 +174,26 @@ class Retention(SqlCore):
 
     @writing(changes="lease", repeatable=True)
     def begin_erasing(self, lease: Lease) -> Tx[Standing]:
+        """Put up the tombstone: from now on the session accepts nothing, for ever. Raises `RetentionRefused`."""
         yield from self._fence(lease, 0)
         standing = yield from self._standing(lease.session_id, lease)
         refuse_erasing(standing)
-        yield sql("add_tombstone", session_id=lease.session_id)
-        yield sql("begin_deleting", session_id=lease.session_id)
+        yield op("add_tombstone", session_id=lease.session_id)
+        yield op("begin_deleting", session_id=lease.session_id)
         return standing
 
     async def finish_erasing(self, lease: Lease, *, actor: str, detail: Json = "{}") -> datetime:
+        """Remove the session and its head, write the audit, and return the time on the tombstone."""
         return await self._finish_erasing(lease, new_id(), actor, detail)
 
     @writing(changes="lease", repeatable=True)
     def _finish_erasing(self, lease: Lease, audit_id: str, actor: str, detail: Json) -> Tx[datetime]:
-        (tombstone,) = yield sql("tombstone", session_id=lease.session_id)
-        if (yield sql("lock_head", session_id=lease.session_id)):
+        (tombstone,) = yield op("tombstone", session_id=lease.session_id)
+        if (yield op("lock_head", session_id=lease.session_id)):
             yield from self._fence(lease, 0)
-            yield sql("erase_session", session_id=lease.session_id)
-            yield sql("erase_head", session_id=lease.session_id)
-            yield sql(
+            yield op("erase_session", session_id=lease.session_id)
+            yield op("erase_head", session_id=lease.session_id)
+            yield op(
                 "add_audit",
                 id=audit_id,
                 actor=actor,
@@ -173,10 +204,10 @@ class Retention(SqlCore):
         return moment(tombstone["at"])
 
     def _standing(self, session_id: str, lease: Lease | None = None) -> Tx[Standing]:
-        rows = yield sql("standing", session_id=check_id(session_id, "session id"))
+        rows = yield op("standing", session_id=check_id(session_id, "session id"))
         if not rows:
             raise SessionNotFound(id=session_id)
-        behind = yield sql("cursors_behind", session_id=session_id)
+        behind = yield op("cursors_behind", session_id=session_id)
         return _to_standing(rows[0], [row["consumer"] for row in behind], lease)
 
 

@@ -5,20 +5,24 @@ from collections.abc import Mapping, Sequence
 
 from holdfast.errors import HolderLost
 from holdfast.ids import new_id
-from holdfast.store.sql.core import Rows, Tx, page_limit, reading, sql, writing
-from holdfast.store.sql.leases import Leases
-from holdfast.store.sql.sessions import to_session
-from holdfast.store.sql.submissions import Submissions, started, to_submission
+from holdfast.store.leases import LeaseMethods
+from holdfast.store.sessions import to_session
+from holdfast.store.submissions import SubmissionMethods, started, to_submission
+from holdfast.store.transactions import Rows, Tx, op, page_limit, reading, writing
 from holdfast.types import Holder, Lease, Work
 
 
-class Worklist(Leases, Submissions):
+class WorkMethods(LeaseMethods, SubmissionMethods):
     """The transactions of work.sql."""
 
     async def next_work(
         self, holder: Holder, *, agents: Sequence[str] | None = None, limit: int = 1, max_attempts: int = 5
     ) -> list[Work]:
-        wanted = None if agents is None else json.dumps(list(agents))
+        """Claim up to `limit` ready sessions and take the first submission of each, all in one transaction.
+
+        What `claim` and then `take` would do, at the price of one. Raises `HolderLost`.
+        """
+        wanted = None if agents is None else list(agents)
         if not await self._any_ready(holder, wanted):
             return []
         taking = self._next_work(holder, new_id(), wanted, page_limit(limit), max_attempts, [])
@@ -27,8 +31,8 @@ class Worklist(Leases, Submissions):
         return taken
 
     @reading
-    def _any_ready(self, holder: Holder, agents: str | None) -> Tx[bool]:
-        (found,) = yield sql("any_ready", holder=holder.id, agents=agents)
+    def _any_ready(self, holder: Holder, agents: list[str] | None) -> Tx[bool]:
+        (found,) = yield op("any_ready", holder=holder.id, agents=agents)
         if not found["live"]:
             raise HolderLost(id=holder.id)
         return bool(found["ready"])
@@ -38,7 +42,7 @@ class Worklist(Leases, Submissions):
         self,
         holder: Holder,
         tenure: str,
-        agents: str | None,
+        agents: list[str] | None,
         limit: int,
         max_attempts: int,
         tries: list[str],
@@ -46,12 +50,12 @@ class Worklist(Leases, Submissions):
         ours = {"holder": holder.id, "tenure": tenure}
         claimed = []
         if tries:
-            yield sql("claim_lock", tenure=tenure)
-            claimed = yield sql("tenure", **ours)
+            yield op("claim_lock", tenure=tenure)
+            claimed = yield op("tenure", **ours)
         tries.append(tenure)
         if claimed:
-            rows = yield sql("begun_submissions", **ours)
-        elif (yield sql("claim_ready", agents=agents, limit=limit, **ours)):
+            rows = yield op("begun_submissions", **ours)
+        elif (yield op("claim_ready", agents=agents, limit=limit, **ours)):
             rows = yield from self._begin(max_attempts, ours)
         else:
             return []  # others were quicker
@@ -69,18 +73,18 @@ class Worklist(Leases, Submissions):
                 submission=begun.get(row["id"]),
                 fresh=bool(row["fresh"]),
             )
-            for row in (yield sql("claimed_sessions", **ours))
+            for row in (yield op("claimed_sessions", **ours))
         ]
 
     def _begin(self, max_attempts: int, ours: Mapping[str, str]) -> Tx[Rows]:
         """Begin the first submission of each session that was claimed, and tell of it."""
-        rows = yield sql("begin_submissions", max_attempts=max_attempts, **ours)
+        rows = yield op("begin_submissions", max_attempts=max_attempts, **ours)
         if rows:
             begun = [to_submission(row) for row in rows]
-            numbered = yield sql("number_begun", session_ids=json.dumps([s.session_id for s in begun]))
+            numbered = yield op("number_begun", session_ids=[s.session_id for s in begun])
             seqs = {row["session_id"]: row["seq"] for row in numbered}
             events = [(s.session_id, seqs[s.session_id], s.run_id, json.dumps(started(s))) for s in begun]
-            yield sql("tell_begun", events=json.dumps(events))
+            yield op("tell_begun", events=events)
         return rows
 
     async def _give_back(self, taken: list[Work]) -> None:

@@ -6,13 +6,12 @@ Durable means durable: `synchronous=FULL`. Other processes' commits are noticed 
 import asyncio
 import json
 import os
-import re
 import sqlite3
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
@@ -32,17 +31,18 @@ from holdfast.errors import (
     StoreReplaced,
     StoreUnavailable,
 )
-from holdfast.store.beacon import FileBeacons
+from holdfast.store.archive import PAGE_BYTES, PAGE_ROWS
+from holdfast.store.beacons import FileBeacons
 from holdfast.store.hub import READY, Hub
 from holdfast.store.sql import library
-from holdfast.store.sql.archive import PAGE_BYTES, PAGE_ROWS, page_text
-from holdfast.store.sql.core import CutRows, Row, Tx, lease_lost, sql
-from holdfast.store.sql.library import Dialect, Statement
-from holdfast.store.sql.store import SqlStore
-from holdfast.store.sql.tables import SESSION, TABLES
-from holdfast.store.sql.write import Writing, missing, unstored
-from holdfast.store.sqlite_files import DatabaseFiles
-from holdfast.store.sqlite_writer import BUSY_SECONDS, Writer, connect
+from holdfast.store.sql.library import Dialect, Script
+from holdfast.store.sql.store import SqlStore, page_text
+from holdfast.store.sqlite.files import DatabaseFiles
+from holdfast.store.sqlite.writer import BUSY_SECONDS, Writer, connect
+from holdfast.store.transactions import PAGE_BYTES as PAGE_SIZE
+from holdfast.store.transactions import CutRows, Operation, Row, Tx, lease_lost, op
+from holdfast.store.write import NUMBERED, Writing, missing, unstored
+from holdfast.tables import SESSION, TABLES
 from holdfast.types import Batch, Lease
 
 T = TypeVar("T")
@@ -297,7 +297,7 @@ def _pages(connection: sqlite3.Connection, session_id: str) -> Iterator[tuple[st
 
 
 def _write(connection: sqlite3.Connection, lease: Lease, writing: Writing) -> tuple[int, bool]:
-    """Do what `SqlCore._fence` and the arms do, with as little as possible around it: this is the hot path.
+    """Do what `Transactions._fence` and the arms do, with as little as possible around it: this is the hot path.
 
     Returns the number that the session is at, and whether it was let go with work left.
     """
@@ -313,8 +313,8 @@ def _write(connection: sqlite3.Connection, lease: Lease, writing: Writing) -> tu
         (seq,) = connection.execute(_SEQ, (lease.session_id,)).fetchone()
     lease.seq = seq
     for arm, rows in writing.rows.items():
-        text, last = _arm(arm)
-        values = [(*row, seq) for row in rows] if last else rows
+        text = library.text(arm, "sqlite")
+        values = [(*row, seq) for row in rows] if arm in NUMBERED else rows
         done = (
             connection.executemany(text, values) if len(values) > 1 else connection.execute(text, values[0])
         )
@@ -325,9 +325,9 @@ def _write(connection: sqlite3.Connection, lease: Lease, writing: Writing) -> tu
 
 
 def _free(connection: sqlite3.Connection, session_id: str) -> bool:
-    session_ids = json.dumps([session_id])
-    _execute(connection, sql("requeue_all_claimed", session_ids=session_ids))
-    (freed,) = _execute(connection, sql("free_heads", session_ids=session_ids))
+    session_ids = [session_id]
+    _execute(connection, op("requeue_all_claimed", session_ids=session_ids))
+    (freed,) = _execute(connection, op("free_heads", session_ids=session_ids))
     return bool(freed["ready"])
 
 
@@ -340,37 +340,26 @@ _FENCE = "UPDATE heads SET seq = seq + ? WHERE session_id = ? AND epoch = ? AND 
 _SEQ = "SELECT seq FROM heads WHERE session_id = ?"
 
 
-def _execute(connection: sqlite3.Connection, statement: Statement) -> Sequence[Row]:
-    text = statement.text or library.text(statement.name, "sqlite", statement.given())
-    cursor = connection.execute(text, statement.params)
-    if not statement.sized:
+def _execute(connection: sqlite3.Connection, operation: Operation) -> Sequence[Row]:
+    params = operation.params
+    if isinstance(operation, Script):
+        text = operation.text
+    else:
+        text = library.text(operation.name, "sqlite", library.given(operation.name, params))
+    if any(isinstance(value, list) for value in params.values()):
+        params = {name: json.dumps(v) if isinstance(v, list) else v for name, v in params.items()}
+    cursor = connection.execute(text, params)
+    if not operation.sized:
         return cursor.fetchall()
     rows: list[Row] = []
     size = 0
     for row in cursor:
         rows.append(row)
-        size += sum(len(row[column] or "") for column in statement.sized)
-        if size >= library.PAGE_BYTES:
+        size += sum(len(row[column] or "") for column in operation.sized)
+        if size >= PAGE_SIZE:
             cursor.close()
             return CutRows(rows)
     return rows
-
-
-@cache
-def _arm(name: str) -> tuple[str, bool]:
-    """Return an arm for one row, whose values are the relation, and whether it takes the head's number last."""
-    arm = library.arm(name, "sqlite")
-    columns = [*(column for column, _ in arm.columns), "head_seq"]
-    plain = re.fullmatch(r"(INSERT INTO .*)\nSELECT (.*)\nFROM ", arm.before, re.DOTALL)
-    if plain and not arm.after:  # just an insert: VALUES is quicker than a relation of one row
-        values = re.sub(
-            r"\w+", lambda m: f"?{columns.index(m[0]) + 1}" if m[0] in columns else m[0], plain[2]
-        )
-        return f"{plain[1]} VALUES ({values})", "head_seq" in plain[2]
-    return (
-        f"{arm.before}(SELECT {', '.join(f'? AS {column}' for column in columns)}) AS rows{arm.after}",
-        True,
-    )
 
 
 class _Readers:

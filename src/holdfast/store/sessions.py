@@ -14,18 +14,18 @@ from holdfast.errors import (
     VersionConflict,
 )
 from holdfast.ids import check_choice, check_id, check_name, check_text, check_title, new_id
-from holdfast.store.sql.core import (
+from holdfast.store.transactions import (
     Row,
-    SqlCore,
+    Transactions,
     Tx,
     bounded,
     from_cursor,
     is_part,
     maybe_moment,
     moment,
+    op,
     page_limit,
     reading,
-    sql,
     to_cursor,
     writing,
 )
@@ -34,7 +34,7 @@ from holdfast.types import STATUSES, AuditEntry, Credential, Cursor, Json, Page,
 _LONGEST_TTL = 10 * 366 * 24 * 60 * 60
 
 
-class Sessions(SqlCore):
+class SessionMethods(Transactions):
     """The transactions of sessions.sql."""
 
     @writing()
@@ -48,12 +48,17 @@ class Sessions(SqlCore):
         metadata: Json = "{}",
         exist_ok: bool = False,
     ) -> Tx[Session]:
+        """Add an idle session. A taken id raises `SessionExists`.
+
+        With `exist_ok` it returns the session of that id if it has the same owner, else raises `SessionNotFound`.
+        The id of one that was erased raises `SessionErased`.
+        """
         session_id = new_id() if id is None else check_id(id, "session id")
         check_name(agent, "agent")
         check_name(owner, "owner")
         check_title(title)
         self._check_object(metadata, "metadata")
-        created = yield sql(
+        created = yield op(
             "create_session",
             id=session_id,
             agent=agent,
@@ -62,10 +67,10 @@ class Sessions(SqlCore):
             title_folded=title.casefold(),
             metadata=metadata,
         )
-        if (yield sql("tombstone", session_id=session_id)):  # after the insert, which may have waited for it
+        if (yield op("tombstone", session_id=session_id)):  # after the insert, which may have waited for it
             raise SessionErased(id=session_id)
         if created:
-            yield sql("create_head", id=session_id, agent=agent)
+            yield op("create_head", id=session_id, agent=agent)
         elif not exist_ok:
             raise SessionExists(id=session_id)
         session = yield from self._session(session_id)
@@ -75,10 +80,11 @@ class Sessions(SqlCore):
 
     @reading
     def session(self, session_id: str) -> Tx[Session]:
+        """Return one session. Raises `SessionNotFound`."""
         return (yield from self._session(session_id))
 
     def _session(self, session_id: str) -> Tx[Session]:
-        rows = yield sql("sessions", id=check_id(session_id, "session id"), limit=1)
+        rows = yield op("sessions", id=check_id(session_id, "session id"), limit=1)
         if not rows:
             raise SessionNotFound(id=session_id)
         return to_session(rows[0])
@@ -94,22 +100,18 @@ class Sessions(SqlCore):
         cursor: str | None = None,
         limit: int = 50,
     ) -> Tx[Page[Session]]:
+        """List sessions, last active first. `search` finds a part of the title, whatever its case."""
         active_before, id_before = from_cursor(cursor, int, str)
         if status is not None:
             check_choice(status, STATUSES, "session's status")
         for text, what in ((owner, "owner"), (agent, "agent"), (search, "search")):
             check_text("" if text is None else text, what)
-        like = None
-        if search:
-            for special in "\\%_":
-                search = search.replace(special, f"\\{special}")
-            like = f"%{search.casefold()}%"
-        wanted = sql(
+        wanted = op(
             "sessions",
             owner=owner,
             agent=agent,
             status=status,
-            title_like=like,
+            search=search.casefold() if search else None,
             active_before=active_before,
             id_before=id_before,
             limit=page_limit(limit),
@@ -119,16 +121,18 @@ class Sessions(SqlCore):
         return Page(items=[to_session(row) for row in rows], next_cursor=more)
 
     async def watched(self, session_ids: Sequence[str]) -> None:
+        """Note that somebody watches these sessions right now. Those that do not exist are left out."""
         if session_ids:
-            await self._watched(json.dumps(sorted(session_ids)))
+            await self._watched(sorted(session_ids))
 
     @writing(repeatable=True)
-    def _watched(self, session_ids: str) -> Tx[None]:
-        yield sql("watched", session_ids=session_ids)
+    def _watched(self, session_ids: list[str]) -> Tx[None]:
+        yield op("watched", session_ids=session_ids)
 
     @reading
     def unwatched(self, session_id: str) -> Tx[float]:
-        rows = yield sql("unwatched", id=check_id(session_id, "session id"))
+        """Return for how many seconds nobody was noted to watch the session or to ask something of it."""
+        rows = yield op("unwatched", id=check_id(session_id, "session id"))
         if not rows:
             raise SessionNotFound(id=session_id)
         return rows[0]["microseconds"] / 1_000_000
@@ -142,6 +146,10 @@ class Sessions(SqlCore):
         metadata: Json | None = None,
         actor: str | None = None,
     ) -> Session:
+        """Change what is given and leave the rest as it is. Raises `SessionNotFound`.
+
+        With an `actor` a hold that is set or lifted goes into the audit, with the change.
+        """
         audit = None if actor is None or hold is None else (new_id(), check_name(actor, "actor"))
         return await self._update_session(session_id, title, hold, metadata, audit)
 
@@ -160,7 +168,7 @@ class Sessions(SqlCore):
             self._check_object(metadata, "metadata")
         if title is not None or metadata is not None:
             yield from self._refuse_cleaned(session_id)
-        yield sql(
+        yield op(
             "update_session",
             id=session_id,
             title=title,
@@ -172,33 +180,33 @@ class Sessions(SqlCore):
         if audit is not None:
             audit_id, actor = audit
             action = "hold" if hold else "lift hold"
-            yield sql(
-                "add_audit", id=audit_id, actor=actor, action=action, session_id=session_id, detail="{}"
-            )
+            yield op("add_audit", id=audit_id, actor=actor, action=action, session_id=session_id, detail="{}")
         return session
 
     @reading
     def state(self, session_id: str) -> Tx[State]:
+        """Return the agent state; version 0 with body `null` if none was ever set."""
         yield from self._session(session_id)
         return (yield from self._state(session_id))
 
     def _state(self, session_id: str) -> Tx[State]:
-        rows = yield sql("state", session_id=session_id)
+        rows = yield op("state", session_id=session_id)
         return (
             State(version=rows[0]["version"], body=rows[0]["body"]) if rows else State(version=0, body="null")
         )
 
     @writing(changes="session_id")
     def set_state(self, session_id: str, body: Json, *, expected: int) -> Tx[State]:
+        """Replace the agent state if it is at version `expected`, else raise `VersionConflict`; writes an event."""
         self._check_json(body, "state")
         yield from self._refuse_cleaned(session_id)
         state = yield from self._state(session_id)
         if state.version != expected:
             raise VersionConflict(session_id=session_id, version=state.version, expected=expected)
         version = expected + 1
-        yield sql("set_state", session_id=session_id, version=version, body=body)
-        numbered = yield sql("number_event", session_id=session_id)
-        yield sql(
+        yield op("set_state", session_id=session_id, version=version, body=body)
+        numbered = yield op("number_event", session_id=session_id)
+        yield op(
             "insert_event",
             session_id=session_id,
             seq=numbered[0]["seq"],
@@ -213,21 +221,23 @@ class Sessions(SqlCore):
     def set_credential(
         self, session_id: str, name: str, sealed: str | None, *, ttl: float | None = None
     ) -> Tx[None]:
+        """Keep what was sealed, for `ttl` seconds if given, in place of the one before; None removes it. No event."""
         check_id(name, "credential name")
         if ttl is not None and not (math.isfinite(ttl) and 0 < ttl <= _LONGEST_TTL):
             raise BadInput(problem=f"a credential is kept for a positive number of seconds, not {ttl}")
         head = yield from self._lock_head(session_id)
         if head.status in {"cleaning", "cleaned"}:
             raise SessionCleaned(id=session_id)
-        yield sql("drop_credentials", session_id=session_id, name=name)
+        yield op("drop_credentials", session_id=session_id, name=name)
         if sealed is not None:
             self._check_size(sealed, "credential")
             ttl_us = None if ttl is None else round(ttl * 1_000_000)
-            yield sql("set_credential", session_id=session_id, name=name, sealed=sealed, ttl_us=ttl_us)
+            yield op("set_credential", session_id=session_id, name=name, sealed=sealed, ttl_us=ttl_us)
 
     @reading
     def credentials(self, session_id: str) -> Tx[list[Credential]]:
-        rows = yield from self._of_session(session_id, sql("credentials", session_id=session_id))
+        """Return the credentials that have not expired, sealed as they were given. Raises `SessionNotFound`."""
+        rows = yield from self._of_session(session_id, op("credentials", session_id=session_id))
         return [
             Credential(name=row["name"], sealed=row["sealed"], expires_at=maybe_moment(row["expires_at"]))
             for row in rows
@@ -235,20 +245,23 @@ class Sessions(SqlCore):
 
     @writing(changes="session_id", repeatable=True)
     def set_cursor(self, session_id: str, consumer: str, seq: int) -> Tx[Cursor]:
+        """Move a consumer's cursor forward; a lower number changes nothing. Returns where it is."""
         check_id(consumer, "consumer")
         head = yield from self._refuse_cleaned(session_id)
         if not 0 <= seq <= head.seq:
             raise NotYet(session_id=session_id, seq=head.seq, number=seq)
-        yield sql("set_cursor", session_id=session_id, consumer=consumer, seq=seq)
-        rows = yield sql("cursors", session_id=session_id)
+        yield op("set_cursor", session_id=session_id, consumer=consumer, seq=seq)
+        rows = yield op("cursors", session_id=session_id)
         return next(_cursor(row) for row in rows if row["consumer"] == consumer)
 
     @reading
     def cursors(self, session_id: str) -> Tx[list[Cursor]]:
-        rows = yield from self._of_session(session_id, sql("cursors", session_id=session_id))
+        """Return the cursors of all consumers of a session."""
+        rows = yield from self._of_session(session_id, op("cursors", session_id=session_id))
         return [_cursor(row) for row in rows]
 
     async def audit(self, *, actor: str, action: str, session_id: str | None, detail: Json) -> None:
+        """Append to the audit. Nothing ever changes or removes an entry."""
         await self._audit(new_id(), actor, action, session_id, detail)
 
     @writing(repeatable=True)
@@ -256,14 +269,15 @@ class Sessions(SqlCore):
         check_name(actor, "actor")
         check_name(action, "action")
         self._check_json(detail, "detail")
-        yield sql("add_audit", id=id, actor=actor, action=action, session_id=session_id, detail=detail)
+        yield op("add_audit", id=id, actor=actor, action=action, session_id=session_id, detail=detail)
 
     @reading
     def audit_log(
         self, *, session_id: str | None = None, cursor: str | None = None, limit: int = 50
     ) -> Tx[Page[AuditEntry]]:
+        """List the audit, newest first."""
         (id_before,) = from_cursor(cursor, str)
-        wanted = sql("audit", session_id=session_id, id_before=id_before, limit=page_limit(limit))
+        wanted = op("audit", session_id=session_id, id_before=id_before, limit=page_limit(limit))
         rows = yield bounded(wanted, "detail")
         items = [
             AuditEntry(

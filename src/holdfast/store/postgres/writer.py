@@ -4,7 +4,6 @@ A group is one statement: the fence and every arm of write.sql, in which a refus
 """
 
 import asyncio
-import json
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import cache
@@ -16,9 +15,9 @@ from holdfast.counting import count
 from holdfast.errors import Conflict
 from holdfast.store.hub import READY
 from holdfast.store.sql import library
-from holdfast.store.sql.core import CutRows, Row, lease_lost, sql
-from holdfast.store.sql.library import Statement
-from holdfast.store.sql.write import ARMS, Writing, missing, unstored
+from holdfast.store.sql.library import Script
+from holdfast.store.transactions import PAGE_BYTES, CutRows, Operation, Row, lease_lost, op
+from holdfast.store.write import ARMS, Writing, missing, unstored
 from holdfast.types import Lease
 
 if TYPE_CHECKING:
@@ -72,29 +71,23 @@ async def make_durable(connection: Any) -> None:
     await connection.execute(_DURABLE)
 
 
-async def execute(connection: Any, statement: Statement) -> Sequence[Row]:
-    """Run one statement and return its rows."""
-    if statement.text is not None and statement.params:
-        text, names = library.numbered_text(statement.text)
-        return await connection.fetch(
-            text, *(statement.params[name] for name in names), timeout=_LONG_SECONDS
-        )
-    if statement.text is not None:
-        await connection.execute(statement.text, timeout=_LONG_SECONDS)
-        return ()
-    text, names = library.numbered(statement.name, statement.given())
-    timeout = _LONG_SECONDS if statement.name.startswith(("check_", "totals")) else None
-    if statement.sized:
-        return await _fetch_page(connection, statement)
-    return await connection.fetch(text, *(statement.params[name] for name in names), timeout=timeout)
-
-
-async def _fetch_page(connection: Any, statement: Statement) -> Sequence[Row]:
-    source = library.text(statement.name, "postgres", statement.given())
-    text, names = library.numbered_text(library.bounded(source, statement.sized))
-    params = {**statement.params, "page_bytes": library.PAGE_BYTES}
-    rows = await connection.fetch(text, *(params[name] for name in names))
-    return CutRows(rows) if rows and rows[-1]["cut_"] else rows
+async def execute(connection: Any, operation: Operation) -> Sequence[Row]:
+    """Run one operation and return its rows."""
+    params = operation.params
+    if isinstance(operation, Script):
+        if not params:  # a migration may be any kind of statement
+            await connection.execute(operation.text, timeout=_LONG_SECONDS)
+            return ()
+        source = operation.text
+    else:
+        source = library.text(operation.name, "postgres", library.given(operation.name, params))
+    if operation.sized:
+        source = library.bounded(source, operation.sized)
+        params = {**params, "page_bytes": PAGE_BYTES}
+    text, names = library.numbered(source)
+    timeout = _LONG_SECONDS if operation.slow else None
+    rows = await connection.fetch(text, *(params[name] for name in names), timeout=timeout)
+    return CutRows(rows) if operation.sized and rows and rows[-1]["cut_"] else rows
 
 
 async def hang_up(connection: "Connection") -> None:
@@ -111,17 +104,16 @@ def _group(arms: tuple[str, ...]) -> str:
     parts = [f"WITH head AS (\n{library.text('fence_group', 'postgres')}\n)"]
     parameter = 5
     for name in arms:
-        arm = library.arm(name, "postgres")
         arrays: list[str] = []
-        for _, kind in arm.columns:
+        for _, kind in ARMS[name]:
             parameter += 1
             arrays.append(f"${parameter}::{kind}[]")
-        columns = ", ".join(column for column, _ in arm.columns)
-        rows = (  # names and types come from write.sql, values are parameters
-            f"(SELECT r.*, head.seq AS head_seq FROM unnest({', '.join(arrays)}) AS r({columns})"  # noqa: S608
-            " JOIN head ON head.session_id = r.session_id) AS rows"
+        columns = ", ".join(column for column, _ in ARMS[name])
+        rows = (  # names and types are our own, values are parameters
+            f"SELECT r.*, head.seq AS head_seq FROM unnest({', '.join(arrays)}) AS r({columns})"  # noqa: S608
+            " JOIN head ON head.session_id = r.session_id"
         )
-        parts.append(f", {name} AS (\n{arm.before}{rows}{arm.after}\n)")
+        parts += [f", {name}_rows AS ({rows})", f", {name} AS (\n{library.text(name, 'postgres')}\n)"]
     changed = "0"
     if "change_submissions" in arms:
         changed = "(SELECT count(*) FROM change_submissions c WHERE c.session_id = head.session_id)"
@@ -130,10 +122,6 @@ def _group(arms: tuple[str, ...]) -> str:
 
 _APART = frozenset({"drop_drafts", "refer_blobs"})
 """Arms that are statements of their own, after the others."""
-
-_DROP_DRAFTS = (
-    "DELETE FROM drafts WHERE (session_id, run_id) IN (SELECT * FROM unnest($1::text[], $2::text[]))"
-)
 
 
 class _Job:
@@ -319,7 +307,9 @@ class Committer:
                 accepted = {row["session_id"] for row in rows}
                 kept = [row for row in done if row[0] in accepted]
                 if kept:
-                    await self._connection.execute(_DROP_DRAFTS, *map(list, zip(*kept, strict=True)))
+                    await self._connection.execute(
+                        library.text("drop_drafts", "postgres"), *map(list, zip(*kept, strict=True))
+                    )
                 await self._refer([job for job in referring if job.lease.session_id in accepted])
                 if freed := accepted.intersection(releasing):
                     ready = await self._free(sorted(freed))
@@ -327,10 +317,9 @@ class Committer:
 
     async def _free(self, session_ids: list[str]) -> bool:
         """Let go of sessions whose heads are locked; say whether one has work left."""
-        which = json.dumps(session_ids)
-        await execute(self._connection, sql("requeue_all_claimed", session_ids=which))
+        await execute(self._connection, op("requeue_all_claimed", session_ids=session_ids))
         return any(
-            row["ready"] for row in await execute(self._connection, sql("free_heads", session_ids=which))
+            row["ready"] for row in await execute(self._connection, op("free_heads", session_ids=session_ids))
         )
 
     async def _refer(self, jobs: list[_Job]) -> None:
@@ -339,7 +328,7 @@ class Committer:
             return
         assert self._connection is not None  # noqa: S101
         pairs = [row for job in jobs for row in job.writing.rows["refer_blobs"]]
-        text = library.text("refer_blobs_group", "postgres")
+        text = library.text("refer_blobs", "postgres")
         rows = await self._connection.fetch(text, *map(list, zip(*pairs, strict=True)))
         referred = {row["session_id"]: row["referred"] for row in rows}
         for job in jobs:
@@ -349,7 +338,7 @@ class Committer:
     async def _found(self, job: _Job) -> int | None:
         """Return the number after a batch that was in already, though its answer got lost; None if nobody can tell."""
         assert self._connection is not None  # noqa: S101
-        for head in await execute(self._connection, sql("head", session_id=job.lease.session_id)):
+        for head in await execute(self._connection, op("head", session_id=job.lease.session_id)):
             ours = (head["epoch"], head["holder"], head["writes"])
             holder = None if job.writing.release else job.lease.holder
             if ours == (job.lease.epoch, holder, job.lease.writes + 1):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from holdfast.store.postgres_writer import AGAIN, GONE, PAUSE_SECONDS, execute, hang_up
-from holdfast.store.sql.core import sql
+from holdfast.store.postgres.writer import AGAIN, GONE, PAUSE_SECONDS, execute, hang_up
+from holdfast.store.transactions import op
 from holdfast.tasks import end
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class ConnectionBeacons:
         self._lit.discard(holder_id)
         async with self._busy:
             if self._connection is not None and not self._connection.is_closed():
-                await execute(self._connection, sql("dim_beacon", id=holder_id))
+                await execute(self._connection, op("dim_beacon", id=holder_id))
 
     async def close(self) -> None:
         """Let go of all."""
@@ -59,7 +59,7 @@ class ConnectionBeacons:
                 self._connection.add_termination_listener(self._went)
                 new = list(self._lit)
             for holder_id in new:
-                await execute(self._connection, sql("light_beacon", id=holder_id))
+                await execute(self._connection, op("light_beacon", id=holder_id))
 
     def _went(self, connection: object) -> None:
         if connection is self._connection and self._lit:

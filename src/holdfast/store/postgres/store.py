@@ -27,8 +27,8 @@ from holdfast.errors import (
     StoreUnavailable,
 )
 from holdfast.store.hub import Hub
-from holdfast.store.postgres_beacon import ConnectionBeacons
-from holdfast.store.postgres_writer import (
+from holdfast.store.postgres.beacons import ConnectionBeacons
+from holdfast.store.postgres.writer import (
     AGAIN,
     ANSWER_SECONDS,
     GONE,
@@ -40,12 +40,11 @@ from holdfast.store.postgres_writer import (
     hang_up,
     make_durable,
 )
-from holdfast.store.sql.archive import page_text
-from holdfast.store.sql.core import Row, Rows, Tx, sql
-from holdfast.store.sql.library import Dialect, Statement
-from holdfast.store.sql.store import SqlStore
-from holdfast.store.sql.tables import SESSION, TABLES, Table
-from holdfast.store.sql.write import Writing
+from holdfast.store.sql.library import Dialect, Script
+from holdfast.store.sql.store import SqlStore, page_text
+from holdfast.store.transactions import Row, Rows, Tx, op
+from holdfast.store.write import Writing
+from holdfast.tables import SESSION, TABLES, Table
 from holdfast.tasks import end
 from holdfast.types import Batch, Lease
 
@@ -135,12 +134,12 @@ class PostgresStore(SqlStore):
 
     def _queue(self, new: Mapping[str, object], told: str, *, ready: bool) -> Tx[Row]:
         """Do in one statement what others do in four."""
-        rows = yield sql("queue_submission", told=told, ready=int(ready), **new)
+        rows = yield op("queue_submission", told=told, ready=int(ready), **new)
         return rows[0]
 
     def _begin(self, max_attempts: int, ours: Mapping[str, str]) -> Tx[Rows]:
         """Do in one statement what others do in three."""
-        return (yield sql("begin_and_tell", max_attempts=max_attempts, **ours))
+        return (yield op("begin_and_tell", max_attempts=max_attempts, **ours))
 
     async def shrink(self, *, limit: int = 1000) -> int:
         """Do nothing: autovacuum gives the space of deleted rows back to the table."""
@@ -214,17 +213,14 @@ class PostgresStore(SqlStore):
             )
             try:
                 async with connection.transaction(isolation="repeatable_read", readonly=True):
-                    found = await execute(connection, sql("export_session", session_id=session_id))
+                    found = await execute(connection, op("export_session", session_id=session_id))
                     yield SESSION.name, _of(SESSION, found)
                     for table in TABLES:
                         after: Mapping[str, object] = {}
                         while True:
-                            statement = Statement(
-                                table.name,
-                                {"session_id": session_id, **after},
-                                text=page_text(table, bounded=True, after=bool(after)),
-                            )
-                            page = await execute(connection, statement)
+                            text = page_text(table, bounded=True, after=bool(after))
+                            params = {"session_id": session_id, **after}
+                            page = await execute(connection, Script(table.name, params, slow=True, text=text))
                             if not page:
                                 break
                             after = {f"after_{column}": page[-1][column] for column in table.key}
@@ -324,7 +320,7 @@ def _without_password(url: str) -> str:
 
 
 def _unlit() -> Tx[Sequence[Row]]:
-    return (yield sql("unlit_beacons"))
+    return (yield op("unlit_beacons"))
 
 
 def _of(table: Table, rows: Sequence[Row]) -> list[dict[str, object]]:

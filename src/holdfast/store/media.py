@@ -1,21 +1,20 @@
 """The register of blobs, and the chunks of those that are in this database. Never reads or writes bytes elsewhere."""
 
-import json
 from collections.abc import Sequence
 
 from holdfast.errors import BadInput, Conflict, MediaNotFound
 from holdfast.ids import check_id
-from holdfast.store.sql.core import (
+from holdfast.store.transactions import (
     Row,
-    SqlCore,
+    Transactions,
     Tx,
     bounded,
     from_cursor,
     is_part,
     moment,
+    op,
     page_limit,
     reading,
-    sql,
     to_cursor,
     writing,
 )
@@ -24,20 +23,24 @@ from holdfast.types import Blob, BlobState, Page
 _MICROSECONDS = 1_000_000
 
 
-class Media(SqlCore):
+class MediaMethods(Transactions):
     """The transactions of media.sql."""
 
     @writing(repeatable=True)
     def put_blob(self, blob: Blob, *, anew: bool = False, body: bytes | None = None) -> Tx[Blob]:
+        """Register bytes that are about to be stored; with their `body`, which is small, they are stored at once.
+
+        If the location has the same content already, that blob is touched and returned instead, unless `anew`.
+        """
         if body is not None:
-            yield sql("lock_content", sha256=blob.sha256)
+            yield op("lock_content", sha256=blob.sha256)
         if blob.sha256 and not anew:
-            for row in (yield sql("touch_stored", location=blob.location, sha256=blob.sha256)):
+            for row in (yield op("touch_stored", location=blob.location, sha256=blob.sha256)):
                 return to_blob(row)
         for text, what in ((blob.media_type, "media type"), (blob.file_name or "", "file name")):
             self._check_size(text, what)
         self._check_object(blob.metadata, "metadata")
-        rows = yield sql(
+        rows = yield op(
             "add_blob",
             id=blob.id,
             location=blob.location,
@@ -52,38 +55,48 @@ class Media(SqlCore):
         if not rows:
             raise _collected(blob.id)
         if body is not None:
-            yield sql("add_chunk", id=blob.id, number=0, body=body)
+            yield op("add_chunk", id=blob.id, number=0, body=body)
         return to_blob(rows[0])
 
     @writing(repeatable=True)
     def name_blob(self, blob: Blob, *, anew: bool = False) -> Tx[Blob]:
+        """Add to an entry what was not known when its bytes began to come in: digest, key and size.
+
+        As with `put_blob`, another blob with the same content is returned instead. `Conflict` if the entry was collected.
+        """
         if not anew:
-            for row in (yield sql("touch_stored", location=blob.location, sha256=blob.sha256)):
+            for row in (yield op("touch_stored", location=blob.location, sha256=blob.sha256)):
                 return to_blob(row)
-        rows = yield sql("name_blob", id=blob.id, sha256=blob.sha256, key=blob.key, size=blob.size)
+        rows = yield op("name_blob", id=blob.id, sha256=blob.sha256, key=blob.key, size=blob.size)
         if not rows:
             raise _collected(blob.id)
         return to_blob(rows[0])
 
     @writing(repeatable=True)
     def keep_blob(self, blob: Blob, *, replaces: str | None = None) -> Tx[Blob]:
-        yield sql("lock_content", sha256=blob.sha256)
+        """Say that the bytes are stored, and return the blob that has them: this, or another that was first.
+
+        `replaces` is the id of a blob whose bytes are gone. `Conflict` if the entry was collected meanwhile.
+        """
+        yield op("lock_content", sha256=blob.sha256)
         if replaces is not None:
-            yield sql("replace_blob", id=replaces)
-        for row in (yield sql("touch_stored", location=blob.location, sha256=blob.sha256)):
+            yield op("replace_blob", id=replaces)
+        for row in (yield op("touch_stored", location=blob.location, sha256=blob.sha256)):
             return to_blob(row)
-        rows = yield sql("keep_blob", id=blob.id)
+        rows = yield op("keep_blob", id=blob.id)
         if not rows:
             raise _collected(blob.id)
         return to_blob(rows[0])
 
     @writing(repeatable=True)
     def touch_blob(self, blob_id: str) -> Tx[bool]:
-        return bool((yield sql("touch_storing", id=blob_id)))
+        """Say that it is still being stored; false if it was collected meanwhile."""
+        return bool((yield op("touch_storing", id=blob_id)))
 
     @reading
     def blob(self, location: str, sha256: str) -> Tx[Blob]:
-        rows = yield sql("blob", location=location, sha256=check_id(sha256, "SHA-256"))
+        """Return what a location has of this content, if it is stored. Raises `MediaNotFound`."""
+        rows = yield op("blob", location=location, sha256=check_id(sha256, "SHA-256"))
         if not rows:
             raise MediaNotFound(uri=f"media+sha256://{sha256}", location=location)
         return to_blob(rows[0], references=rows[0]["refs"])
@@ -97,8 +110,9 @@ class Media(SqlCore):
         cursor: str | None = None,
         limit: int = 50,
     ) -> Tx[Page[Blob]]:
+        """List blobs in the order in which they were first put."""
         (after,) = from_cursor(cursor, str)
-        wanted = sql("blobs", location=location, state=state, after=after, limit=page_limit(limit))
+        wanted = op("blobs", location=location, state=state, after=after, limit=page_limit(limit))
         rows = yield bounded(wanted, "metadata")
         more = to_cursor(rows[-1]["id"]) if is_part(rows, limit) else None
         return Page(items=[to_blob(row, references=row["refs"]) for row in rows], next_cursor=more)
@@ -114,6 +128,12 @@ class Media(SqlCore):
         limit: int = 100,
         dry_run: bool = False,
     ) -> Tx[Page[Blob]]:
+        """Look at the next `limit` blobs and mark those for deletion that nobody needs; return all that are marked.
+
+        Nobody needs what no session refers to and nobody has put for `grace` seconds, and what is being stored without
+        a sign of life for that time, or `dead_after` if that is longer. The next page goes on where this one ended,
+        also if nothing was found on it.
+        """
         if not grace >= 0:
             raise BadInput(problem=f"a grace period has 0 or more seconds, not {grace}")
         (after,) = from_cursor(cursor, str)
@@ -121,7 +141,7 @@ class Media(SqlCore):
             "grace_us": int(grace * _MICROSECONDS),
             "dead_us": int(max(grace, dead_after) * _MICROSECONDS),
         }
-        rows = yield sql("unneeded_blobs", location=location, after=after, limit=page_limit(limit), **ages)
+        rows = yield op("unneeded_blobs", location=location, after=after, limit=page_limit(limit), **ages)
         more = to_cursor(rows[0]["looked"]) if rows and rows[0]["seen"] == limit else None
         found = [row for row in rows if row["unneeded"]]
         if found and not dry_run:
@@ -130,7 +150,8 @@ class Media(SqlCore):
 
     @writing(repeatable=True)
     def condemn_blob(self, location: str, sha256: str) -> Tx[Blob]:
-        rows = yield sql("blob", location=location, sha256=check_id(sha256, "SHA-256"))
+        """Mark one blob for deletion. `Conflict` if a session refers to it. Raises `MediaNotFound`."""
+        rows = yield op("blob", location=location, sha256=check_id(sha256, "SHA-256"))
         if not rows:
             raise MediaNotFound(uri=f"media+sha256://{sha256}", location=location)
         condemned = yield from self._condemn([rows[0]["id"]], {"grace_us": 0, "dead_us": 0})
@@ -140,48 +161,58 @@ class Media(SqlCore):
 
     def _condemn(self, ids: list[str], ages: dict[str, int]) -> Tx[Sequence[Row]]:
         """Mark these, unless somebody has put or referred to them since they were looked up."""
-        yield sql("lock_blobs", ids=json.dumps(ids))
-        return (yield sql("condemn_blobs", ids=json.dumps(ids), **ages))
+        yield op("lock_blobs", ids=ids)
+        return (yield op("condemn_blobs", ids=ids, **ages))
 
     @writing(repeatable=True)
     def abandon_blob(self, blob_id: str) -> Tx[bool]:
-        yield sql("abandon_blob", id=blob_id)
-        return not (yield sql("is_stored", id=blob_id))
+        """Give up storing it and say whether its bytes may be deleted; false if they are stored after all."""
+        yield op("abandon_blob", id=blob_id)
+        return not (yield op("is_stored", id=blob_id))
 
     @writing(repeatable=True)
     def forget_blob(self, blob_id: str) -> Tx[None]:
-        yield sql("forget_blob", id=blob_id)
+        """Remove the entry of a blob whose bytes are gone, or were never stored. Idempotent."""
+        yield op("forget_blob", id=blob_id)
 
     @writing(repeatable=True)
     def put_chunks(self, blob_id: str, first: int, bodies: Sequence[bytes]) -> Tx[None]:
-        if not (yield sql("touch_storing", id=blob_id)):
+        """Add chunks of a blob that is being stored in this database. `Conflict` if it was collected meanwhile."""
+        if not (yield op("touch_storing", id=blob_id)):
             raise _collected(blob_id)
         for number, body in enumerate(bodies, first):
-            yield sql("add_chunk", id=blob_id, number=number, body=body)
+            yield op("add_chunk", id=blob_id, number=number, body=body)
 
     @reading
     def chunks(self, blob_id: str, *, first: int, limit: int) -> Tx[list[bytes]]:
-        rows = yield sql("chunks", id=blob_id, first=first, limit=page_limit(limit))
+        """Return chunks of a blob from number `first` on, in order."""
+        rows = yield op("chunks", id=blob_id, first=first, limit=page_limit(limit))
         return [row["body"] for row in rows]
 
     @writing(repeatable=True)
     def delete_chunks(self, blob_id: str, *, limit: int = 16) -> Tx[int]:
-        return len((yield sql("delete_chunks", id=blob_id, limit=page_limit(limit))))
+        """Delete up to `limit` chunks of a blob and return how many were there; 0 when none is left."""
+        return len((yield op("delete_chunks", id=blob_id, limit=page_limit(limit))))
 
     @reading
     def references(
         self, *, session_id: str | None = None, sha256: str | None = None, limit: int = 1000
     ) -> Tx[list[tuple[str, str]]]:
+        """Return which session refers to which content, as (session_id, sha256): those of a session, or to a content."""
         if (session_id is None) == (sha256 is None):
             raise BadInput(problem="name either the session or the content whose references you want")
-        rows = yield sql("blob_references", session_id=session_id, sha256=sha256, limit=page_limit(limit))
+        rows = yield op("blob_references", session_id=session_id, sha256=sha256, limit=page_limit(limit))
         return [(row["session_id"], row["sha256"]) for row in rows]
 
     @reading
     def is_referenced(self, sha256: str, *, owner: str | None = None) -> Tx[bool]:
+        """Return whether a session of this owner refers to some content; without an owner, whether any session does.
+
+        How long it takes does not depend on the sessions of other owners.
+        """
         if owner is None:
-            return bool((yield sql("blob_references", session_id=None, sha256=sha256, limit=1)))
-        return bool((yield sql("owned_reference", owner=owner, sha256=sha256)))
+            return bool((yield op("blob_references", session_id=None, sha256=sha256, limit=1)))
+        return bool((yield op("owned_reference", owner=owner, sha256=sha256)))
 
 
 def _collected(blob_id: str) -> Conflict:

@@ -1,8 +1,8 @@
-"""How a transaction is written once and run by every SQL engine.
+"""How a transaction is written once and run by every engine.
 
-A transaction is a generator: it yields statements and is sent their rows, and what it returns is the result. It does
-no input or output of its own, so SQLite runs it on its writer thread and PostgreSQL on its event loop, and the order
-of locks, checks and writes is the same on both. It may be run again from the start if its engine had to roll back.
+A transaction is a generator: it yields operations, receives their rows, and returns the result. It does no input or output of
+its own, so SQLite runs it on its writer thread and the others on the event loop, and the order of locks, checks and writes is
+the same on all. An engine may run it again from the start after a rollback.
 """
 
 import asyncio
@@ -12,12 +12,12 @@ import functools
 import inspect
 import json
 import os
-from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
 from holdfast.config import Settings
 from holdfast.counting import count
@@ -34,9 +34,7 @@ from holdfast.errors import (
 )
 from holdfast.ids import check_id, check_text
 from holdfast.jsontext import parse_json, parse_object
-from holdfast.store.base import Store
 from holdfast.store.hub import READY, inbox
-from holdfast.store.sql.library import Statement
 from holdfast.types import Json, Lease
 
 if TYPE_CHECKING:
@@ -47,6 +45,8 @@ P = ParamSpec("P")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LARGEST_PAGE = 10_000
+PAGE_BYTES = 4 * 1024 * 1024
+"""A page ends with the row that reaches this size, so that readers need memory for one page and one row."""
 
 
 class Row(Protocol):
@@ -57,8 +57,22 @@ class Row(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One step of a transaction: what the engine shall do, by name, with its parameters.
+
+    The SQL engines have a statement of that name in store/sql, MongoDB a function. With `sized`, the names of columns with
+    content, the rows end with the one that reaches `PAGE_BYTES`. One that is `slow` looks at everything, and has no time limit.
+    """
+
+    name: str
+    params: Mapping[str, object]
+    sized: tuple[str, ...] = ()
+    slow: bool = False
+
+
 Rows: TypeAlias = Sequence[Row]
-Tx: TypeAlias = Generator[Statement, Rows, T]
+Tx: TypeAlias = Generator[Operation, Rows, T]
 
 
 class CutRows(list[Row]):
@@ -121,8 +135,12 @@ async def _undo(task: "asyncio.Task[T]", undo: Callable[[T], Coroutine[Any, Any,
         await undo(await task)
 
 
-class SqlCore(Store):
-    """What the transactions of every topic stand on."""
+class Transactions(ABC):
+    """The base of the store's methods: runs their transactions, and checks what all of them check."""
+
+    engine: ClassVar[str]
+    url: str
+    settings: Settings
 
     def __init__(self, url: str, settings: Settings) -> None:
         self.url = url
@@ -151,6 +169,10 @@ class SqlCore(Store):
     @abstractmethod
     async def _read(self, make: Callable[[], Tx[T]]) -> T:
         """Run a transaction that only reads, on one consistent cut."""
+
+    @abstractmethod
+    def _invariants(self, *, of_session: bool = False) -> Sequence[str]:
+        """Return the names of the operations that check an invariant; or of those that can check one session."""
 
     @abstractmethod
     def _announce(self, *topics: str) -> None:
@@ -182,7 +204,7 @@ class SqlCore(Store):
         """Check the lease and take `count` numbers; return the last of them."""
         if lease.lost:
             raise lease_lost(lease, "it was released, or lost before")
-        rows = yield Statement(
+        rows = yield Operation(
             "fence",
             {"session_id": lease.session_id, "epoch": lease.epoch, "holder": lease.holder, "count": count},
         )
@@ -191,19 +213,19 @@ class SqlCore(Store):
         lease.seq = rows[0]["seq"]
         return lease.seq
 
-    def _of_session(self, session_id: str, statement: Statement) -> Tx[Rows]:
+    def _of_session(self, session_id: str, operation: Operation) -> Tx[Rows]:
         """Return the rows; none are fine, unless that is because there is no such session."""
-        rows = yield statement
-        if not rows and not (yield sql("head", session_id=check_id(session_id, "session id"))):
+        rows = yield operation
+        if not rows and not (yield op("head", session_id=check_id(session_id, "session id"))):
             raise SessionNotFound(id=session_id)
         return rows
 
     def _lock_head(self, session_id: str) -> Tx[Head]:
         """Lock a session against all other changes, then read how it stands: what was read before may be old."""
-        rows = yield sql("lock_head", session_id=session_id)
+        rows = yield op("lock_head", session_id=session_id)
         if not rows:
             raise SessionNotFound(id=session_id)
-        (head,) = yield sql("locked_head", session_id=session_id)
+        (head,) = yield op("locked_head", session_id=session_id)
         return Head(
             epoch=head["epoch"],
             seq=head["seq"],
@@ -222,7 +244,7 @@ class SqlCore(Store):
         return head
 
 
-S = TypeVar("S", bound=SqlCore)
+S = TypeVar("S", bound=Transactions)
 
 
 def reading(
@@ -281,13 +303,13 @@ def _topics(changed: str | None, *, wakes: bool) -> tuple[str, ...]:
     return (changed, inbox(changed), READY) if wakes else (changed,)
 
 
-def sql(name: str, /, **params: object) -> Statement:
-    """Name a statement and its parameters; ids are checked on the way."""
+def op(name: str, /, **params: object) -> Operation:
+    """Name an operation and its parameters; ids are checked on the way."""
     for name_of_id in ("session_id", "id"):
         value = params.get(name_of_id)
         if isinstance(value, str):
             check_id(value, name_of_id.replace("_", " "))
-    return Statement(name, params)
+    return Operation(name, params)
 
 
 def lease_lost(lease: Lease, reason: str) -> LeaseLost:
@@ -314,9 +336,14 @@ def page_limit(limit: int) -> int:
     return limit
 
 
-def bounded(statement: Statement, *columns: str) -> Statement:
-    """Return a statement whose rows end with the one with which the content of these columns reaches `PAGE_BYTES`."""
-    return replace(statement, sized=columns)
+def slow(operation: Operation) -> Operation:
+    """Return an operation that looks at everything, and has no time limit."""
+    return replace(operation, slow=True)
+
+
+def bounded(operation: Operation, *columns: str) -> Operation:
+    """Return an operation whose rows end with the one with which the content of these columns reaches `PAGE_BYTES`."""
+    return replace(operation, sized=columns)
 
 
 def is_part(rows: Rows, limit: int) -> bool:

@@ -1,22 +1,22 @@
 """Holders and leases: who may write to a session, and what happens to its work when they are gone."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from holdfast.errors import BadInput, HolderLost, SessionBusy
 from holdfast.ids import check_name, new_id
-from holdfast.store.sql.core import SqlCore, Tx, moment, page_limit, reading, sql, writing
+from holdfast.store.transactions import Transactions, Tx, moment, op, page_limit, reading, writing
 from holdfast.types import Holder, Lease
 
 _LONGEST_TTL = 24 * 60 * 60
 
 
-class Leases(SqlCore):
+class LeaseMethods(Transactions):
     """The transactions of leases.sql. Whoever changes a head locks it first, and never two at once but in order."""
 
     async def join(self, name: str, *, ttl: float = 10.0) -> Holder:
+        """Register a holder that lives until its deadline, `ttl` seconds ahead on the database's clock."""
         self._refuse_inherited()
         return await self._unfinished.run_or_undo(self._enter(name, ttl), self.leave)
 
@@ -44,17 +44,19 @@ class Leases(SqlCore):
             raise BadInput(
                 problem=f"a holder lives for a positive number of seconds, a day at the most, not {ttl}"
             )
-        rows = yield sql("join", id=id, name=name, ttl_us=round(ttl * 1_000_000), beacon=int(beacon))
+        rows = yield op("join", id=id, name=name, ttl_us=round(ttl * 1_000_000), beacon=int(beacon))
         return Holder(id=id, name=name, deadline=moment(rows[0]["deadline"]), ttl=ttl)
 
     @writing(repeatable=True)
     def renew(self, holder: Holder) -> Tx[Holder]:
-        rows = yield sql("renew", id=holder.id)
+        """Move the deadline of the holder, and so of all its leases. Raises `HolderLost` if it was removed."""
+        rows = yield op("renew", id=holder.id)
         if not rows:
             raise HolderLost(id=holder.id)
         return replace(holder, deadline=moment(rows[0]["deadline"]))
 
     async def leave(self, holder: Holder) -> None:
+        """Release all the holder has and remove it. Idempotent."""
         await self._unfinished.run(self._leave_all(holder))
 
     async def _leave_all(self, holder: Holder) -> None:
@@ -64,16 +66,17 @@ class Leases(SqlCore):
 
     @writing(wakes=True, repeatable=True)
     def _leave(self, holder: Holder, *, limit: int = 100) -> Tx[int]:
-        held = yield sql("held_heads", holder=holder.id, limit=limit)
+        held = yield op("held_heads", holder=holder.id, limit=limit)
         for row in held:
             yield from self._free(row["session_id"], holder.id, orphaned_by=None)
         if len(held) < limit:
-            yield sql("remove_holder", id=holder.id)
+            yield op("remove_holder", id=holder.id)
         return len(held) if len(held) == limit else 0
 
     @reading
     def holders(self) -> Tx[list[Holder]]:
-        rows = yield sql("holders")
+        """Return all holders, also those past their deadline."""
+        rows = yield op("holders")
         return [
             Holder(
                 id=row["id"],
@@ -86,6 +89,11 @@ class Leases(SqlCore):
         ]
 
     async def acquire(self, session_id: str, holder: Holder, *, cleaned: bool = False) -> Lease:
+        """Take the lease of a session that is free or whose holder is past its deadline; the epoch grows by one.
+
+        Raises `SessionBusy` with who holds it until when, `SessionNotFound`, `HolderLost`, or `SessionCleaned` unless
+        a `cleaned` session is wanted.
+        """
         # A caller that is cancelled meanwhile leaves nothing behind that it does not know of.
         taking = self._acquire(session_id, holder, new_id(), cleaned)
         return await self._unfinished.run_or_undo(taking, self.release)
@@ -103,7 +111,7 @@ class Leases(SqlCore):
             )
         dead: str | None = None
         if head.holder is not None:
-            live = yield sql("live_holder", id=head.holder)
+            live = yield op("live_holder", id=head.holder)
             if live:
                 until = moment(live[0]["deadline"]).isoformat(timespec="seconds")
                 raise SessionBusy(session_id=session_id, holder=live[0]["name"], until=until)
@@ -111,7 +119,11 @@ class Leases(SqlCore):
         return (yield from self._take(session_id, holder, tenure, dead))
 
     async def claim(self, holder: Holder, *, agents: Sequence[str] | None = None) -> Lease | None:
-        wanted = None if agents is None else json.dumps(list(agents))
+        """Take the lease of the session that has been ready longest, if there is one. No two callers get the same.
+
+        Raises `HolderLost`. Sessions of dead holders are ready once `reclaim` has freed them.
+        """
+        wanted = None if agents is None else list(agents)
         return await self._unfinished.run_or_undo(self._claim(holder, new_id(), wanted, []), self._let_go)
 
     async def _let_go(self, lease: Lease | None) -> None:
@@ -119,9 +131,11 @@ class Leases(SqlCore):
             await self.release(lease)
 
     @writing(repeatable=True)
-    def _claim(self, holder: Holder, tenure: str, agents: str | None, tries: list[str]) -> Tx[Lease | None]:
-        yield sql("claim_lock", tenure=tenure)
-        taken = (yield sql("tenure", holder=holder.id, tenure=tenure)) if tries else ()
+    def _claim(
+        self, holder: Holder, tenure: str, agents: list[str] | None, tries: list[str]
+    ) -> Tx[Lease | None]:
+        yield op("claim_lock", tenure=tenure)
+        taken = (yield op("tenure", holder=holder.id, tenure=tenure)) if tries else ()
         tries.append(tenure)
         for row in taken:
             return Lease(
@@ -131,19 +145,19 @@ class Leases(SqlCore):
                 taken_from=row["orphaned_by"],
                 seq=row["seq"],
             )
-        ready = yield sql("next_ready", agents=agents)
+        ready = yield op("next_ready", agents=agents)
         if not ready:
-            if not (yield sql("live_holder", id=holder.id)):
+            if not (yield op("live_holder", id=holder.id)):
                 raise HolderLost(id=holder.id)
             return None
         return (yield from self._take(ready[0]["session_id"], holder, tenure, None))
 
     def _take(self, session_id: str, holder: Holder, tenure: str, dead: str | None) -> Tx[Lease]:
-        rows = yield sql("take_lease", session_id=session_id, holder=holder.id, tenure=tenure, dead=dead)
+        rows = yield op("take_lease", session_id=session_id, holder=holder.id, tenure=tenure, dead=dead)
         if not rows:
             raise HolderLost(id=holder.id)
         if dead is not None:  # whoever frees a session has queued again what was claimed
-            yield sql("requeue_claimed", session_id=session_id)
+            yield op("requeue_claimed", session_id=session_id)
         return Lease(
             session_id=session_id,
             epoch=rows[0]["epoch"],
@@ -153,6 +167,7 @@ class Leases(SqlCore):
         )
 
     async def release(self, lease: Lease) -> None:
+        """Let go of the session; if something waits in its queue it is ready at once. Idempotent."""
         await self._release(lease)
         lease.lost = lease.released = True
 
@@ -161,6 +176,12 @@ class Leases(SqlCore):
         yield from self._free(lease.session_id, lease.holder, epoch=lease.epoch, orphaned_by=None)
 
     async def reclaim(self, *, limit: int = 100) -> list[str]:
+        """Free up to `limit` sessions of holders that are gone and remove holders that have none left.
+
+        Gone is one past its deadline, and at once one whose process is seen to have ended.
+
+        What they had claimed is queued again, in these sessions only. Returns the sessions.
+        """
         gone = await self._gone()
         if not gone and not await self._any_lost():
             return []  # the usual case, without a lock
@@ -173,23 +194,23 @@ class Leases(SqlCore):
     @reading
     def _any_lost(self) -> Tx[bool]:
         return bool(
-            (yield sql("lost_heads", limit=1))
-            or (yield sql("expired_holders"))
-            or (yield sql("unnamed_heads", limit=1))
+            (yield op("lost_heads", limit=1))
+            or (yield op("expired_holders"))
+            or (yield op("unnamed_heads", limit=1))
         )
 
     @writing(wakes=True, repeatable=True)
     def _reclaim(self, gone: list[str], limit: int) -> Tx[list[str]]:
         if gone:
-            yield sql("expire_holders", ids=json.dumps(gone))
-        lost = yield sql("lost_heads", limit=limit)
+            yield op("expire_holders", ids=gone)
+        lost = yield op("lost_heads", limit=limit)
         freed: list[str] = []
         for row in sorted(lost, key=lambda row: row["session_id"]):  # all lock in the same order
             if (yield from self._free(row["session_id"], row["holder"], orphaned_by=row["holder"])):
                 freed.append(row["session_id"])
-        for row in sorted((yield sql("unnamed_heads", limit=limit)), key=lambda row: row["session_id"]):
-            yield sql("name_head", session_id=row["session_id"])
-        yield sql("remove_expired")
+        for row in sorted((yield op("unnamed_heads", limit=limit)), key=lambda row: row["session_id"]):
+            yield op("name_head", session_id=row["session_id"])
+        yield op("remove_expired")
         return freed
 
     def _free(
@@ -199,9 +220,9 @@ class Leases(SqlCore):
         head = yield from self._lock_head(session_id)
         if head.holder != holder_id or (epoch is not None and head.epoch != epoch):
             return False
-        yield sql("requeue_claimed", session_id=session_id)
+        yield op("requeue_claimed", session_id=session_id)
         if head.status == "running":
-            yield sql("not_running", session_id=session_id)
+            yield op("not_running", session_id=session_id)
         control_only = True if head.status == "waiting" else None
-        yield sql("free_head", session_id=session_id, orphaned_by=orphaned_by, control_only=control_only)
+        yield op("free_head", session_id=session_id, orphaned_by=orphaned_by, control_only=control_only)
         return True

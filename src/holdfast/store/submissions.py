@@ -5,9 +5,10 @@ from collections.abc import Mapping
 
 from holdfast.errors import Conflict, KeyReused, QueueFull, SessionCleaned, SessionNotFound, TurnInProgress
 from holdfast.ids import check_choice, check_id, check_name, new_id
-from holdfast.store.sql.core import (
+from holdfast.store.sql.library import Operation
+from holdfast.store.transactions import (
     Row,
-    SqlCore,
+    Transactions,
     Tx,
     bounded,
     from_cursor,
@@ -15,13 +16,12 @@ from holdfast.store.sql.core import (
     lease_lost,
     maybe_moment,
     moment,
+    op,
     page_limit,
     reading,
-    sql,
     to_cursor,
     writing,
 )
-from holdfast.store.sql.library import Statement
 from holdfast.types import (
     LANES,
     SUBMISSION_STATES,
@@ -36,7 +36,7 @@ from holdfast.types import (
 )
 
 
-class Submissions(SqlCore):
+class SubmissionMethods(Transactions):
     """The transactions of submissions.sql."""
 
     async def submit(
@@ -51,6 +51,12 @@ class Submissions(SqlCore):
         idempotency_key: str | None = None,
         trace: str | None = None,
     ) -> Submission:
+        """Queue something for the session, once: the same id or idempotency key returns the submission it made.
+
+        The same means the same text, to the letter. `when_busy` is kept for the worker that takes it, except `reject`:
+        that raises `TurnInProgress` if anything is queued or under way. Raises `KeyReused` if what is asked differs,
+        `QueueFull`, `SessionCleaned` or `SessionNotFound`. `trace` is kept for the one who carries it out.
+        """
         # The id is chosen before the first try, so that a try whose answer was lost is recognized.
         return await self._submit(
             session_id,
@@ -88,12 +94,12 @@ class Submissions(SqlCore):
             check_name(trace, "trace context")
         head = yield from self._lock_head(session_id)
         # An id that was made for the first try is nowhere yet.
-        same = (yield sql("submission_by_id", id=id)) if tries else ()
+        same = (yield op("submission_by_id", id=id)) if tries else ()
         tries.append(id)
         if same and same[0]["session_id"] != session_id:
             raise Conflict(problem=f"submission {id} belongs to another session")
         if not same and idempotency_key is not None:
-            same = yield sql("submission_by_key", session_id=session_id, idempotency_key=idempotency_key)
+            same = yield op("submission_by_key", session_id=session_id, idempotency_key=idempotency_key)
         if same:
             before = to_submission(same[0])
             if (before.kind, before.lane, before.payload) != (kind, lane, payload):
@@ -125,10 +131,10 @@ class Submissions(SqlCore):
     def _queue(self, new: Mapping[str, object], told: str, *, ready: bool) -> Tx[Row]:
         """Put it into the queue of a session whose head is locked, and tell of it."""
         session_id = new["session_id"]
-        numbered = yield sql("number_submission", session_id=session_id, ready=int(ready))
+        numbered = yield op("number_submission", session_id=session_id, ready=int(ready))
         seq = numbered[0]["seq"]
-        rows = yield sql("insert_submission", position=seq, **new)
-        yield sql(
+        rows = yield op("insert_submission", position=seq, **new)
+        yield op(
             "insert_event",
             session_id=session_id,
             seq=seq,
@@ -137,12 +143,17 @@ class Submissions(SqlCore):
             step=None,
             payload=told,
         )
-        yield sql("touch_session", session_id=session_id)
+        yield op("touch_session", session_id=session_id)
         return rows[0]
 
     async def take(
         self, lease: Lease, *, lane: Lane | None = None, id: str | None = None, max_attempts: int = 5
     ) -> Submission | None:
+        """Claim the next submission: control lane first, then in the order of the queue; or the one with this id.
+
+        One that was claimed `max_attempts` times and never ended is dead: it gets its reason and an event, its run
+        has failed, and the one behind it is taken.
+        """
         if lane is not None:
             check_choice(lane, LANES, "lane")
         # A caller that is cancelled meanwhile has not taken it.
@@ -152,39 +163,43 @@ class Submissions(SqlCore):
 
     @reading
     def urgent(self, session_id: str, *, limit: int = 1000) -> Tx[list[Submission]]:
-        wanted = sql("urgent_submissions", session_id=session_id, limit=page_limit(limit))
+        """Return what is queued and does not wait for its turn: the control lane, then `steer` and `interrupt`.
+
+        Payloads are not read, and empty: `take` returns them.
+        """
+        wanted = op("urgent_submissions", session_id=session_id, limit=page_limit(limit))
         return [to_submission(row, payload="") for row in (yield bounded(wanted, "reason", "run_id"))]
 
     @writing(changes="lease")
     def _take_next(
         self, lease: Lease, lane: Lane | None, id: str | None, max_attempts: int
     ) -> Tx[Submission | None]:
-        heads = yield sql("lock_head", session_id=lease.session_id)
+        heads = yield op("lock_head", session_id=lease.session_id)
         if not heads:
             raise SessionNotFound(id=lease.session_id)
         if lease.lost or (heads[0]["epoch"], heads[0]["holder"]) != (lease.epoch, lease.holder):
             raise lease_lost(lease, "another holder took it, or it was released")
         while True:
             if id is None:
-                rows = yield sql("next_submission", session_id=lease.session_id, lane=lane)
+                rows = yield op("next_submission", session_id=lease.session_id, lane=lane)
             else:
-                rows = yield sql("queued_submission", session_id=lease.session_id, id=id)
+                rows = yield op("queued_submission", session_id=lease.session_id, id=id)
             if not rows:
                 return None
             found = to_submission(rows[0])
             seq = yield from self._fence(lease, 1)
             key = {"session_id": lease.session_id, "position": found.position}
             if found.attempts < max_attempts:
-                taken = yield sql("claim_submission", **key)
+                taken = yield op("claim_submission", **key)
                 submission = to_submission(taken[0])
                 yield _event(submission, "submission_started", seq, started(submission))
                 return submission
             reason = f"given up after {found.attempts} attempts that never ended"
             if found.reason is not None:
                 reason += f"; the last one said: {found.reason}"
-            yield sql("bury_submission", reason=reason, **key)
+            yield op("bury_submission", reason=reason, **key)
             if found.run_id is not None:
-                yield sql("bury_run", session_id=lease.session_id, id=found.run_id, reason=reason)
+                yield op("bury_run", session_id=lease.session_id, id=found.run_id, reason=reason)
             yield _event(found, "submission_failed", seq, _facts(found, state="dead", reason=reason))
 
     async def _put_back(self, lease: Lease, taken: Submission | None) -> None:
@@ -194,7 +209,7 @@ class Submissions(SqlCore):
     @writing(changes="lease")
     def _requeue(self, lease: Lease, taken: Submission) -> Tx[None]:
         yield from self._fence(lease, 0)
-        yield sql("put_back", session_id=lease.session_id, position=taken.position)
+        yield op("put_back", session_id=lease.session_id, position=taken.position)
 
     @reading
     def submissions(
@@ -206,10 +221,11 @@ class Submissions(SqlCore):
         cursor: str | None = None,
         limit: int = 50,
     ) -> Tx[Page[Submission]]:
+        """List a session's submissions in the order of the queue; without `payloads`, each has an empty one."""
         (after,) = from_cursor(cursor, int)
         if state is not None:
             check_choice(state, SUBMISSION_STATES, "submission's state")
-        wanted = sql(
+        wanted = op(
             "submissions",
             session_id=session_id,
             state=state,
@@ -234,8 +250,8 @@ def _facts(submission: Submission, **more: object) -> dict[str, object]:
     return {"submission_id": submission.id, "kind": submission.kind, **more}
 
 
-def _event(submission: Submission, kind: str, seq: int, payload: dict[str, object]) -> Statement:
-    return sql(
+def _event(submission: Submission, kind: str, seq: int, payload: dict[str, object]) -> Operation:
+    return op(
         "insert_event",
         session_id=submission.session_id,
         seq=seq,

@@ -4,31 +4,35 @@ from typing import Any
 
 from holdfast.errors import BadInput, NotFound
 from holdfast.ids import check_id
-from holdfast.store.sql.core import (
+from holdfast.store.transactions import (
     Row,
-    SqlCore,
+    Transactions,
     Tx,
     bounded,
     from_cursor,
     is_part,
     maybe_moment,
     moment,
+    op,
     page_limit,
     reading,
-    sql,
     to_cursor,
 )
 from holdfast.types import Checkpoint, CheckpointKind, Effect, Message, Page, Run, Segment
 
 
-class History(SqlCore):
+class HistoryMethods(Transactions):
     """The transactions of history.sql."""
 
     @reading
     def history(
         self, session_id: str, *, segment: int, length: int, after: int = -1, limit: int = 1000
     ) -> Tx[list[Message]]:
-        wanted = sql(
+        """Return the messages of a checkpoint, (segment, length), that follow position `after`, in order.
+
+        A page ends with the message that reaches 4 MiB: read on until the last position.
+        """
+        wanted = op(
             "history",
             session_id=session_id,
             segment=segment,
@@ -41,17 +45,20 @@ class History(SqlCore):
 
     @reading
     def history_size(self, session_id: str, *, segment: int, length: int) -> Tx[int]:
-        rows = yield sql("history_size", session_id=session_id, segment=segment, length=length)
+        """Return how many bytes the messages of a checkpoint have, without reading them; media is not counted."""
+        rows = yield op("history_size", session_id=session_id, segment=segment, length=length)
         return rows[0]["bytes"]
 
     @reading
     def segments(self, session_id: str) -> Tx[list[Segment]]:
-        rows = yield from self._of_session(session_id, sql("segments", session_id=session_id))
+        """Return the segments of a session's history."""
+        rows = yield from self._of_session(session_id, op("segments", session_id=session_id))
         return [Segment(number=row["number"], parent=row["parent"], start=row["start"]) for row in rows]
 
     @reading
     def checkpoint(self, checkpoint_id: str) -> Tx[Checkpoint]:
-        rows = yield sql("checkpoints", id=check_id(checkpoint_id, "checkpoint id"), limit=1)
+        """Return one checkpoint. Raises `NotFound`."""
+        rows = yield op("checkpoints", id=check_id(checkpoint_id, "checkpoint id"), limit=1)
         if not rows:
             raise NotFound(what="checkpoint", id=checkpoint_id)
         return _checkpoint(rows[0])
@@ -66,12 +73,13 @@ class History(SqlCore):
         cursor: str | None = None,
         limit: int = 50,
     ) -> Tx[Page[Checkpoint]]:
+        """List the checkpoints of a session, or of one of its runs, newest first."""
         if session_id is None:
             if run_id is None:
                 raise BadInput(problem="name the session or the run whose checkpoints you want")
             session_id = (yield from self._run(run_id)).session_id
         seq_before, id_before = from_cursor(cursor, int, str)
-        wanted = sql(
+        wanted = op(
             "checkpoints",
             session_id=session_id,
             run_id=run_id,
@@ -86,10 +94,11 @@ class History(SqlCore):
 
     @reading
     def run(self, run_id: str) -> Tx[Run]:
+        """Return one run. Raises `NotFound`."""
         return (yield from self._run(run_id))
 
     def _run(self, run_id: str) -> Tx[Run]:
-        rows = yield sql("runs", id=check_id(run_id, "run id"), limit=1)
+        rows = yield op("runs", id=check_id(run_id, "run id"), limit=1)
         if not rows:
             raise NotFound(what="run", id=run_id)
         return _run(rows[0])
@@ -103,11 +112,12 @@ class History(SqlCore):
         cursor: str | None = None,
         limit: int = 50,
     ) -> Tx[Page[Run]]:
+        """List the runs of a session, or the delegates of a run, in the order in which they began."""
         if (session_id is None) == (parent_id is None):
             raise BadInput(problem="name either the session or the parent of the runs you want")
         order = "first_seq" if parent_id is None else "started_at"
         after: dict[str, Any] = dict(zip((order, "after_id"), from_cursor(cursor, int, str), strict=True))
-        wanted = sql("runs", session_id=session_id, parent_id=parent_id, limit=page_limit(limit), **after)
+        wanted = op("runs", session_id=session_id, parent_id=parent_id, limit=page_limit(limit), **after)
         wanted = bounded(wanted, "error", "metadata", "parent_id", "agent")
         if session_id is None:
             rows = yield wanted
@@ -127,8 +137,9 @@ class History(SqlCore):
         cursor: str | None = None,
         limit: int = 200,
     ) -> Tx[Page[Effect]]:
+        """List effects in the order in which they were started; `unresolved`: only those with no recorded end."""
         started_at, after_run, after_call = from_cursor(cursor, int, str, str)
-        wanted = sql(
+        wanted = op(
             "effects",
             session_id=session_id,
             run_id=run_id,

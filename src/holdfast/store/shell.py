@@ -1,6 +1,5 @@
 """Shell commands and their output: a log that is searched by time, followed by number, and purged from its old end."""
 
-import json
 import math
 from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -10,20 +9,20 @@ from holdfast.errors import BadInput, CommandLost, Conflict, NotFound, SessionCl
 from holdfast.ids import check_choice, check_id, check_name, check_uuid
 from holdfast.store.hub import Hub
 from holdfast.store.hub import outputs as topic
-from holdfast.store.sql.core import (
+from holdfast.store.transactions import (
     CutRows,
     Row,
     Rows,
-    SqlCore,
+    Transactions,
     Tx,
     bounded,
     from_cursor,
     is_part,
     maybe_moment,
     moment,
+    op,
     page_limit,
     reading,
-    sql,
     to_cursor,
     writing,
 )
@@ -34,13 +33,14 @@ _LARGEST = 2**63 - 1
 _PAGE = 100
 
 
-class Shell(SqlCore):
+class ShellMethods(Transactions):
     """The transactions of shell.sql. Those who follow a command are rung for under its id."""
 
     _hub: Hub
 
     @writing(repeatable=True)
     def start_command(self, command: Command) -> Tx[Command]:
+        """Record a command that is about to run, once. Its session, if it has one, must exist and not be cleaned."""
         key = check_uuid(command.id, "command")
         self._check_size(command.command, "command")
         self._check_size(command.cwd or "", "folder")
@@ -50,7 +50,7 @@ class Shell(SqlCore):
             head = yield from self._lock_head(check_id(command.session_id, "session id"))
             if head.status in {"cleaning", "cleaned"}:
                 raise SessionCleaned(id=command.session_id)
-        yield sql(
+        yield op(
             "insert_command",
             id=key,
             session_id=command.session_id,
@@ -70,6 +70,11 @@ class Shell(SqlCore):
         return stored
 
     async def write_outputs(self, command: Command, outputs: Sequence[Output]) -> Command:
+        """Append to a running command's output and set its state, exit code and sizes to what is given.
+
+        `command.outputs` is how many were written before, so that the same call may be sent twice. Returns the
+        command as it is now. Raises `CommandLost` if it has ended, is gone, or has another holder or count.
+        """
         return await self._write_outputs(check_uuid(command.id, "command"), command, outputs)
 
     @writing(changes="id", repeatable=True)
@@ -83,7 +88,7 @@ class Shell(SqlCore):
         for output in outputs:
             self._check_size(output.stdout or "", "output")
             self._check_size(output.stderr or "", "output")
-        rows = yield sql(
+        rows = yield op(
             "number_outputs",
             id=id,
             holder=command.holder,
@@ -101,7 +106,7 @@ class Shell(SqlCore):
             return (yield from self._written_before(id, command, ids))
         first_at = rows[0]["last_at"] - len(outputs) + 1
         for number, output in enumerate(outputs):
-            yield sql(
+            yield op(
                 "insert_output",
                 command_id=id,
                 number=command.outputs + number,
@@ -118,12 +123,12 @@ class Shell(SqlCore):
 
     def _written_before(self, id: str, command: Command, ids: Sequence[str]) -> Tx[Command]:
         """Return the command if these outputs are in already, as when the answer got lost; else say what is wrong."""
-        found = yield sql("commands", id=id, limit=1)
+        found = yield op("commands", id=id, limit=1)
         if not found:
             raise CommandLost(id=id, reason="its record is gone")
         stored = _command(found[0])
         if stored.holder == command.holder and stored.outputs == command.outputs + len(ids):
-            last = yield sql("outputs_by_id", ids=json.dumps(ids[-1:]))
+            last = yield op("outputs_by_id", ids=ids[-1:])
             if last:
                 return stored
         if stored.ended_at is not None:
@@ -131,19 +136,21 @@ class Shell(SqlCore):
         raise CommandLost(id=id, reason="another has written to it")
 
     async def stop_command(self, command_id: str) -> Command:
+        """Ask whoever runs a command to stop it. One that has ended stays as it is. Raises `NotFound`."""
         return await self._stop_command(check_uuid(command_id, "command"))
 
     @writing(changes="id", repeatable=True)
     def _stop_command(self, id: str) -> Tx[Command]:
-        yield sql("request_stop", id=id)
+        yield op("request_stop", id=id)
         return (yield from self._command(id))
 
     @reading
     def command(self, command_id: str) -> Tx[Command]:
+        """Return one command, also one that was purged. Raises `NotFound`."""
         return (yield from self._command(check_uuid(command_id, "command")))
 
     def _command(self, id: str) -> Tx[Command]:
-        rows = yield sql("commands", id=id, limit=1)
+        rows = yield op("commands", id=id, limit=1)
         if not rows:
             raise NotFound(what="command", id=id)
         return _command(rows[0])
@@ -159,10 +166,11 @@ class Shell(SqlCore):
         cursor: str | None = None,
         limit: int = 50,
     ) -> Tx[Page[Command]]:
+        """List commands, newest first, also those that were purged."""
         (id_before,) = from_cursor(cursor, str)
         if state is not None:
             check_choice(state, COMMAND_STATES, "command's state")
-        wanted = sql(
+        wanted = op(
             "commands",
             session_id=session_id,
             owner=owner,
@@ -178,8 +186,9 @@ class Shell(SqlCore):
 
     @reading
     def outputs(self, command_id: str, *, after: int = -1, limit: int = _PAGE) -> Tx[list[Output]]:
+        """Return the output of a command that follows number `after`, in order. Raises `NotFound`."""
         key = check_uuid(command_id, "command")
-        wanted = sql(
+        wanted = op(
             "outputs", command_id=key, after=_order(after), oldest_first=True, limit=page_limit(limit)
         )
         rows = yield bounded(wanted, "stdout", "stderr")
@@ -188,6 +197,7 @@ class Shell(SqlCore):
         return [_output(row) for row in rows]
 
     async def watch_outputs(self, command_id: str, *, after: int = -1) -> AsyncGenerator[Output, None]:
+        """Yield all output of a command that follows number `after`, past and future, and end when it has ended."""
         key = check_uuid(command_id, "command")
         ended = False
         with self._hub.listen(topic(key), after) as signal:
@@ -222,6 +232,11 @@ class Shell(SqlCore):
         cursor: str | None = None,
         limit: int = _PAGE,
     ) -> Tx[Page[Command | Output]]:
+        """Search the log, or one owner's: commands that were not purged, and output, by time and then id.
+
+        `since` is included, `until` is not. Only output has an order: with `after_order` there are no commands. A
+        cursor stays valid when the event it was made from is gone.
+        """
         if kind is not None:
             check_choice(kind, SHELL_KINDS, "kind of event")
         filters: dict[str, object] = {
@@ -243,7 +258,7 @@ class Shell(SqlCore):
         filters |= {f"{way}_at": at, f"{way}_id": at_id}
         outputs: Rows = ()
         if with_outputs:
-            outputs = yield bounded(sql("log_of_outputs", after=after, **filters), "stdout", "stderr")
+            outputs = yield bounded(op("log_of_outputs", after=after, **filters), "stdout", "stderr")
         if outputs and is_part(outputs, limit + 1):
             # No command beyond the last output can be on this page.
             last = outputs[-1]["at"]
@@ -254,7 +269,7 @@ class Shell(SqlCore):
             filters[bound] = max(both) if newest_first else min(both)
         commands: Rows = ()
         if with_commands:
-            commands = yield bounded(sql("log_of_commands", **filters), "command", "cwd", "call_id")
+            commands = yield bounded(op("log_of_commands", **filters), "command", "cwd", "call_id")
         events = [(row["at"], row["id"], row, _output) for row in outputs]
         events += [(row["started_at"], row["id"], row, _command) for row in commands]
         events.sort(key=lambda event: event[:2], reverse=newest_first)
@@ -285,12 +300,12 @@ class Shell(SqlCore):
         limit = int(str(filters["limit"])) - 1
         first: list[tuple[int, Command | Output]] = []
         if with_command and (place is None or (newest_first and place >= 0)):
-            rows = yield sql("commands", id=id, owner=filters["owner"], limit=1)
+            rows = yield op("commands", id=id, owner=filters["owner"], limit=1)
             first = [(-1, _command(row)) for row in rows if _is_logged(row, filters)]
         outputs: list[tuple[int, Command | Output]] = []
         is_cut = False
         if with_outputs:
-            wanted = sql("outputs", command_id=id, after=after, before=before, **filters)
+            wanted = op("outputs", command_id=id, after=after, before=before, **filters)
             rows = yield bounded(wanted, "stdout", "stderr")
             outputs = [(row["number"], _output(row)) for row in rows]
             is_cut = isinstance(rows, CutRows)
@@ -305,30 +320,36 @@ class Shell(SqlCore):
     def shell_events_by_id(
         self, ids: Sequence[str], *, owner: str | None = None
     ) -> Tx[list[Command | Output | None]]:
+        """Return these events of the log, in this order; None for each that is not there, or not this owner's."""
         known = [check_uuid(each, "event") for each in ids]
-        wanted = json.dumps(known)
+        wanted = known
         found: dict[str, Command | Output] = {}
-        for row in (yield sql("outputs_by_id", ids=wanted, owner=owner)):
+        for row in (yield op("outputs_by_id", ids=wanted, owner=owner)):
             found[row["id"]] = _output(row)
-        for row in (yield sql("commands_by_id", ids=wanted, owner=owner)):
+        for row in (yield op("commands_by_id", ids=wanted, owner=owner)):
             found[row["id"]] = _command(row)
         return [found.get(each) for each in known]
 
     @writing(repeatable=True)
     def purge_commands(self, *, older_than: float, owner: str | None = None, limit: int = 1000) -> Tx[int]:
+        """Delete up to `limit` events of commands that ended so many seconds ago or earlier, oldest first.
+
+        Their results stay. What runs, and what belongs to a session on hold, is left alone. Returns how many events
+        are gone; 0 when there is nothing left to do.
+        """
         if not (math.isfinite(older_than) and older_than >= 0):
             raise BadInput(problem=f"a number of seconds is 0 or more, not {older_than}")
         left = page_limit(limit)
         seconds = min(older_than, _LARGEST / 4_000_000)
-        ended = yield sql(
+        ended = yield op(
             "commands_to_purge", older_than_us=round(seconds * 1_000_000), owner=owner, limit=left
         )
         for row in ended:
-            gone = yield sql("purge_outputs", command_id=row["id"], limit=left)
+            gone = yield op("purge_outputs", command_id=row["id"], limit=left)
             left -= len(gone)
             if not left:
                 break
-            left -= len((yield sql("purge_command", id=row["id"])))
+            left -= len((yield op("purge_command", id=row["id"])))
             if not left:
                 break
         return limit - left
