@@ -30,7 +30,7 @@ from benchmarks.report import Report, progress, seconds, side_by_side
 from holdfast.ids import new_id
 from holdfast.store import Store, open_store
 from holdfast.store.sql import library
-from holdfast.types import Batch, Holder, Lease, NewEvent, SubmissionChange
+from holdfast.types import Batch, Holder, Lease, NewEvent, SubmissionChange, Work
 from tests.servers import Mongo, Postgres, mongo, mongod, postgres
 
 Row: TypeAlias = tuple[object, ...]
@@ -494,16 +494,15 @@ class Queue:
         self._holder = holder
         self._ids = ids
         self._choice = random.Random(1)
-        self._claimed: list[Lease] = []
+        self._claimed: list[Work] = []
 
     async def make_ready(self) -> None:
         """Finish what was claimed, then submit to a few sessions, wherever in the store they are."""
-        for lease in self._claimed:
-            submission = await self._store.take(lease)
-            assert submission is not None
-            done = SubmissionChange(id=submission.id, state="done")
-            await self._store.write(lease, Batch(submissions=[done]))
-            await self._store.release(lease)
+        for work in self._claimed:
+            assert work.submission is not None
+            done = SubmissionChange(id=work.submission.id, state="done")
+            await self._store.write(work.lease, Batch(submissions=[done]))
+            await self._store.release(work.lease)
         for session_id in self._choice.sample(self._ids, READY):
             await self._store.submit(session_id, "prompt", PAYLOAD)
 
@@ -512,8 +511,7 @@ class Queue:
         return await seconds(self._claim_all(), READY)
 
     async def _claim_all(self) -> None:
-        leases = [await self._store.claim(self._holder) for _ in range(READY)]
-        self._claimed = [lease for lease in leases if lease is not None]
+        self._claimed = [w for _ in range(READY) for w in await self._store.next_work(self._holder)]
         assert len(self._claimed) == READY
 
 

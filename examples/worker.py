@@ -11,7 +11,7 @@ import sys
 
 from holdfast import Store, open_store
 from holdfast.errors import LeaseLost, StoreUnavailable
-from holdfast.types import Batch, Holder, Lease, NewEvent, SubmissionChange
+from holdfast.types import Batch, Holder, Lease, NewEvent, Submission, SubmissionChange
 
 TTL, RENEW, IDLE = 10.0, 3.0, 0.2
 
@@ -24,9 +24,9 @@ async def keep_alive(store: Store, holder: Holder) -> None:
         await store.reclaim()
 
 
-async def serve(store: Store, lease: Lease) -> None:
+async def serve(store: Store, lease: Lease, submission: Submission | None) -> None:
     """Do what waits in one session. What we leave unfinished is queued again when we release or die."""
-    while submission := await store.take(lease):
+    while submission := submission or await store.take(lease):
         text = json.loads(submission.payload)["text"]
         answer = json.dumps({"text": text.upper(), "attempt": submission.attempts})
         # The answer and the end of the submission are one transaction: both are there, or neither.
@@ -37,6 +37,7 @@ async def serve(store: Store, lease: Lease) -> None:
                 submissions=[SubmissionChange(id=submission.id, state="done")],
             ),
         )
+        submission = None
 
 
 async def work(store: Store, *, until_idle: bool) -> None:
@@ -45,20 +46,19 @@ async def work(store: Store, *, until_idle: bool) -> None:
     try:
         await store.reclaim()
         while not alive.done():
-            lease = await store.claim(holder)
-            if lease is None:
-                if until_idle:
-                    return
+            found = await store.next_work(holder)  # a lease, and the first submission of its session
+            if not found and until_idle:
+                return
+            if not found:
                 await asyncio.sleep(IDLE)
-                continue
-            try:
-                await serve(store, lease)
-            except (LeaseLost, StoreUnavailable) as error:
-                print(f"gave up {lease.session_id}: {error}", file=sys.stderr)
-            finally:
-                await store.release(
-                    lease
-                )  # also a lost one: then it changes nothing, or frees what is still ours
+            for item in found:
+                try:
+                    await serve(store, item.lease, item.submission)
+                except (LeaseLost, StoreUnavailable) as error:
+                    print(f"gave up {item.session.id}: {error}", file=sys.stderr)
+                finally:
+                    # Also a lost one: then it changes nothing, or frees what is still ours.
+                    await store.release(item.lease)
         alive.result()
     finally:
         alive.cancel()

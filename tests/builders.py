@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from time import monotonic
+from typing import Any
 
 from holdfast.store import Store
 from holdfast.types import Batch, Holder, Lease, NewEvent
@@ -38,3 +39,10 @@ async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 30.0)
     while not await condition():
         assert monotonic() < deadline, "it did not happen in time"
         await asyncio.sleep(0.005)
+
+
+async def claim(store: Store, holder: Holder, **options: Any) -> Lease | None:
+    """Return the lease of the session that has been ready longest, if there is one. Its first submission has begun."""
+    for work in await store.next_work(holder, **options):
+        return work.lease
+    return None

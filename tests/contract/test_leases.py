@@ -5,7 +5,7 @@ import pytest
 from holdfast.errors import Conflict, HolderLost, LeaseLost, SessionBusy, SessionNotFound
 from holdfast.store import Store
 from holdfast.types import Batch, Draft, Effect, Holder, NewEvent, Run, Segment, SubmissionChange
-from tests.builders import brief, held_session, new_session, ticks, until
+from tests.builders import brief, claim, held_session, new_session, ticks, until
 
 
 async def expired(store: Store, holder: Holder) -> bool:
@@ -147,7 +147,7 @@ async def test_reclaim_frees_the_sessions_of_the_dead_only(store: Store):
         await store.renew(dead)
     with pytest.raises(LeaseLost):
         await store.write(dead_lease, ticks())
-    successor = await store.claim(await store.join("next", ttl=60))
+    successor = await claim(store, await store.join("next", ttl=60))
     assert successor is not None
     assert (successor.session_id, successor.taken_from) == (dead_lease.session_id, dead.id)
 
@@ -170,7 +170,7 @@ async def test_leave_releases_everything_at_once(store: Store):
     await store.leave(holder)
     await store.leave(holder)
     assert await store.holders() == []
-    successor = await store.claim(await store.join("next", ttl=60))
+    successor = await claim(store, await store.join("next", ttl=60))
     assert successor is not None
     # A clean stop is no take-over.
     assert (successor.session_id, successor.taken_from) == (lease.session_id, None)
@@ -183,7 +183,7 @@ async def test_claim_takes_the_session_that_is_ready_longest(store: Store):
     for session_id in (ids[2], ids[0], ids[3], ids[2]):
         await store.submit(session_id, "message")
     holder = await store.join("worker", ttl=60)
-    claimed = [await store.claim(holder) for _ in range(4)]
+    claimed = [await claim(store, holder) for _ in range(4)]
     assert [lease and lease.session_id for lease in claimed] == [ids[2], ids[0], ids[3], None]
 
 
@@ -193,11 +193,11 @@ async def test_claim_only_for_the_agents_one_has(store: Store):
     for session_id in (coder, scribe):
         await store.submit(session_id, "message")
     holder = await store.join("worker", ttl=60)
-    lease = await store.claim(holder, agents=["scribe", "painter"])
+    lease = await claim(store, holder, agents=["scribe", "painter"])
     assert lease is not None
     assert lease.session_id == scribe
-    assert await store.claim(holder, agents=["scribe"]) is None
-    assert await store.claim(holder, agents=[]) is None
+    assert await claim(store, holder, agents=["scribe"]) is None
+    assert await claim(store, holder, agents=[]) is None
 
 
 async def test_concurrent_claims_never_share_a_session(store: Store):
@@ -208,7 +208,7 @@ async def test_concurrent_claims_never_share_a_session(store: Store):
 
     async def drain(holder: Holder) -> list[str]:
         claimed: list[str] = []
-        while lease := await store.claim(holder):
+        while lease := await claim(store, holder):
             claimed.append(lease.session_id)
         return claimed
 
@@ -232,13 +232,12 @@ async def test_a_submission_during_release_is_never_forgotten(store: Store):
     for _ in range(25):
         lease = await store.acquire(session_id, holder)
         await asyncio.gather(store.release(lease), store.submit(session_id, "message"))
-        claimed = await store.claim(holder)
-        assert claimed is not None
-        taken = await store.take(claimed)
-        assert taken is not None
-        await store.write(claimed, Batch(submissions=[SubmissionChange(id=taken.id, state="done")]))
-        await store.release(claimed)
-        assert await store.claim(holder) is None
+        (work,) = await store.next_work(holder)
+        assert work.submission is not None
+        done = SubmissionChange(id=work.submission.id, state="done")
+        await store.write(work.lease, Batch(submissions=[done]))
+        await store.release(work.lease)
+        assert await claim(store, holder) is None
 
 
 async def test_an_unknown_session_or_holder(store: Store):
@@ -258,8 +257,8 @@ async def test_a_dead_holder_takes_nothing(store: Store):
     holder = await store.join("late", ttl=0.02)
     await until(lambda: expired(store, holder))
     with pytest.raises(HolderLost):
-        await store.claim(holder)
-    lease = await store.claim(await store.join("alive", ttl=60))
+        await claim(store, holder)
+    lease = await claim(store, await store.join("alive", ttl=60))
     assert lease is not None
     await store.write(lease, Batch(events=[NewEvent(kind="tick")]))
 
@@ -269,7 +268,7 @@ async def test_a_cancelled_claim_holds_nothing_in_secret(store: Store):
     await store.submit(session_id, "message")
     holder = await store.join("worker", ttl=60)
     for turn in range(30):
-        claiming = asyncio.create_task(store.claim(holder))
+        claiming = asyncio.create_task(claim(store, holder))
         for _ in range(turn % 6):
             await asyncio.sleep(0)
         if turn % 2:
@@ -286,7 +285,7 @@ async def test_a_cancelled_claim_holds_nothing_in_secret(store: Store):
             return (await store.session(session_id)).holder is None
 
         await until(free)
-    assert await store.claim(holder) is not None
+    assert await claim(store, holder) is not None
 
 
 async def test_a_stale_lease_beside_the_new_one_of_the_same_process(store: Store):

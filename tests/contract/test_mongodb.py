@@ -127,18 +127,13 @@ async def test_lost_answers_are_found_again(engine: Engine, store: Store):
         proxy.cut_after = b"commitTransaction"
         await remote.release(lease)
         proxy.cut_after = b"commitTransaction"
-        claimed = await remote.claim(holder)
-        assert claimed is not None
-        assert (claimed.session_id, claimed.epoch) == (session_id, 2)
-        await remote.release(claimed)
-        proxy.cut_after = b"commitTransaction"
         (work,) = await remote.next_work(holder)
-        assert (work.lease.epoch, work.submission and work.submission.attempts) == (3, 1)
+        assert (work.lease.epoch, work.submission and work.submission.attempts) == (2, 1)
         proxy.cut_after = b"commitTransaction"
         done = [SubmissionChange(id=submission.id, state="done")]
         await remote.write(work.lease, Batch(submissions=done, status="idle", release=True))
         session = await store.session(session_id)
-        assert (session.holder, session.pending, session.epoch) == (None, 0, 3)
+        assert (session.holder, session.pending, session.epoch) == (None, 0, 2)
         assert proxy.cut_after is None
         await remote.leave(holder)
 

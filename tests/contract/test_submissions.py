@@ -148,15 +148,14 @@ async def test_a_poison_submission_ends_as_a_dead_letter(store: Store):
     poison, healthy = [await store.submit(session_id, "message") for _ in range(2)]
     for attempt in range(1, 4):
         holder = await store.join("doomed", ttl=60)
-        lease = await store.claim(holder)
-        assert lease is not None
-        submission = await store.take(lease, max_attempts=3)
+        (work,) = await store.next_work(holder, max_attempts=3)
+        submission = work.submission
         assert submission is not None
         assert (submission.id, submission.attempts) == (poison.id, attempt)
         await store.leave(holder)
-    lease = await store.claim(await store.join("next", ttl=60))
-    assert lease is not None
-    submission = await store.take(lease, max_attempts=3)
+    (work,) = await store.next_work(await store.join("next", ttl=60), max_attempts=3)
+    assert work.submission is None
+    submission = await store.take(work.lease, max_attempts=3)
     assert submission is not None
     assert submission.id == healthy.id
     (dead,) = (await store.submissions(session_id, state="dead")).items
@@ -193,11 +192,11 @@ async def test_a_session_that_waits_is_ready_for_the_control_lane_only(store: St
     session = await store.session(lease.session_id)
     assert (session.status, session.waiting_for, session.pending) == ("waiting", "approval of call-1", 1)
     await store.submit(lease.session_id, "message")
-    assert await store.claim(holder) is None
+    assert await store.next_work(holder) == []
     await store.submit(lease.session_id, "approval", lane="control")
-    claimed = await store.claim(holder)
-    assert claimed is not None
-    assert (await taken(store, claimed)).kind == "approval"
+    (work,) = await store.next_work(holder)
+    assert work.submission is not None
+    assert work.submission.kind == "approval"
 
 
 async def test_a_dead_worker_leaves_a_waiting_session_waiting(store: Store):
@@ -206,7 +205,7 @@ async def test_a_dead_worker_leaves_a_waiting_session_waiting(store: Store):
     await store.write(lease, Batch(status="waiting", waiting_for="a person"))
     await store.leave(holder)
     assert (await store.session(lease.session_id)).status == "waiting"
-    assert await store.claim(await store.join("next", ttl=60)) is None
+    assert await store.next_work(await store.join("next", ttl=60)) == []
 
 
 async def test_the_queue_is_bounded(engine: Engine):

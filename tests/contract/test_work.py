@@ -45,8 +45,7 @@ async def test_work_is_what_claim_and_take_give(store: Store):
     ]
     started = (await store.events(session_id, after=2))[0]
     await store.release(work.lease)
-    assert (await store.claim(holder)) is not None  # for comparison, the other way
-    lease = Lease(session_id=session_id, epoch=2, holder=holder.id)
+    lease = await store.acquire(session_id, holder)  # for comparison, the other way
     assert await store.take(lease) is not None
     other = (await store.events(session_id, after=3))[0]
     assert other.payload == started.payload.replace('"attempt": 1', '"attempt": 2')

@@ -49,7 +49,6 @@ class Actor:
             self._submit: 5,
             self._interrupt: 1,
             self._acquire: 3,
-            self._claim: 2,
             self._next_work: 4,
             self._take: 6,
             self._write: 8,
@@ -109,11 +108,6 @@ class Actor:
         session = self._chance.choice(self._sessions)
         lease: Lease = await self._said("acquire", self._store.acquire(session, holder))
         self._leases.append(lease)
-
-    async def _claim(self, holder: Holder) -> None:
-        lease: Lease | None = await self._said("acquire", self._store.claim(holder))
-        if lease is not None:
-            self._leases.append(lease)
 
     async def _next_work(self, holder: Holder) -> None:
         limit = self._chance.randint(1, 3)

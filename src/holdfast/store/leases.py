@@ -1,7 +1,6 @@
 """Holders and leases: who may write to a session, and what happens to its work when they are gone."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from holdfast.errors import BadInput, HolderLost, SessionBusy
@@ -117,40 +116,6 @@ class LeaseMethods(Transactions):
                 raise SessionBusy(session_id=session_id, holder=live[0]["name"], until=until)
             dead = head.holder
         return (yield from self._take(session_id, holder, tenure, dead))
-
-    async def claim(self, holder: Holder, *, agents: Sequence[str] | None = None) -> Lease | None:
-        """Take the lease of the session that has been ready longest, if there is one. No two callers get the same.
-
-        Raises `HolderLost`. Sessions of dead holders are ready once `reclaim` has freed them.
-        """
-        wanted = None if agents is None else list(agents)
-        return await self._unfinished.run_or_undo(self._claim(holder, new_id(), wanted, []), self._let_go)
-
-    async def _let_go(self, lease: Lease | None) -> None:
-        if lease is not None:
-            await self.release(lease)
-
-    @writing(repeatable=True)
-    def _claim(
-        self, holder: Holder, tenure: str, agents: list[str] | None, tries: list[str]
-    ) -> Tx[Lease | None]:
-        yield op("claim_lock", tenure=tenure)
-        taken = (yield op("tenure", holder=holder.id, tenure=tenure)) if tries else ()
-        tries.append(tenure)
-        for row in taken:
-            return Lease(
-                session_id=row["session_id"],
-                epoch=row["epoch"],
-                holder=holder.id,
-                taken_from=row["orphaned_by"],
-                seq=row["seq"],
-            )
-        ready = yield op("next_ready", agents=agents)
-        if not ready:
-            if not (yield op("live_holder", id=holder.id)):
-                raise HolderLost(id=holder.id)
-            return None
-        return (yield from self._take(ready[0]["session_id"], holder, tenure, None))
 
     def _take(self, session_id: str, holder: Holder, tenure: str, dead: str | None) -> Tx[Lease]:
         rows = yield op("take_lease", session_id=session_id, holder=holder.id, tenure=tenure, dead=dead)

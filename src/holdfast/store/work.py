@@ -18,9 +18,10 @@ class WorkMethods(LeaseMethods, SubmissionMethods):
     async def next_work(
         self, holder: Holder, *, agents: Sequence[str] | None = None, limit: int = 1, max_attempts: int = 5
     ) -> list[Work]:
-        """Claim up to `limit` ready sessions and take the first submission of each, all in one transaction.
+        """Claim up to `limit` ready sessions, those that have been ready longest, and take the first submission of each, in one transaction.
 
-        What `claim` and then `take` would do, at the price of one. Raises `HolderLost`.
+        No two callers get the same session. A submission that was begun `max_attempts` times is left to `take`. Sessions of dead
+        holders are ready once `reclaim` has freed them. Raises `HolderLost`.
         """
         wanted = None if agents is None else list(agents)
         if not await self._any_ready(holder, wanted):

@@ -100,10 +100,6 @@ async def _ready(db: Documents, agents: Sequence[str] | None, limit: int) -> lis
     return random.sample(ids, min(limit, len(ids))) if crowd else ids
 
 
-async def next_ready(db: Documents, *, agents: Sequence[str] | None = None) -> list[Row]:
-    return [Row(session_id=each) for each in await _ready(db, agents, 1)]
-
-
 async def claim_lock(_: Documents, **__: object) -> list[Row]:
     """Do nothing: a transaction that is tried again in its session ends the one before."""
     return []

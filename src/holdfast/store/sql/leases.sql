@@ -51,23 +51,6 @@ WHERE h.session_id = :session_id;
 -- name: live_holder
 SELECT id, name, deadline FROM holders WHERE id = :id AND deadline > now_us();
 
--- name: next_ready
--- As `claim_ready` finds them.
---[sqlite] SELECT h.session_id FROM
---[sqlite]   json_each(:agents) AS a CROSS JOIN   --? agents
---[sqlite]   heads h
---[sqlite] WHERE h.ready_at IS NOT NULL
---[sqlite]   AND h.session_id IN (   --? agents
---[sqlite]     SELECT r.session_id FROM heads r WHERE r.agent = a.value AND r.ready_at IS NOT NULL   --? agents
---[sqlite]     ORDER BY r.ready_at LIMIT 1)   --? agents
---[postgres] SELECT h.session_id FROM
---[postgres]   unnest(CAST(:agents AS text[])) AS a(value) CROSS JOIN LATERAL   --? agents
---[postgres]   (SELECT r.session_id, r.ready_at FROM heads r WHERE r.ready_at IS NOT NULL
---[postgres]     AND r.agent = a.value   --? agents
---[postgres]     ORDER BY r.ready_at LIMIT 1 FOR UPDATE SKIP LOCKED) AS h
-ORDER BY h.ready_at
-LIMIT 1;
-
 -- name: claim_lock
 -- A claim that is sent again waits here for its first try, which may still be committing.
 --[sqlite] SELECT 1 AS locked;
