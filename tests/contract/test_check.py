@@ -33,6 +33,7 @@ DAMAGE = {
     "ready is free": "UPDATE heads SET holder = 'ghost' WHERE session_id = 'other'",
     "message has segment": "DELETE FROM segments",
     "segment has parent": "UPDATE segments SET parent = 7",
+    "segment has start": "UPDATE segments SET start = 1",
     "checkpoint has messages": "UPDATE checkpoints SET length = 9",
     "dense messages": "DELETE FROM messages WHERE position = 0",
     "event has message": "UPDATE events SET segment = 1, position = 9 WHERE seq = 1",

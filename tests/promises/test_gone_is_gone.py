@@ -1,6 +1,7 @@
 """Promise 9. Gone is gone: after clean or erase no content is left in any table, blob, draft or file."""
 
 import io
+from functools import partial
 from pathlib import Path
 
 import asyncpg
@@ -198,3 +199,18 @@ async def test_an_archive_that_cannot_be_stored_deletes_nothing(store: Store, tm
     assert not isinstance(caught.value, Conflict)
     assert await export(store, session_id) == before
     assert (await store.session(session_id)).status == "idle"
+
+
+async def test_all_children_go_also_those_beyond_a_page(store: Store, monkeypatch: pytest.MonkeyPatch):
+    lease, holder = await held_session(store)
+    await store.write(lease, Batch(runs=[Run(id="parent")], events=[NewEvent(kind="tick")]))
+    for number in range(5):
+        child = await new_session(store, id=f"child-{number}")
+        held = await store.acquire(child, holder)
+        await store.write(held, Batch(runs=[Run(id=f"run-{number}", parent_id="parent")]))
+        await store.release(held)
+    await store.release(lease)
+    monkeypatch.setattr(store, "child_sessions", partial(store.child_sessions, limit=2))
+    erased = await erase(store, open_media(store=store), lease.session_id, actor="test", children=True)
+    assert [gone.session_id for gone in erased.children] == [f"child-{number}" for number in range(5)]
+    assert (await store.sessions()).items == []

@@ -38,6 +38,17 @@ def first(records: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return next(record[name] for record in records if name in record)
 
 
+def shift(records: list[dict[str, Any]], by: int) -> None:
+    """Move a whole history, with all that refers to it: everything fits together, and reading it takes for ever."""
+    for record in records:
+        for name, column in (("segments", "start"), ("messages", "position"), ("checkpoints", "length")):
+            if name in record:
+                record[name][column] += by
+        for name in ("events", "effects"):
+            if name in record and record[name]["position"] is not None:
+                record[name]["position"] += by
+
+
 HARM: dict[str, Callable[[list[dict[str, Any]]], object]] = {
     "another session's record": lambda r: first(r, "events").update(session_id="other"),
     "a path in an id": lambda r: first(r, "runs").update(id="../../etc/passwd"),
@@ -69,6 +80,8 @@ HARM: dict[str, Callable[[list[dict[str, Any]]], object]] = {
     "no session": lambda r: r.remove(r[1]),
     "a session that runs": lambda r: r[1]["session"].update(status="running"),
     "another owner": lambda r: r[1]["session"].update(owner="mallory"),
+    "a history that begins at a huge number": lambda r: shift(r, 2**60),
+    "a checkpoint of a segment that is not there": lambda r: first(r, "checkpoints").update(segment=7),
     "an older one": lambda r: r[1]["session"].update(seq=1),
 }
 

@@ -4,7 +4,7 @@ The tombstone comes first: from then on nothing is accepted, and whoever finishe
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -51,6 +51,15 @@ async def erase(
     return erased
 
 
+async def all_children(store: Store, session_id: str) -> AsyncGenerator[str, None]:
+    """Yield the sessions in which runs of this one have delegates, page by page."""
+    after: str | None = None
+    while page := await store.child_sessions(session_id, after=after):
+        for child in page:
+            yield child
+        after = page[-1]
+
+
 @dataclass(frozen=True, slots=True)
 class _Terms:
     actor: str
@@ -72,10 +81,11 @@ async def _erase(
         return Erased(session_id=session_id, erased_at=at)
     await refuse_held(store, session_id)
     gone: list[Erased] = []
-    for child in await store.child_sessions(session_id) if terms.children else ():
-        if child not in seen:
-            seen.add(child)
-            gone.append(await _erase(store, media, child, terms, seen=seen))
+    if terms.children:
+        async for child in all_children(store, session_id):
+            if child not in seen:
+                seen.add(child)
+                gone.append(await _erase(store, media, child, terms, seen=seen))
     async with held(store, session_id, terms.holder) as lease:
         if terms.idle_days is not None:
             await store.begin_cleaning(lease, idle=terms.idle_days * DAY)

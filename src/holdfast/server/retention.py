@@ -19,7 +19,7 @@ from holdfast.retention import clean as clean_session
 from holdfast.retention import erase as erase_session
 from holdfast.retention import rehydrate as rehydrate_session
 from holdfast.retention.archive import MEDIA_TYPE
-from holdfast.retention.erase import Erased
+from holdfast.retention.erase import Erased, all_children
 from holdfast.retention.sweep import DUTY, Result
 from holdfast.retention.sweeper import sweep_apart
 from holdfast.server.auth import Principal
@@ -237,7 +237,7 @@ async def _own_children(store: Store, session_id: str, principal: Principal) -> 
     """Raise `Forbidden` if a session that would go with this one is somebody else's."""
     seen, left = {session_id}, [session_id]
     while left:
-        for child in await store.child_sessions(left.pop()):
+        async for child in all_children(store, left.pop()):
             if child in seen:
                 continue
             if (await store.session(child)).owner != principal.owner:

@@ -58,9 +58,11 @@ class RetentionMethods(Transactions):
         return {row["kind"]: row["number"] for row in rows if row["number"]}
 
     @reading
-    def child_sessions(self, session_id: str, *, limit: int = 1000) -> Tx[list[str]]:
-        """Return the other sessions in which runs of this one have delegates."""
-        rows = yield op("child_sessions", session_id=session_id, limit=page_limit(limit))
+    def child_sessions(
+        self, session_id: str, *, after: str | None = None, limit: int = 1000
+    ) -> Tx[list[str]]:
+        """Return the other sessions in which runs of this one have delegates, in the order of their ids; those that follow `after`."""
+        rows = yield op("child_sessions", session_id=session_id, after=after, limit=page_limit(limit))
         return [row["session_id"] for row in rows]
 
     @reading

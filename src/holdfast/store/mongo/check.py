@@ -282,6 +282,26 @@ async def check_segment_has_parent(db: Documents, *, limit: int, session_id: str
     return _found(rows, lambda r: f"segment {r['number']} has no parent {r['parent']} before it")
 
 
+async def check_segment_has_start(db: Documents, *, limit: int, session_id: str | None = None) -> list[Row]:
+    fields = ["session_id", "number", "parent", "start"]
+    rows = await db.find("segments", _of("segments", session_id), fields=fields, sort=[("_id", 1)])
+    starts = {(row["session_id"], row["number"]): row["start"] for row in rows}
+    places = await _places(db, "messages", "position", _of("messages", session_id))
+    ends = {key: last + 1 for key, (_, last, _) in places.items()}
+    cleaning = {row["_id"] for row in await db.find("sessions", {"status": "cleaning"}, fields=["_id"])}
+    broken: list[Row] = []
+    for row in rows:
+        parent = row["session_id"], row["parent"]
+        if row["session_id"] not in cleaning and not 0 <= row["start"] <= ends.get(
+            parent, starts.get(parent, 0)
+        ):
+            broken.append(row)
+    return _found(
+        broken[:limit],
+        lambda r: f"segment {r['number']} begins at {r['start']}, where its parent has no messages",
+    )
+
+
 async def check_checkpoint_has_messages(
     db: Documents, *, limit: int, session_id: str | None = None
 ) -> list[Row]:
@@ -294,7 +314,7 @@ async def check_checkpoint_has_messages(
     for key, (_, last, _) in (
         await _places(db, "checkpoints", "length", _of("checkpoints", session_id))
     ).items():
-        start = starts.get(key, last)
+        start = starts.get(key, 0)
         there = messages.get(key, range(0))
         if last > start and not (isinstance(there, range) and start in there and last - 1 in there):
             rows = await _in_segment(db, "checkpoints", key, ["id", "length"])

@@ -136,11 +136,14 @@ DELETE = {f"delete_{table}": partial(_delete, table=table) for table in CONTENT}
 """`delete_x` for every table with content."""
 
 
-async def child_sessions(db: Documents, *, session_id: str, limit: int) -> list[Row]:
+async def child_sessions(
+    db: Documents, *, session_id: str, limit: int, after: str | None = None
+) -> list[Row]:
     runs = await db.find("runs", span("runs", session_id), fields=["id"])
+    others: dict[str, str] = {"$ne": session_id} if after is None else {"$ne": session_id, "$gt": after}
     groups = await db.group(
         "runs",
-        {"$match": {"parent_id": {"$in": [r["id"] for r in runs]}, "session_id": {"$ne": session_id}}},
+        {"$match": {"parent_id": {"$in": [r["id"] for r in runs]}, "session_id": others}},
         {"$group": {"_id": "$session_id"}},
         {"$sort": {"_id": 1}},
         {"$limit": limit},

@@ -80,11 +80,21 @@ WHERE g.parent IS NOT NULL AND NOT EXISTS (
   AND g.session_id = :session_id   --? session_id
 LIMIT :limit;
 
+-- name: check_segment_has_start
+-- A history begins at 0. A segment begins within the messages of its parent, or right behind them. A clean deletes these first.
+SELECT g.session_id, 'segment ' || g.number || ' begins at ' || g.start || ', where its parent has no messages' AS detail
+FROM segments g LEFT JOIN segments p ON p.session_id = g.session_id AND p.number = g.parent
+WHERE (g.start < 0 OR g.start > coalesce(
+    (SELECT max(m.position) + 1 FROM messages m WHERE m.session_id = p.session_id AND m.segment = p.number), p.start, 0))
+  AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.id = g.session_id AND s.status = 'cleaning')
+  AND g.session_id = :session_id   --? session_id
+LIMIT :limit;
+
 -- name: check_checkpoint_has_messages
--- The last message of its history is there; those before it are dense by the check below.
+-- The last message of its history is there; those before it are dense by the other checks.
 SELECT c.session_id, 'checkpoint ' || c.id || ' goes beyond the messages of segment ' || c.segment AS detail
-FROM checkpoints c JOIN segments g ON g.session_id = c.session_id AND g.number = c.segment
-WHERE c.length > g.start AND NOT EXISTS (
+FROM checkpoints c LEFT JOIN segments g ON g.session_id = c.session_id AND g.number = c.segment
+WHERE c.length > coalesce(g.start, 0) AND NOT EXISTS (
   SELECT 1 FROM messages m
   WHERE m.session_id = c.session_id AND m.segment = c.segment AND m.position = c.length - 1)
   AND c.session_id = :session_id   --? session_id

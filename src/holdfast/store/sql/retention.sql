@@ -153,4 +153,5 @@ RETURNING 1 AS gone;
 -- name: child_sessions
 SELECT DISTINCT c.session_id FROM runs p JOIN runs c ON c.parent_id = p.id
 WHERE p.session_id = :session_id AND c.session_id <> :session_id
+  AND c.session_id > :after   --? after
 ORDER BY c.session_id LIMIT :limit;
