@@ -139,6 +139,9 @@ async def test_events_as_pages_and_as_a_stream(store: Store, http: httpx2.AsyncC
         ("/api/sessions/s1/submissions", b"{}"),
         ("/api/sessions/s1/submissions", b'{"text": "a", "content": []}'),
         ("/api/sessions/s1/submissions", b'{"kind": "dance"}'),
+        ("/api/sessions/s1/submissions", b'{"kind": {}}'),
+        ("/api/sessions/s1/submissions", b"[1]"),
+        ("/api/sessions/s1/submissions", b'"text"'),
         ("/api/sessions/s1/submissions", b'{"kind": "rewind"}'),
         ("/api/sessions/s1/submissions", b'{"kind": "undo", "text": "a"}'),
         ("/api/sessions/s1/submissions", b'{"text": "a", "when_busy": "panic"}'),
@@ -152,6 +155,34 @@ async def test_nonsense_is_refused_in_the_documented_shape(
     answer = await http.post(path, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 422, answer.text
     assert set(answer.json()["error"]) >= {"code", "message"}
+
+
+UNUSABLE: list[tuple[list[Any], str]] = [
+    ([1], "body.content.0"),
+    ([None], "body.content.0"),
+    ([{}], "body.content.0"),
+    (["a", {"kind": "binary", "media_type": "image/png"}], "body.content.1.data"),
+    ([{"kind": "binary", "data": "?", "media_type": "image/png"}], "body.content.0.data"),
+    ([{"kind": "document-url", "url": "s3://bucket/key"}], "body.content.0.url"),
+    (
+        [{"kind": "image-url", "url": "http://10.0.0.1/", "force_download": "allow-local"}],
+        "body.content.0.force_download",
+    ),
+    ([{"kind": "uploaded-file", "file_id": "x", "provider_name": "openai"}], "body.content.0"),
+    ([1] * 20_000, "body.content.0"),
+    (["a"] * 1001, "body.content"),
+]
+
+
+@pytest.mark.parametrize(("content", "place"), UNUSABLE)
+async def test_content_that_no_agent_can_read_is_refused_with_its_place(
+    http: httpx2.AsyncClient, session: str, store: Store, content: list[Any], place: str
+):
+    answer = await http.post(f"/api/sessions/{session}/submissions", json={"content": content})
+    assert answer.status_code == 422
+    assert answer.json()["error"]["message"].startswith(f"{place}: ")
+    assert len(answer.content) < 10_000
+    assert (await store.session(session)).pending == 0
 
 
 UNREADABLE = {

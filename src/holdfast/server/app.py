@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.config import Settings
+from holdfast.content import place_of
 from holdfast.counting import counted_by
 from holdfast.errors import (
     ArchiveFailed,
@@ -228,9 +229,7 @@ async def _say_ours(request: Request, error: Any) -> JSONResponse:
 
 async def _say_invalid(request: Request, error: Any) -> JSONResponse:
     del request
-    problems = [
-        {"where": ".".join(map(str, found["loc"])), "problem": str(found["msg"])} for found in error.errors()
-    ]
+    problems = [{"where": place_of(found["loc"]), "problem": str(found["msg"])} for found in error.errors()]
     first = problems[0]
     message = f"{first['where']}: {first['problem']}".encode("utf-8", "replace").decode()
     return _error(422, "bad_input", message, problems=problems[:20])

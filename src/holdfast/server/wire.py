@@ -3,10 +3,11 @@
 import json
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, Tag
 
+from holdfast.content import Content
 from holdfast.jsontext import read_json
 from holdfast.types import (
     Checkpoint,
@@ -161,7 +162,7 @@ class ContentMessage(_Asked):
     """Something that the user says or shows."""
 
     kind: Literal["message"] = "message"
-    content: list[Any] = Field(min_length=1, description="Parts, as Pydantic AI's user content.")
+    content: Content
 
 
 class Command(_Asked):
@@ -185,7 +186,22 @@ class Fork(_Asked):
     session_id: Id | None = None
 
 
-NewSubmission = TextMessage | ContentMessage | Command | Rewind | Fork
+def _kind(body: Any) -> str:
+    given = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
+    kind: Any = given.get("kind", "message")
+    if kind == "message":
+        return "(content)" if "content" in given and "text" not in given else "(text)"
+    return f"({kind})" if kind in ("rewind", "fork") else "(command)"
+
+
+NewSubmission = Annotated[
+    Annotated[TextMessage, Tag("(text)")]
+    | Annotated[ContentMessage, Tag("(content)")]
+    | Annotated[Command, Tag("(command)")]
+    | Annotated[Rewind, Tag("(rewind)")]
+    | Annotated[Fork, Tag("(fork)")],
+    Discriminator(_kind),
+]
 
 
 class Answer(Given):
