@@ -11,6 +11,7 @@ import os
 import random
 import re
 import tempfile
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
@@ -126,6 +127,25 @@ STATEMENTS: Final[dict[str, Handler]] = {
 }
 
 
+class _Turns:
+    """Lets the changes to one session come one after the other, in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._users: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def of(self, session_id: str) -> AsyncGenerator[None, None]:
+        self._users[session_id] += 1
+        try:
+            async with self._locks.setdefault(session_id, asyncio.Lock()):
+                yield
+        finally:
+            self._users[session_id] -= 1
+            if not self._users[session_id]:
+                del self._users[session_id], self._locks[session_id]
+
+
 class MongoStore(Store):
     """Sessions in a database of a MongoDB replica set."""
 
@@ -147,7 +167,7 @@ class MongoStore(Store):
         self._beacons: FileBeacons | None = None
         self._has_bulk_write = False
         self._clock = Clock()
-        self._turns: dict[str, asyncio.Lock] = {}
+        self._turns = _Turns()
 
     def twin(self) -> "MongoStore":
         return MongoStore(self._address, upgrade=False, settings=self.settings)
@@ -222,7 +242,7 @@ class MongoStore(Store):
         return await self._unfinished.run(self._write(database, lease, writing))
 
     async def _write(self, database: AsyncDatabase[Row], lease: Lease, writing: Writing) -> int:
-        async with self._turn(lease.session_id):
+        async with self._turns.of(lease.session_id):
             if lease.lost:
                 raise lease_lost(lease, "it was released, or lost before")
             writing.refuse()
@@ -284,7 +304,7 @@ class MongoStore(Store):
         self, database: AsyncDatabase[Row], make: Callable[[], Tx[T]], changes: Sequence[str]
     ) -> T:
         """Run it when this process has nothing else under way that changes the same: the two would only collide."""
-        async with self._turn(changes[0]) if changes else nullcontext():
+        async with self._turns.of(changes[0]) if changes else nullcontext():
             return await self._commit(database, lambda db: _run(db, make()))
 
     async def _commit(
@@ -368,17 +388,6 @@ class MongoStore(Store):
         topics = self._hub.topics()
         if topics:
             self._hub.at(await self._read(lambda: self._look_around(topics)))
-
-    @asynccontextmanager
-    async def _turn(self, session_id: str) -> AsyncGenerator[None, None]:
-        """Let the changes to one session come one after the other, in the order in which they were asked for."""
-        lock = self._turns.setdefault(session_id, asyncio.Lock())
-        try:
-            async with lock:
-                yield
-        finally:
-            if not lock.locked() and not lock._waiters:  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-                self._turns.pop(session_id, None)
 
     def _running(self) -> AsyncDatabase[Row]:
         self._refuse_inherited()

@@ -120,16 +120,48 @@ class _Job:
         return self.result
 
 
-class _Average:
-    """What something has taken lately; for ever, until it was measured."""
+class _Pace:
+    """How the last commits went, by which the writer chooses how to do the next one.
 
-    __slots__ = ("value",)
+    - `together`: whether the last group had several jobs. Then the next job waits for the writer's thread, which collects a group.
+    - `latest`: the topics of the last job. A lone job for other topics first lets the rest of this turn of the event loop join it.
+    - `lone_seconds`: how long a lone job takes. A quick one is done on the caller's thread.
+    - `sync_seconds`: how long the disk takes. If that is short, a large group is split, so that the event loop works on one half
+      while the other is synced; if it is long, a second sync would cost more than it gains.
+
+    The times are moving averages, infinite until something was measured.
+    """
 
     def __init__(self) -> None:
-        self.value = math.inf
+        self.together = False
+        self.latest: Sequence[str] = ()
+        self.lone_seconds = self.sync_seconds = math.inf
 
-    def add(self, seconds: float) -> None:
-        self.value = seconds if self.value == math.inf else self.value + (seconds - self.value) / 4
+    def note(self, jobs: "list[_Job]", seconds: float, sync_seconds: float) -> None:
+        """Remember how a commit went."""
+        self.together = len(jobs) > 1
+        self.latest = jobs[-1].changes
+        self.sync_seconds = _average(self.sync_seconds, sync_seconds)
+        if not self.together:
+            self.lone_seconds = _average(self.lone_seconds, seconds)
+
+    def waits_for_others(self, changes: Sequence[str]) -> bool:
+        """Return whether a job should let others join it before it is done."""
+        return not self.together and changes != self.latest
+
+    def is_done_at_once(self, waiting: int) -> bool:
+        """Return whether the caller should do the jobs that wait, instead of the writer's thread."""
+        return waiting == 1 and not self.together and self.lone_seconds < _QUICK_SECONDS
+
+    def group_size(self, waiting: int) -> int:
+        """Return how many of the jobs that wait to take."""
+        if waiting > _SPLIT_JOBS and self.sync_seconds < _SPLIT_SECONDS:
+            waiting //= 2
+        return min(waiting, _LARGEST_GROUP)
+
+
+def _average(before: float, seconds: float) -> float:
+    return seconds if before == math.inf else before + (seconds - before) / 4
 
 
 def _deliver(jobs: list[_Job]) -> None:
@@ -155,10 +187,7 @@ class Writer:
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._woken = False
         self._busy = threading.Lock()
-        self._company = False  # whether the last group had more than one job
-        self._latest: Sequence[str] = ()  # what was changed last
-        self._lone_seconds = _Average()
-        self._sync_seconds = _Average()
+        self._pace = _Pace()
         self._connection = connect(path)
         try:
             _prepare(self._connection)
@@ -183,8 +212,8 @@ class Writer:
         job = _Job(work, chore, changes, fail)
         self._waiting.append(job)
         try:
-            if not self._company and changes != self._latest:
-                await asyncio.sleep(0)  # what else is written in this turn of the loop joins the group
+            if self._pace.waits_for_others(changes):
+                await asyncio.sleep(0)
         finally:
             self._flush()
         return await job.wait()
@@ -206,8 +235,7 @@ class Writer:
     def _flush(self) -> None:
         if not self._waiting:
             return
-        alone = len(self._waiting) == 1 and not self._company
-        if alone and self._lone_seconds.value < _QUICK_SECONDS and self._busy.acquire(blocking=False):
+        if self._pace.is_done_at_once(len(self._waiting)) and self._busy.acquire(blocking=False):
             try:
                 done = self._at_once()
             finally:
@@ -247,7 +275,7 @@ class Writer:
 
     def _drain(self) -> None:
         while self._waiting:
-            group = [self._waiting.popleft() for _ in range(self._next_size())]
+            group = [self._waiting.popleft() for _ in range(self._pace.group_size(len(self._waiting)))]
             try:
                 self._do(group)
             except Exception as error:  # noqa: BLE001 - the thread goes on; those who wait are told
@@ -255,16 +283,6 @@ class Writer:
                     job.fail(self._translate(error))
             self._finished += group
         self._hand_out()
-
-    def _next_size(self) -> int:
-        """Return how many jobs to take: half of many, so that the loop works on one half while the other is synced.
-
-        Where syncing is slow that would be a second sync for nothing: then all of them.
-        """
-        size = len(self._waiting)
-        if size > _SPLIT_JOBS and self._sync_seconds.value < _SPLIT_SECONDS:
-            size //= 2
-        return min(size, _LARGEST_GROUP)
 
     def _hand_out(self) -> None:
         """Tell those whose jobs are committed, each on its own loop."""
@@ -333,11 +351,7 @@ class Writer:
                 connection.execute("ROLLBACK")
             return
         ended = time.perf_counter()
-        self._company = len(jobs) > 1
-        self._sync_seconds.add(ended - syncing)
-        if not self._company:
-            self._lone_seconds.add(ended - started)
-        self._latest = jobs[-1].changes
+        self._pace.note(jobs, ended - started, ended - syncing)
         self._hub.changed([topic for job in jobs if job.error is None for topic in job.changes])
 
     def _apart(self, job: _Job) -> None:
