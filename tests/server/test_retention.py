@@ -10,13 +10,16 @@ import pytest
 
 from holdfast.config import load_settings
 from holdfast.media import open_media
+from holdfast.server import retention
 from holdfast.server.app import create_app
 from holdfast.server.auth import digest
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, Run
+from tests.builders import until
 from tests.conftest import Engine
 from tests.promises.sessions import fill
 from tests.promises.test_exact_return import export
+from tests.server.serving import serving
 
 ADMIN, ADA, EVE = "admin-secret", "ada-secret", "eve-secret"
 
@@ -92,6 +95,32 @@ async def test_an_archive_may_be_larger_than_other_bodies(engine: Engine):
         assert large.status_code == 413
         back = await client.post(f"{path}/rehydrate", content=archive, headers=bearer(ADA))
         assert back.status_code == 204
+
+
+async def test_only_some_archives_are_sent_at_once(store: Store, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(retention, "MAX_EXPORTS", 2)
+    media = open_media(store=store)
+    session_id = await fill(store, media, ["hello"], blobs=[bytes(range(256)) * 100_000])
+    path, headers = f"/api/sessions/{session_id}/export", bearer(ADA)
+    await store.add_token(digest(ADA), owner="ada")
+    app = create_app(store.settings, store)
+    async with serving(app) as url, httpx2.AsyncClient(base_url=url, headers=headers, timeout=30) as client:
+        async with client.stream("GET", path) as one, client.stream("GET", path) as two:
+            assert (one.status_code, two.status_code) == (200, 200)
+            refused = await client.get(path)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_exports")
+            assert refused.headers["retry-after"] == "1"
+            assert (await client.get("/health")).status_code == 200
+
+        async def is_accepted() -> bool:  # once the server has noticed that both clients left
+            return (await client.get(path)).status_code == 200
+
+        async def is_free() -> bool:
+            return app.state.exports == 0
+
+        await until(is_accepted, 10)
+        assert (await client.get("/api/sessions/unknown/export")).status_code == 404
+        await until(is_free, 10)
 
 
 async def test_others_may_not(client: httpx2.AsyncClient, store: Store):

@@ -4,14 +4,15 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import State
 
 from holdfast.counting import count
-from holdfast.errors import Forbidden, NotCleaned, SweepRunning
+from holdfast.errors import Forbidden, NotCleaned, SweepRunning, TooManyExports
 from holdfast.media import open_media, to_uri
 from holdfast.policy import Action
 from holdfast.retention import Outcome, outlook, spool, write_archive
@@ -28,6 +29,8 @@ from holdfast.server.sessions import SessionId
 from holdfast.store import Store
 
 router = new_router("retention")
+MAX_EXPORTS: Final = 8
+"""How many archives a process sends at once. Each needs some 30 MB and, on PostgreSQL, a connection until it is read."""
 _ARCHIVE: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 
 
@@ -132,7 +135,9 @@ async def export(
 ) -> Response:
     """Stream the archive of a session as it is at this moment. One that is cut short has no end, and no reader takes it."""
     store = store_of(request)
-    pieces = write_archive(store, open_media(store=store), session_id, compress=gzip)
+    pieces = _counted(
+        request.app.state, write_archive(store, open_media(store=store), session_id, compress=gzip)
+    )
     first = await anext(pieces)  # what is wrong from the start is an answer of its own
     count("retention", action="export")
     name = f"{session_id}.ndjson" + (".gz" if gzip else "")
@@ -141,6 +146,19 @@ async def export(
         media_type="application/gzip" if gzip else MEDIA_TYPE,
         headers={"content-disposition": f'attachment; filename="{name}"'},
     )
+
+
+async def _counted(state: State, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Yield the pieces of an archive. Raises `TooManyExports` before the first one."""
+    if state.exports >= MAX_EXPORTS:
+        raise TooManyExports(limit=MAX_EXPORTS)
+    state.exports += 1
+    try:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield piece
+    finally:
+        state.exports -= 1
 
 
 async def _from(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
