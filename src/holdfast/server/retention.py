@@ -24,8 +24,17 @@ from holdfast.retention.erase import Erased
 from holdfast.retention.sweep import DUTY, Result
 from holdfast.retention.sweeper import sweep_apart
 from holdfast.server.auth import Principal
-from holdfast.server.routes import new_router, principal_of, route, session_of, store_of
+from holdfast.server.routes import (
+    access_of,
+    new_router,
+    principal_of,
+    route,
+    session_of,
+    store_of,
+    while_allowed,
+)
 from holdfast.server.sessions import SessionId
+from holdfast.server.stream import Download
 from holdfast.store import Store
 
 router = new_router("retention")
@@ -141,8 +150,9 @@ async def export(
     first = await anext(pieces)  # what is wrong from the start is an answer of its own
     count("retention", action="export")
     name = f"{session_id}.ndjson" + (".gz" if gzip else "")
-    return StreamingResponse(
+    return Download(
         _from(first, pieces),
+        watch=access_of(request),
         media_type="application/gzip" if gzip else MEDIA_TYPE,
         headers={"content-disposition": f'attachment; filename="{name}"'},
     )
@@ -213,7 +223,7 @@ async def rehydrate(request: Request, session_id: SessionId) -> Response:
     store, session = store_of(request), session_of(request)
     if session.status != "cleaned":  # before the archive is read; `rehydrate_session` checks it again
         raise NotCleaned(id=session_id, status=session.status)
-    with await spool(request.stream()) as archive:
+    with await while_allowed(request, spool(request.stream())) as archive:
         given = archive if archive.read(1) else None
         archive.seek(0)
         await rehydrate_session(
