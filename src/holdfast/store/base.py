@@ -664,7 +664,7 @@ class Store(ABC):
 
     @abstractmethod
     async def child_sessions(self, session_id: str, *, limit: int = 1000) -> list[str]:
-        """Return the other sessions in which runs of this one have delegates."""
+        """Return the other sessions of the same owner in which runs of this one have delegates."""
 
     @abstractmethod
     async def erased_at(self, session_id: str) -> datetime | None:
