@@ -184,8 +184,8 @@ class Store(ABC):
         """Move a consumer's cursor forward; a lower number changes nothing. Returns where it is."""
 
     @abstractmethod
-    async def cursors(self, session_id: str) -> list[Cursor]:
-        """Return the cursors of all consumers of a session."""
+    async def cursors(self, session_id: str, *, cursor: str | None = None, limit: int = 200) -> Page[Cursor]:
+        """List the cursors of the consumers of a session, by the consumer's name."""
 
     @abstractmethod
     async def audit(self, *, actor: str, action: str, session_id: str | None, detail: Json) -> None:

@@ -240,13 +240,16 @@ class Sessions(SqlCore):
         if not 0 <= seq <= head.seq:
             raise NotYet(session_id=session_id, seq=head.seq, number=seq)
         yield sql("set_cursor", session_id=session_id, consumer=consumer, seq=seq)
-        rows = yield sql("cursors", session_id=session_id)
-        return next(_cursor(row) for row in rows if row["consumer"] == consumer)
+        (row,) = yield sql("cursor", session_id=session_id, consumer=consumer)
+        return _cursor(row)
 
     @reading
-    def cursors(self, session_id: str) -> Tx[list[Cursor]]:
-        rows = yield from self._of_session(session_id, sql("cursors", session_id=session_id))
-        return [_cursor(row) for row in rows]
+    def cursors(self, session_id: str, *, cursor: str | None = None, limit: int = 200) -> Tx[Page[Cursor]]:
+        (after,) = from_cursor(cursor, str)
+        wanted = sql("cursors", session_id=session_id, after=after, limit=page_limit(limit))
+        rows = yield from self._of_session(session_id, wanted)
+        more = to_cursor(rows[-1]["consumer"]) if is_part(rows, limit) else None
+        return Page(items=[_cursor(row) for row in rows], next_cursor=more)
 
     async def audit(self, *, actor: str, action: str, session_id: str | None, detail: Json) -> None:
         await self._audit(new_id(), actor, action, session_id, detail)
