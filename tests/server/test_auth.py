@@ -216,6 +216,7 @@ class Provider:
         self.asked = 0
         self.answers = threading.Event()
         self.answers.set()
+        self.trickles = False
         provider = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -227,6 +228,9 @@ class Provider:
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
                 with suppress(OSError):  # the server did not wait for it
+                    for byte in body if provider.trickles else b"":
+                        self.wfile.write(bytes([byte]))
+                        time.sleep(0.1)
                     self.wfile.write(body)
 
             def log_message(self, format: str, *args: Any) -> None:
@@ -369,6 +373,31 @@ async def test_an_unreachable_provider_neither_blocks_requests_nor_keeps_keys_va
             assert await asyncio.gather(*(status(good) for _ in range(50))) == [401] * 50
         provider.answers.set()
         await accepted(status, good)
+
+
+async def test_keys_that_arrive_byte_by_byte_do_not_block_the_next_load(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+):
+    short(monkeypatch, 3.0)
+    monkeypatch.setattr(auth, "_LOAD_SECONDS", 0.3)
+    good = provider.add("good")
+    async with trusting(provider.url) as status:
+        provider.trickles = True
+        assert await status(good) == 401
+        assert provider.asked == 1
+        provider.trickles = False
+        await accepted(status, good)
+
+
+@pytest.mark.parametrize(
+    "document", ["", "[]", "null", '{"keys": 1}', '{"keys": [1]}', '{"keys": []}', "[" * 9999]
+)
+async def test_a_bad_set_of_keys_is_refused(tmp_path: Path, document: str):
+    file = tmp_path / "keys.json"
+    file.write_text(document)
+    async with open_store("sqlite://:memory:") as store:
+        with pytest.raises(BadSettings):
+            create_app(load_settings(jwt_keys=str(file), jwt_audience="holdfast"), store)
 
 
 async def test_a_token_that_names_a_key_of_another_kind_is_refused(provider: Provider):
