@@ -55,14 +55,14 @@ class AsyncClient:
         """Send any request and return what it answers. Raises `ServerError`, or `ServerUnavailable`."""
         try:
             return _answer(await self._http.request(method, path, **options))
-        except (httpx2.TransportError, httpx2.InvalidURL) as error:
+        except (httpx2.RequestError, httpx2.InvalidURL) as error:
             raise ServerUnavailable(url=str(self._url), problem=_why(error)) from error
 
     async def media(self, sha256: str) -> bytes:
         """Return the content with this digest, to which a message refers as `media+sha256://<digest>`."""
         try:
             response = await self._http.get(f"/api/media/{sha256}")
-        except (httpx2.TransportError, httpx2.InvalidURL) as error:
+        except (httpx2.RequestError, httpx2.InvalidURL) as error:
             raise ServerUnavailable(url=str(self._url), problem=_why(error)) from error
         if not response.is_success:
             _answer(response)
@@ -144,7 +144,7 @@ class AsyncClient:
                     _answer(response)
                 async for piece in response.aiter_bytes():
                     yield piece
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise ArchiveFailed(problem=f"the server broke off: {error}") from error
 
     async def export(self, session_id: str, to: str | Path, *, gzip: bool = False) -> int:
@@ -233,13 +233,24 @@ def _why(error: Exception) -> str:
 
 
 def _answer(response: httpx2.Response) -> Any:
-    if response.is_success:
-        return response.json() if response.content else None
+    if response.is_success and not response.content:
+        return None
+    code, message = "unknown", response.text[:200]
     try:
-        error = response.json()["error"]
-    except (ValueError, KeyError, TypeError):
-        error = {"code": "unknown", "message": response.text[:200]}
-    raise ServerError(status=response.status_code, code=error["code"], message=error["message"].rstrip("."))
+        value: Any = response.json()
+        if response.is_success:
+            return value
+        code, message = str(value["error"]["code"]), str(value["error"]["message"])
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        RecursionError,
+    ):  # it is not from Holdfast, as that of a proxy
+        pass
+    raise ServerError(
+        status=response.status_code, code=code, message=message.strip().rstrip(".") or "no reason given"
+    )
 
 
 class Client:

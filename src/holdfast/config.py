@@ -98,8 +98,8 @@ class Settings(BaseSettings):
     )
     request_timeout_seconds: Annotated[float, Field(gt=0)] = Field(
         30.0,
-        description="How long a client may take for the head of a request, or pause within its body; half of how long it may "
-        "take nothing of a response.",
+        description="How long a client may take for the head of a request, or pause within its body. For twice as "
+        "long a body may arrive more slowly than 500 bytes per second, and a client may take nothing of a response.",
     )
     max_archive_bytes: Annotated[int, Field(gt=0)] = Field(
         16 * 1024 * 1024 * 1024, description="The largest archive that a request may bring."

@@ -225,6 +225,12 @@ class ShellClosed(HoldfastError):
     code = "shell_closed"
 
 
+class TooManyExports(HoldfastError):
+    """This server is sending {limit} archives already, which is its limit. Try again when one of them has ended."""
+
+    code = "too_many_exports"
+
+
 class ShellUnavailable(HoldfastError):
     """The command cannot be started now: {problem}. Nothing was run or recorded. Try again later."""
 

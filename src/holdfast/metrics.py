@@ -3,11 +3,13 @@
 The workers of `holdfast serve` leave their numbers in files that its front reads. Others show theirs on a port.
 """
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
+from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
@@ -23,6 +25,8 @@ WORKER: Final = {
     "takeovers": ("Sessions that were taken over from a holder that was gone.", ()),
     "refused_writes": ("Writes that were refused because their lease was not the newest.", ()),
 }
+_PAUSE_SECONDS = 0.5
+_SILENT_SECONDS = 10.0
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -58,3 +62,24 @@ class OfWorkers(Collector):
         """Return it, added up."""
         of_files: Any = MultiProcessCollector(CollectorRegistry(), str(self._folder))
         return of_files.collect()
+
+
+def show(registry: CollectorRegistry, host: str, port: int) -> WSGIServer:
+    """Serve a registry to Prometheus, on a thread.
+
+    A client that sends nothing is dropped. While no file descriptors are left, the thread tries again from time to time; the
+    server of prometheus-client would try without a pause.
+    """
+    server: Any = start_http_server(port, host, registry)[0]
+    server.RequestHandlerClass = type("Handler", (server.RequestHandlerClass,), {"timeout": _SILENT_SECONDS})
+    accept = server.get_request
+
+    def get_request() -> tuple[Any, Any]:
+        try:
+            return accept()
+        except OSError:
+            time.sleep(_PAUSE_SECONDS)
+            raise
+
+    server.get_request = get_request
+    return server

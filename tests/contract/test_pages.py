@@ -58,6 +58,17 @@ async def test_pages_of_names(store: Store):
     assert len(await store.events(lease.session_id, limit=1000)) == 3
 
 
+async def test_pages_of_cursors(store: Store):
+    lease, _ = await held_session(store)
+    names = [f"reader-{n}" for n in range(ALL)]
+    for name in names:
+        await store.set_cursor(lease.session_id, name, 0)
+    assert await sizes_of_pages(lambda c: store.cursors(lease.session_id, cursor=c, limit=3)) == [3, 3, 1]
+    first = await store.cursors(lease.session_id, limit=3)
+    rest = await store.cursors(lease.session_id, cursor=first.next_cursor)
+    assert [cursor.consumer for cursor in (*first.items, *rest.items)] == names
+
+
 async def test_pages_of_payloads(store: Store):
     lease, _ = await held_session(store)
     for n in range(ALL):

@@ -136,7 +136,7 @@ async def test_cursors_only_move_forward(store: Store):
     assert (await store.set_cursor(lease.session_id, "mailer", 3)).seq == 3
     assert (await store.set_cursor(lease.session_id, "mailer", 2)).seq == 3
     assert (await store.set_cursor(lease.session_id, "indexer", 5)).seq == 5
-    assert [(c.consumer, c.seq) for c in await store.cursors(lease.session_id)] == [
+    assert [(c.consumer, c.seq) for c in (await store.cursors(lease.session_id)).items] == [
         ("indexer", 5),
         ("mailer", 3),
     ]

@@ -99,7 +99,7 @@ async def test_a_large_session_comes_back(store: Store):
         lease,
         Batch(
             segments=[Segment(number=3)],
-            messages=[Message(segment=3, position=n, body="x" * 2_000_000) for n in range(3)],
+            messages=[Message(segment=3, position=n, body=f'"{"x" * 2_000_000}"') for n in range(3)],
         ),
     )
     await store.leave(holder)

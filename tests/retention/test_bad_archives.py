@@ -12,8 +12,10 @@ import pytest
 
 from holdfast.errors import ArchiveTooNew, BadArchive, BadInput, Conflict
 from holdfast.media import open_media
-from holdfast.retention import clean, import_archive, rehydrate, verify_archive
+from holdfast.retention import clean, erase, import_archive, rehydrate, verify_archive
 from holdfast.store import Store, open_store
+from holdfast.types import Batch, Run
+from tests.builders import claim
 from tests.promises.sessions import fill
 from tests.promises.test_exact_return import export
 
@@ -59,6 +61,10 @@ HARM: dict[str, Callable[[list[dict[str, Any]]], object]] = {
     "a truth value": lambda r: first(r, "events").update(seq=True),
     "a huge number": lambda r: first(r, "events").update(at=2**63),
     "a NUL": lambda r: first(r, "messages").update(body="a\x00b"),
+    "a message that is not JSON": lambda r: first(r, "messages").update(body='"a"},{"b":1'),
+    "a message with NaN": lambda r: first(r, "messages").update(body="[NaN]"),
+    "a message that is too deep": lambda r: first(r, "messages").update(body="[" * 100_000),
+    "a result that is not JSON": lambda r: first(r, "effects").update(result="nope"),
     "metadata that is not JSON": lambda r: r[1]["session"].update(metadata="{"),
     "metadata that is no object": lambda r: r[1]["session"].update(metadata="[]"),
     "metadata that is too deep": lambda r: r[1]["session"].update(metadata='{"a":' * 101 + "1" + "}" * 101),
@@ -157,6 +163,36 @@ async def test_an_id_that_another_session_has_is_named(store: Store, archived: t
     used = (await store.submissions(other)).items[0].id
     stolen = remade(archive, lambda r: first(r, "submissions").update(id=used))
     assert used in await refused(store, session_id, stolen, Conflict)
+
+
+async def test_a_submission_that_waits_in_an_idle_session_is_queued(
+    store: Store, archived: tuple[str, bytes]
+):
+    session_id, archive = archived
+    waiting = remade(archive, lambda r: first(r, "submissions").update(state="waiting", ended_at=None))
+    await rehydrate(store, open_media(store=store), session_id, io.BytesIO(waiting), actor="test")
+    assert [item.state for item in (await store.submissions(session_id)).items] == ["queued"]
+    holder = await store.join("worker")
+    lease = await claim(store, holder, agents=["scribe"])
+    assert lease is not None
+    assert lease.session_id == session_id
+
+
+async def test_a_run_of_another_owner_as_parent_gives_that_owner_no_children(
+    store: Store, archived: tuple[str, bytes]
+):
+    session_id, archive = archived
+    victim = await store.create_session(agent="a", owner="eve")
+    holder = await store.join("worker")
+    lease = await store.acquire(victim.id, holder)
+    await store.write(lease, Batch(runs=[Run(id="run-of-eve", status="completed")]))
+    await store.release(lease)
+    claiming = remade(archive, lambda r: first(r, "runs").update(parent_id="run-of-eve"))
+    await rehydrate(store, open_media(store=store), session_id, io.BytesIO(claiming), actor="test")
+    assert await store.child_sessions(victim.id) == []
+    erased = await erase(store, open_media(store=store), victim.id, actor="eve", children=True)
+    assert erased.children == ()
+    assert (await store.session(session_id)).status == "idle"
 
 
 class Endless(io.RawIOBase):

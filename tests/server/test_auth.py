@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 import time
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,11 +21,14 @@ from starlette.routing import WebSocketRoute
 from holdfast import Store
 from holdfast.config import load_settings
 from holdfast.errors import BadSettings
+from holdfast.media import open_media
+from holdfast.retention import clean, erase
 from holdfast.server import auth, create_app
 from holdfast.server.routes import RULES
 from holdfast.store import open_store
 from holdfast.types import Batch, Run
 from tests.builders import until
+from tests.promises.sessions import fill
 
 BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/api/sessions"): {"agent": "agent"},
@@ -64,6 +68,53 @@ def _sockets(found: Any) -> set[str]:
     inner = [getattr(route, "original_router", route) for route in found]
     below = {path for route in inner if hasattr(route, "routes") for path in _sockets(route.routes)}
     return below | {route.path for route in inner if isinstance(route, WebSocketRoute)}
+
+
+@pytest.mark.parametrize("state", ["idle", "running", "cleaned", "erased"])
+async def test_a_stranger_cannot_tell_a_foreign_session_from_none(
+    app: Any, store: Store, http: httpx2.AsyncClient, tokens: dict[str, str], state: str
+):
+    media = open_media(store=store)
+    session_id = await fill(store, media, ["hello"])
+    run_id = (await store.runs(session_id=session_id)).items[0].id
+    command_id = (await store.commands(session_id=session_id)).items[0].id
+    if state == "running":
+        await store.acquire(session_id, await store.join("worker"))
+    elif state == "cleaned":
+        await clean(store, media, session_id, actor="test", force=True)
+    elif state == "erased":
+        await erase(store, media, session_id, actor="test")
+    others = {"consumer": "reader", "call_id": "call 2", "sha256": "0" * 64, "event_id": "0" * 32}
+    theirs = {"session_id": session_id, "run_id": run_id, "command_id": command_id}
+    none = {"session_id": "no-session", "run_id": "no-run", "command_id": str(uuid.UUID(int=0))}
+    compared = 0
+    for method, template in routes(app):
+        rule = RULES[method, template]
+        if not any(f"{{{name}}}" in template for name in theirs):
+            continue
+        token = tokens["shell" if rule == "shell" else "other"]
+        bodies = (
+            (BODIES.get((method, template)), {"unknown": 1})
+            if method in {"POST", "PUT", "PATCH"}
+            else (None,)
+        )
+        for body in bodies:
+            answers: list[tuple[int, str]] = []
+            for names in (theirs, none):
+                answer = await http.request(
+                    method,
+                    template.format(**others, **names),
+                    json=body,
+                    headers={"authorization": f"Bearer {token}"},
+                )
+                text = answer.text
+                for name in names:
+                    text = text.replace(names[name], name)
+                answers.append((answer.status_code, text))
+            compared += 1
+            assert answers[0] == answers[1], (method, template)
+            assert answers[0][0] in ({404, 422} if body == {"unknown": 1} else {404}), (method, template)
+    assert compared > 30
 
 
 async def test_the_matrix(app: Any, store: Store, http: httpx2.AsyncClient, tokens: dict[str, str]):
@@ -216,6 +267,7 @@ class Provider:
         self.asked = 0
         self.answers = threading.Event()
         self.answers.set()
+        self.trickles = False
         provider = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -227,6 +279,9 @@ class Provider:
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
                 with suppress(OSError):  # the server did not wait for it
+                    for byte in body if provider.trickles else b"":
+                        self.wfile.write(bytes([byte]))
+                        time.sleep(0.1)
                     self.wfile.write(body)
 
             def log_message(self, format: str, *args: Any) -> None:
@@ -369,6 +424,31 @@ async def test_an_unreachable_provider_neither_blocks_requests_nor_keeps_keys_va
             assert await asyncio.gather(*(status(good) for _ in range(50))) == [401] * 50
         provider.answers.set()
         await accepted(status, good)
+
+
+async def test_keys_that_arrive_byte_by_byte_do_not_block_the_next_load(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+):
+    short(monkeypatch, 3.0)
+    monkeypatch.setattr(auth, "_LOAD_SECONDS", 0.3)
+    good = provider.add("good")
+    async with trusting(provider.url) as status:
+        provider.trickles = True
+        assert await status(good) == 401
+        assert provider.asked == 1
+        provider.trickles = False
+        await accepted(status, good)
+
+
+@pytest.mark.parametrize(
+    "document", ["", "[]", "null", '{"keys": 1}', '{"keys": [1]}', '{"keys": []}', "[" * 9999]
+)
+async def test_a_bad_set_of_keys_is_refused(tmp_path: Path, document: str):
+    file = tmp_path / "keys.json"
+    file.write_text(document)
+    async with open_store("sqlite://:memory:") as store:
+        with pytest.raises(BadSettings):
+            create_app(load_settings(jwt_keys=str(file), jwt_audience="holdfast"), store)
 
 
 async def test_a_token_that_names_a_key_of_another_kind_is_refused(provider: Provider):

@@ -60,6 +60,10 @@ class Connection:
             except ConnectionResetError:
                 return b""
 
+    def end(self) -> None:
+        """Send nothing more."""
+        self._writer.write_eof()
+
     def close(self) -> None:
         self._writer.close()
 
@@ -133,6 +137,28 @@ async def test_a_body_that_stops_arriving_is_refused_in_time(server: Server, fra
     connection = await server.connect()
     await connection.send(SIGN_IN + framing)
     assert (await connection.rest()).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_a_body_that_arrives_byte_by_byte_is_refused_in_time(server: Server):
+    connection = await server.connect()
+    await connection.send(SIGN_IN + b"Content-Length: 10000\r\n\r\n")
+
+    async def drip() -> None:
+        while True:
+            await connection.send(b" ")
+            await asyncio.sleep(0.02)
+
+    dripping = asyncio.create_task(drip())
+    assert b"408" in await connection.rest()
+    dripping.cancel()
+    await asyncio.gather(dripping, return_exceptions=True)
+
+
+async def test_an_upgrade_whose_handshake_does_not_end_is_closed(server: Server):
+    connection = await server.connect()
+    head = b"GET /sockets/bash-events HTTP/1.1\r\nHost: here\r\nConnection: upgrade\r\nUpgrade: websocket\r\n"
+    await connection.send(head + b"X: more than a WebSocket may have\r\n" * 200 + b"\r\n")
+    assert await connection.rest() == b""
 
 
 @pytest.mark.parametrize("server", [PATIENT_SECONDS], indirect=True)
@@ -209,6 +235,46 @@ async def test_a_response_that_the_client_does_not_take_is_given_up(server: Serv
         await ended.wait()
 
 
+@pytest.mark.parametrize("way", ["close", "end of input", "failure", "idle"])
+async def test_a_closed_connection_whose_client_does_not_take_the_rest_is_given_up(way: str):
+    lost = asyncio.Event()
+
+    class Roomy(new_protocol(SECONDS)):
+        """Takes all of a response at once, as any does with a small one."""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            transport.set_write_buffer_limits(2**30)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            lost.set()
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        yield b"x" * 50_000_000
+        if way == "failure":
+            raise RuntimeError
+        if way == "end of input":
+            await lost.wait()
+
+    async with open_store(STORE) as store:
+        app = create_app(load_settings(store=STORE, token=SecretStr(TOKEN)), store)
+        app.add_api_route("/large", lambda: StreamingResponse(pieces()), methods=["GET"])
+        async with serving(app, Roomy, keep_alive=1) as url:
+            server = Server(app, url)
+            connection = await server.connect()
+            request = HEALTH.replace(b"/health", b"/large")
+            if way == "close":
+                request = request.replace(HOST, HOST + b"Connection: close\r\n")
+            await connection.send(request)
+            await connection.until(b"\r\n\r\n")
+            if way == "end of input":
+                connection.end()
+            async with asyncio.timeout(10):
+                await lost.wait()
+            server.close()
+
+
 @pytest.mark.parametrize("server", [PATIENT_SECONDS], indirect=True)
 async def test_a_response_that_the_client_takes_slowly_is_not_given_up(server: Server):
     ended = endless(server)
@@ -266,6 +332,18 @@ async def test_bodies_in_usual_chunks_are_accepted(server: Server, more: int, si
     assert await connection.status() == 201
 
 
+async def test_a_chunked_body_may_arrive_in_any_pieces(server: Server):
+    connection = await server.connect()
+    body = chunked(BODY, 5).removesuffix(b"\r\n") + b"X: a trailer\r\n\r\n"
+    await connection.send(SIGN_IN + b"Transfer-Encoding: chunked\r\n\r\n")
+    for number in range(len(body)):
+        await connection.send(body[number : number + 1])
+        await asyncio.sleep(0)
+    assert await connection.status() == 204
+    await connection.send(HEALTH)
+    assert await connection.status() == 200
+
+
 POST = b"POST /sign-in HTTP/1.1\r\n"
 HOST = b"Host: here\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
@@ -309,6 +387,10 @@ AMBIGUOUS = {
     "a chunk size with a sign": POST + HOST + CHUNKED + b"\r\n+0\r\n\r\n",
     "a chunk size with 0x": POST + HOST + CHUNKED + b"\r\n0x0\r\n\r\n",
     "a chunk that ends in LF": POST + HOST + CHUNKED + b"\r\n1\nx\n0\n\n",
+    "a bare LF after the last chunk": POST + HOST + CHUNKED + b"\r\n0\r\n\n",
+    "a trailer that ends in LF": POST + HOST + CHUNKED + b"\r\n0\r\nX: a\n\r\n",
+    "a folded trailer": POST + HOST + CHUNKED + b"\r\n0\r\nX: a\r\n b\r\n\r\n",
+    "a bare CR in the size of a chunk": POST + HOST + CHUNKED + b"\r\n1;a\rb\r\nx\r\n0\r\n\r\n",
     "an upgrade with a body": b"GET /health HTTP/1.1\r\n"
     + HOST
     + b"Connection: upgrade\r\nUpgrade: websocket\r\nContent-Length: 5\r\n\r\n",

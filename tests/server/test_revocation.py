@@ -1,9 +1,11 @@
 """Streams that are open when a token is revoked or expires are closed."""
 
 import asyncio
+import hashlib
 import json
 import time
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +20,20 @@ from websockets.exceptions import ConnectionClosed
 from holdfast import Store
 from holdfast.config import load_settings
 from holdfast.errors import StoreBusy, Unauthenticated
+from holdfast.media import open_media
+from holdfast.retention import clean
 from holdfast.server import auth, create_app, revocation, sockets
 from holdfast.server.auth import Principal, digest
 from holdfast.server.revocation import Revocation
 from holdfast.shell import ShellService
 from holdfast.store import open_store
 from tests.builders import until
+from tests.promises.sessions import fill
 from tests.server.serving import serving
 
 TOKEN = "hf_to-be-revoked"
 KEY = ec.generate_private_key(ec.SECP256R1())
+BEARER = {"authorization": f"Bearer {TOKEN}"}
 EVENTS = "/api/sessions/mine/events"
 
 
@@ -105,6 +111,70 @@ async def test_a_revoked_token_ends_the_output_of_a_shell_command(memory: Store,
     await opened.wait()
     await memory.revoke_token(made.id)
     assert "unauthenticated" in await reading
+
+
+async def read_slowly(client: httpx2.AsyncClient, path: str, opened: asyncio.Event) -> int:
+    """Download something and return its size."""
+    size = 0
+    async with asyncio.timeout(30), client.stream("GET", path, headers=BEARER) as answer:
+        assert answer.status_code == 200
+        async for piece in answer.aiter_raw(65536):
+            opened.set()
+            size += len(piece)
+            await asyncio.sleep(0.01)
+    return size
+
+
+@pytest.mark.parametrize("what", ["media", "export"])
+async def test_a_revoked_token_ends_its_downloads(memory: Store, client: httpx2.AsyncClient, what: str):
+    made = await memory.add_token(digest(TOKEN), owner="ada")
+    content = bytes(range(256)) * 200_000
+    session_id = await fill(memory, open_media(store=memory), ["hi"], blobs=[content])
+    sha256 = hashlib.sha256(content).hexdigest()
+    path = f"/api/media/{sha256}" if what == "media" else f"/api/sessions/{session_id}/export"
+    opened = asyncio.Event()
+    reading = asyncio.create_task(read_slowly(client, path, opened))
+    await opened.wait()
+    await memory.revoke_token(made.id)
+    with pytest.raises(httpx2.TransportError):
+        await reading
+
+
+async def test_a_revoked_token_ends_its_upload_of_an_archive(memory: Store, client: httpx2.AsyncClient):
+    made = await memory.add_token(digest(TOKEN), owner="ada")
+    media = open_media(store=memory)
+    session_id = await fill(memory, media, ["hi"])
+    await clean(memory, media, session_id, actor="test", force=True)
+    opened = asyncio.Event()
+
+    async def endless() -> AsyncGenerator[bytes, None]:
+        while True:
+            yield b"x" * 1000
+            opened.set()
+            await asyncio.sleep(0.01)
+
+    path = f"/api/sessions/{session_id}/rehydrate"
+    sending = asyncio.create_task(client.post(path, content=endless(), headers=BEARER))
+    await opened.wait()
+    await memory.revoke_token(made.id)
+    async with asyncio.timeout(10):
+        with suppress(httpx2.TransportError):  # the server closes the connection of a client that still sends
+            assert (await sending).status_code == 401
+
+
+async def test_a_revoked_token_gets_no_output_of_a_command_that_it_executes(
+    memory: Store, client: httpx2.AsyncClient
+):
+    made = await memory.add_token(digest(TOKEN), owner="owner", scopes=["shell"])
+    path = "/api/bash/execute_bash_command"
+    answering = asyncio.create_task(client.post(path, json={"command": "sleep 60"}, headers=BEARER))
+
+    async def is_running() -> bool:
+        return bool((await memory.commands()).items)
+
+    await until(is_running, 10)
+    await memory.revoke_token(made.id)
+    assert (await answering).status_code == 401
 
 
 async def test_an_expired_jwt_ends_its_socket(client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch):

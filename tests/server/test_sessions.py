@@ -55,7 +55,11 @@ async def test_state_and_cursors(http: httpx2.AsyncClient, session: str):
     assert (await http.put(f"{path}/cursors/me", json={"seq": 1})).json()["seq"] == 1
     assert (await http.put(f"{path}/cursors/me", json={"seq": 0})).json()["seq"] == 1
     assert (await http.put(f"{path}/cursors/me", json={"seq": 5})).status_code == 409
-    assert [item["consumer"] for item in (await http.get(f"{path}/cursors")).json()["items"]] == ["me"]
+    await http.put(f"{path}/cursors/you", json={"seq": 0})
+    first = (await http.get(f"{path}/cursors", params={"limit": 1})).json()
+    rest = (await http.get(f"{path}/cursors", params={"cursor": first["next_cursor"]})).json()
+    assert [[item["consumer"] for item in page["items"]] for page in (first, rest)] == [["me"], ["you"]]
+    assert rest["next_cursor"] is None
 
 
 async def test_an_approval_over_http(store: Store, http: httpx2.AsyncClient, session: str):

@@ -190,7 +190,9 @@ def rehydrate(
 @sessions.command()
 def erase(
     session_id: SessionId,
-    children: Annotated[bool, typer.Option(help="Also the sessions of its delegate runs.")] = False,
+    children: Annotated[
+        bool, typer.Option(help="Also the sessions of its delegate runs, if they have the same owner.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     store: StoreUrl = None,
     media: MediaUrl = None,

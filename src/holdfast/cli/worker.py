@@ -129,15 +129,15 @@ def _counting(port: int | None, host: str) -> Generator[None, None, None]:
         yield
         return
     try:
-        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client import CollectorRegistry
 
-        from holdfast.metrics import WORKER, Counts
+        from holdfast.metrics import WORKER, Counts, show
     except ModuleNotFoundError as error:
         raise MissingExtra(extra="server") from error
     registry = CollectorRegistry()
     with counted_by(Counts(registry, WORKER)):
         if port is not None:
-            start_http_server(port, host, registry)
+            show(registry, host, port)
         yield
 
 

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NoReturn
 
 from pydantic_core import from_json, to_json
 
@@ -281,7 +281,10 @@ class _Reader:
         if table is _BLOB:
             self._open_blob(row)
         elif name in _REFERRING:
-            self._referred.update(walker.digests([row[_REFERRING[name]]]))
+            text: str | None = row[_REFERRING[name]]
+            if text is not None and not _is_json(text):
+                raise BadArchive(problem=f"the {_REFERRING[name]} of {name} is not JSON")
+            self._referred.update(walker.digests([text]))
         return Record(name, row)
 
     def _open_blob(self, row: Mapping[str, Any]) -> None:
@@ -350,6 +353,19 @@ def checked_row(table: Table, content: object) -> dict[str, Any]:
     if table is SESSION and row["status"] not in set(STATUSES) - {"cleaning", "cleaned", "running", "queued"}:
         raise BadArchive(problem=f"a session cannot be {row['status']!r} in an archive"[:200])
     return row
+
+
+def _is_json(text: str) -> bool:
+    """Return whether readers can parse a text that was recorded, which may be nested more deeply than one from outside."""
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(constant)
 
 
 def _is_metadata(text: str) -> bool:
@@ -474,11 +490,19 @@ def _next_blob(records: Iterator[Record]) -> Record | None:
 
 
 def rows_of(file: IO[bytes], *, longest: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the rows of an archive as a store takes them. Blocks; whoever reads to the end has verified it again."""
+    """Yield the rows of an archive as a store takes them. Blocks; whoever reads to the end has verified it again.
+
+    A submission that waits in a session that does not is queued: nothing would end it otherwise.
+    """
     file.seek(0)
     names = BY_NAME[_BLOB.name].names
+    status = ""
     for record in read_archive(file, longest=longest, finish=lambda _: None):
-        if record.table != _BLOB.name:
+        if record.table == SESSION.name:
+            status = record.row["status"]
+        if record.table == "submissions" and record.row["state"] == "waiting" and status != "waiting":
+            yield record.table, {**record.row, "state": "queued"}
+        elif record.table != _BLOB.name:
             yield record.table, record.row
         elif record.row:
             yield record.table, {name: record.row[name] for name in names}

@@ -41,7 +41,7 @@ async def erase(
     """Erase a session: content, archive, and media that no other session refers to. Erasing it again changes nothing.
 
     Raises `RetentionRefused` if it runs or is on hold, `SessionNotFound`. With `children` the sessions of its delegate
-    runs go first, and theirs; if one of them is refused, this one stays. With `idle_days` it has the guards of a
+    runs that have the same owner go first, and theirs; if one of them is refused, this one stays. With `idle_days` it has the guards of a
     clean as well, as a policy has. `policy` is for the audit. Who brings a live `holder` also gives the space back.
     """
     terms = _Terms(actor, children, idle_days, policy, holder)

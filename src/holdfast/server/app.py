@@ -33,6 +33,7 @@ from holdfast.errors import (
     ShellUnavailable,
     Stopping,
     StoreError,
+    TooManyExports,
     TurnInProgress,
     Unauthenticated,
 )
@@ -63,6 +64,7 @@ _STATUS: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
     (StoreError, 503),
     (ArchiveFailed, 503),
     (ShellUnavailable, 503),
+    (TooManyExports, 503),
     (MediaError, 503),
     (MissingExtra, 501),
 )
@@ -125,6 +127,7 @@ def create_app(
     app.state.metrics = operation.Metrics(worker_metrics)
     app.state.migrated = False
     app.state.shell = shell
+    app.state.exports = 0
     app.state.sockets = 0
     app.state.strangers = 0  # sockets that have not sent their token yet
     routers = [

@@ -10,13 +10,15 @@ import json
 import logging
 import math
 import secrets
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast
 from urllib.parse import urlsplit
 
+import httpx2
 import jwt
 from starlette.requests import HTTPConnection
 
@@ -35,6 +37,7 @@ _CACHE_SECONDS = 5.0
 _REMOTE_KEYS_SECONDS = 300.0
 _FILE_KEYS_SECONDS = 5.0
 _LOAD_SECONDS = 5.0
+_MAX_KEYS_BYTES = 1024 * 1024
 _log = logging.getLogger(__name__)
 
 
@@ -211,7 +214,7 @@ class Keys:
         self._loading: asyncio.Task[None] | None = None
         if not self._is_remote:
             try:
-                self._keys, self._loaded_at = self._read(), time.monotonic()
+                self._keys, self._loaded_at = _signing_keys(Path(self._where).read_bytes()), time.monotonic()
             except (OSError, ValueError, jwt.PyJWTError) as error:
                 raise BadSettings(problem=f"jwt_keys names no set of keys: {error}.") from error
 
@@ -256,17 +259,30 @@ class Keys:
     async def _load(self) -> None:
         began = time.monotonic()
         try:
-            self._keys = await asyncio.to_thread(self._read)
+            async with asyncio.timeout(_LOAD_SECONDS):  # for all of it, however slowly it arrives
+                text = await (
+                    self._fetch() if self._is_remote else asyncio.to_thread(Path(self._where).read_bytes)
+                )
+            self._keys = _signing_keys(text)
             self._loaded_at = began
-        except (OSError, ValueError, jwt.PyJWTError) as error:
-            _log.warning("cannot load the keys of the identity provider: %s", error)
+        except (OSError, ValueError, jwt.PyJWTError, httpx2.HTTPError, httpx2.InvalidURL) as error:
+            problem = str(error) or type(error).__name__
+            _log.warning("cannot load the keys of the identity provider: %s", problem)
 
-    def _read(self) -> dict[str | None, jwt.PyJWK]:
-        if self._is_remote:
-            found = jwt.PyJWKClient(self._where, cache_jwk_set=False, timeout=_LOAD_SECONDS).get_jwk_set()
-        else:
-            found = jwt.PyJWKSet.from_dict(json.loads(Path(self._where).read_text()))
-        return {key.key_id: key for key in found.keys if key.public_key_use in {None, "sig"}}
+    async def _fetch(self) -> bytes:
+        trusted = await asyncio.to_thread(ssl.create_default_context)
+        text = bytearray()
+        async with (
+            httpx2.AsyncClient(verify=trusted, timeout=_LOAD_SECONDS) as client,
+            client.stream("GET", self._where) as response,
+        ):
+            response.raise_for_status()
+            async for piece in response.aiter_bytes():
+                text += piece
+                if len(text) > _MAX_KEYS_BYTES:
+                    message = f"there are more than {_MAX_KEYS_BYTES} bytes"
+                    raise ValueError(message)
+        return bytes(text)
 
     def _claims(self, token: str, key: jwt.PyJWK) -> dict[str, Any]:
         return jwt.decode(
@@ -277,3 +293,14 @@ class Keys:
             issuer=self._issuer,
             options={"require": ["exp", "sub"]},
         )
+
+
+def _signing_keys(text: bytes) -> dict[str | None, jwt.PyJWK]:
+    try:
+        document: Any = json.loads(text)
+    except RecursionError:
+        document = None
+    if not isinstance(document, dict):
+        raise jwt.PyJWKSetError("this is not a JSON object")
+    found = jwt.PyJWKSet.from_dict(cast("dict[str, Any]", document))
+    return {key.key_id: key for key in found.keys if key.public_key_use in {None, "sig"}}

@@ -5,13 +5,13 @@ from collections.abc import AsyncGenerator
 from typing import Annotated
 
 from fastapi import Path, Request, Response
-from fastapi.responses import StreamingResponse
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from holdfast.errors import NotFound
 from holdfast.media import MediaStore, open_media, to_uri
-from holdfast.server.routes import new_router, principal_of, route, store_of
+from holdfast.server.routes import access_of, new_router, principal_of, route, store_of
+from holdfast.server.stream import Download
 from holdfast.server.wire import ErrorBody
 
 router = new_router("media")
@@ -59,7 +59,8 @@ async def read_media(request: Request, sha256: Annotated[str, Path(pattern="^[0-
 
     chunks = _chunks(media, to_uri(sha256), start, stop)
     await anext(chunks)
-    return StreamingResponse(chunks, 200 if part is None else 206, headers=headers, media_type=kind)
+    status = 200 if part is None else 206
+    return Download(chunks, status, watch=access_of(request), headers=headers, media_type=kind)
 
 
 async def _chunks(media: MediaStore, uri: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:

@@ -20,6 +20,8 @@ QUEUED_CONNECTIONS: Final = 2048
 _FREE_CHUNKS: Final = 512
 _MIN_CHUNK_BYTES: Final = 256
 """What the chunks of a body must have on average, after the first ones. Each chunk costs the event loop some microseconds."""
+_MIN_BYTES_PER_SECOND: Final = 500
+"""How quickly a body must arrive, but for a pause now and then."""
 _HOST: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~-]+)(:[0-9]{1,5})?")
 _LENGTH: Final = re.compile(rb"\ncontent-length:[ \t]*(.*?)[ \t]*\r")
 _Event: TypeAlias = Any  # h11 types an event as one of its classes or of its sentinels
@@ -31,7 +33,8 @@ class Protocol(H11Protocol):
     request_seconds = 30.0
     """How long a client may take for the head of a request, and how long it may pause within the body.
 
-    It may also take nothing of a response for twice as long.
+    All pauses within a body may take twice as long, and more only if enough of the body arrives between them. A client may
+    also take nothing of a response for twice as long.
     """
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -40,18 +43,22 @@ class Protocol(H11Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timed: str | None = None
         self._excused = False
+        self._timed_at = self._patience = 0.0
+        self._socket: asyncio.BaseProtocol | None = None
         self._writing: asyncio.TimerHandle | None = None
+        self._watching: asyncio.TimerHandle | None = None
         self._is_over = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Begin to wait for a head."""
         super().connection_made(transport)
         self._set_timer()
+        self._watch_closing(None)
 
     def data_received(self, data: bytes) -> None:
         """Take some bytes."""
         super().data_received(data)
-        self._set_timer()
+        self._set_timer(len(data))
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or for the rest of the body, which is discarded."""
@@ -59,15 +66,17 @@ class Protocol(H11Protocol):
         self._set_timer()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Leave the connection to the WebSocket."""
-        self._is_over = True
+        """Leave the connection to the WebSocket. The time for the head continues until its handshake is done."""
         super().handle_websocket_upgrade(event)
+        self._socket = self.transport.get_protocol()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         self._is_over = True
         self._set_timer()
         self._stop_writing_timer()
+        if self._watching is not None:
+            self._watching.cancel()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -80,10 +89,16 @@ class Protocol(H11Protocol):
         self._stop_writing_timer()
         super().resume_writing()
 
-    def timeout_keep_alive_handler(self) -> None:
-        """Close a connection that is not used, also if its client does not take the last response."""
-        super().timeout_keep_alive_handler()
-        self._expect_to_write_less_than(self.transport.get_write_buffer_size())
+    def _watch_closing(self, before: int | None) -> None:
+        """Abort a connection that is closed, but whose client takes nothing of what it was sent last.
+
+        Many places close a connection, so this looks at it from time to time. `before` is how much was left the last time.
+        """
+        left = self.transport.get_write_buffer_size() if self.transport.is_closing() else None
+        if left and left == before:
+            self.transport.abort()
+        elif left != 0:
+            self._watching = self.loop.call_later(2 * self.request_seconds, self._watch_closing, left)
 
     def _expect_to_write_less_than(self, size: int) -> None:
         def check() -> None:
@@ -125,24 +140,34 @@ class Protocol(H11Protocol):
         """Return what the client has to send next; None while it is the server's turn, or the keep-alive timeout runs."""
         if self._is_over or self.transport.is_closing():
             return None
+        if self._socket is not None:
+            return None if getattr(self._socket, "handshake_complete", True) else "head"
         if self.conn.their_state is h11.IDLE:
             return "head" if self.timeout_keep_alive_task is None else None
         if self.conn.their_state is h11.SEND_BODY:
             return "rest" if self.cycle.response_complete else "body"
         return None
 
-    def _set_timer(self) -> None:
-        """Start, continue or stop the timer. Only the time for a body begins anew with every byte."""
+    def _set_timer(self, received: int = 0) -> None:
+        """Start, continue or stop the timer. Only the time for a body begins anew with the bytes that were received."""
         waits = self._waits_for()
         if waits is not None and waits == self._timed != "body":
             return
+        now = self.loop.time()
+        if self._timed != "body":
+            self._patience = 2 * self.request_seconds
+        elif not (self._excused or self._is_held_up()):
+            left = self._patience - (now - self._timed_at) + received / _MIN_BYTES_PER_SECOND
+            self._patience = min(left, 2 * self.request_seconds)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._timed = waits
+        self._timed, self._timed_at = waits, now
         if waits is not None:
             self._excused = self._is_held_up()
             seconds = self.timeout_keep_alive if waits == "rest" else self.request_seconds
+            if waits == "body":
+                seconds = min(seconds, self._patience)
             self._timer = self.loop.call_later(seconds, self._end_of_time)
 
     def _is_held_up(self) -> bool:
@@ -154,14 +179,17 @@ class Protocol(H11Protocol):
     def _end_of_time(self) -> None:
         if self.transport.is_closing():
             return
-        if self._excused or self._is_held_up():
+        if self._socket is not None:
+            if self._waits_for() is not None:
+                self.transport.abort()
+        elif self._excused or self._is_held_up():
             self._set_timer()
         elif self._timed == "body" and self.cycle.response_started:
             self.transport.abort()
         elif self._timed == "head" and not self.conn.trailing_data[0]:
             self.transport.close()
         else:
-            problem = f"The request did not arrive within {self.request_seconds:g} s."
+            problem = f"The request did not arrive within {self.request_seconds:g} s, or its body arrives too slowly."
             self._refuse("408 Request Timeout", "request_timeout", problem)
 
 
@@ -175,26 +203,40 @@ class _Connection(h11.Connection):
 
     _chunks = 0
     _bytes = 0
+    _is_chunked = False
+    _framing = b""  # what was read of the lines before the next piece of a chunked body
 
     def next_event(self) -> _Event:
         """Return the next event. Raises `h11.RemoteProtocolError`."""
-        before = self.trailing_data[0] if self.their_state is h11.IDLE else b""
+        is_body = self._is_chunked and self.their_state is h11.SEND_BODY
+        before = self.trailing_data[0] if is_body or self.their_state is h11.IDLE else b""
         event: _Event = super().next_event()
+        read = before[: len(before) - len(self.trailing_data[0])] if before else b""
         if isinstance(event, h11.Request):
-            _check_head(event, before[: len(before) - len(self.trailing_data[0])])
+            _check_head(event, read)
             self._chunks = self._bytes = 0
+            self._is_chunked = b"transfer-encoding" in dict(event.headers)
         elif isinstance(event, h11.Data):
             self._chunks += event.chunk_start
             self._bytes += len(event.data)
             if self._chunks > _FREE_CHUNKS + self._bytes / _MIN_CHUNK_BYTES:
                 raise h11.RemoteProtocolError("the chunks are too small")
+        if is_body:
+            self._framing += read[: len(read) - len(event.data)] if isinstance(event, h11.Data) else read
+            if event is not h11.NEED_DATA:
+                _check_lines(self._framing)
+                self._framing = b""
         return event
 
 
-def _check_head(request: h11.Request, head: bytes) -> None:
-    lines = head.count(b"\r\n")
-    if head.count(b"\n") != lines or head.count(b"\r") != lines or b"\r\n " in head or b"\r\n\t" in head:
+def _check_lines(text: bytes) -> None:
+    lines = text.count(b"\r\n")
+    if text.count(b"\n") != lines or text.count(b"\r") != lines or b"\r\n " in text or b"\r\n\t" in text:
         raise h11.RemoteProtocolError("a line ends in something else than CRLF, or is folded")
+
+
+def _check_head(request: h11.Request, head: bytes) -> None:
+    _check_lines(head)
     lengths = _LENGTH.findall(head.lower())
     if lengths != [b"%d" % int(length) for length in lengths if length.isdigit()] or len(lengths) > 1:
         raise h11.RemoteProtocolError("Content-Length is not one plain number")

@@ -4,14 +4,15 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import State
 
 from holdfast.counting import count
-from holdfast.errors import Forbidden, NotCleaned, SweepRunning
+from holdfast.errors import Forbidden, NotCleaned, SweepRunning, TooManyExports
 from holdfast.media import open_media, to_uri
 from holdfast.policy import Action
 from holdfast.retention import Outcome, outlook, spool, write_archive
@@ -19,15 +20,24 @@ from holdfast.retention import clean as clean_session
 from holdfast.retention import erase as erase_session
 from holdfast.retention import rehydrate as rehydrate_session
 from holdfast.retention.archive import MEDIA_TYPE
-from holdfast.retention.erase import Erased, all_children
+from holdfast.retention.erase import Erased
 from holdfast.retention.sweep import DUTY, Result
 from holdfast.retention.sweeper import sweep_apart
-from holdfast.server.auth import Principal
-from holdfast.server.routes import new_router, principal_of, route, session_of, store_of
+from holdfast.server.routes import (
+    access_of,
+    new_router,
+    principal_of,
+    route,
+    session_of,
+    store_of,
+    while_allowed,
+)
 from holdfast.server.sessions import SessionId
-from holdfast.store import Store
+from holdfast.server.stream import Download
 
 router = new_router("retention")
+MAX_EXPORTS: Final = 8
+"""How many archives a process sends at once. Each needs some 30 MB and, on PostgreSQL, a connection until it is read."""
 _ARCHIVE: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 
 
@@ -132,15 +142,31 @@ async def export(
 ) -> Response:
     """Stream the archive of a session as it is at this moment. One that is cut short has no end, and no reader takes it."""
     store = store_of(request)
-    pieces = write_archive(store, open_media(store=store), session_id, compress=gzip)
+    pieces = _counted(
+        request.app.state, write_archive(store, open_media(store=store), session_id, compress=gzip)
+    )
     first = await anext(pieces)  # what is wrong from the start is an answer of its own
     count("retention", action="export")
     name = f"{session_id}.ndjson" + (".gz" if gzip else "")
-    return StreamingResponse(
+    return Download(
         _from(first, pieces),
+        watch=access_of(request),
         media_type="application/gzip" if gzip else MEDIA_TYPE,
         headers={"content-disposition": f'attachment; filename="{name}"'},
     )
+
+
+async def _counted(state: State, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Yield the pieces of an archive. Raises `TooManyExports` before the first one."""
+    if state.exports >= MAX_EXPORTS:
+        raise TooManyExports(limit=MAX_EXPORTS)
+    state.exports += 1
+    try:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield piece
+    finally:
+        state.exports -= 1
 
 
 async def _from(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
@@ -195,7 +221,7 @@ async def rehydrate(request: Request, session_id: SessionId) -> Response:
     store, session = store_of(request), session_of(request)
     if session.status != "cleaned":  # before the archive is read; `rehydrate_session` checks it again
         raise NotCleaned(id=session_id, status=session.status)
-    with await spool(request.stream()) as archive:
+    with await while_allowed(request, spool(request.stream())) as archive:
         given = archive if archive.read(1) else None
         archive.seek(0)
         await rehydrate_session(
@@ -209,12 +235,12 @@ async def rehydrate(request: Request, session_id: SessionId) -> Response:
 async def erase(
     request: Request,
     session_id: SessionId,
-    children: Annotated[bool, Query(description="Also the sessions of its delegate runs.")] = False,
+    children: Annotated[
+        bool, Query(description="Also the sessions of its delegate runs, if they have the same owner.")
+    ] = False,
 ) -> ErasedOut:
     """Erase a session for good: content, archive, media. A tombstone and an audit entry remain."""
     store, principal = store_of(request), principal_of(request)
-    if children and not principal.is_admin:
-        await _own_children(store, session_id, principal)
     erased = await erase_session(
         store, open_media(store=store), session_id, actor=principal.owner, children=children
     )
@@ -231,19 +257,6 @@ def _ids(children: Iterable[Erased]) -> Iterator[str]:
     for child in children:
         yield child.session_id
         yield from _ids(child.children)
-
-
-async def _own_children(store: Store, session_id: str, principal: Principal) -> None:
-    """Raise `Forbidden` if a session that would go with this one is somebody else's."""
-    seen, left = {session_id}, [session_id]
-    while left:
-        async for child in all_children(store, left.pop()):
-            if child in seen:
-                continue
-            if (await store.session(child)).owner != principal.owner:
-                raise Forbidden(needs="the role admin to erase children that others own", who=principal.owner)
-            seen.add(child)
-            left.append(child)
 
 
 @route(router, "GET", "/api/sessions/{session_id}/retention", "read")

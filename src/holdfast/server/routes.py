@@ -1,16 +1,17 @@
 """What every route has: a rule that is asked before anything of the request is read, and the errors it may answer."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Final, cast, get_origin
+from typing import Any, Final, TypeVar, cast, get_origin
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from holdfast.errors import BadInput, BadText
+from holdfast.errors import BadInput, BadText, Unauthenticated
 from holdfast.jsontext import has_lone_surrogates, parse_json
 from holdfast.logs import about
 from holdfast.server.auth import Doorkeeper, Principal, Rule
@@ -19,6 +20,7 @@ from holdfast.server.wire import ErrorBody
 from holdfast.store import Store
 from holdfast.types import Session
 
+T = TypeVar("T")
 RULES: dict[tuple[str, str], Rule] = {}
 """The rule of every route, by method and path."""
 BODY_LIMIT: Final = "holdfast.body_limit"
@@ -149,6 +151,24 @@ def channels_of(request: Request) -> Channels:
 def access_of(request: Request) -> Callable[[Callable[[], None]], AbstractContextManager[None]]:
     """Return a function that watches the access of an open stream, and calls its argument when the access ends."""
     return partial(request.app.state.revocation.watch, request.state.token, request.state.principal)
+
+
+async def while_allowed(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of some work that takes long. Raises `Unauthenticated` if the access ends before it."""
+    working = asyncio.ensure_future(work)
+    ended = False
+
+    def end() -> None:
+        nonlocal ended
+        ended = working.cancel()
+
+    try:
+        with access_of(request)(end):
+            return await working
+    except asyncio.CancelledError:
+        if not ended:
+            raise
+        raise Unauthenticated(problem="This token has expired or was revoked.") from None
 
 
 def principal_of(request: Request) -> Principal:

@@ -346,9 +346,12 @@ async def set_state(request: Request, session_id: SessionId, body: NewState) -> 
 
 
 @route(router, "GET", "/api/sessions/{session_id}/cursors", "read")
-async def cursors(request: Request, session_id: SessionId) -> Items[CursorOut]:
+async def cursors(
+    request: Request, session_id: SessionId, cursor: CursorText = None, limit: Limit = 200
+) -> Items[CursorOut]:
     """List how far each consumer has read."""
-    return Items(items=[CursorOut.of(item) for item in await store_of(request).cursors(session_id)])
+    page = await store_of(request).cursors(session_id, cursor=cursor, limit=limit)
+    return Items(items=[CursorOut.of(item) for item in page.items], next_cursor=page.next_cursor)
 
 
 @route(router, "PUT", "/api/sessions/{session_id}/cursors/{consumer}", "write")

@@ -14,7 +14,15 @@ from pydantic import BaseModel, Field
 from holdfast.errors import BadInput, NotFound, SessionNotFound
 from holdfast.server.auth import Principal
 from holdfast.server.channel import COMMENT, REFUSED, block, ending
-from holdfast.server.routes import access_of, channels_of, new_router, principal_of, route, store_of
+from holdfast.server.routes import (
+    access_of,
+    channels_of,
+    new_router,
+    principal_of,
+    route,
+    store_of,
+    while_allowed,
+)
 from holdfast.server.wire import Given, Id
 from holdfast.shell import ShellService
 from holdfast.types import Command, Output
@@ -179,7 +187,7 @@ async def start_bash_command(request: Request, body: NewCommand) -> BashCommand:
 async def execute_bash_command(request: Request, body: NewCommand) -> BashOutput:
     """Run a command to its end and return all of its output that is kept. It goes on if you leave."""
     started = await _start(request, body)
-    outputs = [output async for output in _shell(request).follow(started.id)]
+    outputs = await while_allowed(request, _all_outputs(_shell(request), started.id))
     if not outputs:  # it was purged in the very moment of its end
         raise NotFound(what="output of command", id=started.id)
     whole = replace(
@@ -188,6 +196,10 @@ async def execute_bash_command(request: Request, body: NewCommand) -> BashOutput
         stderr="".join(output.stderr or "" for output in outputs) or None,
     )
     return _output(whole)
+
+
+async def _all_outputs(shell: ShellService, command_id: str) -> list[Output]:
+    return [output async for output in shell.follow(command_id)]
 
 
 @route(router, "GET", "/api/bash/bash_events/search", "shell")

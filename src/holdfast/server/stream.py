@@ -1,13 +1,14 @@
-"""The event stream as a response: it ends when the client leaves, and drops a client that does not read."""
+"""Responses that take long: event streams, and downloads. They end when the client leaves, or loses its access."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from holdfast.server.channel import PATIENCE_SECONDS, Channel, Client
@@ -59,8 +60,31 @@ class EventStream(Response):
                 await asyncio.gather(leaving, return_exceptions=True)
 
 
+class Download(StreamingResponse):
+    """Content in pieces. The connection is cut when the access of the request ends, so that no client takes a part for all."""
+
+    def __init__(
+        self,
+        pieces: AsyncGenerator[bytes, None],
+        status_code: int = 200,
+        *,
+        watch: Callable[[Callable[[], None]], AbstractContextManager[None]],
+        headers: Mapping[str, str],
+        media_type: str,
+    ) -> None:
+        super().__init__(pieces, status_code, headers, media_type)
+        self._pieces = pieces
+        self._watch = watch
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all pieces, or those before the client leaves."""
+        async with aclosing(self._pieces):
+            with self._watch(partial(_hang_up, scope.get(DIRECT))):
+                await super().__call__(scope, receive, send)
+
+
 def _hang_up(send: Any) -> None:
-    """End a connection whose client takes nothing: to close it politely would wait for that client."""
+    """End a connection at once: to close it politely would wait for a client that takes nothing."""
     transport = getattr(getattr(send, "__self__", None), "transport", None)
     if transport is not None:
         transport.abort()

@@ -61,7 +61,7 @@ class RetentionMethods(Transactions):
     def child_sessions(
         self, session_id: str, *, after: str | None = None, limit: int = 1000
     ) -> Tx[list[str]]:
-        """Return the other sessions in which runs of this one have delegates, in the order of their ids; those that follow `after`."""
+        """Return the other sessions of the same owner in which runs of this one have delegates, in the order of their ids; those that follow `after`."""
         rows = yield op("child_sessions", session_id=session_id, after=after, limit=page_limit(limit))
         return [row["session_id"] for row in rows]
 

@@ -251,14 +251,17 @@ class SessionMethods(Transactions):
         if not 0 <= seq <= head.seq:
             raise NotYet(session_id=session_id, seq=head.seq, number=seq)
         yield op("set_cursor", session_id=session_id, consumer=consumer, seq=seq)
-        rows = yield op("cursors", session_id=session_id)
-        return next(_cursor(row) for row in rows if row["consumer"] == consumer)
+        (row,) = yield op("cursor", session_id=session_id, consumer=consumer)
+        return _cursor(row)
 
     @reading
-    def cursors(self, session_id: str) -> Tx[list[Cursor]]:
-        """Return the cursors of all consumers of a session."""
-        rows = yield from self._of_session(session_id, op("cursors", session_id=session_id))
-        return [_cursor(row) for row in rows]
+    def cursors(self, session_id: str, *, cursor: str | None = None, limit: int = 200) -> Tx[Page[Cursor]]:
+        """List the cursors of the consumers of a session, by the consumer's name."""
+        (after,) = from_cursor(cursor, str)
+        wanted = op("cursors", session_id=session_id, after=after, limit=page_limit(limit))
+        rows = yield from self._of_session(session_id, wanted)
+        more = to_cursor(rows[-1]["consumer"]) if is_part(rows, limit) else None
+        return Page(items=[_cursor(row) for row in rows], next_cursor=more)
 
     async def audit(self, *, actor: str, action: str, session_id: str | None, detail: Json) -> None:
         """Append to the audit. Nothing ever changes or removes an entry."""

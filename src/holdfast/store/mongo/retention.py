@@ -139,12 +139,15 @@ DELETE = {f"delete_{table}": partial(_delete, table=table) for table in CONTENT}
 async def child_sessions(
     db: Documents, *, session_id: str, limit: int, after: str | None = None
 ) -> list[Row]:
+    owners = [session["owner"] for session in await db.get("sessions", session_id)]
     runs = await db.find("runs", span("runs", session_id), fields=["id"])
     others: dict[str, str] = {"$ne": session_id} if after is None else {"$ne": session_id, "$gt": after}
     groups = await db.group(
         "runs",
         {"$match": {"parent_id": {"$in": [r["id"] for r in runs]}, "session_id": others}},
         {"$group": {"_id": "$session_id"}},
+        {"$lookup": {"from": "sessions", "localField": "_id", "foreignField": "_id", "as": "session"}},
+        {"$match": {"session.owner": {"$in": owners}}},
         {"$sort": {"_id": 1}},
         {"$limit": limit},
     )

@@ -175,8 +175,13 @@ async def set_cursor(db: Documents, **row: object) -> list[Row]:
     return []
 
 
-async def cursors(db: Documents, *, session_id: str) -> list[Row]:
-    return await db.find("cursors", span("cursors", session_id), sort=[("_id", 1)])
+async def cursor(db: Documents, *, session_id: str, consumer: str) -> list[Row]:
+    return await db.get("cursors", {"session_id": session_id, "consumer": consumer})
+
+
+async def cursors(db: Documents, *, session_id: str, limit: int, after: str | None = None) -> list[Row]:
+    where = span("cursors", session_id, after=None if after is None else {"consumer": after})
+    return await db.find("cursors", where, sort=[("_id", 1)], limit=limit)
 
 
 async def add_audit(db: Documents, **row: object) -> list[Row]:

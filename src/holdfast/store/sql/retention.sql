@@ -151,7 +151,9 @@ DELETE FROM blob_references WHERE session_id = :session_id AND sha256 IN (
 RETURNING 1 AS gone;
 
 -- name: child_sessions
+-- A delegate has the owner of its parent. An archive can name any run as parent, also one of another owner.
 SELECT DISTINCT c.session_id FROM runs p JOIN runs c ON c.parent_id = p.id
+JOIN sessions o ON o.id = p.session_id JOIN sessions s ON s.id = c.session_id AND s.owner = o.owner
 WHERE p.session_id = :session_id AND c.session_id <> :session_id
   AND c.session_id > :after   --? after
 ORDER BY c.session_id LIMIT :limit;

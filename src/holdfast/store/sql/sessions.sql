@@ -87,8 +87,15 @@ INSERT INTO cursors (session_id, consumer, seq, at) VALUES (:session_id, :consum
 ON CONFLICT (session_id, consumer) DO UPDATE SET seq = excluded.seq, at = excluded.at
   WHERE cursors.seq < excluded.seq;
 
+-- name: cursor
+SELECT consumer, seq, at FROM cursors WHERE session_id = :session_id AND consumer = :consumer;
+
 -- name: cursors
-SELECT consumer, seq, at FROM cursors WHERE session_id = :session_id ORDER BY consumer;
+SELECT consumer, seq, at FROM cursors
+WHERE session_id = :session_id
+  AND consumer > :after   --? after
+ORDER BY consumer
+LIMIT :limit;
 
 -- name: add_audit
 INSERT INTO audit (id, at, actor, action, session_id, detail)

@@ -1,0 +1,68 @@
+"""The client against servers that are not Holdfast, or stand in front of it."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from holdfast.client import AsyncClient, ServerError, ServerUnavailable
+from holdfast.errors import ArchiveFailed
+
+NOT_JSON = [b"<html>Bad gateway</html>", b"[" * 100_000, b"\xff\xfe\x00"]
+ODD_ERRORS = [
+    b"",
+    b"[]",
+    b"null",
+    b"1",
+    b'"no"',
+    b"{}",
+    b'{"error": null}',
+    b'{"error": "no"}',
+    b'{"error": []}',
+    b'{"error": {"code": "c"}}',
+    b'{"error": {"message": "m"}}',
+    b'{"error": {"code": [], "message": {}}}',
+]
+
+
+@asynccontextmanager
+async def answering(status: int, body: bytes, head: str = "") -> AsyncGenerator[AsyncClient, None]:
+    """Serve the same response to every request; yield a client."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        start = f"HTTP/1.1 {status} Odd\r\n{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        writer.write(start.encode() + body)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server, AsyncClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+        yield client
+
+
+@pytest.mark.parametrize("body", ODD_ERRORS + NOT_JSON, ids=range(len(ODD_ERRORS + NOT_JSON)))
+async def test_an_error_of_an_odd_shape_is_a_server_error(body: bytes):
+    async with answering(502, body) as client:
+        with pytest.raises(ServerError, match="502"):
+            await client.session("s")
+        with pytest.raises(ServerError, match="502"):
+            await anext(client.archive("s"))
+        with pytest.raises(ServerError, match="502"):
+            await client.media("0" * 64)
+
+
+@pytest.mark.parametrize("body", NOT_JSON, ids=range(len(NOT_JSON)))
+async def test_a_success_that_is_not_json_is_a_server_error(body: bytes):
+    async with answering(200, body) as client:
+        with pytest.raises(ServerError, match="200"):
+            await client.session("s")
+
+
+async def test_content_that_cannot_be_decoded_is_a_clear_error():
+    async with answering(200, b"no gzip", "content-encoding: gzip\r\n") as client:
+        with pytest.raises(ServerUnavailable):
+            await client.session("s")
+        with pytest.raises(ArchiveFailed):
+            await anext(client.archive("s"))
