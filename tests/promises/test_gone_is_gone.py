@@ -67,7 +67,7 @@ async def test_no_content_is_left(engine: Engine, tmp_path: Path, how: str, kept
             lease,
             Batch(
                 segments=[Segment(number=3)],
-                messages=[Message(segment=3, position=n, body=MARK * 5000) for n in range(20)],
+                messages=[Message(segment=3, position=n, body=f'"{MARK * 5000}"') for n in range(20)],
             ),
         )
         await store.leave(holder)
