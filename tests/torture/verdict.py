@@ -12,7 +12,7 @@ from pydantic_ai.messages import ModelResponse, TextPart, ToolReturnPart
 from holdfast import is_provider_valid
 from holdfast.errors import NotFound
 from holdfast.record.recovery import find_place
-from holdfast.server.wire import event_json
+from holdfast.server.models import event_json
 from holdfast.store import Store
 from holdfast.types import Event, Submission
 from tests.torture.app import POLICIES, answer, call_id

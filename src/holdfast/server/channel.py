@@ -14,7 +14,7 @@ from typing import TypeAlias
 from starlette.types import Send
 
 from holdfast.errors import HoldfastError, NotYet, SessionNotFound
-from holdfast.server.wire import event_json
+from holdfast.server.models import event_json
 from holdfast.store import Store
 from holdfast.tasks import end
 from holdfast.types import Draft, Event

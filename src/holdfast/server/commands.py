@@ -1,38 +1,15 @@
 """The shell commands of a session, for those who may read it: also where nobody may run any."""
 
-from datetime import datetime
 from typing import Annotated
 
 from fastapi import Path, Query, Request
 
 from holdfast.errors import NotFound
+from holdfast.server.models import BashOutput, CommandOut, Items, Uuid
 from holdfast.server.routes import new_router, route, store_of
 from holdfast.server.sessions import CursorText, Limit, SessionId
-from holdfast.server.shell import BashOutput, CommandResult, Uuid, to_wire
-from holdfast.server.wire import Items
-from holdfast.types import Command
 
 router = new_router("commands")
-
-
-class CommandOut(CommandResult):
-    """A command of a session, and the tool call that started it."""
-
-    command: str
-    cwd: str | None
-    call_id: str | None
-    purged_at: datetime | None
-
-    @classmethod
-    def of(cls, command: Command) -> "CommandOut":
-        """Return a command as it goes over the wire."""
-        return cls(
-            **dict(CommandResult.of(command)),
-            command=command.command,
-            cwd=command.cwd,
-            call_id=command.call_id,
-            purged_at=command.purged_at,
-        )
 
 
 @route(router, "GET", "/api/sessions/{session_id}/commands", "read")
@@ -41,7 +18,7 @@ async def list_commands(
 ) -> Items[CommandOut]:
     """List the shell commands of a session, newest first."""
     page = await store_of(request).commands(session_id=session_id, cursor=cursor, limit=limit)
-    return Items(items=[CommandOut.of(item) for item in page.items], next_cursor=page.next_cursor)
+    return Items[CommandOut].of(page)
 
 
 @route(router, "GET", "/api/sessions/{session_id}/commands/{command_id}/output", "read")
@@ -60,4 +37,4 @@ async def read_output(
     if command.session_id != session_id:
         raise NotFound(what="command", id=command.id)
     outputs = await store.outputs(command_id, after=after, limit=limit)
-    return Items(items=[found for found in map(to_wire, outputs) if isinstance(found, BashOutput)])
+    return Items(items=[BashOutput.of(output) for output in outputs])

@@ -3,23 +3,10 @@
 from collections.abc import Callable
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
 
 from holdfast.errors import Conflict
+from holdfast.server.models import Killed, Victim
 from holdfast.server.routes import new_router, route, store_of
-from holdfast.server.wire import Given, Id
-
-
-class Victim(Given):
-    """Whose worker to kill."""
-
-    session_id: Id | None = None
-
-
-class Killed(BaseModel):
-    """Which process is gone."""
-
-    pid: int
 
 
 def demo_router(kill: Callable[[int | None], int | None]) -> APIRouter:

@@ -10,9 +10,9 @@ from starlette.exceptions import HTTPException
 
 from holdfast.errors import NotFound
 from holdfast.media import MediaStore, open_media, to_uri
+from holdfast.server.models import ErrorBody
 from holdfast.server.routes import access_of, new_router, principal_of, route, store_of
 from holdfast.server.stream import Download
-from holdfast.server.wire import ErrorBody
 
 router = new_router("media")
 _SAFE = re.compile(r"(image/(png|jpeg|gif|webp)|audio/[\w.+-]+|video/[\w.+-]+|application/pdf|text/plain)")

@@ -9,12 +9,11 @@ from fastapi import Query, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from holdfast.errors import HoldfastError
-from holdfast.jsontext import read_json
 from holdfast.metrics import FRONT, Counts, OfWorkers
 from holdfast.retention.sweep import DUTY, Result
+from holdfast.server.models import AuditOut, Health, Items, Me, WorkerOut
 from holdfast.server.routes import channels_of, new_router, principal_of, route, store_of
 from holdfast.server.sessions import CursorText, Limit
-from holdfast.server.wire import AuditOut, Health, Items, Me, WorkerOut
 from holdfast.types import Duty
 
 router = new_router("operation")
@@ -116,18 +115,7 @@ async def audit(
 ) -> Items[AuditOut]:
     """Read the audit, newest first; of all sessions, or of one."""
     page = await store_of(request).audit_log(session_id=session_id or None, cursor=cursor, limit=limit)
-    items = [
-        AuditOut(
-            id=entry.id,
-            at=entry.at,
-            actor=entry.actor,
-            action=entry.action,
-            session_id=entry.session_id,
-            detail=read_json(entry.detail),
-        )
-        for entry in page.items
-    ]
-    return Items(items=items, next_cursor=page.next_cursor)
+    return Items[AuditOut].of(page)
 
 
 @route(router, "GET", "/health", "public")

@@ -12,8 +12,8 @@ from starlette.datastructures import QueryParams
 
 from holdfast.errors import Forbidden, NotFound, Unauthenticated
 from holdfast.server.auth import COOKIE, is_from
+from holdfast.server.models import Given
 from holdfast.server.routes import new_router, route
-from holdfast.server.wire import Given
 
 router = new_router("page")
 QUERY: Final = "holdfast.query"

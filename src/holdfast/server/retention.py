@@ -3,26 +3,32 @@
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import asdict
-from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import State
 
 from holdfast.counting import count
 from holdfast.errors import Forbidden, NotCleaned, SweepRunning, TooManyExports
 from holdfast.media import open_media, to_uri
-from holdfast.policy import Action
 from holdfast.retention import Outcome, outlook, spool, write_archive
 from holdfast.retention import clean as clean_session
 from holdfast.retention import erase as erase_session
 from holdfast.retention import rehydrate as rehydrate_session
 from holdfast.retention.archive import MEDIA_TYPE
 from holdfast.retention.erase import Erased
-from holdfast.retention.sweep import DUTY, Result
+from holdfast.retention.sweep import DUTY
 from holdfast.retention.sweeper import sweep_apart
+from holdfast.server.models import (
+    CleanBody,
+    CleanedOut,
+    ErasedOut,
+    OutcomeOut,
+    OutlookOut,
+    SweepBody,
+    SweptOut,
+)
 from holdfast.server.routes import (
     access_of,
     new_router,
@@ -39,89 +45,6 @@ router = new_router("retention")
 MAX_EXPORTS: Final = 8
 """How many archives a process sends at once. Each needs some 30 MB and, on PostgreSQL, a connection until it is read."""
 _ARCHIVE: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
-
-
-class CleanBody(BaseModel):
-    """How to clean a session."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    idle_days: float = Field(7.0, ge=0, le=36500, description="How long it must have been idle.")
-    force: bool = Field(
-        False, description="Whatever waits; never what runs or is on hold. For administrators."
-    )
-    archive: Literal["media"] | None = Field(None, description="Keep a verified archive in the media store.")
-    dry_run: bool = Field(False, description="Only say what would be deleted.")
-
-
-class CleanedOut(BaseModel):
-    """What a clean did."""
-
-    session_id: str
-    cleaned_at: datetime | None
-    archive: str | None
-    deleted: dict[str, int]
-    dry_run: bool
-
-
-class ErasedOut(BaseModel):
-    """What an erasure did."""
-
-    session_id: str
-    erased_at: datetime
-    deleted: dict[str, int]
-    children: list[str]
-
-
-class OutlookOut(BaseModel):
-    """What retention has in store for a session."""
-
-    session_id: str
-    policy: str | None = Field(description="The first policy that matches it; none: it stays.")
-    action: Action | None
-    idle_days: float | None
-    max_age_days: float | None
-    keep_last_runs: int | None
-    due_at: datetime | None = Field(description="When its time comes at the earliest, if it does.")
-    held_by: Literal["session", "policy"] | None
-    guard: str | None = Field(description="What would refuse the sweep at this moment.")
-    problem: str | None = Field(description="The same for people, with what would lift it.")
-    cleaned_at: datetime | None
-    archive: str | None
-
-
-class SweepBody(BaseModel):
-    """How to sweep."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    dry_run: bool = Field(False, description="Only say what would be done.")
-    limit: int = Field(1000, ge=1, le=10000, strict=False, description="How many sessions at most.")
-
-
-class OutcomeOut(BaseModel):
-    """What became of one session that was due."""
-
-    session_id: str
-    policy: str
-    action: Action
-    outcome: Result
-    guard: str | None
-    problem: str | None
-    deleted: dict[str, int]
-
-
-class SweptOut(BaseModel):
-    """What a sweep did."""
-
-    items: list[OutcomeOut]
-    outcomes: dict[str, int]
-    submissions: int
-    shell_events: int
-    blobs: int
-    dry_run: bool
-    more: bool = Field(description="The limit was reached, or it ended early: there may be more.")
-    problem: str | None = Field(description="Why it ended early.")
 
 
 @route(
@@ -198,13 +121,7 @@ async def clean(request: Request, session_id: SessionId, body: CleanBody) -> Cle
     )
     if not body.dry_run:
         count("retention", action="clean")
-    return CleanedOut(
-        session_id=session_id,
-        cleaned_at=cleaned.cleaned_at,
-        archive=cleaned.archive,
-        deleted=dict(cleaned.deleted),
-        dry_run=cleaned.dry_run,
-    )
+    return CleanedOut.of(cleaned)
 
 
 @route(
@@ -267,10 +184,10 @@ async def read_outlook(request: Request, session_id: SessionId) -> OutlookOut:
     return OutlookOut(
         session_id=session_id,
         policy=found.policy,
-        action=None if terms is None else terms.action,
-        idle_days=None if terms is None else terms.idle_days,
-        max_age_days=None if terms is None else terms.max_age_days,
-        keep_last_runs=None if terms is None else terms.keep_last_runs,
+        action=terms and terms.action,
+        idle_days=terms and terms.idle_days,
+        max_age_days=terms and terms.max_age_days,
+        keep_last_runs=terms and terms.keep_last_runs,
         due_at=found.due_at,
         held_by=found.held_by,
         guard=found.guard,
@@ -295,13 +212,4 @@ async def sweep(request: Request, body: SweepBody) -> SweptOut:
     if done is None:
         duty = await store.duty(DUTY)
         raise SweepRunning(holder=duty.holder or "another" if duty else "another")
-    return SweptOut(
-        items=[OutcomeOut.model_validate(asdict(outcome)) for outcome in outcomes],
-        outcomes=dict(done.outcomes),
-        submissions=done.submissions,
-        shell_events=done.shell_events,
-        blobs=done.blobs,
-        dry_run=done.dry_run,
-        more=done.more,
-        problem=done.problem,
-    )
+    return SweptOut(items=[OutcomeOut.of(outcome) for outcome in outcomes], **asdict(done))

@@ -16,7 +16,7 @@ from holdfast.jsontext import has_lone_surrogates, parse_json
 from holdfast.logs import about
 from holdfast.server.auth import Doorkeeper, Principal, Rule
 from holdfast.server.channel import Channels
-from holdfast.server.wire import ErrorBody
+from holdfast.server.models import ErrorBody
 from holdfast.store import Store
 from holdfast.types import Session
 

@@ -5,9 +5,9 @@ from typing import Annotated
 from fastapi import Path, Query, Request, Response
 
 from holdfast.record.recovery import settle_effect
+from holdfast.server.models import CheckpointOut, EffectOut, EventOut, Id, Items, Outcome, RunOut, event_json
 from holdfast.server.routes import new_router, principal_of, route, session_of, store_of
 from holdfast.server.sessions import CursorText, Limit
-from holdfast.server.wire import CheckpointOut, EffectOut, EventOut, Id, Items, Outcome, RunOut, event_json
 from holdfast.types import CheckpointKind
 
 router = new_router("runs")
@@ -67,7 +67,7 @@ async def checkpoints(
 ) -> Items[CheckpointOut]:
     """List the checkpoints of a run, newest first."""
     page = await store_of(request).checkpoints(run_id=run_id, kind=kind, cursor=cursor, limit=limit)
-    return Items(items=[CheckpointOut.of(item) for item in page.items], next_cursor=page.next_cursor)
+    return Items[CheckpointOut].of(page)
 
 
 @route(router, "GET", "/api/runs/{run_id}/effects", "read")
@@ -82,7 +82,7 @@ async def effects(
     page = await store_of(request).effects(
         session_of(request).id, run_id=run_id, unresolved=unresolved, cursor=cursor, limit=limit
     )
-    return Items(items=[EffectOut.of(item) for item in page.items], next_cursor=page.next_cursor)
+    return Items[EffectOut].of(page)
 
 
 @route(router, "POST", "/api/runs/{run_id}/effects/{call_id}", "write")

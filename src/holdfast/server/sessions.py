@@ -14,17 +14,7 @@ from holdfast.runtime.attachment import attachment
 from holdfast.runtime.attachment import parse as parse_attachment
 from holdfast.server.channel import Channel
 from holdfast.server.formats import HEADERS, Format, Formatter, speaker
-from holdfast.server.routes import (
-    access_of,
-    channels_of,
-    new_router,
-    principal_of,
-    route,
-    session_of,
-    store_of,
-)
-from holdfast.server.stream import EventStream
-from holdfast.server.wire import (
+from holdfast.server.models import (
     Answer,
     Asked,
     CursorOut,
@@ -47,6 +37,16 @@ from holdfast.server.wire import (
     SubmissionOut,
     event_json,
 )
+from holdfast.server.routes import (
+    access_of,
+    channels_of,
+    new_router,
+    principal_of,
+    route,
+    session_of,
+    store_of,
+)
+from holdfast.server.stream import EventStream
 from holdfast.tracing import SUBMIT, carried, span
 from holdfast.types import Lane, Session, Status, Submission, SubmissionState
 
@@ -113,7 +113,7 @@ async def list_sessions(
         cursor=cursor,
         limit=limit,
     )
-    return Items(items=[SessionOut.of(item) for item in page.items], next_cursor=page.next_cursor)
+    return Items[SessionOut].of(page)
 
 
 @route(router, "GET", "/api/sessions/{session_id}", "read")
@@ -121,10 +121,9 @@ async def read_session(request: Request, session_id: SessionId) -> SessionDetail
     """Show a session: who holds it until when, what waits, and what it asks a person."""
     session = session_of(request)
     questions = await asked(store_of(request), session_id) if session.status == "waiting" else []
-    return SessionDetail(
-        **SessionOut.of(session).model_dump(),
-        asked=[Asked.model_validate(question) for question in questions],
-    )
+    detail = SessionDetail.of(session)
+    detail.asked = [Asked.model_validate(question) for question in questions]
+    return detail
 
 
 @route(router, "PATCH", "/api/sessions/{session_id}", "write")
@@ -187,7 +186,7 @@ async def list_submissions(
     page = await store_of(request).submissions(
         session_id, state=state, payloads=False, cursor=cursor, limit=limit
     )
-    return Items(items=[SubmissionOut.of(item) for item in page.items], next_cursor=page.next_cursor)
+    return Items[SubmissionOut].of(page)
 
 
 @route(router, "POST", "/api/sessions/{session_id}/interrupt", "write", status_code=202)
@@ -327,7 +326,7 @@ async def runs(
 ) -> Items[RunOut]:
     """List the runs of a session in the order in which they began."""
     page = await store_of(request).runs(session_id=session_id, cursor=cursor, limit=limit)
-    return Items(items=[RunOut.of(item) for item in page.items], next_cursor=page.next_cursor)
+    return Items[RunOut].of(page)
 
 
 @route(router, "GET", "/api/sessions/{session_id}/state", "read")
@@ -351,7 +350,7 @@ async def cursors(
 ) -> Items[CursorOut]:
     """List how far each consumer has read."""
     page = await store_of(request).cursors(session_id, cursor=cursor, limit=limit)
-    return Items(items=[CursorOut.of(item) for item in page.items], next_cursor=page.next_cursor)
+    return Items[CursorOut].of(page)
 
 
 @route(router, "PUT", "/api/sessions/{session_id}/cursors/{consumer}", "write")

@@ -9,11 +9,20 @@ from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from fastapi import Path, Query, Request, Response
-from pydantic import BaseModel, Field
 
 from holdfast.errors import BadInput, NotFound, SessionNotFound
 from holdfast.server.auth import Principal
 from holdfast.server.channel import COMMENT, REFUSED, block, ending
+from holdfast.server.models import (
+    BashCommand,
+    BashEvent,
+    BashOutput,
+    BashPage,
+    Cleared,
+    CommandResult,
+    NewCommand,
+    Uuid,
+)
 from holdfast.server.routes import (
     access_of,
     channels_of,
@@ -23,124 +32,18 @@ from holdfast.server.routes import (
     store_of,
     while_allowed,
 )
-from holdfast.server.wire import Given, Id
 from holdfast.shell import ShellService
 from holdfast.types import Command, Output
 
 router = new_router("shell")
-Uuid = Annotated[
-    str, Field(pattern="^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}$")
-]
 Kind = Literal["BashCommand", "BashOutput"]
 _BATCH = 100
 _COMMENT_SECONDS = 15.0
 
 
-class NewCommand(Given):
-    """A command to run."""
-
-    command: Annotated[str, Field(min_length=1, max_length=1_000_000, pattern=r"^[^\x00]+$")]
-    cwd: Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")] | None = None
-    timeout: Annotated[int, Field(gt=0, le=86_400, description="Seconds; then it is ended.")] = 300
-    session_id: Id | None = Field(None, description="The session that it belongs to, and goes with.")
-
-
-class BashCommand(BaseModel):
-    """A command that was started."""
-
-    id: str
-    timestamp: datetime
-    kind: Literal["BashCommand"] = "BashCommand"
-    command: str
-    cwd: str | None
-    timeout: int
-
-
-class BashOutput(BaseModel):
-    """What a command wrote; the last one has its exit code."""
-
-    id: str
-    timestamp: datetime
-    kind: Literal["BashOutput"] = "BashOutput"
-    command_id: str
-    order: int
-    exit_code: int | None
-    stdout: str | None
-    stderr: str | None
-
-
-BashEvent = BashCommand | BashOutput
-
-
-class BashPage(BaseModel):
-    """A part of the log."""
-
-    items: list[BashEvent]
-    next_page_id: str | None = None
-
-
-class Cleared(BaseModel):
-    """How much is gone."""
-
-    cleared_count: int
-
-
-class CommandResult(BaseModel):
-    """How a command stands; this outlives its output."""
-
-    id: str
-    state: Literal["running", "done", "timed_out", "stopped", "killed", "lost"]
-    exit_code: int | None
-    stdout_bytes: int
-    stderr_bytes: int
-    left_out_bytes: int
-    session_id: str | None
-    started_at: datetime | None
-    ended_at: datetime | None
-
-    @classmethod
-    def of(cls, command: Command) -> "CommandResult":
-        """Return a command's result as it goes over the wire."""
-        return cls(
-            id=_hex(command.id),
-            state=command.state,
-            exit_code=command.exit_code,
-            stdout_bytes=command.stdout_bytes,
-            stderr_bytes=command.stderr_bytes,
-            left_out_bytes=command.left_out_bytes,
-            session_id=command.session_id,
-            started_at=command.started_at,
-            ended_at=command.ended_at,
-        )
-
-
-def _hex(uuid: str) -> str:
-    return uuid.replace("-", "")
-
-
-def to_wire(event: Command | Output) -> BashEvent:
+def shown(event: Command | Output) -> BashEvent:
     """Return an event of the log as it goes over the wire."""
-    if isinstance(event, Command):
-        return BashCommand(
-            id=_hex(event.id),
-            timestamp=event.started_at or datetime.now(UTC),
-            command=event.command,
-            cwd=event.cwd,
-            timeout=round(event.timeout or 0),
-        )
-    return _output(event)
-
-
-def _output(event: Output) -> BashOutput:
-    return BashOutput(
-        id=_hex(event.id),
-        timestamp=event.at or datetime.now(UTC),
-        command_id=_hex(event.command_id),
-        order=event.order,
-        exit_code=event.exit_code,
-        stdout=event.stdout,
-        stderr=event.stderr,
-    )
+    return BashCommand.of(event) if isinstance(event, Command) else BashOutput.of(event)
 
 
 def _shell(request: Request) -> ShellService:
@@ -177,7 +80,7 @@ async def _theirs(request: Request, command_id: str) -> Command:
 @route(router, "POST", "/api/bash/start_bash_command", "shell")
 async def start_bash_command(request: Request, body: NewCommand) -> BashCommand:
     """Start a command. Its output appears in the log while it runs."""
-    started = to_wire(await _start(request, body))
+    started = shown(await _start(request, body))
     if not isinstance(started, BashCommand):
         raise NotFound(what="command", id=started.id)
     return started
@@ -195,7 +98,7 @@ async def execute_bash_command(request: Request, body: NewCommand) -> BashOutput
         stdout="".join(output.stdout or "" for output in outputs) or None,
         stderr="".join(output.stderr or "" for output in outputs) or None,
     )
-    return _output(whole)
+    return BashOutput.of(whole)
 
 
 async def _all_outputs(shell: ShellService, command_id: str) -> list[Output]:
@@ -226,7 +129,7 @@ async def search_bash_events(
         page_id=page_id,
         limit=limit,
     )
-    return BashPage(items=[to_wire(item) for item in page.items], next_page_id=page.next_cursor)
+    return BashPage(items=[shown(item) for item in page.items], next_page_id=page.next_cursor)
 
 
 def _instant(at: datetime | None) -> datetime | None:
@@ -239,13 +142,13 @@ async def batch_get_bash_events(
 ) -> list[BashEvent | None]:
     """Return these events, in this order; null for each that is not there."""
     found = await _shell(request).events(event_ids, owner=principal_of(request).sees)
-    return [None if event is None else to_wire(event) for event in found]
+    return [None if event is None else shown(event) for event in found]
 
 
 @route(router, "GET", "/api/bash/bash_events/{event_id}", "shell")
 async def get_bash_event(request: Request, event_id: Annotated[Uuid, Path()]) -> BashEvent:
     """Return one event."""
-    return to_wire(await _shell(request).event(event_id, owner=principal_of(request).sees))
+    return shown(await _shell(request).event(event_id, owner=principal_of(request).sees))
 
 
 @route(router, "DELETE", "/api/bash/bash_events", "shell")
@@ -322,7 +225,7 @@ async def stream_output(
                     output = coming.result()
                     if output is None:
                         return
-                    yield block(to_wire(output).model_dump_json(), "output", output.order)
+                    yield block(shown(output).model_dump_json(), "output", output.order)
                     coming = asyncio.ensure_future(anext(outputs, None))
         finally:
             tasks = coming, closing, refusing

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from fastapi import WebSocket, WebSocketDisconnect
 from fastapi.responses import JSONResponse
@@ -18,8 +18,9 @@ from holdfast.errors import BadInput, BadText, Forbidden, HoldfastError, Unauthe
 from holdfast.ids import new_id
 from holdfast.jsontext import parse_json
 from holdfast.server.auth import COOKIE
+from holdfast.server.models import BashError, NewCommand
 from holdfast.server.routes import RULES, new_router, socket
-from holdfast.server.shell import NewCommand, start, to_wire
+from holdfast.server.shell import shown, start
 from holdfast.shell.feed import Feed
 
 if TYPE_CHECKING:
@@ -36,16 +37,6 @@ _PATIENCE_SECONDS = 30.0
 _LOOK_AGAIN_SECONDS = 5.0
 _REFUSED, _TOO_SLOW, _TOO_MANY, _RESTART = 4001, 1008, 1013, 1012
 _log = logging.getLogger(__name__)
-
-
-class BashError(BaseModel):
-    """Why something that a client sent was not done."""
-
-    id: str
-    timestamp: datetime
-    kind: Literal["BashError"] = "BashError"
-    code: str
-    detail: str
 
 
 @socket(router, PATH, "shell")
@@ -178,7 +169,7 @@ class _Connection:
 
         async with aclosing(everything()) as events:
             async for event in events:
-                await self._send(to_wire(event))
+                await self._send(shown(event))
 
     async def _send(self, message: BaseModel) -> None:
         text = message.model_dump_json()

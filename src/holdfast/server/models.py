@@ -3,27 +3,22 @@
 import json
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Generic, Literal, TypeVar, cast
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StrictBool, Tag
 
 from holdfast.content import Content
 from holdfast.jsontext import read_json
+from holdfast.policy import Action
+from holdfast.retention.sweep import Result
 from holdfast.types import (
-    Checkpoint,
     CheckpointKind,
-    Cursor,
-    Effect,
+    CommandState,
     EffectState,
     Event,
-    Holder,
     Role,
-    Run,
     RunStatus,
-    Session,
-    State,
     Status,
-    Submission,
     SubmissionState,
     WhenBusy,
 )
@@ -41,7 +36,22 @@ class Given(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Items(BaseModel, Generic[T]):
+class Shown(BaseModel):
+    """One of our types as a client sees it: the fields that are named here, by the same names."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    @classmethod
+    def of(cls, value: object) -> Self:
+        """Return a value as it goes over the wire."""
+        return cls.model_validate(value)
+
+
+StoredJson = Annotated[Any, BeforeValidator(lambda text: None if text is None else read_json(text))]
+"""JSON content, which is an object here and exact text in the store."""
+
+
+class Items(Shown, Generic[T]):
     """A part of a list; the last part has no `next_cursor`."""
 
     items: list[T]
@@ -84,7 +94,7 @@ class SessionChange(Given):
     metadata: dict[str, Any] | None = None
 
 
-class SessionOut(BaseModel):
+class SessionOut(Shown):
     """One conversation with one agent."""
 
     id: str
@@ -101,28 +111,7 @@ class SessionOut(BaseModel):
     created_at: datetime
     active_at: datetime
     cleaned_at: datetime | None
-    metadata: dict[str, Any]
-
-    @classmethod
-    def of(cls, session: Session) -> "SessionOut":
-        """Return a session as it goes over the wire."""
-        return cls(
-            id=session.id,
-            agent=session.agent,
-            owner=session.owner,
-            title=session.title,
-            status=session.status,
-            waiting_for=session.waiting_for,
-            holder=session.holder,
-            held_until=session.held_until,
-            seq=session.seq,
-            pending=session.pending,
-            hold=session.hold,
-            created_at=session.created_at,
-            active_at=session.active_at,
-            cleaned_at=session.cleaned_at,
-            metadata=read_json(session.metadata),
-        )
+    metadata: Annotated[dict[str, Any], BeforeValidator(read_json)]
 
 
 class Asked(BaseModel):
@@ -227,10 +216,10 @@ class ForkOf(Given):
     session_id: Id | None = None
 
 
-class SubmissionOut(BaseModel):
+class SubmissionOut(Shown):
     """Something asked of a session, and what came of it."""
 
-    submission_id: str
+    submission_id: str = Field(validation_alias="id")
     session_id: str
     position: int = Field(description="The number of its queued event: follow the events from here.")
     kind: str
@@ -244,26 +233,6 @@ class SubmissionOut(BaseModel):
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
-
-    @classmethod
-    def of(cls, submission: Submission) -> "SubmissionOut":
-        """Return a submission as it goes over the wire."""
-        return cls(
-            submission_id=submission.id,
-            session_id=submission.session_id,
-            position=submission.position,
-            kind=submission.kind,
-            lane=submission.lane,
-            when_busy=submission.when_busy,
-            state=submission.state,
-            attempts=submission.attempts,
-            reason=submission.reason,
-            run_id=submission.run_id,
-            idempotency_key=submission.idempotency_key,
-            created_at=submission.created_at,
-            started_at=submission.started_at,
-            ended_at=submission.ended_at,
-        )
 
 
 class EventOut(BaseModel):
@@ -296,7 +265,7 @@ class MessageOut(BaseModel):
     message: Any
 
 
-class RunOut(BaseModel):
+class RunOut(Shown):
     """One execution of the agent loop."""
 
     id: str
@@ -307,25 +276,10 @@ class RunOut(BaseModel):
     error: str | None
     started_at: datetime | None
     ended_at: datetime | None
-    metadata: dict[str, Any]
-
-    @classmethod
-    def of(cls, run: Run) -> "RunOut":
-        """Return a run as it goes over the wire."""
-        return cls(
-            id=run.id,
-            session_id=run.session_id,
-            agent=run.agent,
-            status=run.status,
-            parent_id=run.parent_id,
-            error=run.error,
-            started_at=run.started_at,
-            ended_at=run.ended_at,
-            metadata=read_json(run.metadata),
-        )
+    metadata: Annotated[dict[str, Any], BeforeValidator(read_json)]
 
 
-class CheckpointOut(BaseModel):
+class CheckpointOut(Shown):
     """A point of the history to go on from."""
 
     id: str
@@ -337,22 +291,8 @@ class CheckpointOut(BaseModel):
     seq: int
     at: datetime | None
 
-    @classmethod
-    def of(cls, checkpoint: Checkpoint) -> "CheckpointOut":
-        """Return a checkpoint as it goes over the wire."""
-        return cls(
-            id=checkpoint.id,
-            session_id=checkpoint.session_id,
-            run_id=checkpoint.run_id,
-            kind=checkpoint.kind,
-            step=checkpoint.step,
-            length=checkpoint.length,
-            seq=checkpoint.seq,
-            at=checkpoint.at,
-        )
 
-
-class EffectOut(BaseModel):
+class EffectOut(Shown):
     """The ledger entry of one tool call."""
 
     run_id: str
@@ -365,28 +305,9 @@ class EffectOut(BaseModel):
     idempotency_key: str | None
     summary: str | None
     error: str | None
-    result: Any = None
+    result: StoredJson = None
     started_at: datetime | None
     ended_at: datetime | None
-
-    @classmethod
-    def of(cls, effect: Effect) -> "EffectOut":
-        """Return an effect as it goes over the wire."""
-        return cls(
-            run_id=effect.run_id,
-            call_id=effect.call_id,
-            tool=effect.tool,
-            state=effect.state,
-            step=effect.step,
-            attempts=effect.attempts,
-            arguments_digest=effect.arguments_digest,
-            idempotency_key=effect.idempotency_key,
-            summary=effect.summary,
-            error=effect.error,
-            result=None if effect.result is None else read_json(effect.result),
-            started_at=effect.started_at,
-            ended_at=effect.ended_at,
-        )
 
 
 class Outcome(Given):
@@ -396,16 +317,11 @@ class Outcome(Given):
     error: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
 
 
-class StateBody(BaseModel):
+class StateBody(Shown):
     """The agent state of a session, and its version."""
 
     version: int
-    body: Any
-
-    @classmethod
-    def of(cls, state: State) -> "StateBody":
-        """Return a state as it goes over the wire."""
-        return cls(version=state.version, body=read_json(state.body))
+    body: StoredJson
 
 
 class NewState(Given):
@@ -421,20 +337,15 @@ class NewCursor(Given):
     seq: Number
 
 
-class CursorOut(BaseModel):
+class CursorOut(Shown):
     """How far a consumer has read."""
 
     consumer: str
     seq: int
     at: datetime
 
-    @classmethod
-    def of(cls, cursor: Cursor) -> "CursorOut":
-        """Return a cursor as it goes over the wire."""
-        return cls(consumer=cursor.consumer, seq=cursor.seq, at=cursor.at)
 
-
-class WorkerOut(BaseModel):
+class WorkerOut(Shown):
     """Who holds sessions."""
 
     id: str
@@ -442,13 +353,8 @@ class WorkerOut(BaseModel):
     sessions: int
     deadline: datetime
 
-    @classmethod
-    def of(cls, holder: Holder) -> "WorkerOut":
-        """Return a holder as it goes over the wire."""
-        return cls(id=holder.id, name=holder.name, sessions=holder.sessions, deadline=holder.deadline)
 
-
-class AuditOut(BaseModel):
+class AuditOut(Shown):
     """Who did what to which session, and when."""
 
     id: str
@@ -456,7 +362,7 @@ class AuditOut(BaseModel):
     actor: str
     action: str
     session_id: str | None
-    detail: Any
+    detail: StoredJson
 
 
 class Me(BaseModel):
@@ -474,3 +380,186 @@ class Health(BaseModel):
 
     status: Literal["ok", "unavailable"]
     problem: str | None = None
+
+
+class CleanBody(BaseModel):
+    """How to clean a session."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    idle_days: float = Field(7.0, ge=0, le=36500, description="How long it must have been idle.")
+    force: bool = Field(
+        False, description="Whatever waits; never what runs or is on hold. For administrators."
+    )
+    archive: Literal["media"] | None = Field(None, description="Keep a verified archive in the media store.")
+    dry_run: bool = Field(False, description="Only say what would be deleted.")
+
+
+class CleanedOut(Shown):
+    """What a clean did."""
+
+    session_id: str
+    cleaned_at: datetime | None
+    archive: str | None
+    deleted: dict[str, int]
+    dry_run: bool
+
+
+class ErasedOut(BaseModel):
+    """What an erasure did."""
+
+    session_id: str
+    erased_at: datetime
+    deleted: dict[str, int]
+    children: list[str]
+
+
+class OutlookOut(BaseModel):
+    """What retention has in store for a session."""
+
+    session_id: str
+    policy: str | None = Field(description="The first policy that matches it; none: it stays.")
+    action: Action | None
+    idle_days: float | None
+    max_age_days: float | None
+    keep_last_runs: int | None
+    due_at: datetime | None = Field(description="When its time comes at the earliest, if it does.")
+    held_by: Literal["session", "policy"] | None
+    guard: str | None = Field(description="What would refuse the sweep at this moment.")
+    problem: str | None = Field(description="The same for people, with what would lift it.")
+    cleaned_at: datetime | None
+    archive: str | None
+
+
+class SweepBody(BaseModel):
+    """How to sweep."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    dry_run: bool = Field(False, description="Only say what would be done.")
+    limit: int = Field(1000, ge=1, le=10000, strict=False, description="How many sessions at most.")
+
+
+class OutcomeOut(Shown):
+    """What became of one session that was due."""
+
+    session_id: str
+    policy: str
+    action: Action
+    outcome: Result
+    guard: str | None
+    problem: str | None
+    deleted: dict[str, int]
+
+
+class SweptOut(BaseModel):
+    """What a sweep did."""
+
+    items: list[OutcomeOut]
+    outcomes: dict[str, int]
+    submissions: int
+    shell_events: int
+    blobs: int
+    dry_run: bool
+    more: bool = Field(description="The limit was reached, or it ended early: there may be more.")
+    problem: str | None = Field(description="Why it ended early.")
+
+
+HexId = Annotated[str, BeforeValidator(lambda uuid: uuid.replace("-", ""))]
+Uuid = Annotated[
+    str, Field(pattern="^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}$")
+]
+
+
+class NewCommand(Given):
+    """A command to run."""
+
+    command: Annotated[str, Field(min_length=1, max_length=1_000_000, pattern=r"^[^\x00]+$")]
+    cwd: Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")] | None = None
+    timeout: Annotated[int, Field(gt=0, le=86_400, description="Seconds; then it is ended.")] = 300
+    session_id: Id | None = Field(None, description="The session that it belongs to, and goes with.")
+
+
+class BashCommand(Shown):
+    """A command that was started."""
+
+    id: HexId
+    timestamp: datetime = Field(validation_alias="started_at")
+    kind: Literal["BashCommand"] = "BashCommand"
+    command: str
+    cwd: str | None
+    timeout: Annotated[int, BeforeValidator(lambda seconds: round(seconds or 0))]
+
+
+class BashOutput(Shown):
+    """What a command wrote; the last one has its exit code."""
+
+    id: HexId
+    timestamp: datetime = Field(validation_alias="at")
+    kind: Literal["BashOutput"] = "BashOutput"
+    command_id: HexId
+    order: int
+    exit_code: int | None
+    stdout: str | None
+    stderr: str | None
+
+
+BashEvent = BashCommand | BashOutput
+
+
+class BashPage(BaseModel):
+    """A part of the log."""
+
+    items: list[BashEvent]
+    next_page_id: str | None = None
+
+
+class Cleared(BaseModel):
+    """How much is gone."""
+
+    cleared_count: int
+
+
+class CommandResult(Shown):
+    """How a command stands; this outlives its output."""
+
+    id: HexId
+    state: CommandState
+    exit_code: int | None
+    stdout_bytes: int
+    stderr_bytes: int
+    left_out_bytes: int
+    session_id: str | None
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+class CommandOut(CommandResult):
+    """A command of a session, and the tool call that started it."""
+
+    command: str
+    cwd: str | None
+    call_id: str | None
+    purged_at: datetime | None
+
+
+class BashError(BaseModel):
+    """Why something that a client sent was not done."""
+
+    id: str
+    timestamp: datetime
+    kind: Literal["BashError"] = "BashError"
+    code: str
+    detail: str
+
+
+class Victim(Given):
+    """Whose worker to kill."""
+
+    session_id: Id | None = None
+
+
+class Killed(BaseModel):
+    """Which process is gone."""
+
+    pid: int
