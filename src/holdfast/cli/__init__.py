@@ -20,6 +20,7 @@ from holdfast.cli import (
     shell,
     sweep,
     talk,
+    tokens,
     worker,
 )
 from holdfast.cli.terminal import echo
@@ -39,7 +40,7 @@ app.add_typer(media.app, name="media")
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(retention.app, name="archive")
 app.add_typer(importing.app, name="import")
-app.add_typer(serve.tokens, name="token")
+app.add_typer(tokens.app, name="token")
 for command in (
     serve.serve,
     demo.demo,
