@@ -20,9 +20,8 @@ from pydantic_ai.messages import (
 
 from holdfast import is_provider_valid, load_history, open_store
 from holdfast.media.walker import digests
-from holdfast.record.capability import read_history
-from holdfast.record.history import History, dump, load
-from holdfast.record.large import Large
+from holdfast.record.history import History, dump, load, read_history
+from holdfast.record.offloader import MediaOffloader
 from tests.record.agents import call, recorded
 
 text = st.text(max_size=40) | st.text(min_size=128, max_size=200) | st.just("media+sha256://x#text")
@@ -74,7 +73,7 @@ async def test_a_recorded_history_loads_equal(
         result = await agent.run(prompt, conversation_id="talk")
         (latest,) = (await store.checkpoints(session_id="talk", limit=1)).items
         short = await read_history(store, "talk", latest)
-        bodies = await Large(store).back(short)
+        bodies = await MediaOffloader(store).back(short)
         assert set(digests(short)) == {sha256 for _, sha256 in await store.references(session_id="talk")}
         loaded = load(bodies)
         assert loaded == result.all_messages() == await load_history(store, latest)

@@ -36,9 +36,9 @@ from holdfast.leases import held
 from holdfast.media import MediaStore
 from holdfast.record import ledger
 from holdfast.record.calls import Calls
-from holdfast.record.history import History, load
-from holdfast.record.large import Large, check_history_size
+from holdfast.record.history import History, load, read_history
 from holdfast.record.ledger import Policy
+from holdfast.record.offloader import MediaOffloader
 from holdfast.record.turn import Turn
 from holdfast.record.validity import pending_calls
 from holdfast.store import Store
@@ -153,7 +153,7 @@ class _Recorder(AbstractCapability[Any]):
         self._turn = settings.turn
         self._steered: list[str] = []
         self._store = settings.store
-        self._large = Large(settings.store, settings.media, settings.media_threshold)
+        self._offloader = MediaOffloader(settings.store, settings.media, settings.media_threshold)
         self._order = asyncio.Lock()  # while something large is put, what comes after it waits
         self._parent = parent
         self._history = History()
@@ -270,19 +270,19 @@ class _Recorder(AbstractCapability[Any]):
         handler: Any,
     ) -> Any:
         facts = {"tool": call.tool_name, "call_id": call.tool_call_id}
-        place = self._calls.place(ctx.messages, call.tool_call_id)
-        known = self._calls.entry(place)
+        ref = self._calls.ref(ctx.messages, call.tool_call_id)
+        known = self._calls.entry(ref)
         if known is not None and (answer := self._calls.answer(ctx, known, tool_def)) is not None:
-            if not self._calls.waits(place):
+            if not self._calls.waits(ref):
                 told = {} if ledger.is_known(known) else {"outcome": "unknown"}
                 self._events.append(self._event(ctx, "tool_call_completed", **facts, **told))
             return answer()
-        effect = self._calls.begin(place, call.tool_name, ctx.run_step, args)
+        effect = self._calls.begin(ref, call.tool_name, ctx.run_step, args)
         # The response, with all its calls, is durable before the first of them runs.
         await self._write(
             ctx, ctx.messages, "interrupted", self._event(ctx, "tool_call_started", **facts), effects=[effect]
         )
-        token = ledger.current_call.set(place)
+        token = ledger.current_call.set(ref)
         task = asyncio.current_task()
         try:
             value = await handler(args)
@@ -305,7 +305,7 @@ class _Recorder(AbstractCapability[Any]):
             raise
         finally:
             ledger.current_call.reset(token)  # a delegate's calls are not the caller's
-        self._calls.returns(place, ToolReturnPart(call.tool_name, value, call.tool_call_id))
+        self._calls.returns(ref, ToolReturnPart(call.tool_name, value, call.tool_call_id))
         await self._settle(ctx, effect, "tool_call_completed")
         return value
 
@@ -398,7 +398,7 @@ class _Recorder(AbstractCapability[Any]):
             latest = (await self._store.checkpoints(session_id=session_id, limit=1)).items
             at, recorded = (latest[0] if latest else None), []
             if at is not None:
-                recorded = load(await self._large.back(await read_history(self._store, session_id, at)))
+                recorded = load(await self._offloader.back(await read_history(self._store, session_id, at)))
         if at is not None:
             segments = await self._store.segments(session_id)
             beyond = await self._store.history(
@@ -414,7 +414,7 @@ class _Recorder(AbstractCapability[Any]):
         if pending := carried_out or pending_calls(recorded):
             for call_id, (run_id, entry) in self._calls.inherit(messages, pending).items():
                 page = await self._store.effects(session_id, run_id=run_id, call_id=entry)
-                for effect in await self._large.effects_back(page.items):
+                for effect in await self._offloader.effects_back(page.items):
                     self._calls.enter(call_id, effect)
             self._calls.inherited = bool(carried_out and self._calls.tools)
         metadata = lenient_json(self._settings.metadata)
@@ -430,18 +430,18 @@ class _Recorder(AbstractCapability[Any]):
         The history counts as recorded from when a batch was made. If then its content cannot be put, nothing may be
         written behind it: the run fails, and the next one goes on from what is there.
         """
-        if not self._large.concerns(batch) and not self._order.locked():
+        if not self._offloader.concerns(batch) and not self._order.locked():
             await self._put(batch)
             return
         async with self._order:
             self._held()
             try:
-                await self._large.move_out(batch)
+                await self._offloader.move_out(batch)
             except BaseException as error:
                 self._give_back(batch, error)
                 raise
             await self._put(batch)
-            self._large.written(batch)
+            self._offloader.written(batch)
 
     async def _put(self, batch: Batch) -> None:
         """Write a batch, unless one before it failed: then nothing may be written behind that."""
@@ -604,7 +604,7 @@ class _Recorder(AbstractCapability[Any]):
             batch.submissions = [change]
         with suppress(HoldfastError):  # the error that ended the run is the one to raise
             try:
-                await self._large.move_out(batch)
+                await self._offloader.move_out(batch)
             except HoldfastError:  # that a call was carried out matters more than what it gave back
                 batch.effects = [ledger.without_result(effect) for effect in batch.effects]
             await self._store.write(lease, batch)
@@ -643,24 +643,6 @@ def _ended_with(caller: "asyncio.Task[Any] | None") -> Generator[None, None, Non
         yield
     finally:
         caller.remove_done_callback(cancel)
-
-
-async def read_history(store: Store, session_id: str, checkpoint: Checkpoint) -> list[str]:
-    """Return the texts of all messages of a checkpoint. Raises `HistoryTooLarge` before it reads too much."""
-    bodies: list[str] = []
-    size = 0
-    while len(bodies) < checkpoint.length:
-        if bodies and not size:  # it has more than a page
-            size = await store.history_size(session_id, segment=checkpoint.segment, length=checkpoint.length)
-            check_history_size(store, size)
-        page = await store.history(
-            session_id, segment=checkpoint.segment, length=checkpoint.length, after=len(bodies) - 1
-        )
-        if not page:
-            break
-        bodies += [message.body for message in page]
-    check_history_size(store, size or sum(map(len, bodies)))
-    return bodies
 
 
 def _asked(call: ToolCallPart) -> dict[str, Any]:

@@ -73,7 +73,7 @@ async def asked(store: Store, session_id: str) -> list[dict[str, Any]]:
 
 async def given_answers(store: Store, session_id: str, chain: Iterable[Run]) -> dict[str, Answer]:
     """Return what was answered to a run, and to those it goes on for, by call."""
-    found: dict[str, Answer] = {}
+    given: dict[str, Answer] = {}
     for run in chain:
         after = run.first_seq - 1
         while page := await store.events(session_id, after=after, run_id=run.id):
@@ -81,5 +81,5 @@ async def given_answers(store: Store, session_id: str, chain: Iterable[Run]) -> 
             for event in page:
                 if event.kind == ANSWERED:
                     answer = _parse(json.loads(event.payload))
-                    found.setdefault(answer.call_id, answer)
-    return found
+                    given.setdefault(answer.call_id, answer)
+    return given

@@ -36,12 +36,12 @@ from holdfast.errors import (
 )
 from holdfast.ids import new_id
 from holdfast.jsontext import strict_json
-from holdfast.logs import about
+from holdfast.logs import log_context
 from holdfast.record.capability import Holdfast
 from holdfast.record.forking import fork
 from holdfast.record.history import History
-from holdfast.record.large import Large
-from holdfast.record.recovery import Place, find_place, know_tools, last_prompt
+from holdfast.record.offloader import MediaOffloader
+from holdfast.record.recovery import ResumePoint, find_resume_point, know_tools, last_prompt
 from holdfast.record.turn import Steered, Stop, Turn
 from holdfast.record.validity import pending_calls
 from holdfast.runtime import approvals
@@ -193,9 +193,9 @@ class SessionRunner:
         setup = self._setup(session)
         content = parse_content(submission)
         if self._work.fresh and submission == self._work.submission and submission.run_id is None:
-            place = Place(messages=[])
+            place = ResumePoint(messages=[])
         else:
-            place = await find_place(self._store, self._session_id, submission.run_id)
+            place = await find_resume_point(self._store, self._session_id, submission.run_id)
         turn = Turn(
             lease=self._lease,
             submission_id=submission.id,
@@ -220,7 +220,7 @@ class SessionRunner:
             policies=setup.policies,
             turn=turn,
         )
-        about(lambda: {"session_id": self._session_id, "run_id": turn.run_id})
+        log_context(lambda: {"session_id": self._session_id, "run_id": turn.run_id})
         model = _model(session, setup)
 
         async def running() -> Any:
@@ -449,7 +449,7 @@ class SessionRunner:
         if not waiting or waiting[0].run_id is None:
             raise Conflict(problem="nothing waits for an answer")
         session = await self._store.session(self._session_id)
-        place = await find_place(self._store, self._session_id, waiting[0].run_id)
+        place = await find_resume_point(self._store, self._session_id, waiting[0].run_id)
         asked = pending_calls(place.messages)
         given = await approvals.given_answers(self._store, self._session_id, place.chain)
         new = approvals.new_answers(answers, asked=asked, given=given, setup=self._setup(session))
@@ -504,7 +504,7 @@ class SessionRunner:
 
     async def _compact(self, submission: Submission) -> None:
         """Replace the history by a shorter one. What was there stays on record."""
-        place = await find_place(self._store, self._session_id, None)
+        place = await find_resume_point(self._store, self._session_id, None)
         if place.checkpoint is None or len(place.messages) != place.checkpoint.length:
             raise Conflict(problem="there is nothing to compact, or a run was cut off: send a message first")
         session = await self._store.session(self._session_id)
@@ -561,7 +561,7 @@ class SessionRunner:
     async def _end(self, submission: Submission, state: Any, reason: str | None = None, **more: Any) -> None:
         change = SubmissionChange(id=submission.id, state=state, reason=reason)
         batch = Batch(submissions=[change], **more)
-        await Large(self._store).move_out(batch)
+        await MediaOffloader(self._store).move_out(batch)
         await self._store.write(self._lease, batch)
 
     async def _tell(self, kind: str, **facts: object) -> None:
