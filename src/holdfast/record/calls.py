@@ -18,6 +18,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.tools import DeferredToolRequests, ToolDefinition
 
+from holdfast.errors import Conflict
 from holdfast.record import ledger
 from holdfast.record.ledger import CallRef, Policy
 from holdfast.record.validity import answers, pending_calls
@@ -27,12 +28,12 @@ from holdfast.types import Effect
 class Calls:
     """The calls of a run that no message answers yet, with those that an earlier run left open."""
 
-    def __init__(self, policies: Mapping[str, Policy]) -> None:
-        self.run_id = ""
-        self.inherited = (
-            False  # whether there are some that an earlier run began, and no tool was looked up yet
-        )
-        self.changed: list[Effect] = []  # told with the next write
+    def __init__(self, run_id: str, policies: Mapping[str, Policy]) -> None:
+        self.inherited = False
+        """Whether an earlier run began some of them, and their tools were not looked up yet."""
+        self.changed: list[Effect] = []
+        """The effects that wait for the next batch."""
+        self._run_id = run_id
         self._policies = policies
         self._effects: dict[CallRef, Effect] = {}
         self._refs: dict[str, CallRef] = {}  # where the latest call with an id is in the ledger
@@ -51,13 +52,13 @@ class Calls:
 
     def made_by(self, response: ModelResponse) -> None:
         """Count the calls that the model makes."""
-        self._made.update((self.run_id, call.tool_call_id) for call in pending_calls([response]))
+        self._made.update((self._run_id, call.tool_call_id) for call in pending_calls([response]))
 
     def inherit(
         self, messages: Sequence[ModelMessage], pending: Sequence[ToolCallPart]
     ) -> dict[str, CallRef]:
         """Count the calls of a history whose last ones are pending, and return where these are, if they were begun."""
-        run_id = ledger.origin(messages, self.run_id)
+        run_id = ledger.origin(messages, self._run_id)
         before = ledger.calls_before(messages, run_id)
         self._made.update({(run_id, call_id): count for call_id, count in before.items()})
         self._made.update((run_id, call.tool_call_id) for call in pending)
@@ -77,7 +78,7 @@ class Calls:
         effect = self._effects.get(ref) if ref else None
         if ref is not None and effect is not None and ledger.waits_for(effect) is not None:
             return ref
-        ref = self._refs[call_id] = self._new_ref(ledger.origin(messages, self.run_id), call_id)
+        ref = self._refs[call_id] = self._new_ref(ledger.origin(messages, self._run_id), call_id)
         return ref
 
     def entry(self, ref: CallRef) -> Effect | None:
@@ -160,7 +161,7 @@ class Calls:
         """Return ledger entries for the calls that were deferred without a tool having run."""
         if not isinstance(output, DeferredToolRequests):
             return []
-        run_id = ledger.origin(messages, self.run_id)
+        run_id = ledger.origin(messages, self._run_id)
         external = {call.tool_call_id for call in output.calls}
         entries: list[Effect] = []
         for call in (*output.calls, *output.approvals):
@@ -183,6 +184,11 @@ class Calls:
     def _new_ref(self, run_id: str, call_id: str) -> CallRef:
         # By the calls that were made, not by those whose tools ran: only these can be counted in a history.
         return run_id, ledger.entry(call_id, max(0, self._made[run_id, call_id] - 1))
+
+
+def missing_tools(tools: Sequence[str]) -> Conflict:
+    """Return the error of an agent that no longer has the tools of calls it has to carry out."""
+    return Conflict(problem=f"the agent has no tool {', '.join(tools)} any more, which a pending call needs")
 
 
 def _effect(ref: CallRef, tool: str, arguments: Any, **rest: Any) -> Effect:

@@ -271,3 +271,15 @@ class History:
             if recorded is not message and hash(dump(message)) != digest:
                 return position
         return min(len(self._recorded), len(messages))
+
+
+async def open_history(
+    store: Store, session_id: str, checkpoint: Checkpoint | None, recorded: Sequence[ModelMessage]
+) -> History:
+    """Return the history of a session at a checkpoint, with the messages that were loaded of it, ready to grow."""
+    if checkpoint is None:
+        return History()
+    segment, length = checkpoint.segment, checkpoint.length
+    segments = await store.segments(session_id)
+    beyond = await store.history(session_id, segment=segment, length=length + 1, after=length - 1, limit=1)
+    return History(segment, len(segments), recorded, open_ended=not beyond)

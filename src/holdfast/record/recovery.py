@@ -14,7 +14,8 @@ from holdfast.ids import new_id
 from holdfast.leases import held
 from holdfast.media import MediaStore
 from holdfast.record import ledger
-from holdfast.record.capability import Holdfast, gone
+from holdfast.record.calls import missing_tools
+from holdfast.record.capability import Holdfast
 from holdfast.record.history import load, read_history
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.validity import pending_calls
@@ -317,7 +318,7 @@ def know_tools(agent: Agent[Any, Any], messages: Sequence[ModelMessage]) -> None
         return  # toolsets that come and go are asked when the run begins
     missing = sorted({call.tool_name for call in pending_calls(messages)} - set(known))
     if missing:
-        raise Conflict(problem=gone(missing))
+        raise missing_tools(missing)
 
 
 def _own(agent: Agent[Any, Any]) -> Holdfast | None:

@@ -42,13 +42,13 @@ from holdfast.record.forking import fork
 from holdfast.record.history import History
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.recovery import ResumePoint, find_resume_point, know_tools, last_prompt
-from holdfast.record.turn import Steered, Stop, Turn
 from holdfast.record.validity import pending_calls
 from holdfast.runtime import approvals
 from holdfast.runtime.agents import AgentSetup
 from holdfast.runtime.attachment import UNWATCHED, Attachment, attachment, detached
 from holdfast.runtime.credentials import Credentials
 from holdfast.runtime.drafts import Drafting
+from holdfast.runtime.turn import Steered, Stop, Turn
 from holdfast.store import Store
 from holdfast.tracing import TURN, span
 from holdfast.types import (
@@ -199,7 +199,7 @@ class SessionRunner:
         turn = Turn(
             lease=self._lease,
             submission_id=submission.id,
-            steered=self._steered,
+            take_steered=self._steered,
             checkpoint=place.checkpoint,
             recorded=place.recorded,
             last=self._left == 0,
@@ -218,7 +218,7 @@ class SessionRunner:
             owner=session.owner,
             metadata={"resumes": place.chain[0].id} if place.chain else {},
             policies=setup.policies,
-            turn=turn,
+            host=turn,
         )
         log_context(lambda: {"session_id": self._session_id, "run_id": turn.run_id})
         model = _model(session, setup)
