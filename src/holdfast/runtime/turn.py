@@ -6,7 +6,7 @@ The recorder writes to the journal; the turn adds what belongs to the submission
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
@@ -15,7 +15,8 @@ from pydantic_ai.messages import ModelMessage
 from holdfast.errors import StoreError
 from holdfast.jsontext import lenient_json
 from holdfast.record.host import CANCELLATIONS, Failure, RunStart
-from holdfast.types import Batch, Checkpoint, Lease, NewEvent, Run, SubmissionChange
+from holdfast.runtime.attachment import Attachment
+from holdfast.types import Batch, Checkpoint, Lease, NewEvent, Run, Submission, SubmissionChange
 
 Stop: TypeAlias = Literal["interrupt", "handover", "lost", "timeout"]
 """Why a run is stopped from outside: a person wants it, another worker continues it, the lease is lost, time is up."""
@@ -38,7 +39,7 @@ class Turn:
     """The host of a run on a worker (`holdfast.record.host.RunHost`)."""
 
     lease: Lease
-    submission_id: str
+    submission: Submission
     replaces: Run | None = None
     """The run that this one continues; it ends when this one begins."""
     recovered: bool = False
@@ -51,10 +52,10 @@ class Turn:
     """Whether nothing else is to be taken: the session is released with the end of the run."""
     take_steered: Callable[[], Awaitable[Sequence[Steered]]] = _nothing
     """Called before each model request."""
-    began_at: datetime
-    """When it began: a message that was sent later may interrupt it."""
     limit: float | None = None
     """How many seconds it may take."""
+    attached: Attachment | None = None
+    """How long it may run while nobody watches the session."""
     draining: bool = False
     """Hand over at the next settled point."""
     stop: Stop | None = None
@@ -71,6 +72,22 @@ class Turn:
     """The task that records the run. It may end after the one that runs it."""
     _steered: list[str] = field(default_factory=list[str])
     """The submissions of messages that have entered the run and are not recorded yet."""
+
+    @property
+    def began_at(self) -> datetime:
+        """When the turn began: a message that was sent later may interrupt it. An attempt that was cut off counts."""
+        if self.submission.attempts > 1 or self.submission.started_at is None:
+            return self.submission.created_at
+        return self.submission.started_at
+
+    def continue_run(self, run: Run) -> None:
+        """Continue a run that waited, was handed over or was cut off. It ends when the run of this turn begins."""
+        self.replaces = run
+        if run.status == "waiting":
+            self.replaces = replace(run, status="completed")
+        elif run.status == "running":
+            self.replaces = replace(run, status="interrupted", error="its worker ended")
+            self.recovered = True
 
     @property
     def handles_interrupts(self) -> bool:
@@ -113,7 +130,7 @@ class Turn:
 
     def _begin(self, batch: Batch, run: Run) -> None:
         self.run_id = run.id
-        batch.submissions = [SubmissionChange(id=self.submission_id, state="claimed", run_id=run.id)]
+        batch.submissions = [SubmissionChange(id=self.submission.id, state="claimed", run_id=run.id)]
         if self.replaces is not None:
             batch.runs = [run, self.replaces]
             if self.recovered:
@@ -143,7 +160,7 @@ class Turn:
         """End the submission with the run."""
         if run.status in {"completed", "waiting"}:
             change = SubmissionChange(
-                id=self.submission_id,
+                id=self.submission.id,
                 state="waiting" if run.status == "waiting" else "done",
                 reason=batch.waiting_for,
                 run_id=run.id,
@@ -153,7 +170,7 @@ class Turn:
             batch.release = self.last
         else:
             reason = "interrupted" if run.status == "interrupted" else run.error
-            change = SubmissionChange(id=self.submission_id, state="failed", reason=reason, run_id=run.id)
+            change = SubmissionChange(id=self.submission.id, state="failed", reason=reason, run_id=run.id)
             batch.submissions = [change]
             batch.drafts_done = [run.id]
 
