@@ -16,7 +16,7 @@ from holdfast.ids import new_id
 from holdfast.jsontext import lenient_json
 from holdfast.record import ledger
 from holdfast.record.calls import Calls
-from holdfast.record.history import History
+from holdfast.record.history import RecordedHistory
 from holdfast.record.host import RunHost
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.validity import pending_calls
@@ -52,7 +52,7 @@ class Buffer:
         host: RunHost,
         offloader: MediaOffloader,
         calls: Calls,
-        history: History,
+        history: RecordedHistory,
     ) -> None:
         self.lease = lease
         self.run = run

@@ -191,7 +191,7 @@ class Growth:
     added: list[ModelMessage]
 
 
-class History:
+class RecordedHistory:
     """The recorded history of a session: the messages in order, and the segment that the next ones go to."""
 
     def __init__(
@@ -275,11 +275,11 @@ class History:
 
 async def open_history(
     store: Store, session_id: str, checkpoint: Checkpoint | None, recorded: Sequence[ModelMessage]
-) -> History:
+) -> RecordedHistory:
     """Return the history of a session at a checkpoint, with the messages that were loaded of it, ready to grow."""
     if checkpoint is None:
-        return History()
+        return RecordedHistory()
     segment, length = checkpoint.segment, checkpoint.length
     segments = await store.segments(session_id)
     beyond = await store.history(session_id, segment=segment, length=length + 1, after=length - 1, limit=1)
-    return History(segment, len(segments), recorded, open_ended=not beyond)
+    return RecordedHistory(segment, len(segments), recorded, open_ended=not beyond)

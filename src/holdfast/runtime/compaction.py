@@ -8,7 +8,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 
 from holdfast.errors import Conflict
 from holdfast.ids import new_id
-from holdfast.record.history import History
+from holdfast.record.history import RecordedHistory
 from holdfast.record.recovery import find_resume_point
 from holdfast.runtime.agents import AgentSetup, Compactor
 from holdfast.runtime.leased import LeasedSession
@@ -38,7 +38,7 @@ async def prepare_compaction(
     async def compact() -> Batch:
         shorter = await (setup.compact or _summary_by(setup))(messages)
         segments = len(await leased.store.segments(leased.id))
-        growth = History(at.segment, segments, messages).grow(list(shorter))
+        growth = RecordedHistory(at.segment, segments, messages).grow(list(shorter))
         payload = json.dumps({"before": len(messages), "after": len(shorter)})
         return Batch(
             segments=growth.segments,

@@ -1,4 +1,4 @@
-"""Carrying out a message as a run of a Pydantic AI agent. Nothing else in the runtime starts a run."""
+"""Carrying out a message as a run of a Pydantic AI agent. Nothing else in the runtime runs a turn."""
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
