@@ -83,14 +83,14 @@ class Buffer:
         """Write an event with the next batch."""
         self._events.append(event)
 
-    async def settle(self) -> None:
-        """Write how a call ended: at once while other calls run, else with the next batch, which follows soon."""
+    async def write_soon(self) -> None:
+        """Write what waits: at once while other calls run, else with the next batch, at most a moment later."""
         if self._calls.any_runs:
-            await self.write(self.rest())
+            await self.write(self.take_pending())
         else:
             self._write_within(_A_MOMENT)
 
-    def grow(
+    def take_step(
         self,
         messages: list[ModelMessage],
         kind: CheckpointKind,
@@ -104,18 +104,18 @@ class Buffer:
         Results that are part of a message now move into it.
         """
         growth = self._history.grow(messages, thorough=thorough)
-        told: list[NewEvent] = []
+        added: list[NewEvent] = []
         moved: list[Effect] = []
         responded = False
         for row, message in zip(growth.messages, growth.added, strict=True):
             at = row.segment, row.position
-            told.append(NewEvent(kind="message", run_id=self.run.id, step=step, message=at))
+            added.append(NewEvent(kind="message", run_id=self.run.id, step=step, message=at))
             if isinstance(message, ModelRequest):
                 moved += self._move_results(message, at)
             else:
                 responded = True
         batch = self._take([*moved, *effects])
-        batch.events = [*batch.events, *told, *last]
+        batch.events = [*batch.events, *added, *last]
         batch.segments, batch.messages = growth.segments, growth.messages
         beginning, self._beginning = self._beginning, None
         if beginning is not None:
@@ -125,13 +125,13 @@ class Buffer:
         self._host.amend(batch, self.run, begins=beginning is not None, responded=responded)
         return batch
 
-    def rest(self) -> Batch:
+    def take_pending(self) -> Batch:
         """Return a batch of everything that waits. If the run has only begun, its prompt is set aside for `resume`."""
         beginning = self._beginning
         if beginning is None:
             return self._take()
         kind: CheckpointKind = "interrupted" if pending_calls(beginning.messages) else "settled"
-        batch = self.grow(beginning.messages, kind, 0)
+        batch = self.take_step(beginning.messages, kind, 0)
         if beginning.prompt is not None:
             prompt = ModelRequest(parts=[UserPromptPart(beginning.prompt)])
             segment, aside = self._history.set_aside(prompt)
@@ -221,7 +221,7 @@ class Buffer:
     async def _flush(self) -> None:
         with suppress(HoldfastError):  # the next write raises it
             if self._events or self._calls.changed:
-                await self.write(self.rest())
+                await self.write(self.take_pending())
 
     async def _write(self, batch: Batch) -> None:
         self._check()

@@ -186,7 +186,7 @@ class _Recorder(AbstractCapability[Any]):
     ) -> ModelResponse:
         # Every tool call is answered here: a run can continue from this point.
         started = self._event(ctx, "model_request_started")
-        await self._buffer.write(self._buffer.grow(ctx.messages, "settled", ctx.run_step, started))
+        await self._buffer.write(self._buffer.take_step(ctx.messages, "settled", ctx.run_step, started))
         await self._host.settled()
         try:
             response: ModelResponse = await handler(request_context)
@@ -219,7 +219,7 @@ class _Recorder(AbstractCapability[Any]):
         started = self._event(ctx, "tool_call_started", **facts)
         # The response, with all its calls, is durable before the first of them runs.
         await self._buffer.write(
-            self._buffer.grow(ctx.messages, "interrupted", ctx.run_step, started, effects=[effect])
+            self._buffer.take_step(ctx.messages, "interrupted", ctx.run_step, started, effects=[effect])
         )
         token = ledger.current_call.set(ref)
         task = asyncio.current_task()
@@ -249,7 +249,7 @@ class _Recorder(AbstractCapability[Any]):
             case ApprovalRequired() | CallDeferred():  # the call ends when it is answered, in whatever run
                 kind = "approval" if isinstance(error, ApprovalRequired) else "external"
                 self._calls.note(effect, result=ledger.deferred(kind, error.metadata))
-                await self._buffer.settle()
+                await self._buffer.write_soon()
             case _:
                 await self._settle(ctx, effect, "tool_call_failed", error=_said(error))
                 if self._ends_process(error):
@@ -265,7 +265,7 @@ class _Recorder(AbstractCapability[Any]):
         error = {"error": outcome["error"]} if failed else {}
         self._buffer.add(self._event(ctx, kind, tool=effect.tool, call_id=effect.call_id, **error))
         self._calls.note(effect, state="failed" if failed else "completed", **outcome)
-        await self._buffer.settle()
+        await self._buffer.write_soon()
 
     async def _begin(self, ctx: RunContext[Any], start: RunStart, agent: str) -> None:
         """Find the place in the recorded history where this run continues, and record that it has begun."""
@@ -316,7 +316,7 @@ class _Recorder(AbstractCapability[Any]):
         if waits:
             payload = lenient_json({"calls": [_asked(call) for call in waits]})
             ending = NewEvent(kind="approval_requested", run_id=self.run_id, payload=payload)
-        batch = self._buffer.grow(
+        batch = self._buffer.take_step(
             messages,
             "interrupted" if waits else "settled",
             None,
@@ -343,7 +343,7 @@ class _Recorder(AbstractCapability[Any]):
 
     async def _write_failure(self, failure: Failure) -> Run | None:
         """Write the end of the run and return it; None if it has not ended."""
-        batch = self._buffer.rest()
+        batch = self._buffer.take_pending()
         if failure.status is None:
             await self._buffer.write(batch)
             return None

@@ -1,7 +1,7 @@
-"""What a run happens in: who holds its session, where it starts, what else is written with it, and who may stop it.
+"""What a run happens in: it holds the session, adds to what is written, and decides when the run stops.
 
-The recorder calls a `RunHost` and does not know which one it is. A run that an application starts is a `StandaloneRun`.
-A worker has its own host, `holdfast.runtime.turn.Turn`.
+The recorder calls a `RunHost`. For a run that an application starts this is a `StandaloneRun`; for a run on a worker it is a
+`holdfast.runtime.turn.Turn`.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Failure:
 
 
 class RunHost(Protocol):
-    """What the recorder asks and tells while a run goes on, in this order."""
+    """The calls that the recorder makes during a run, in their order."""
 
     @property
     def handles_interrupts(self) -> bool:
@@ -57,11 +57,11 @@ class RunHost(Protocol):
         ...
 
     def amend(self, batch: Batch, run: Run, *, begins: bool, responded: bool) -> None:
-        """Add to a batch in which the run begins, or the history gains messages, maybe with a response of the model."""
+        """Add to the batch of a step: the run `begins` in it, or the model has `responded`, or neither."""
         ...
 
     async def settled(self) -> None:
-        """Stop the run here if it has to stop: every tool call is answered, and that is on record."""
+        """Stop the run if it has to stop. Every tool call is answered here, and that is on record."""
         ...
 
     def failure(self, error: BaseException, unwritten: Exception | None) -> Failure | None:
