@@ -41,12 +41,10 @@ class Failure:
 
 
 class RunHost(Protocol):
-    """The calls that the recorder makes during a run, in their order."""
+    """The calls that the recorder makes during a run, in their order. By default a host adds nothing and stops nothing."""
 
-    @property
-    def handles_interrupts(self) -> bool:
-        """Whether the process handles Ctrl-C, so that a KeyboardInterrupt can only come from the code of an agent."""
-        ...
+    handles_interrupts: bool = False
+    """Whether the process handles Ctrl-C, so that a KeyboardInterrupt can only come from the code of an agent."""
 
     def enter(self, session_id: str, run_id: str, agent: str) -> AbstractAsyncContextManager[RunStart]:
         """Hold the session while the run is recorded."""
@@ -54,15 +52,13 @@ class RunHost(Protocol):
 
     async def incoming(self) -> Sequence[Sequence[Any]]:
         """Return the contents of messages that enter the run with its next model request."""
-        ...
+        return ()
 
     def amend(self, batch: Batch, run: Run, *, begins: bool, responded: bool) -> None:
         """Add to the batch of a step: the run `begins` in it, or the model has `responded`, or neither."""
-        ...
 
     async def settled(self) -> None:
         """Stop the run if it has to stop. Every tool call is answered here, and that is on record."""
-        ...
 
     def failure(self, error: BaseException, unwritten: Exception | None) -> Failure | None:
         """Decide how to record an error that ended the run; None: not at all. `unwritten` is why a batch failed before."""
@@ -70,17 +66,13 @@ class RunHost(Protocol):
 
     def end(self, batch: Batch, run: Run) -> None:
         """Add to the batch that records the end of the run."""
-        ...
 
     def close(self, run: Run | None, unwritten: Exception | None) -> None:
         """Note that nothing more is written, and the run in its final state if that is on record."""
-        ...
 
 
-class StandaloneRun:
-    """A run that an application starts: it creates its session if there is none, and holds it by itself."""
-
-    handles_interrupts = False  # Ctrl-C belongs to the user
+class StandaloneRun(RunHost):
+    """A run that an application starts. It creates its session if there is none, and holds the lease by itself."""
 
     def __init__(self, store: Store, offloader: MediaOffloader, *, owner: str, ttl: float | None) -> None:
         self._store = store
@@ -103,23 +95,7 @@ class StandaloneRun:
             bodies = await read_history(self._store, session_id, latest[0])
             yield RunStart(lease, latest[0], load(await self._offloader.back(bodies)))
 
-    async def incoming(self) -> Sequence[Sequence[Any]]:
-        """Return nothing."""
-        return ()
-
-    def amend(self, batch: Batch, run: Run, *, begins: bool, responded: bool) -> None:
-        """Add nothing."""
-
-    async def settled(self) -> None:
-        """Continue."""
-
     def failure(self, error: BaseException, unwritten: Exception | None) -> Failure | None:
-        """Record every failure; a cancelled run is interrupted."""
+        """Record every failure. A run that was cancelled is interrupted."""
         del unwritten
         return Failure("interrupted" if isinstance(error, CANCELLATIONS) else "failed", error)
-
-    def end(self, batch: Batch, run: Run) -> None:
-        """Add nothing."""
-
-    def close(self, run: Run | None, unwritten: Exception | None) -> None:
-        """Do nothing: the lease is released when the block ends."""

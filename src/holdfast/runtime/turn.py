@@ -14,7 +14,7 @@ from pydantic_ai.messages import ModelMessage
 
 from holdfast.errors import StoreError
 from holdfast.jsontext import lenient_json
-from holdfast.record.host import CANCELLATIONS, Failure, RunStart
+from holdfast.record.host import CANCELLATIONS, Failure, RunHost, RunStart
 from holdfast.runtime.attachment import Attachment
 from holdfast.types import Batch, Checkpoint, Lease, NewEvent, Run, Submission, SubmissionChange
 
@@ -35,8 +35,10 @@ async def _nothing() -> Sequence[Steered]:
 
 
 @dataclass(slots=True, kw_only=True)
-class Turn:
-    """The host of a run on a worker (`holdfast.record.host.RunHost`)."""
+class Turn(RunHost):
+    """The host of a run on a worker."""
+
+    handles_interrupts = True  # a worker has its own signal handlers
 
     lease: Lease
     submission: Submission
@@ -88,11 +90,6 @@ class Turn:
         elif run.status == "running":
             self.replaces = replace(run, status="interrupted", error="its worker ended")
             self.recovered = True
-
-    @property
-    def handles_interrupts(self) -> bool:
-        """A worker has its own signal handlers."""
-        return True
 
     def cancel(self, stop: Stop) -> None:
         """Stop the run. The first reason counts, except that a lost lease is stronger than all."""
