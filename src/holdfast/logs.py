@@ -18,12 +18,14 @@ from holdfast.errors import HoldfastError
 
 LogFormat: TypeAlias = Literal["text", "json"]
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_about: ContextVar[Callable[[], dict[str, str | None]] | None] = ContextVar("holdfast_about", default=None)
+_context: ContextVar[Callable[[], dict[str, str | None]] | None] = ContextVar(
+    "holdfast_log_context", default=None
+)
 
 
-def about(facts: Callable[[], dict[str, str | None]]) -> None:
-    """Say what the log lines of this task, and of those that it starts, are about; asked whenever one is written."""
-    _about.set(facts)
+def log_context(facts: Callable[[], dict[str, str | None]]) -> None:
+    """Add these facts to the log lines of this task and of the tasks it starts. The function is called for each line."""
+    _context.set(facts)
 
 
 def start_logging(format: LogFormat) -> None:
@@ -62,17 +64,17 @@ class _Formatter(logging.Formatter):
             message = message.split("\n", 1)[
                 0
             ]  # asyncio, for one, goes on with whatever the task had in its hands
-        found: dict[str, str] = {
+        facts: dict[str, str] = {
             "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": message,
         }
-        asked = _about.get()
-        found |= {name: value for name, value in (asked() if asked else {}).items() if value is not None}
+        asked = _context.get()
+        facts |= {name: value for name, value in (asked() if asked else {}).items() if value is not None}
         if record.exc_info:
-            found["error"] = self.formatException(record.exc_info)
-        return found
+            facts["error"] = self.formatException(record.exc_info)
+        return facts
 
 
 class _Json(_Formatter):
@@ -87,5 +89,5 @@ class _Text(_Formatter):
         error = facts.pop("error", None)
         message = facts.pop("message")
         rest = "".join(f" {name}={value}" for name, value in facts.items())
-        shown = _CONTROL.sub(lambda found: repr(found[0])[1:-1], f"{message}{rest}")  # a line is one entry
+        shown = _CONTROL.sub(lambda match: repr(match[0])[1:-1], f"{message}{rest}")  # a line is one entry
         return f"{line} {shown}" + ("" if error is None else f"\n{error}")

@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from holdfast.errors import LeaseLost, SessionBusy
-from holdfast.record.capability import held
+from holdfast.leases import held
 from holdfast.store import Store, open_store
 from holdfast.store.schema import LATEST
 from holdfast.types import Batch, Draft, NewEvent, SubmissionChange

@@ -20,7 +20,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from holdfast import Holdfast, continue_session, idempotency_key, is_provider_valid, load_history, resume
 from holdfast.errors import Conflict, NotFound, SessionBusy
 from holdfast.ids import new_id
-from holdfast.record import Policy, capability
+from holdfast.record import Policy, buffer
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, Lease
 
@@ -93,7 +93,7 @@ def _prompts(message: ModelMessage) -> str:
 
 async def first(url: str, talk: str, log: Path, policy: Policy, point: str | None) -> None:
     points = Points(point)
-    capability._A_MOMENT = 60  # the same writes at whatever pace this machine has today
+    buffer._A_MOMENT = 60  # the same writes at whatever pace this machine has today
     async with open_store(url) as store:
         write, written = store.write, asyncio.Event()
 

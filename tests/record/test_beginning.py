@@ -8,7 +8,7 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import BinaryImage, ModelMessage, ModelRequest, UserPromptPart
 
 from holdfast import Store, continue_session, is_provider_valid, load_history, resume
-from holdfast.record import capability
+from holdfast.record import buffer
 from holdfast.types import Batch, Lease
 from tests.record.agents import recorded
 
@@ -132,7 +132,7 @@ async def test_the_next_message_after_one_that_was_never_sent(memory: Store):
 
 
 async def test_beginning_costs_no_write_of_its_own(memory: Store, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(capability, "_SETUP", 60)  # however slow this machine is today
+    monkeypatch.setattr(buffer, "_SETUP", 60)  # however slow this machine is today
     batches: list[list[str]] = []
     write = memory.write
 

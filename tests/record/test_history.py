@@ -20,9 +20,8 @@ from pydantic_ai.messages import (
 
 from holdfast import is_provider_valid, load_history, open_store
 from holdfast.media.walker import digests
-from holdfast.record.capability import read_history
-from holdfast.record.history import History, dump, load
-from holdfast.record.large import Large
+from holdfast.record.history import RecordedHistory, dump, load, read_history
+from holdfast.record.offloader import MediaOffloader
 from tests.record.agents import call, recorded
 
 text = st.text(max_size=40) | st.text(min_size=128, max_size=200) | st.just("media+sha256://x#text")
@@ -74,7 +73,7 @@ async def test_a_recorded_history_loads_equal(
         result = await agent.run(prompt, conversation_id="talk")
         (latest,) = (await store.checkpoints(session_id="talk", limit=1)).items
         short = await read_history(store, "talk", latest)
-        bodies = await Large(store).back(short)
+        bodies = await MediaOffloader(store).back(short)
         assert set(digests(short)) == {sha256 for _, sha256 in await store.references(session_id="talk")}
         loaded = load(bodies)
         assert loaded == result.all_messages() == await load_history(store, latest)
@@ -91,7 +90,7 @@ def test_lone_surrogates_survive():
 
 def test_only_what_is_new_is_written():
     messages: list[ModelMessage] = []
-    history = History()
+    history = RecordedHistory()
     for n in range(5):
         messages += [
             ModelRequest(parts=[UserPromptPart(f"{n}")]),
@@ -105,7 +104,7 @@ def test_only_what_is_new_is_written():
 
 def test_an_equal_copy_is_not_new_and_a_change_opens_a_segment():
     messages: list[ModelMessage] = [ModelRequest(parts=[UserPromptPart(str(n))]) for n in range(6)]
-    history = History()
+    history = RecordedHistory()
     history.grow(messages)
     copies = load([dump(message) for message in messages])
     assert history.grow(copies).messages == []
@@ -120,7 +119,7 @@ def test_an_equal_copy_is_not_new_and_a_change_opens_a_segment():
 
 def test_a_change_in_place_is_seen_at_the_end_at_once_and_elsewhere_when_thorough():
     messages: list[ModelMessage] = [ModelRequest(parts=[UserPromptPart(str(n))]) for n in range(6)]
-    history = History()
+    history = RecordedHistory()
     history.grow(messages)
     messages[5].parts[0].content = "last"  # pyright: ignore[reportAttributeAccessIssue]
     assert [row.position for row in history.grow(messages).messages] == [5]
@@ -131,7 +130,7 @@ def test_a_change_in_place_is_seen_at_the_end_at_once_and_elsewhere_when_thoroug
 def test_a_message_replaced_far_up_is_seen_at_once():
     """As compaction does that summarizes the beginning and leaves the rest, and the number of messages, alone."""
     messages: list[ModelMessage] = [ModelRequest(parts=[UserPromptPart(str(n))]) for n in range(40)]
-    history = History()
+    history = RecordedHistory()
     history.grow(messages)
     rewritten = [ModelRequest(parts=[UserPromptPart("summary")]), *messages[1:]]
     assert [(s.number, s.start) for s in history.grow(rewritten).segments] == [(2, 0)]
@@ -151,7 +150,7 @@ def test_values_that_refuse_to_be_compared():
         far: list[ModelMessage] = [ModelRequest(parts=[ToolReturnPart("t", Stubborn(), "a")])]
         return [*far, *(ModelRequest(parts=[UserPromptPart(str(n))]) for n in range(20))]
 
-    history, messages = History(), made()
+    history, messages = RecordedHistory(), made()
     history.grow(messages)
     messages[0] = replace(messages[0], parts=[ToolReturnPart("t", Stubborn(), "b")])
     assert [(s.number, s.start) for s in history.grow(messages).segments] == [(2, 0)]

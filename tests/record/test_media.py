@@ -41,9 +41,10 @@ from holdfast import (
 )
 from holdfast.config import load_settings
 from holdfast.errors import MediaUnavailable
+from holdfast.leases import held
 from holdfast.media import MediaStore, collect, open_media
 from holdfast.media.base import CHUNK
-from holdfast.record.capability import held, read_history
+from holdfast.record.history import read_history
 from holdfast.types import Batch, Effect, Run
 from tests.builders import until
 from tests.conftest import Engine

@@ -10,7 +10,7 @@ from pydantic_ai import Agent
 from holdfast import Store, open_store
 from holdfast.config import load_settings
 from holdfast.errors import PayloadTooLarge, QueueFull
-from holdfast.record.recovery import find_place
+from holdfast.record.recovery import find_resume_point
 from holdfast.runtime import AgentSetup
 from tests.conftest import Engine
 from tests.record.agents import call, scripted
@@ -47,7 +47,7 @@ async def test_a_submission_of_ten_megabytes(engine: Engine, store: Store, sessi
     large = "x" * 10_000_000
     async with working(store, Agent(scripted())):
         assert (await ended(store, await send(store, session, large))).state == "done"
-    place = await find_place(store, session, None)
+    place = await find_resume_point(store, session, None)
     assert large in str(place.messages[0])
     assert large not in await texts(store, session)  # its rows only refer to it
     if engine.name == "memory":

@@ -15,7 +15,7 @@ from holdfast.config import load_settings
 from holdfast.errors import BadInput, StoreFull, TurnInProgress
 from holdfast.ids import new_id
 from holdfast.jsontext import parse_json
-from holdfast.record.recovery import find_place
+from holdfast.record.recovery import find_resume_point
 from holdfast.record.validity import is_provider_valid
 from holdfast.runtime import AgentSetup, Worker, current_session
 from holdfast.types import Batch, Lease, Session, Submission
@@ -162,7 +162,7 @@ async def test_an_interrupt_reaches_a_tool_and_the_next_message_goes_on(store: S
         assert (interrupted.state, interrupted.reason) == ("failed", "interrupted")
         assert "run_interrupted" in await kinds(store, session)
         assert (await ended(store, await send(store, session, "and now?"))).state == "done"
-    place = await find_place(store, session, None)
+    place = await find_resume_point(store, session, None)
     assert is_provider_valid(place.messages)
     assert "whether it took effect is not known" in str(place.messages)
 
@@ -207,7 +207,7 @@ async def test_a_message_that_steers_enters_the_running_turn(store: Store, sessi
     assert (steered.state, steered.run_id) == ("done", (await reread(store, first)).run_id)
     assert "heard: begin | also this" in await texts(store, session)
     assert len((await store.runs(session_id=session)).items) == 1
-    assert is_provider_valid((await find_place(store, session, None)).messages)
+    assert is_provider_valid((await find_resume_point(store, session, None)).messages)
 
 
 async def test_a_message_that_is_rejected_when_busy(store: Store, session: str):
@@ -352,7 +352,7 @@ async def test_an_interrupt_ends_a_turn_that_waits(store: Store, session: str):
         await ended(store, await store.submit(session, "interrupt", lane="control"))
         assert (await ended(store, await send(store, session, "never mind"))).state == "done"
     assert paid == []
-    assert is_provider_valid((await find_place(store, session, None)).messages)
+    assert is_provider_valid((await find_resume_point(store, session, None)).messages)
 
 
 @pytest.mark.parametrize("threshold", [1024, 10_000_000], ids=["in media", "in messages"])

@@ -11,7 +11,7 @@ from pydantic_ai.messages import ModelResponse, TextPart, ToolReturnPart
 
 from holdfast import is_provider_valid
 from holdfast.errors import NotFound
-from holdfast.record.recovery import find_place
+from holdfast.record.recovery import find_resume_point
 from holdfast.server.models import event_json
 from holdfast.store import Store
 from holdfast.types import Event, Submission
@@ -211,7 +211,7 @@ async def _judge_history(
 ) -> None:
     """The history can be sent to a provider, and every turn in it is what was asked for, once."""
     # As the next message would find it: calls that a turn which was given up has left open are closed there.
-    history = (await find_place(store, session_id, None)).messages
+    history = (await find_resume_point(store, session_id, None)).messages
     if not is_provider_valid(history):
         verdict.add("histories that no provider would take", [session_id])
     states = {s.idempotency_key: s.state for s in submissions}
@@ -266,7 +266,7 @@ async def _judge_fork(store: Store, fork: Fork, verdict: Verdict) -> None:
     if sum(json.loads(event.payload)["session_id"] == found[0].id for event in told) != 1:
         verdict.add(broken, [f"{fork.key} was not announced once"])
     try:
-        history = (await find_place(store, found[0].id, None)).messages
+        history = (await find_resume_point(store, found[0].id, None)).messages
     except NotFound:
         history = []
     if not history or not is_provider_valid(history):

@@ -20,7 +20,7 @@ from holdfast.importers.report import Notes, Progress, Report
 from holdfast.jsontext import lenient_json
 from holdfast.media import MediaStore, walker
 from holdfast.record.history import load
-from holdfast.record.large import Large
+from holdfast.record.offloader import MediaOffloader
 from holdfast.retention.archive import checked_row
 from holdfast.store import Store
 from holdfast.tables import BY_NAME, SESSION, TABLES
@@ -286,7 +286,7 @@ async def put(store: Store, media: MediaStore, found: Ready, *, system: str, act
         if name == "messages"
     ]
     batch = Batch(messages=messages)
-    large = Large(store, media)
+    large = MediaOffloader(store, media)
     if large.concerns(batch):
         await large.move_out(batch)
     moved = iter(batch.messages)

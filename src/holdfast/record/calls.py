@@ -18,8 +18,9 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.tools import DeferredToolRequests, ToolDefinition
 
+from holdfast.errors import Conflict
 from holdfast.record import ledger
-from holdfast.record.ledger import Place, Policy
+from holdfast.record.ledger import CallRef, Policy
 from holdfast.record.validity import answers, pending_calls
 from holdfast.types import Effect
 
@@ -27,17 +28,17 @@ from holdfast.types import Effect
 class Calls:
     """The calls of a run that no message answers yet, with those that an earlier run left open."""
 
-    def __init__(self, policies: Mapping[str, Policy]) -> None:
-        self.run_id = ""
-        self.inherited = (
-            False  # whether there are some that an earlier run began, and no tool was looked up yet
-        )
-        self.changed: list[Effect] = []  # told with the next write
+    def __init__(self, run_id: str, policies: Mapping[str, Policy]) -> None:
+        self.inherited = False
+        """Whether an earlier run began some of them, and their tools were not looked up yet."""
+        self.changed: list[Effect] = []
+        """The effects that wait for the next batch."""
+        self._run_id = run_id
         self._policies = policies
-        self._effects: dict[Place, Effect] = {}
-        self._places: dict[str, Place] = {}  # where the latest call with an id is in the ledger
-        self._made: Counter[Place] = Counter()  # how often a run has made a call with an id
-        self._returned: dict[Place, ToolReturnPart] = {}  # results that are no text yet
+        self._effects: dict[CallRef, Effect] = {}
+        self._refs: dict[str, CallRef] = {}  # where the latest call with an id is in the ledger
+        self._made: Counter[CallRef] = Counter()  # how often a run has made a call with an id
+        self._returned: dict[CallRef, ToolReturnPart] = {}  # results that are no text yet
 
     @property
     def any_runs(self) -> bool:
@@ -51,11 +52,13 @@ class Calls:
 
     def made_by(self, response: ModelResponse) -> None:
         """Count the calls that the model makes."""
-        self._made.update((self.run_id, call.tool_call_id) for call in pending_calls([response]))
+        self._made.update((self._run_id, call.tool_call_id) for call in pending_calls([response]))
 
-    def inherit(self, messages: Sequence[ModelMessage], pending: Sequence[ToolCallPart]) -> dict[str, Place]:
+    def inherit(
+        self, messages: Sequence[ModelMessage], pending: Sequence[ToolCallPart]
+    ) -> dict[str, CallRef]:
         """Count the calls of a history whose last ones are pending, and return where these are, if they were begun."""
-        run_id = ledger.origin(messages, self.run_id)
+        run_id = ledger.origin(messages, self._run_id)
         before = ledger.calls_before(messages, run_id)
         self._made.update({(run_id, call_id): count for call_id, count in before.items()})
         self._made.update((run_id, call.tool_call_id) for call in pending)
@@ -66,28 +69,28 @@ class Calls:
 
     def enter(self, call_id: str, effect: Effect) -> None:
         """Take over how a call stands."""
-        place = self._places[call_id] = effect.run_id, effect.call_id
-        self._effects[place] = effect
+        ref = self._refs[call_id] = effect.run_id, effect.call_id
+        self._effects[ref] = effect
 
-    def place(self, messages: Sequence[ModelMessage], call_id: str) -> Place:
-        """Return where a call is in the ledger: a place of its own, or the one where it waits for an answer."""
-        place = self._places.get(call_id)
-        effect = self._effects.get(place) if place else None
-        if place is not None and effect is not None and ledger.waits_for(effect) is not None:
-            return place
-        place = self._places[call_id] = self._new_place(ledger.origin(messages, self.run_id), call_id)
-        return place
+    def ref(self, messages: Sequence[ModelMessage], call_id: str) -> CallRef:
+        """Return where a call is in the ledger: an entry of its own, or the one where it waits for an answer."""
+        ref = self._refs.get(call_id)
+        effect = self._effects.get(ref) if ref else None
+        if ref is not None and effect is not None and ledger.waits_for(effect) is not None:
+            return ref
+        ref = self._refs[call_id] = self._new_ref(ledger.origin(messages, self._run_id), call_id)
+        return ref
 
-    def entry(self, place: Place) -> Effect | None:
+    def entry(self, ref: CallRef) -> Effect | None:
         """Return how a call stands. A result becomes text here: most move into a message before that."""
-        effect = self._effects.get(place)
-        if effect is not None and (part := self._returned.pop(place, None)) is not None:
-            effect = self._effects[place] = replace(effect, result=ledger.returned(part))
+        effect = self._effects.get(ref)
+        if effect is not None and (part := self._returned.pop(ref, None)) is not None:
+            effect = self._effects[ref] = replace(effect, result=ledger.returned(part))
         return effect
 
-    def waits(self, place: Place) -> bool:
+    def waits(self, ref: CallRef) -> bool:
         """Say whether a call waits for somebody: then its answer is not its end."""
-        return ledger.waits_for(self._effects[place]) is not None
+        return ledger.waits_for(self._effects[ref]) is not None
 
     def answer(self, ctx: RunContext[Any], effect: Effect, tool: ToolDefinition) -> Callable[[], Any] | None:
         """Return what gives the answer to a call that was begun before; None if it may be run again."""
@@ -105,32 +108,32 @@ class Calls:
             return lambda: ledger.replay(asked)
         return lambda: ledger.unknown(effect)
 
-    def begin(self, place: Place, tool: str, step: int, arguments: Any) -> Effect:
+    def begin(self, ref: CallRef, tool: str, step: int, arguments: Any) -> Effect:
         """Enter that a call is carried out, maybe again. It is for the caller to write that down first."""
-        known = self._effects.get(place)
-        effect = self._effects[place] = _effect(
-            place, tool, arguments, step=step, attempts=1 if known is None else known.attempts + 1
+        known = self._effects.get(ref)
+        effect = self._effects[ref] = _effect(
+            ref, tool, arguments, step=step, attempts=1 if known is None else known.attempts + 1
         )
         return effect
 
-    def returns(self, place: Place, part: ToolReturnPart) -> None:
+    def returns(self, ref: CallRef, part: ToolReturnPart) -> None:
         """Keep what a call gave back, until it moves into a message or has to be told without one."""
-        self._returned[place] = part
+        self._returned[ref] = part
 
     def note(self, effect: Effect, **changes: str) -> Effect:
         """Change how a call stands, by what was noted of it meanwhile; it is told with the next write."""
-        place = effect.run_id, effect.call_id
-        noted = self._effects[place] = replace(self._effects.get(place, effect), **changes)
+        ref = effect.run_id, effect.call_id
+        noted = self._effects[ref] = replace(self._effects.get(ref, effect), **changes)
         self.changed.append(noted)
         return noted
 
     def annotate(self, call_id: str, summary: str | None, key: str | None) -> Effect | None:
         """Note what a call did, or the key that it used, and return how it stands."""
-        place = ledger.current_call.get() or self._places.get(call_id)
-        effect = self.entry(place) if place else None
-        if place is None or effect is None:
+        ref = ledger.current_call.get() or self._refs.get(call_id)
+        effect = self.entry(ref) if ref else None
+        if ref is None or effect is None:
             return None
-        noted = self._effects[place] = replace(
+        noted = self._effects[ref] = replace(
             effect, summary=summary or effect.summary, idempotency_key=key or effect.idempotency_key
         )
         return noted
@@ -142,11 +145,11 @@ class Calls:
         moved: list[Effect] = []
         answered: dict[str, Effect] = {}
         for part in answers(request):
-            place = self._places.get(part.tool_call_id)
-            effect = self._effects.pop(place, None) if place else None
-            if place is None or effect is None:
+            ref = self._refs.get(part.tool_call_id)
+            effect = self._effects.pop(ref, None) if ref else None
+            if ref is None or effect is None:
                 continue
-            self._returned.pop(place, None)
+            self._returned.pop(ref, None)
             if effect.state == "completed":
                 moved.append(replace(effect, result=None, message=message))
             elif (ended := ledger.answered(effect, part, message)) is not None:
@@ -158,15 +161,15 @@ class Calls:
         """Return ledger entries for the calls that were deferred without a tool having run."""
         if not isinstance(output, DeferredToolRequests):
             return []
-        run_id = ledger.origin(messages, self.run_id)
+        run_id = ledger.origin(messages, self._run_id)
         external = {call.tool_call_id for call in output.calls}
         entries: list[Effect] = []
         for call in (*output.calls, *output.approvals):
-            place = self._new_place(run_id, call.tool_call_id)
-            if self._effects.get(self._places.get(call.tool_call_id, place)) is None:
+            ref = self._new_ref(run_id, call.tool_call_id)
+            if self._effects.get(self._refs.get(call.tool_call_id, ref)) is None:
                 kind = "external" if call.tool_call_id in external else "approval"
                 waits = ledger.deferred(kind, output.metadata.get(call.tool_call_id))
-                entries.append(_effect(place, call.tool_name, call.args_as_dict(), result=waits, attempts=0))
+                entries.append(_effect(ref, call.tool_name, call.args_as_dict(), result=waits, attempts=0))
         return entries
 
     def take(self, effects: Iterable[Effect]) -> list[Effect]:
@@ -174,21 +177,26 @@ class Calls:
         last = {(effect.run_id, effect.call_id): effect for effect in (*self.changed, *effects)}
         self.changed = []
         if self._returned:
-            for place in last.keys() & self._returned.keys():
-                last[place] = self.entry(place) or last[place]
+            for ref in last.keys() & self._returned.keys():
+                last[ref] = self.entry(ref) or last[ref]
         return list(last.values())
 
-    def _new_place(self, run_id: str, call_id: str) -> Place:
+    def _new_ref(self, run_id: str, call_id: str) -> CallRef:
         # By the calls that were made, not by those whose tools ran: only these can be counted in a history.
         return run_id, ledger.entry(call_id, max(0, self._made[run_id, call_id] - 1))
 
 
-def _effect(place: Place, tool: str, arguments: Any, **rest: Any) -> Effect:
+def missing_tools(tools: Sequence[str]) -> Conflict:
+    """Return the error of an agent that no longer has the tools of calls it has to carry out."""
+    return Conflict(problem=f"the agent has no tool {', '.join(tools)} any more, which a pending call needs")
+
+
+def _effect(ref: CallRef, tool: str, arguments: Any, **rest: Any) -> Effect:
     return Effect(
-        run_id=place[0],
-        call_id=place[1],
+        run_id=ref[0],
+        call_id=ref[1],
         tool=tool,
         arguments_digest=ledger.digest(arguments),
-        idempotency_key=ledger.key(*place),
+        idempotency_key=ledger.key(*ref),
         **rest,
     )

@@ -79,9 +79,9 @@ class _ForRun(ExternalMedia):
         if isinstance(content, BinaryContent):
             return await self._url(content)
         if isinstance(content, Mapping):
-            found: dict[Any, Any] = {key: await self._content(value) for key, value in content.items()}  # pyright: ignore[reportUnknownVariableType]
-            same = all(found[key] is value for key, value in content.items())  # pyright: ignore[reportUnknownVariableType]
-            return content if same else found  # pyright: ignore[reportUnknownVariableType]
+            replaced: dict[Any, Any] = {key: await self._content(value) for key, value in content.items()}  # pyright: ignore[reportUnknownVariableType]
+            same = all(replaced[key] is value for key, value in content.items())  # pyright: ignore[reportUnknownVariableType]
+            return content if same else replaced  # pyright: ignore[reportUnknownVariableType]
         if isinstance(content, Sequence) and not isinstance(content, str | bytes | bytearray):
             items: list[Any] = [await self._content(item) for item in content]  # pyright: ignore[reportUnknownVariableType]
             same = all(new is old for new, old in zip(items, content, strict=True))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]

@@ -8,9 +8,8 @@ from typing import Any
 from holdfast.errors import SessionExists
 from holdfast.ids import new_id
 from holdfast.media import MediaStore, walker
-from holdfast.record.capability import read_history
-from holdfast.record.history import load
-from holdfast.record.large import Large
+from holdfast.record.history import load, read_history
+from holdfast.record.offloader import MediaOffloader
 from holdfast.record.recovery import pending_effects
 from holdfast.store import Store
 from holdfast.types import Checkpoint, Effect, Lease, Session
@@ -40,7 +39,7 @@ async def fork(
     forked = session_id or new_id()
     origin = {"session_id": source.id, "checkpoint_id": checkpoint.id, "submission_id": submission_id}
     bodies = await read_history(store, source.id, checkpoint)
-    messages = load(await Large(store, media).back(bodies))
+    messages = load(await MediaOffloader(store, media).back(bodies))
     effects = [e for e in (await pending_effects(store, source.id, messages)).values() if e is not None]
     now = _microseconds(await store.now())
     rows = [

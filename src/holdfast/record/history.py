@@ -21,8 +21,10 @@ from pydantic_ai.messages import (
 )
 from pydantic_core import PydanticSerializationError
 
+from holdfast.errors import HistoryTooLarge
 from holdfast.jsontext import lenient_json
-from holdfast.types import Json, Message, Segment
+from holdfast.store import Store
+from holdfast.types import Checkpoint, Json, Message, Segment
 
 _NEAR = 8
 """So many of the last messages are compared by identity at each step, and the last one part by part: a step may still
@@ -81,6 +83,31 @@ def load(bodies: Iterable[Json]) -> list[ModelMessage]:
         return ModelMessagesTypeAdapter.validate_json(text)
     except ValidationError:
         return ModelMessagesTypeAdapter.validate_python(json.loads(text))
+
+
+def check_history_size(store: Store, size: int) -> None:
+    """Raise `HistoryTooLarge` if a history of this size must not be loaded."""
+    limit = store.settings.max_history_bytes
+    if size > limit:
+        raise HistoryTooLarge(size=size, limit=limit)
+
+
+async def read_history(store: Store, session_id: str, checkpoint: Checkpoint) -> list[str]:
+    """Return the texts of all messages of a checkpoint. Raises `HistoryTooLarge` before it reads too much."""
+    bodies: list[str] = []
+    size = 0
+    while len(bodies) < checkpoint.length:
+        if bodies and not size:  # it has more than a page
+            size = await store.history_size(session_id, segment=checkpoint.segment, length=checkpoint.length)
+            check_history_size(store, size)
+        page = await store.history(
+            session_id, segment=checkpoint.segment, length=checkpoint.length, after=len(bodies) - 1
+        )
+        if not page:
+            break
+        bodies += [message.body for message in page]
+    check_history_size(store, size or sum(map(len, bodies)))
+    return bodies
 
 
 def _note(value: Any) -> str:
@@ -164,7 +191,7 @@ class Growth:
     added: list[ModelMessage]
 
 
-class History:
+class RecordedHistory:
     """The recorded history of a session: the messages in order, and the segment that the next ones go to."""
 
     def __init__(
@@ -244,3 +271,15 @@ class History:
             if recorded is not message and hash(dump(message)) != digest:
                 return position
         return min(len(self._recorded), len(messages))
+
+
+async def open_history(
+    store: Store, session_id: str, checkpoint: Checkpoint | None, recorded: Sequence[ModelMessage]
+) -> RecordedHistory:
+    """Return the history of a session at a checkpoint, with the messages that were loaded of it, ready to grow."""
+    if checkpoint is None:
+        return RecordedHistory()
+    segment, length = checkpoint.segment, checkpoint.length
+    segments = await store.segments(session_id)
+    beyond = await store.history(session_id, segment=segment, length=length + 1, after=length - 1, limit=1)
+    return RecordedHistory(segment, len(segments), recorded, open_ended=not beyond)

@@ -35,10 +35,10 @@ person decides, through an approval.
 
 Deferral: TypeAlias = Literal["approval", "external", "again"]
 
-Place: TypeAlias = tuple[str, str]
+CallRef: TypeAlias = tuple[str, str]
 """Where a call is in the ledger: the run that made it, and its name there."""
 
-current_call: ContextVar[Place | None] = ContextVar("holdfast_call", default=None)
+current_call: ContextVar[CallRef | None] = ContextVar("holdfast_call", default=None)
 """The run and the ledger entry of the tool call that is going on here."""
 
 _UNSERIALIZABLE = '{"kind":"unserializable"}'

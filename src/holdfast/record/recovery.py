@@ -14,9 +14,10 @@ from holdfast.ids import new_id
 from holdfast.leases import held
 from holdfast.media import MediaStore
 from holdfast.record import ledger
-from holdfast.record.capability import Holdfast, gone, read_history
-from holdfast.record.history import load
-from holdfast.record.large import Large
+from holdfast.record.calls import missing_tools
+from holdfast.record.capability import Holdfast
+from holdfast.record.history import load, read_history
+from holdfast.record.offloader import MediaOffloader
 from holdfast.record.validity import pending_calls
 from holdfast.store import Store
 from holdfast.types import Batch, Checkpoint, Effect, Json, NewEvent, Run
@@ -51,7 +52,7 @@ async def inspect_run(
         if cursor is None:
             break
     if whole:
-        effects = await Large(store, media).effects_back(effects)
+        effects = await MediaOffloader(store, media).effects_back(effects)
     latest = (await store.checkpoints(run_id=run_id, limit=1)).items
     settled = (await store.checkpoints(run_id=run_id, kind="settled", limit=1)).items
     return RunReport(
@@ -69,7 +70,7 @@ async def load_history(
 ) -> list[ModelMessage]:
     """Return the messages of a checkpoint. Large content comes from `media`, else from that of the settings."""
     bodies = await read_history(store, checkpoint.session_id, checkpoint)
-    return load(await Large(store, media).back(bodies))
+    return load(await MediaOffloader(store, media).back(bodies))
 
 
 async def resume(agent: Agent[Any, Any], store: Store, run_id: str, **options: Any) -> AgentRunResult[Any]:
@@ -112,7 +113,7 @@ async def _prompt_aside(
     started = next((event for event in events if event.kind == "run_started"), None)
     if started is None or started.message is None:
         return None
-    (part,) = load(await Large(store, media).back([started.message]))[0].parts
+    (part,) = load(await MediaOffloader(store, media).back([started.message]))[0].parts
     return part.content if isinstance(part, UserPromptPart) else None
 
 
@@ -138,7 +139,7 @@ async def continue_session(
     messages: list[ModelMessage] = []
     if checkpoint is not None:
         messages = await load_history(store, checkpoint, media=media)
-    closing = await _closing(store, session_id, messages, Large(store, media))
+    closing = await _closing(store, session_id, messages, MediaOffloader(store, media))
     return await agent.run(
         prompt,
         message_history=[*messages, *closing],
@@ -149,7 +150,7 @@ async def continue_session(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ResumePoint:
     """Where a session goes on: its messages, and the runs that got it there if they are to be gone on with."""
 
     messages: list[ModelMessage]
@@ -162,9 +163,9 @@ class Place:
     """Whether the messages are those of the turn that is gone on with. If not, it begins anew."""
 
 
-async def find_place(
+async def find_resume_point(
     store: Store, session_id: str, run_id: str | None, *, media: MediaStore | None = None
-) -> Place:
+) -> ResumePoint:
     """Find where to go on with a run; without one, or if it left nothing, with a new turn of the session."""
     latest = (await store.checkpoints(session_id=session_id, limit=1)).items
     checkpoint = latest[0] if latest else None
@@ -177,8 +178,8 @@ async def find_place(
         chain.append(run)
         run_id = json.loads(run.metadata).get("resumes")
     if checkpoint is None or checkpoint.run_id not in {run.id for run in chain}:
-        closing = await _closing(store, session_id, messages, Large(store, media))
-        return Place(
+        closing = await _closing(store, session_id, messages, MediaOffloader(store, media))
+        return ResumePoint(
             messages=[*messages, *closing], checkpoint=checkpoint, recorded=messages, chain=chain, begun=False
         )
     begun = bool(chain)
@@ -186,7 +187,7 @@ async def find_place(
         begun = (
             await _prompt_aside(store, chain[0], media) is None
         )  # else it had only begun, and is begun anew
-    return Place(messages=messages, checkpoint=checkpoint, recorded=messages, chain=chain, begun=begun)
+    return ResumePoint(messages=messages, checkpoint=checkpoint, recorded=messages, chain=chain, begun=begun)
 
 
 async def last_prompt(store: Store, checkpoint: Checkpoint) -> int | None:
@@ -194,16 +195,16 @@ async def last_prompt(store: Store, checkpoint: Checkpoint) -> int | None:
     end = checkpoint.length
     while end > 0:
         start = max(0, end - _SOME_MESSAGES)
-        after, found = start - 1, None
+        after, position = start - 1, None
         while after + 1 < end and (
             page := await store.history(
                 checkpoint.session_id, segment=checkpoint.segment, length=end, after=after
             )
         ):
             after = page[-1].position
-            found = next((m.position for m in reversed(page) if _is_prompt(m.body)), found)
-        if found is not None:
-            return found
+            position = next((m.position for m in reversed(page) if _is_prompt(m.body)), position)
+        if position is not None:
+            return position
         end = start
     return None
 
@@ -244,21 +245,22 @@ async def settle_effect(
     """
     run = await store.run(run_id)
     async with held(store, run.session_id) as lease:
-        found = (await store.effects(run.session_id, run_id=run_id, call_id=call_id)).items
-        if not found:
+        entries = (await store.effects(run.session_id, run_id=run_id, call_id=call_id)).items
+        if not entries:
             raise NotFound(what=f"tool call of run {run_id} with the id", id=call_id)
-        if found[0].state != "started":
-            raise Conflict(problem=f"call {call_id} of run {run_id} is {found[0].state} already")
+        effect = entries[0]
+        if effect.state != "started":
+            raise Conflict(problem=f"call {call_id} of run {run_id} is {effect.state} already")
         recorded = (
-            None if error is not None else ledger.returned(ToolReturnPart(found[0].tool, result, call_id))
+            None if error is not None else ledger.returned(ToolReturnPart(effect.tool, result, call_id))
         )
         state = "completed" if error is None else "failed"
-        settled = replace(found[0], state=state, result=recorded, error=error)
+        settled = replace(effect, state=state, result=recorded, error=error)
         kind = "tool_call_completed" if error is None else "tool_call_failed"
         payload = json.dumps({"tool": settled.tool, "call_id": call_id, "by_hand": True, "actor": actor})
         event = NewEvent(kind=kind, run_id=run_id, payload=payload)
         batch = Batch(effects=[settled], events=[event])
-        await Large(store, media).move_out(batch)
+        await MediaOffloader(store, media).move_out(batch)
         # Before the change: an entry for one that did not happen is better than a change without an entry.
         detail = json.dumps({"run_id": run_id, "call_id": call_id, "tool": settled.tool, "state": state})
         await store.audit(actor=actor, action="settle effect", session_id=run.session_id, detail=detail)
@@ -267,7 +269,7 @@ async def settle_effect(
 
 
 async def _closing(
-    store: Store, session_id: str, messages: Sequence[ModelMessage], large: Large
+    store: Store, session_id: str, messages: Sequence[ModelMessage], offloader: MediaOffloader
 ) -> list[ModelMessage]:
     """Return the request that answers the calls left open at the end of a history."""
     known = await pending_effects(store, session_id, messages)
@@ -277,7 +279,7 @@ async def _closing(
         if effect is None:
             content: Any = "This call was not carried out: the run was interrupted before it."
         elif ledger.is_known(effect):
-            content = _content(*await large.effects_back([effect]))
+            content = _content(*await offloader.effects_back([effect]))
         else:
             content = ledger.unknown(effect)
             outcome = "denied" if ledger.waits_for(effect) == "approval" else "interrupted"
@@ -294,8 +296,8 @@ async def pending_effects(
     known: dict[str, Effect | None] = {}
     for call in pending_calls(messages):
         entry = ledger.entry(call.tool_call_id, before[call.tool_call_id])
-        found = (await store.effects(session_id, run_id=run_id, call_id=entry)).items if run_id else ()
-        known[call.tool_call_id] = found[0] if found else None
+        entries = (await store.effects(session_id, run_id=run_id, call_id=entry)).items if run_id else ()
+        known[call.tool_call_id] = entries[0] if entries else None
     return known
 
 
@@ -316,14 +318,14 @@ def know_tools(agent: Agent[Any, Any], messages: Sequence[ModelMessage]) -> None
         return  # toolsets that come and go are asked when the run begins
     missing = sorted({call.tool_name for call in pending_calls(messages)} - set(known))
     if missing:
-        raise Conflict(problem=gone(missing))
+        raise missing_tools(missing)
 
 
 def _own(agent: Agent[Any, Any]) -> Holdfast | None:
     """Return the agent's own recorder, if it has one."""
-    found: list[Any] = []
-    agent.root_capability.apply(found.append)
-    return next((capability for capability in found if isinstance(capability, Holdfast)), None)
+    capabilities: list[Any] = []
+    agent.root_capability.apply(capabilities.append)
+    return next((capability for capability in capabilities if isinstance(capability, Holdfast)), None)
 
 
 def _media(agent: Agent[Any, Any]) -> MediaStore | None:

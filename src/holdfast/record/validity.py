@@ -27,10 +27,10 @@ def is_provider_valid(messages: Sequence[ModelMessage]) -> bool:
             if len(set(open_calls)) != len(open_calls):
                 return False
         else:
-            found = answers(message)
-            if open_calls and not found:
+            answering = answers(message)
+            if open_calls and not answering:
                 return False
-            for part in found:
+            for part in answering:
                 if part.tool_call_id not in open_calls:
                     return False
                 open_calls.remove(part.tool_call_id)
@@ -44,10 +44,10 @@ def pending_calls(messages: Sequence[ModelMessage]) -> list[ToolCallPart]:
         if isinstance(message, ModelResponse):
             calls = [part for part in message.parts if isinstance(part, ToolCallPart)]
             return [call for call in calls if call.tool_call_id not in answered]
-        found = answers(message)
-        if not found:
+        answering = answers(message)
+        if not answering:
             break  # the conversation went on without them
-        answered |= {part.tool_call_id for part in found}
+        answered |= {part.tool_call_id for part in answering}
     return []
 
 

@@ -56,16 +56,16 @@ Agents: TypeAlias = "Agent[Any, Any] | AgentSetup | Iterable[Agent[Any, Any] | A
 def by_name(agents: Agents) -> dict[str, AgentSetup]:
     """Return the agents by the name that sessions know them by."""
     given = [agents] if isinstance(agents, Agent | AgentSetup) else list(agents)
-    found: dict[str, AgentSetup] = {}
+    named: dict[str, AgentSetup] = {}
     for item in given:
         setup = item if isinstance(item, AgentSetup) else AgentSetup(agent=item)
         name = setup.name or setup.agent.name or "agent"
-        if name in found:
+        if name in named:
             raise BadInput(problem=f"two agents have the name {name!r}; give each its own")
-        found[name] = setup
-    if not found:
+        named[name] = setup
+    if not named:
         raise BadInput(problem="there is no agent to serve")
-    return found
+    return named
 
 
 def load_object(app: str) -> Any:
@@ -91,8 +91,8 @@ def load_object(app: str) -> Any:
 
 def load_agents(app: str) -> dict[str, AgentSetup]:
     """Import the agents that `module:attribute` names: an agent, an `AgentSetup`, or several of them."""
-    found = load_object(app)
-    if not isinstance(found, Agent | AgentSetup | list | tuple):
-        kind = type(found).__name__
+    loaded = load_object(app)
+    if not isinstance(loaded, Agent | AgentSetup | list | tuple):
+        kind = type(loaded).__name__
         raise BadInput(problem=f"{app} is of type {kind}, not a pydantic_ai.Agent or a list of them")
-    return by_name(found)  # pyright: ignore[reportUnknownArgumentType]
+    return by_name(loaded)  # pyright: ignore[reportUnknownArgumentType]

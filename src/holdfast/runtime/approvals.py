@@ -10,21 +10,21 @@ from holdfast.errors import Conflict
 from holdfast.record import ledger
 from holdfast.record.validity import pending_calls
 from holdfast.runtime.agents import AgentSetup
-from holdfast.runtime.questions import ANSWERED, Answer, asked, given_answers, parse_answers
+from holdfast.runtime.questions import ANSWERED, ApprovalAnswer, asked, given_answers, parse_answers
 
-__all__ = ["ANSWERED", "Answer", "asked", "given_answers", "new_answers", "parse_answers", "results"]
+__all__ = ["ANSWERED", "ApprovalAnswer", "asked", "given_answers", "new_answers", "parse_answers", "results"]
 
 
 def new_answers(
-    answers: Sequence[Answer],
+    answers: Sequence[ApprovalAnswer],
     *,
     asked: Sequence[ToolCallPart],
-    given: Mapping[str, Answer],
+    given: Mapping[str, ApprovalAnswer],
     setup: AgentSetup,
-) -> list[Answer]:
+) -> list[ApprovalAnswer]:
     """Return the answers that say something new. One to another question, or a second and different one, is refused."""
     calls = {call.tool_call_id: call for call in asked}
-    new: list[Answer] = []
+    new: list[ApprovalAnswer] = []
     for answer in answers:
         call = calls.get(answer.call_id)
         if call is None:
@@ -43,7 +43,9 @@ def new_answers(
     return new
 
 
-def results(messages: Sequence[ModelMessage], given: Mapping[str, Answer]) -> DeferredToolResults | None:
+def results(
+    messages: Sequence[ModelMessage], given: Mapping[str, ApprovalAnswer]
+) -> DeferredToolResults | None:
     """Return the answers as what the run goes on with; nothing if none are for the calls that are open."""
     approvals: dict[str, Any] = {}
     for call in pending_calls(messages):

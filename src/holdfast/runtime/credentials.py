@@ -45,8 +45,10 @@ class Credentials:
 
     async def get(self, session_id: str, name: str) -> str | None:
         """Return one credential; None if there is none, or it has expired."""
-        found = await self._store.credentials(session_id)
-        return next((self._open(session_id, name, item.sealed) for item in found if item.name == name), None)
+        credentials = await self._store.credentials(session_id)
+        return next(
+            (self._open(session_id, name, item.sealed) for item in credentials if item.name == name), None
+        )
 
     async def names(self, session_id: str) -> Sequence[str]:
         """Return the names of a session's credentials."""

@@ -16,7 +16,7 @@ ANSWERED = "approval_answered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
-class Answer:
+class ApprovalAnswer:
     """What a person decided about one call."""
 
     call_id: str
@@ -34,10 +34,10 @@ class Answer:
         )
 
 
-_ANSWER = TypeAdapter(Answer)
+_ANSWER = TypeAdapter(ApprovalAnswer)
 
 
-def parse_answers(payload: Mapping[str, Any]) -> list[Answer]:
+def parse_answers(payload: Mapping[str, Any]) -> list[ApprovalAnswer]:
     """Return the answers in a submission: one, or a list of `answers`."""
     items: Any = payload.get("answers", [payload])
     if not isinstance(items, list) or not items:
@@ -45,7 +45,7 @@ def parse_answers(payload: Mapping[str, Any]) -> list[Answer]:
     return [_parse(item) for item in cast("list[object]", items)]
 
 
-def _parse(item: object) -> Answer:
+def _parse(item: object) -> ApprovalAnswer:
     try:
         return _ANSWER.validate_json(json.dumps(item), strict=True)
     except ValidationError as error:
@@ -71,9 +71,9 @@ async def asked(store: Store, session_id: str) -> list[dict[str, Any]]:
     return [question for question in questions if question["call_id"] not in given]
 
 
-async def given_answers(store: Store, session_id: str, chain: Iterable[Run]) -> dict[str, Answer]:
+async def given_answers(store: Store, session_id: str, chain: Iterable[Run]) -> dict[str, ApprovalAnswer]:
     """Return what was answered to a run, and to those it goes on for, by call."""
-    found: dict[str, Answer] = {}
+    given: dict[str, ApprovalAnswer] = {}
     for run in chain:
         after = run.first_seq - 1
         while page := await store.events(session_id, after=after, run_id=run.id):
@@ -81,5 +81,5 @@ async def given_answers(store: Store, session_id: str, chain: Iterable[Run]) -> 
             for event in page:
                 if event.kind == ANSWERED:
                     answer = _parse(json.loads(event.payload))
-                    found.setdefault(answer.call_id, answer)
-    return found
+                    given.setdefault(answer.call_id, answer)
+    return given

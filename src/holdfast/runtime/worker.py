@@ -13,7 +13,7 @@ from typing import Any
 from holdfast.counting import count
 from holdfast.errors import HolderLost, HoldfastError, LeaseLost, NotFound, StoreClosed
 from holdfast.leases import Renewal, join, process_name
-from holdfast.logs import about
+from holdfast.logs import log_context
 from holdfast.retention.sweeper import sweeping
 from holdfast.runtime.agents import Agents, by_name
 from holdfast.runtime.session import SessionRunner
@@ -110,10 +110,10 @@ class Worker:
     async def _claim_until_stopped(self, holder: Holder) -> None:
         with self._store.ready_bell() as bell:
             while not (self._stopping.is_set() or self._lost.is_set()):
-                found: list[Work] = []
+                claimed: list[Work] = []
                 if free := self._concurrency - len(self._running):
                     try:
-                        found = await self._store.next_work(
+                        claimed = await self._store.next_work(
                             holder,
                             agents=sorted(self._agents),
                             limit=min(free, _AT_ONCE),
@@ -128,9 +128,9 @@ class Worker:
                         _log.warning("cannot claim: %s", error)
                         await self._pause()
                         continue
-                for work in found:
+                for work in claimed:
                     self._start(work)
-                if not found:
+                if not claimed:
                     await self._first(bell.wait(_LOOK_SECONDS))
 
     def _start(self, work: Work) -> None:
@@ -151,7 +151,7 @@ class Worker:
             _log.info("took over session %s", lease.session_id)
 
     async def _serve(self, runner: SessionRunner, lease: Lease) -> None:
-        about(lambda: {"session_id": lease.session_id})
+        log_context(lambda: {"session_id": lease.session_id})
         try:
             await runner.serve()
         except (LeaseLost, NotFound) as error:

@@ -40,7 +40,7 @@ from pydantic_ai.ui.vercel_ai import VercelAIEventStream
 
 from holdfast.errors import MissingExtra, NotFound
 from holdfast.record.history import load
-from holdfast.record.large import Large
+from holdfast.record.offloader import MediaOffloader
 from holdfast.server.channel import COMMENT, REFUSED, Channel, Client
 from holdfast.store import Store
 from holdfast.types import Draft, Event
@@ -228,7 +228,7 @@ class Formatter:
             return []
         match event.kind:
             case "message" if event.message is not None:
-                (message,) = load(await Large(self.store).back([event.message]))
+                (message,) = load(await MediaOffloader(self.store).back([event.message]))
                 return self._message(message, event.seq)
             case "tool_call_started":
                 return self._announce(facts["call_id"])

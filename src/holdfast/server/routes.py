@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from holdfast.errors import BadInput, BadText, Unauthenticated
 from holdfast.jsontext import has_lone_surrogates, parse_json
-from holdfast.logs import about
+from holdfast.logs import log_context
 from holdfast.server.auth import Doorkeeper, Principal, Rule
 from holdfast.server.channel import Channels
 from holdfast.server.models import ErrorBody
@@ -90,7 +90,7 @@ class GuardedRoute(APIRoute):
         async def guarded(request: Request) -> Response:
             doorkeeper: Doorkeeper = request.app.state.doorkeeper
             path = request.path_params
-            about(lambda: {name: path[name] for name in ("session_id", "run_id") if name in path})
+            log_context(lambda: {name: path[name] for name in ("session_id", "run_id") if name in path})
             await doorkeeper.authorize(request, cast("Rule", rule), path)
             if limit is not None:
                 settings = request.app.state.settings

@@ -8,9 +8,10 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from holdfast.errors import BadInput, HistoryTooLarge
+from holdfast.errors import BadInput
 from holdfast.media import MediaStore, open_media, to_uri, walker
 from holdfast.media.base import add_to
+from holdfast.record.history import check_history_size
 from holdfast.store import Store
 from holdfast.types import Batch, Effect, Json
 
@@ -21,14 +22,7 @@ _LEAST = 128
 """A reference is not much shorter than this."""
 
 
-def check_history_size(store: Store, size: int) -> None:
-    """Raise `HistoryTooLarge` if a history of this size must not be loaded."""
-    limit = store.settings.max_history_bytes
-    if size > limit:
-        raise HistoryTooLarge(size=size, limit=limit)
-
-
-class Large:
+class MediaOffloader:
     """Moves large content out of the texts of one store, and back. By default where, and from what size, its settings say."""
 
     def __init__(self, store: Store, media: MediaStore | None = None, threshold: int | None = None) -> None:

@@ -1,0 +1,237 @@
+"""What a run did and what is not written yet, as batches that are written in order.
+
+A step is two batches: one when a model request begins and one before the first tool runs. Everything else waits for the
+next of them, but not long: a timer writes it if that does not come.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from pydantic_ai.messages import ModelMessage, ModelRequest, UserContent, UserPromptPart
+
+from holdfast.errors import Conflict, HoldfastError
+from holdfast.ids import new_id
+from holdfast.jsontext import lenient_json
+from holdfast.record import ledger
+from holdfast.record.calls import Calls
+from holdfast.record.history import RecordedHistory
+from holdfast.record.host import RunHost
+from holdfast.record.offloader import MediaOffloader
+from holdfast.record.validity import pending_calls
+from holdfast.store import Store
+from holdfast.types import Batch, Chain, Checkpoint, CheckpointKind, Effect, Lease, NewEvent, Run
+
+_A_MOMENT = 0.005
+"""How many seconds the end of a tool call may wait for the next batch."""
+
+_SETUP = 0.05
+"""How many seconds the beginning of a run may wait for its first request, which is written with it."""
+
+
+@dataclass(slots=True)
+class Beginning:
+    """How a run begins: the event that records it, what the run was given, and the run before if it waited for that."""
+
+    event: NewEvent
+    messages: list[ModelMessage]
+    prompt: str | Sequence[UserContent] | None
+    waited: Sequence[Run]
+
+
+class Buffer:
+    """Collects what one run does and writes it as batches of one chain."""
+
+    def __init__(
+        self,
+        store: Store,
+        lease: Lease,
+        run: Run,
+        *,
+        host: RunHost,
+        offloader: MediaOffloader,
+        calls: Calls,
+        history: RecordedHistory,
+    ) -> None:
+        self.lease = lease
+        self.run = run
+        self._store = store
+        self._host = host
+        self._offloader = offloader
+        self._calls = calls  # has the effects that wait for the next batch
+        self._history = history
+        self._events: list[NewEvent] = []  # wait for the next batch
+        self._beginning: Beginning | None = None  # until a batch has it
+        self._timer: asyncio.TimerHandle | None = None
+        self._flushing: asyncio.Task[None] | None = None
+        self._chain = Chain()  # every batch builds on those before it
+        self._order = asyncio.Lock()  # held while large content is stored: later batches wait
+
+    @property
+    def failed(self) -> Exception | None:
+        """Why a batch could not be written: then no later batch of the history is."""
+        return self._chain.failed
+
+    def begin(self, beginning: Beginning) -> None:
+        """Write the beginning of the run with its first request, or soon."""
+        self._beginning = beginning
+        self._events.append(beginning.event)
+        self._write_within(_SETUP)
+
+    def add(self, event: NewEvent) -> None:
+        """Write an event with the next batch."""
+        self._events.append(event)
+
+    async def write_soon(self) -> None:
+        """Write what waits: at once while other calls run, else with the next batch, at most a moment later."""
+        if self._calls.any_runs:
+            await self.write(self.take_pending())
+        else:
+            self._write_within(_A_MOMENT)
+
+    def take_step(
+        self,
+        messages: list[ModelMessage],
+        kind: CheckpointKind,
+        step: int | None,
+        *last: NewEvent,
+        effects: Sequence[Effect] = (),
+        thorough: bool = False,
+    ) -> Batch:
+        """Return a batch of everything that waits and of what the history gained, with these events at its end.
+
+        Results that are part of a message now move into it.
+        """
+        growth = self._history.grow(messages, thorough=thorough)
+        added: list[NewEvent] = []
+        moved: list[Effect] = []
+        responded = False
+        for row, message in zip(growth.messages, growth.added, strict=True):
+            at = row.segment, row.position
+            added.append(NewEvent(kind="message", run_id=self.run.id, step=step, message=at))
+            if isinstance(message, ModelRequest):
+                moved += self._move_results(message, at)
+            else:
+                responded = True
+        batch = self._take([*moved, *effects])
+        batch.events = [*batch.events, *added, *last]
+        batch.segments, batch.messages = growth.segments, growth.messages
+        beginning, self._beginning = self._beginning, None
+        if beginning is not None:
+            batch.runs, batch.status = [self.run, *beginning.waited], "running"
+        if growth.added or growth.segments or beginning is not None:
+            batch.checkpoints = [self._checkpoint(kind, step)]
+        self._host.amend(batch, self.run, begins=beginning is not None, responded=responded)
+        return batch
+
+    def take_pending(self) -> Batch:
+        """Return a batch of everything that waits. If the run has only begun, its prompt is set aside for `resume`."""
+        beginning = self._beginning
+        if beginning is None:
+            return self._take()
+        kind: CheckpointKind = "interrupted" if pending_calls(beginning.messages) else "settled"
+        batch = self.take_step(beginning.messages, kind, 0)
+        if beginning.prompt is not None:
+            prompt = ModelRequest(parts=[UserPromptPart(beginning.prompt)])
+            segment, aside = self._history.set_aside(prompt)
+            batch.segments, batch.messages = [*batch.segments, segment], [*batch.messages, aside]
+            beginning.event.message = aside.segment, aside.position
+        return batch
+
+    async def write(self, batch: Batch) -> None:
+        """Write a batch after those before it. Its large content is put into the media store first.
+
+        The history counts as recorded from when a batch was made. If then its content cannot be put, nothing may be
+        written behind it: the run fails, and the next one continues from what is there.
+        """
+        if not self._offloader.concerns(batch) and not self._order.locked():
+            await self._write(batch)
+            return
+        async with self._order:
+            self._check()
+            try:
+                await self._offloader.move_out(batch)
+            except BaseException as error:
+                self._take_back(batch, error)
+                raise
+            await self._write(batch)
+            self._offloader.written(batch)
+
+    async def write_note(self, effect: Effect) -> None:
+        """Write what was noted of a call that runs. No other batch builds on that."""
+        await self.write(Batch(effects=[effect], chain=Chain()))
+
+    async def write_failure(self, batch: Batch) -> None:
+        """Write how the run failed, also behind a batch that could not be written."""
+        batch.chain = self._chain if self._chain.failed is None else None
+        try:
+            await self._offloader.move_out(batch)
+        except HoldfastError:  # that a call was carried out matters more than its result
+            batch.effects = [ledger.without_result(effect) for effect in batch.effects]
+        await self._store.write(self.lease, batch)
+
+    def _take(self, effects: Sequence[Effect] = ()) -> Batch:
+        """Return a batch of the events and effects that wait, and of these effects; of each in its last state."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        batch = Batch(events=self._events, effects=self._calls.take(effects))
+        self._events = []
+        return batch
+
+    def _take_back(self, batch: Batch, error: BaseException) -> None:
+        """Keep what can still be written of a batch whose content could not be put."""
+        self._events = [*(event for event in batch.events if event.message is None), *self._events]
+        ended = (
+            effect
+            if effect.message is None
+            else ledger.without_result(replace(effect, message=None, result=""))
+            for effect in batch.effects
+            if effect.state != "started"
+        )
+        self._calls.changed = [*ended, *self._calls.changed]
+        if batch.messages or batch.segments:
+            cut_off = Conflict(problem="the run was cut off while its history was put into the media store")
+            self._chain.failed = error if isinstance(error, HoldfastError) else cut_off
+
+    def _move_results(self, request: ModelRequest, message: tuple[int, int]) -> list[Effect]:
+        """Return the effects whose results are in this message now. Add an event for each call that it answers."""
+        moved, answered = self._calls.moved(request, message)
+        for call_id, effect in answered.items():
+            facts = {"tool": effect.tool, "call_id": call_id, "answered": True}
+            kind = f"tool_call_{effect.state}"
+            self.add(NewEvent(kind=kind, run_id=self.run.id, payload=lenient_json(facts)))
+        return moved
+
+    def _checkpoint(self, kind: CheckpointKind, step: int | None) -> Checkpoint:
+        segment, length = self._history.segment, len(self._history)
+        return Checkpoint(
+            id=new_id(), segment=segment, length=length, kind=kind, run_id=self.run.id, step=step
+        )
+
+    def _write_within(self, seconds: float) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        self._timer = None
+        self._flushing = asyncio.create_task(self._flush())
+
+    async def _flush(self) -> None:
+        with suppress(HoldfastError):  # the next write raises it
+            if self._events or self._calls.changed:
+                await self.write(self.take_pending())
+
+    async def _write(self, batch: Batch) -> None:
+        self._check()
+        chain = batch.chain = batch.chain or self._chain
+        try:
+            await self._store.write(self.lease, batch)
+        except HoldfastError as error:
+            chain.failed = chain.failed or error
+            raise
+
+    def _check(self) -> None:
+        if self._chain.failed is not None:
+            raise self._chain.failed

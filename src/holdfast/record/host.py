@@ -1,0 +1,101 @@
+"""What a run happens in: it holds the session, adds to what is written, and decides when the run stops.
+
+The recorder calls a `RunHost`. For a run that an application starts this is a `StandaloneRun`; for a run on a worker it is a
+`holdfast.runtime.turn.Turn`.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from pydantic_ai.messages import ModelMessage
+
+from holdfast.errors import Conflict, NotFound
+from holdfast.leases import held
+from holdfast.record.history import load, read_history
+from holdfast.record.offloader import MediaOffloader
+from holdfast.store import Store
+from holdfast.types import Batch, Checkpoint, Lease, Run
+
+CANCELLATIONS = asyncio.CancelledError, KeyboardInterrupt, GeneratorExit
+"""The errors that end a run because somebody stopped it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """The session when a run starts: its lease, its last checkpoint, and the messages up to there."""
+
+    lease: Lease
+    checkpoint: Checkpoint | None
+    messages: Sequence[ModelMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How to record an error that ended a run. Without a status the run has not ended: another one continues it."""
+
+    status: Literal["failed", "interrupted"] | None
+    error: BaseException
+
+
+class RunHost(Protocol):
+    """The calls that the recorder makes during a run, in their order. By default a host adds nothing and stops nothing."""
+
+    handles_interrupts: bool = False
+    """Whether the process handles Ctrl-C, so that a KeyboardInterrupt can only come from the code of an agent."""
+
+    def enter(self, session_id: str, run_id: str, agent: str) -> AbstractAsyncContextManager[RunStart]:
+        """Hold the session while the run is recorded."""
+        ...
+
+    async def incoming(self) -> Sequence[Sequence[Any]]:
+        """Return the contents of messages that enter the run with its next model request."""
+        return ()
+
+    def amend(self, batch: Batch, run: Run, *, begins: bool, responded: bool) -> None:
+        """Add to the batch of a step: the run `begins` in it, or the model has `responded`, or neither."""
+
+    async def settled(self) -> None:
+        """Stop the run if it has to stop. Every tool call is answered here, and that is on record."""
+
+    def failure(self, error: BaseException, unwritten: Exception | None) -> Failure | None:
+        """Decide how to record an error that ended the run; None: not at all. `unwritten` is why a batch failed before."""
+        ...
+
+    def end(self, batch: Batch, run: Run) -> None:
+        """Add to the batch that records the end of the run."""
+
+    def close(self, run: Run | None, unwritten: Exception | None) -> None:
+        """Note that nothing more is written, and the run in its final state if that is on record."""
+
+
+class StandaloneRun(RunHost):
+    """A run that an application starts. It creates its session if there is none, and holds the lease by itself."""
+
+    def __init__(self, store: Store, offloader: MediaOffloader, *, owner: str, ttl: float | None) -> None:
+        self._store = store
+        self._offloader = offloader
+        self._owner = owner
+        self._ttl = ttl
+
+    @asynccontextmanager
+    async def enter(self, session_id: str, run_id: str, agent: str) -> AsyncGenerator[RunStart, None]:
+        """Create the session if there is none, and hold it. Raises `Conflict` if the run is on record already."""
+        await self._store.create_session(agent=agent, owner=self._owner, id=session_id, exist_ok=True)
+        with suppress(NotFound):
+            run = await self._store.run(run_id)
+            raise Conflict(problem=f"run {run.id} is on record already; an explicit run id is used once")
+        async with held(self._store, session_id, ttl=self._ttl) as lease:
+            latest = (await self._store.checkpoints(session_id=session_id, limit=1)).items
+            if not latest:
+                yield RunStart(lease, None, [])
+                return
+            bodies = await read_history(self._store, session_id, latest[0])
+            yield RunStart(lease, latest[0], load(await self._offloader.back(bodies)))
+
+    def failure(self, error: BaseException, unwritten: Exception | None) -> Failure | None:
+        """Record every failure. A run that was cancelled is interrupted."""
+        del unwritten
+        return Failure("interrupted" if isinstance(error, CANCELLATIONS) else "failed", error)

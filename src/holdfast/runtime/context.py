@@ -1,0 +1,58 @@
+"""What the code of an agent can know of the session that it runs in."""
+
+import asyncio
+from collections.abc import Awaitable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.errors import AgentExited
+from holdfast.jsontext import strict_json
+from holdfast.runtime.credentials import Credentials
+from holdfast.store import Store
+from holdfast.types import Session, State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionContext:
+    """What a tool can know of the session that it runs in, and the state it keeps there."""
+
+    session: Session
+    store: Store
+    keys: str | None = field(default=None, repr=False)
+
+    async def credential(self, name: str) -> str | None:
+        """Return a credential of the session, opened; None if there is none, or it has expired."""
+        return await Credentials(self.store, self.keys).get(self.session.id, name)
+
+    async def state(self) -> State:
+        """Return the agent state of the session."""
+        return await self.store.state(self.session.id)
+
+    async def set_state(self, body: object, *, expected: int) -> State:
+        """Replace the agent state; raises `VersionConflict` if it is not at version `expected`."""
+        return await self.store.set_state(self.session.id, strict_json(body, "state"), expected=expected)
+
+
+_current: ContextVar[SessionContext | None] = ContextVar("holdfast_session", default=None)
+
+
+def current_session() -> SessionContext | None:
+    """Return the session that the calling tool runs in; None outside of a worker."""
+    return _current.get()
+
+
+def start_in(context: SessionContext, running: Awaitable[Any]) -> asyncio.Task[Any]:
+    """Start the code of an agent as a task of a session. If it exits, only the task fails: a worker has other sessions."""
+    token = _current.set(context)
+    try:
+        return asyncio.ensure_future(_contained(running))
+    finally:
+        _current.reset(token)
+
+
+async def _contained(running: Awaitable[Any]) -> Any:
+    try:
+        return await running
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise AgentExited(what="The agent", error=f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,124 @@
+"""Submissions that need no agent to run: one handler per kind.
+
+A handler returns the batch that carries out its submission. The submission ends in the same batch.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from holdfast.errors import Conflict, NotFound
+from holdfast.ids import new_id
+from holdfast.record import forking
+from holdfast.record.recovery import find_resume_point, last_prompt
+from holdfast.record.validity import pending_calls
+from holdfast.runtime import approvals
+from holdfast.runtime.leased import LeasedSession
+from holdfast.runtime.payloads import parse_payload
+from holdfast.types import Batch, Checkpoint, NewEvent, Submission, SubmissionChange
+
+Handler: TypeAlias = Callable[[LeasedSession, Submission], Awaitable[Batch]]
+
+
+async def approval(session: LeasedSession, submission: Submission) -> Batch:
+    """Record what a person decided. When no question is open, the turn that waited is queued again."""
+    answers = approvals.parse_answers(parse_payload(submission))
+    waiting = await _waiting_turn(session)
+    if waiting is None or waiting.run_id is None:
+        raise Conflict(problem="nothing waits for an answer")
+    setup = session.setup(await session.read())
+    point = await find_resume_point(session.store, session.id, waiting.run_id)
+    asked = pending_calls(point.messages)
+    given = await approvals.given_answers(session.store, session.id, point.chain)
+    new = approvals.new_answers(answers, asked=asked, given=given, setup=setup)
+    events = [
+        NewEvent(kind=approvals.ANSWERED, run_id=waiting.run_id, payload=answer.as_json()) for answer in new
+    ]
+    if {call.tool_call_id for call in asked} - set(given) - {answer.call_id for answer in new}:
+        return Batch(events=events)
+    queued = SubmissionChange(id=waiting.id, state="queued", run_id=waiting.run_id)
+    return Batch(events=events, submissions=[queued], status="idle")
+
+
+async def interrupt(session: LeasedSession, submission: Submission) -> Batch:
+    """End a turn that waits for a person. If none does, there is nothing to interrupt."""
+    del submission
+    batch = Batch(status="idle")
+    waiting = await _waiting_turn(session)
+    if waiting is not None:
+        batch.submissions = [SubmissionChange(id=waiting.id, state="failed", reason="interrupted")]
+        if waiting.run_id is not None:
+            run = await session.store.run(waiting.run_id)
+            batch.runs = [replace(run, status="interrupted", error="interrupted")]
+            batch.events = [NewEvent(kind="run_interrupted", run_id=run.id)]
+    return batch
+
+
+async def undo(session: LeasedSession, submission: Submission) -> Batch:
+    """Go back to before the last message of the user."""
+    latest = (await session.store.checkpoints(session_id=session.id, limit=1)).items
+    position = await last_prompt(session.store, latest[0]) if latest else None
+    if position is None:
+        raise Conflict(problem="there is nothing to undo")
+    return _rewound(submission, Checkpoint(id=new_id(), segment=latest[0].segment, length=position))
+
+
+async def rewind(session: LeasedSession, submission: Submission) -> Batch:
+    """Go back to a checkpoint."""
+    to = await _checkpoint(session, parse_payload(submission))
+    return _rewound(submission, Checkpoint(id=new_id(), segment=to.segment, length=to.length, kind=to.kind))
+
+
+async def fork(session: LeasedSession, submission: Submission) -> Batch:
+    """Copy the history up to a checkpoint into a new session."""
+    payload = parse_payload(submission)
+    forked = await forking.fork(
+        session.store,
+        await _checkpoint(session, payload),
+        session_id=payload.get("session_id") or submission.id,
+        submission_id=submission.id,
+        lease=session.lease,
+    )
+    return Batch(events=[NewEvent(kind="forked", payload=json.dumps({"session_id": forked}))])
+
+
+async def nothing(session: LeasedSession, submission: Submission) -> Batch:
+    """Change nothing: there is no turn that could be stopped or detached."""
+    del session, submission
+    return Batch()
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "approval": approval,
+    "interrupt": interrupt,
+    "undo": undo,
+    "rewind": rewind,
+    "fork": fork,
+    "background": nothing,
+    "shutdown": nothing,
+}
+
+
+def _rewound(submission: Submission, to: Checkpoint) -> Batch:
+    payload = json.dumps({"by": submission.kind, "length": to.length})
+    return Batch(checkpoints=[to], events=[NewEvent(kind="rewound", payload=payload)])
+
+
+async def _waiting_turn(session: LeasedSession) -> Submission | None:
+    """Return the submission whose turn waits for a person."""
+    page = await session.store.submissions(session.id, state="waiting", payloads=False, limit=1)
+    return page.items[0] if page.items else None
+
+
+async def _checkpoint(session: LeasedSession, payload: Mapping[str, Any]) -> Checkpoint:
+    """Return the checkpoint that is named, else the last one."""
+    if "checkpoint_id" in payload:
+        checkpoint = await session.store.checkpoint(str(payload["checkpoint_id"]))
+        if checkpoint.session_id != session.id:
+            raise NotFound(what=f"checkpoint of session {session.id} with the id", id=checkpoint.id)
+        return checkpoint
+    latest = (await session.store.checkpoints(session_id=session.id, limit=1)).items
+    if not latest:
+        raise Conflict(problem=f"session {session.id} has no history yet")
+    return latest[0]

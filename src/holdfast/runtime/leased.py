@@ -1,0 +1,51 @@
+"""A session whose lease a worker holds: what its submissions are carried out with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast.errors import Conflict
+from holdfast.record.offloader import MediaOffloader
+from holdfast.runtime.agents import AgentSetup
+from holdfast.store import Store
+from holdfast.types import Batch, Lease, Session, Submission, SubmissionChange
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedSession:
+    """A session, the right to write to it, and the agents that the worker serves."""
+
+    store: Store
+    lease: Lease
+    agents: Mapping[str, AgentSetup]
+
+    @property
+    def id(self) -> str:
+        """The session's id."""
+        return self.lease.session_id
+
+    async def read(self) -> Session:
+        """Return the session as it is now."""
+        return await self.store.session(self.id)
+
+    def setup(self, session: Session) -> AgentSetup:
+        """Return the session's agent. Raises `Conflict` if the worker does not serve it."""
+        setup = self.agents.get(session.agent)
+        if setup is None:
+            raise Conflict(problem=f"this worker does not serve the agent {session.agent!r}")
+        return setup
+
+    async def end(
+        self,
+        submission: Submission,
+        state: Literal["done", "failed"],
+        reason: str | None = None,
+        *,
+        batch: Batch | None = None,
+    ) -> None:
+        """Record the end of a submission, together with what else it changes."""
+        batch = batch or Batch()
+        change = SubmissionChange(id=submission.id, state=state, reason=reason)
+        batch.submissions = [change, *batch.submissions]
+        await MediaOffloader(self.store).move_out(batch)
+        await self.store.write(self.lease, batch)

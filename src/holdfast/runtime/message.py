@@ -1,0 +1,103 @@
+"""Carrying out a message as a run of a Pydantic AI agent. Nothing else in the runtime runs a turn."""
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from pydantic_ai import Agent, DeferredToolRequests
+
+from holdfast.errors import BadInput
+from holdfast.record.capability import Holdfast
+from holdfast.record.recovery import ResumePoint, find_resume_point, know_tools
+from holdfast.runtime import approvals
+from holdfast.runtime.agents import AgentSetup
+from holdfast.runtime.attachment import attachment
+from holdfast.runtime.drafts import Drafting
+from holdfast.runtime.leased import LeasedSession
+from holdfast.runtime.payloads import parse_content
+from holdfast.runtime.turn import Steered, Turn
+from holdfast.types import Session, Submission
+
+
+async def prepare_turn(
+    leased: LeasedSession,
+    session: Session,
+    submission: Submission,
+    *,
+    fresh: bool,
+    last: bool,
+    take_steered: Callable[[], Awaitable[Sequence[Steered]]],
+) -> tuple[Turn, Awaitable[Any]]:
+    """Return the turn of a message, and the run that carries it out. A turn that was cut off continues.
+
+    A `fresh` session has no history yet. After the `last` message the session is released. Raises `BadInput` and `Conflict`.
+    """
+    setup = leased.setup(session)
+    content = parse_content(submission)
+    point = ResumePoint(messages=[])
+    if not fresh:
+        point = await find_resume_point(leased.store, leased.id, submission.run_id)
+    turn = Turn(
+        lease=leased.lease,
+        submission=submission,
+        take_steered=take_steered,
+        checkpoint=point.checkpoint,
+        recorded=point.recorded,
+        last=last,
+        limit=setup.run_timeout,
+    )
+    if point.chain:
+        turn.continue_run(point.chain[0])
+    given = await approvals.given_answers(leased.store, leased.id, point.chain)
+    if point.begun:
+        know_tools(setup.agent, point.messages)
+    turn.attached = attachment(session.metadata)
+    recording = Holdfast(
+        leased.store,
+        agent=session.agent,
+        owner=session.owner,
+        metadata={"resumes": point.chain[0].id} if point.chain else {},
+        policies=setup.policies,
+        host=turn,
+    )
+    model = _model(session, setup)
+
+    async def run() -> Any:
+        return await setup.agent.run(
+            None if point.begun else content,
+            message_history=point.messages,
+            deferred_tool_results=approvals.results(point.messages, given) if point.begun else None,
+            conversation_id=leased.id,
+            output_type=_output_type(setup.agent),
+            model=model,
+            deps=await setup.make_deps(session),
+            capabilities=[recording],
+            event_stream_handler=(
+                Drafting(leased.store, leased.lease) if setup.can_stream(model) else None  # pyright: ignore[reportArgumentType]
+            ),
+        )
+
+    return turn, run()
+
+
+def _model(session: Session, setup: AgentSetup) -> Any:
+    """Return the model that the session's metadata asks for, if the agent allows it."""
+    name = json.loads(session.metadata).get("model")
+    if name is None:
+        return None
+    if name not in setup.models:
+        allowed = ", ".join(sorted(setup.models)) or "none"
+        raise BadInput(problem=f"the session asks for model {name!r}; allowed are: {allowed}")
+    return setup.models[name]
+
+
+def _output_type(agent: Agent[Any, Any]) -> Any:
+    """Return the agent's output type and, beside it, that tools may wait for a person.
+
+    An agent with output validators runs only with its own output type.
+    """
+    if getattr(agent, "_output_validators", None):
+        return None
+    own: Any = agent.output_type
+    kinds: list[Any] = [*own] if isinstance(own, list | tuple) else [own]
+    return kinds if DeferredToolRequests in kinds else [*kinds, DeferredToolRequests]

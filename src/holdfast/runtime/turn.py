@@ -1,0 +1,179 @@
+"""A worker's turn: one run for one submission, and what stops it.
+
+The recorder writes to the journal; the turn adds what belongs to the submission, so that both end in one batch.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Literal, TypeAlias
+
+from pydantic_ai.messages import ModelMessage
+
+from holdfast.errors import StoreError
+from holdfast.jsontext import lenient_json
+from holdfast.record.host import CANCELLATIONS, Failure, RunHost, RunStart
+from holdfast.runtime.attachment import Attachment
+from holdfast.types import Batch, Checkpoint, Lease, NewEvent, Run, Submission, SubmissionChange
+
+Stop: TypeAlias = Literal["interrupt", "handover", "lost", "timeout"]
+"""Why a run is stopped from outside: a person wants it, another worker continues it, the lease is lost, time is up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steered:
+    """A message that enters the turn while it runs, and the submission that it came with."""
+
+    submission_id: str
+    content: Sequence[Any]
+
+
+async def _nothing() -> Sequence[Steered]:
+    return ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn(RunHost):
+    """The host of a run on a worker."""
+
+    handles_interrupts = True  # a worker has its own signal handlers
+
+    lease: Lease
+    submission: Submission
+    replaces: Run | None = None
+    """The run that this one continues; it ends when this one begins."""
+    recovered: bool = False
+    """Whether that run was cut off, so that an event records the recovery."""
+    checkpoint: Checkpoint | None
+    """The last checkpoint of the session; None if it has no history yet."""
+    recorded: Sequence[ModelMessage]
+    """The messages up to there."""
+    last: bool = False
+    """Whether nothing else is to be taken: the session is released with the end of the run."""
+    take_steered: Callable[[], Awaitable[Sequence[Steered]]] = _nothing
+    """Called before each model request."""
+    limit: float | None = None
+    """How many seconds it may take."""
+    attached: Attachment | None = None
+    """How long it may run while nobody watches the session."""
+    draining: bool = False
+    """Hand over at the next settled point."""
+    stop: Stop | None = None
+    run_id: str | None = None
+    ended: bool = False
+    """Whether the end of the run and of the submission is on record."""
+    waits: bool = False
+    """Whether it ended with calls that a person decides on."""
+    failed: StoreError | None = None
+    """Why the end of the run is not on record. A run that was cancelled does not raise it."""
+    task: asyncio.Task[Any] | None = field(default=None, repr=False)
+    """The task that runs the agent."""
+    recording: asyncio.Task[Any] | None = field(default=None, repr=False)
+    """The task that records the run. It may end after the one that runs it."""
+    _steered: list[str] = field(default_factory=list[str])
+    """The submissions of messages that have entered the run and are not recorded yet."""
+
+    @property
+    def began_at(self) -> datetime:
+        """When the turn began: a message that was sent later may interrupt it. An attempt that was cut off counts."""
+        if self.submission.attempts > 1 or self.submission.started_at is None:
+            return self.submission.created_at
+        return self.submission.started_at
+
+    def continue_run(self, run: Run) -> None:
+        """Continue a run that waited, was handed over or was cut off. It ends when the run of this turn begins."""
+        self.replaces = run
+        if run.status == "waiting":
+            self.replaces = replace(run, status="completed")
+        elif run.status == "running":
+            self.replaces = replace(run, status="interrupted", error="its worker ended")
+            self.recovered = True
+
+    def cancel(self, stop: Stop) -> None:
+        """Stop the run. The first reason counts, except that a lost lease is stronger than all."""
+        if self.stop is None or stop == "lost":
+            self.stop = stop
+        if self.task is not None:
+            self.task.cancel()
+
+    def timed_out(self) -> TimeoutError:
+        """Return the error of a run that took too long."""
+        return TimeoutError(f"the run took longer than {self.limit:g} seconds")
+
+    def enter(self, session_id: str, run_id: str, agent: str) -> AbstractAsyncContextManager[RunStart]:
+        """Record under the lease of the worker, which has read the session already."""
+        del session_id, run_id, agent
+        self.recording = asyncio.current_task()
+        return nullcontext(RunStart(self.lease, self.checkpoint, self.recorded))
+
+    async def incoming(self) -> Sequence[Sequence[Any]]:
+        """Take the messages that steer the turn."""
+        steered = await self.take_steered()
+        self._steered += [message.submission_id for message in steered]
+        return [message.content for message in steered]
+
+    def amend(self, batch: Batch, run: Run, *, begins: bool, responded: bool) -> None:
+        """Add which submission the run carries out, which run it continues, and the messages that have entered it."""
+        if begins:
+            self._begin(batch, run)
+        if responded:
+            batch.drafts_done = [run.id]
+        if self._steered:
+            done = [SubmissionChange(id=steered, state="done", run_id=run.id) for steered in self._steered]
+            batch.submissions = [*batch.submissions, *done]
+            self._steered.clear()
+
+    def _begin(self, batch: Batch, run: Run) -> None:
+        self.run_id = run.id
+        batch.submissions = [SubmissionChange(id=self.submission.id, state="claimed", run_id=run.id)]
+        if self.replaces is not None:
+            batch.runs = [run, self.replaces]
+            if self.recovered:
+                payload = lenient_json({"run_id": self.replaces.id})
+                batch.events = [NewEvent(kind="recovered", run_id=run.id, payload=payload), *batch.events]
+
+    async def settled(self) -> None:
+        """Hand over here if the worker drains; stop once more if a tool swallowed the cancellation."""
+        if self.draining or self.stop:
+            self.cancel(self.stop or "handover")
+            await asyncio.sleep(0)
+
+    def failure(self, error: BaseException, unwritten: Exception | None) -> Failure | None:
+        """Record a failure only if the turn ends with it. Otherwise the worker that takes the session next decides."""
+        if self.stop == "lost" or isinstance(error, StoreError) or isinstance(unwritten, StoreError):
+            return None
+        if self.stop is None and self.task is not None and self.task.cancelling():
+            return None  # nobody asked for it: the worker is being torn down
+        if self.stop == "handover":
+            return Failure(None, error)
+        if self.stop == "timeout":
+            return Failure("failed", self.timed_out())
+        interrupted = self.stop == "interrupt" and isinstance(error, CANCELLATIONS)
+        return Failure("interrupted" if interrupted else "failed", error)
+
+    def end(self, batch: Batch, run: Run) -> None:
+        """End the submission with the run."""
+        if run.status in {"completed", "waiting"}:
+            change = SubmissionChange(
+                id=self.submission.id,
+                state="waiting" if run.status == "waiting" else "done",
+                reason=batch.waiting_for,
+                run_id=run.id,
+            )
+            others = [other for other in batch.submissions if other.id != change.id]
+            batch.submissions = [*others, change]
+            batch.release = self.last
+        else:
+            reason = "interrupted" if run.status == "interrupted" else run.error
+            change = SubmissionChange(id=self.submission.id, state="failed", reason=reason, run_id=run.id)
+            batch.submissions = [change]
+            batch.drafts_done = [run.id]
+
+    def close(self, run: Run | None, unwritten: Exception | None) -> None:
+        """Note whether the end is on record; if not, why."""
+        self.ended = run is not None
+        self.waits = run is not None and run.status == "waiting"
+        if isinstance(unwritten, StoreError):
+            self.failed = unwritten
