@@ -132,7 +132,8 @@ async def test_a_write_that_failed_while_the_run_was_stopped_is_left_to_others(s
     async with working(store, Agent(echo()), grace=0.1) as first:
         await inside.wait()
         first.stop()
-    assert [(s.state, s.reason) for s in [await reread(store, message)]] == [("queued", None)]
+    left = await reread(store, message)
+    assert (left.state, "is full" in str(left.reason)) == ("queued", True)
     assert await store.check() == []
     async with working(store, Agent(echo())):
         assert (await ended(store, message)).state == "done"
@@ -679,3 +680,17 @@ async def test_an_agent_with_an_output_validator_is_served(store: Store, session
     async with working(store, agent):
         assert (await ended(store, await send(store, session, "hello"))).state == "done"
     assert seen
+
+
+async def test_a_compactor_may_change_the_messages_in_place(store: Store, session: str):
+    async def keep_last(messages: Any) -> Any:
+        del messages[:-2]
+        return messages
+
+    async with working(store, AgentSetup(agent=Agent(echo()), compact=keep_last)):
+        for text in ("one", "two", "three"):
+            await ended(store, await send(store, session, text))
+        assert (await ended(store, await store.submit(session, "compact"))).state == "done"
+        await ended(store, await send(store, session, "four"))
+    place = await find_resume_point(store, session, None)
+    assert said(place.messages) == ["three", "four"]

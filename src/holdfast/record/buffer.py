@@ -169,6 +169,10 @@ class Buffer:
             await self._offloader.move_out(batch)
         except HoldfastError:  # that a call was carried out matters more than its result
             batch.effects = [ledger.without_result(effect) for effect in batch.effects]
+            # Nothing of the history: in messages that were not moved out, references are not escaped either.
+            batch.segments, batch.messages, batch.checkpoints = [], [], []
+            for event in batch.events:
+                event.message = None
         await self._store.write(self.lease, batch)
 
     def _take(self, effects: Sequence[Effect] = ()) -> Batch:

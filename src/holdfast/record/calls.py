@@ -4,7 +4,7 @@ It decides what becomes of a call that was begun before. It never runs a tool an
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from holdfast.errors import Conflict
 from holdfast.record import ledger
 from holdfast.record.ledger import CallRef, Policy
 from holdfast.record.validity import answers, pending_calls
+from holdfast.store import Store
 from holdfast.types import Effect
 
 
@@ -54,21 +55,27 @@ class Calls:
         """Count the calls that the model makes."""
         self._made.update((self._run_id, call.tool_call_id) for call in pending_calls([response]))
 
-    def inherit(
-        self, messages: Sequence[ModelMessage], pending: Sequence[ToolCallPart]
-    ) -> dict[str, CallRef]:
-        """Count the calls of a history whose last ones are pending, and return where these are, if they were begun."""
+    async def inherit(
+        self, store: Store, session_id: str, messages: Sequence[ModelMessage], pending: Sequence[ToolCallPart]
+    ) -> None:
+        """Take over the calls that are pending at the end of a history, with what the ledger knows of them."""
         run_id = ledger.origin(messages, self._run_id)
         before = ledger.calls_before(messages, run_id)
         self._made.update({(run_id, call_id): count for call_id, count in before.items()})
-        self._made.update((run_id, call.tool_call_id) for call in pending)
-        return {
-            call.tool_call_id: (run_id, ledger.entry(call.tool_call_id, before[call.tool_call_id]))
-            for call in pending
-        }
+        ids = [call.tool_call_id for call in pending]
+        latest = await ledger.latest_entries(store, session_id, run_id, ids)
+        for call_id in ids:
+            earlier, effect = ledger.open_entry(before[call_id], latest.get(call_id))
+            self._made[run_id, call_id] = earlier + 1
+            if effect is not None:
+                self._enter(call_id, effect)
 
-    def enter(self, call_id: str, effect: Effect) -> None:
-        """Take over how a call stands."""
+    async def load_results(self, read: Callable[[Sequence[Effect]], Awaitable[Sequence[Effect]]]) -> None:
+        """Replace the effects that were taken over by what `read` makes of them, with large results in place."""
+        for effect in await read(list(self._effects.values())):
+            self._effects[effect.run_id, effect.call_id] = effect
+
+    def _enter(self, call_id: str, effect: Effect) -> None:
         ref = self._refs[call_id] = effect.run_id, effect.call_id
         self._effects[ref] = effect
 

@@ -301,11 +301,9 @@ class _Recorder(AbstractCapability[Any]):
         pending = carried_out or pending_calls(start.messages)
         if not pending:
             return
-        refs = self._calls.inherit(ctx.messages if carried_out else start.messages, pending)
-        for call_id, (run_id, entry) in refs.items():
-            page = await self._store.effects(start.lease.session_id, run_id=run_id, call_id=entry)
-            for effect in await self._offloader.effects_back(page.items):
-                self._calls.enter(call_id, effect)
+        messages = ctx.messages if carried_out else start.messages
+        await self._calls.inherit(self._store, start.lease.session_id, messages, pending)
+        await self._calls.load_results(self._offloader.effects_back)
         self._calls.inherited = bool(carried_out and self._calls.tools)
 
     async def _complete(self, result: AgentRunResult[Any]) -> None:

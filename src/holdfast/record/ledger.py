@@ -2,8 +2,9 @@
 
 import hashlib
 import json
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
@@ -24,6 +25,7 @@ from pydantic_core import PydanticSerializationError
 
 from holdfast.jsontext import lenient_json
 from holdfast.record.history import dump, dump_all, load
+from holdfast.store import Store
 from holdfast.types import Effect, Json
 
 Policy: TypeAlias = Literal["retry", "report", "ask"]
@@ -79,6 +81,42 @@ def calls_before(messages: Sequence[ModelMessage], run_id: str) -> Counter[str]:
         for part in message.parts
         if isinstance(part, ToolCallPart)
     )
+
+
+async def latest_entries(
+    store: Store, session_id: str, run_id: str, call_ids: Iterable[str]
+) -> dict[str, tuple[int, Effect]]:
+    """Return, for each of these ids that the ledger of a run has, the number of the latest call with it, and its effect.
+
+    They are counted here and not in the history, which lacks the calls that a history processor has dropped.
+    """
+    latest: dict[str, tuple[int, Effect]] = {}
+    wanted = {call_id: re.compile(rf"{re.escape(call_id)}(?:~(\d+))?") for call_id in call_ids}
+    cursor = None
+    while run_id:
+        page = await store.effects(session_id, run_id=run_id, cursor=cursor)
+        for effect in page.items:
+            for call_id, pattern in wanted.items():
+                if match := pattern.fullmatch(effect.call_id):
+                    number = int(match[1] or 1)
+                    if number > latest.get(call_id, (0, effect))[0]:
+                        latest[call_id] = number, effect
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    return latest
+
+
+def open_entry(before: int, latest: tuple[int, Effect] | None) -> tuple[int, Effect | None]:
+    """Return how many calls with its id come before a pending call, and its effect if it was begun.
+
+    `before` of them are in the history, `latest` is the last one in the ledger. It is that of the pending call if no message
+    answers it, and the history has no later one.
+    """
+    number, effect = latest or (0, None)
+    if effect is not None and effect.message is None and number > before:
+        return number - 1, effect
+    return max(before, number), None
 
 
 def key(run_id: str, call_id: str) -> str:

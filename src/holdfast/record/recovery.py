@@ -293,12 +293,9 @@ async def pending_effects(
     """Return what the ledger knows of the calls left open at the end of a history."""
     run_id = ledger.origin(messages, "")
     before = ledger.calls_before(messages, run_id)
-    known: dict[str, Effect | None] = {}
-    for call in pending_calls(messages):
-        entry = ledger.entry(call.tool_call_id, before[call.tool_call_id])
-        entries = (await store.effects(session_id, run_id=run_id, call_id=entry)).items if run_id else ()
-        known[call.tool_call_id] = entries[0] if entries else None
-    return known
+    ids = [call.tool_call_id for call in pending_calls(messages)]
+    latest = await ledger.latest_entries(store, session_id, run_id, ids) if ids else {}
+    return {call_id: ledger.open_entry(before[call_id], latest.get(call_id))[1] for call_id in ids}
 
 
 def _content(effect: Effect) -> Any:

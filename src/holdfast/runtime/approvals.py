@@ -50,7 +50,7 @@ def results(
     approvals: dict[str, Any] = {}
     for call in pending_calls(messages):
         answer = given.get(call.tool_call_id)
-        if answer is None:
+        if answer is None or answer.digest != ledger.digest(call.args_as_dict()):
             continue
         if answer.approved:
             approvals[call.tool_call_id] = ToolApproved(override_args=answer.arguments)

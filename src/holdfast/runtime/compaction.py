@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Awaitable, Sequence
+from copy import deepcopy
 
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
@@ -36,7 +37,8 @@ async def prepare_compaction(
     )
 
     async def compact() -> Batch:
-        shorter = await (setup.compact or _summary_by(setup))(messages)
+        # A copy: it may change messages in place, and what it changed is found by comparison.
+        shorter = await (setup.compact or _summary_by(setup))(deepcopy(messages))
         segments = len(await leased.store.segments(leased.id))
         growth = RecordedHistory(at.segment, segments, messages).grow(list(shorter))
         payload = json.dumps({"before": len(messages), "after": len(shorter)})

@@ -42,14 +42,13 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
 
 
 async def interrupt(session: LeasedSession, submission: Submission) -> Batch:
-    """End a turn that waits for a person. If none does, there is nothing to interrupt."""
-    del submission
+    """End a turn that waits for a person, or that was cut off and would continue. If there is none, there is nothing to interrupt."""
     batch = Batch(status="idle")
-    waiting = await _waiting_turn(session)
-    if waiting is not None:
-        batch.submissions = [SubmissionChange(id=waiting.id, state="failed", reason="interrupted")]
-        if waiting.run_id is not None:
-            run = await session.store.run(waiting.run_id)
+    turn = await _waiting_turn(session) or await _cut_off_turn(session, submission)
+    if turn is not None:
+        batch.submissions = [SubmissionChange(id=turn.id, state="failed", reason="interrupted")]
+        if turn.run_id is not None:
+            run = await session.store.run(turn.run_id)
             batch.runs = [replace(run, status="interrupted", error="interrupted")]
             batch.events = [NewEvent(kind="run_interrupted", run_id=run.id)]
     return batch
@@ -111,12 +110,22 @@ async def _waiting_turn(session: LeasedSession) -> Submission | None:
     return page.items[0] if page.items else None
 
 
+async def _cut_off_turn(session: LeasedSession, interrupt: Submission) -> Submission | None:
+    """Return the submission whose turn had begun before an interrupt was sent, and was cut off: it is queued again."""
+    page = await session.store.submissions(session.id, state="queued", payloads=False, limit=1000)
+    for queued in page.items:
+        if queued.lane == "main":
+            begun = queued.started_at is not None and queued.position < interrupt.position
+            return queued if begun else None
+    return None
+
+
 async def _checkpoint(session: LeasedSession, payload: Mapping[str, Any]) -> Checkpoint:
     """Return the checkpoint that is named, else the last one."""
     if "checkpoint_id" in payload:
         checkpoint = await session.store.checkpoint(str(payload["checkpoint_id"]))
         if checkpoint.session_id != session.id:
-            raise NotFound(what=f"checkpoint of session {session.id} with the id", id=checkpoint.id)
+            raise NotFound(what="checkpoint", id=checkpoint.id)  # as if it did not exist
         return checkpoint
     latest = (await session.store.checkpoints(session_id=session.id, limit=1)).items
     if not latest:

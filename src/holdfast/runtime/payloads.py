@@ -3,9 +3,10 @@
 import json
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from pydantic_ai.messages import UserContent
 
+from holdfast.content import check_content
 from holdfast.errors import BadInput
 from holdfast.types import Submission
 
@@ -22,14 +23,5 @@ def parse_payload(submission: Submission) -> dict[str, Any]:
 
 def parse_content(submission: Submission) -> str | list[UserContent]:
     """Return the content of a message: its `text`, or the parts of its `content`. Raises `BadInput`."""
-    payload = parse_payload(submission)
-    text, content = payload.get("text"), payload.get("content")
-    if isinstance(text, str) and content is None:
-        return text
-    if text is None and isinstance(content, list) and content:
-        try:
-            return _CONTENT.validate_python(content)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise BadInput(problem=f"`content` has no valid part at {first['loc']}: {first['msg']}") from None
-    raise BadInput(problem="a message has either `text` or a list of parts as `content`")
+    content = check_content(parse_payload(submission))
+    return content if isinstance(content, str) else _CONTENT.validate_python(content)

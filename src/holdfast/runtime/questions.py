@@ -72,9 +72,13 @@ async def asked(store: Store, session_id: str) -> list[dict[str, Any]]:
 
 
 async def given_answers(store: Store, session_id: str, chain: Iterable[Run]) -> dict[str, ApprovalAnswer]:
-    """Return what was answered to a run, and to those it goes on for, by call."""
+    """Return the answers to the calls that are open now, by call: given to a run, or to those that it continues.
+
+    An answer is for one question. It ends when the call is asked about again, and when the model has responded since: models use
+    the same id again for other calls.
+    """
     given: dict[str, ApprovalAnswer] = {}
-    for run in chain:
+    for run in reversed(list(chain)):
         after = run.first_seq - 1
         while page := await store.events(session_id, after=after, run_id=run.id):
             after = page[-1].seq
@@ -82,4 +86,9 @@ async def given_answers(store: Store, session_id: str, chain: Iterable[Run]) -> 
                 if event.kind == ANSWERED:
                     answer = _parse(json.loads(event.payload))
                     given.setdefault(answer.call_id, answer)
+                elif event.kind == "approval_requested":
+                    for call in json.loads(event.payload)["calls"]:
+                        given.pop(call["call_id"], None)
+                elif event.message is not None and json.loads(event.message).get("kind") == "response":
+                    given.clear()
     return given

@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +34,8 @@ _SHORT_SECONDS = 0.05
 """A turn that is over within this needs no look at the inbox. So much later is what overtakes noticed, at most."""
 _CUT_OFF_SECONDS = 1.0
 """How long the code of an agent that is cancelled may take to end. What it does later is not recorded."""
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 60.0
+"""How long a session is kept after its store failed: four times as long with each attempt."""
 _log = logging.getLogger(__name__)
 
 
@@ -56,17 +59,20 @@ class SessionRunner:
         self._credential_key = credential_key
         self._turn: Turn | None = None
         self._reason: str | None = None  # why the session is handed over
+        self._stopping = asyncio.Event()
         self._left = 0  # how many submissions may still be taken
         self._steering = False  # whether a message waits to enter the turn
 
     def hand_over(self, reason: str) -> None:
         """Stop at the next settled point; another worker continues."""
         self._reason = self._reason or reason
+        self._stopping.set()
         if self._turn is not None:
             self._turn.draining = True
 
     def stop(self, why: Stop) -> None:
         """Stop what is running, wherever it is."""
+        self._stopping.set()
         if why == "handover":
             self._reason = self._reason or "shutdown"
         if self._turn is not None:
@@ -107,7 +113,9 @@ class SessionRunner:
                 if submission.kind == "message":
                     return await self._message(submission, session or await self._leased.read())
                 await self._command(submission)
-        except (LeaseLost, StoreError):
+        except (LeaseLost, StoreError) as error:
+            if isinstance(error, StoreError) and not self._lease.lost:
+                await self._back_off(submission, error)
             raise  # not its fault: the worker that takes the session next continues
         except HoldfastError as error:
             if self._lease.lost:
@@ -119,6 +127,16 @@ class SessionRunner:
             _log.exception("submission %s of session %s failed", submission.id, self._session_id)
             await self._leased.end(submission, "failed", f"{type(error).__name__}: {error}")
         return (await self._leased.read()).status == "waiting"
+
+    async def _back_off(self, submission: Submission, error: StoreError) -> None:
+        """Record why an attempt ended, and wait before the session is released: the store may need time."""
+        with suppress(HoldfastError):
+            change = SubmissionChange(id=submission.id, state="queued", reason=str(error))
+            await self._store.write(self._lease, Batch(submissions=[change], status="idle"))
+        seconds = min(_FIRST_PAUSE_SECONDS * 4 ** (submission.attempts - 1), _LONGEST_PAUSE_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
 
     async def _message(self, submission: Submission, session: Session) -> bool:
         """Run a turn and return whether it waits for a person."""

@@ -174,7 +174,7 @@ async def _change_submissions(db: Documents, seq: int, rows: Rows) -> int:
             "submissions",
             row,
             state=state,
-            reason=row["reason"] if reason is None else reason,
+            reason=row["reason"] if reason is None and state != "done" else reason,
             run_id=change["run_id"] or row["run_id"],
             attempts=row["attempts"] - int(returned),
             ended_at=now if state in _ENDED else None,

@@ -66,7 +66,8 @@ ON CONFLICT (session_id, run_id, call_id) DO UPDATE SET
 
 -- name: change_submissions
 -- Given back without a reason, it is as if it had not been taken.
-UPDATE submissions SET state = rows.state, reason = coalesce(rows.reason, submissions.reason),
+UPDATE submissions SET state = rows.state,
+  reason = CASE WHEN rows.state = 'done' THEN rows.reason ELSE coalesce(rows.reason, submissions.reason) END,
   run_id = coalesce(rows.run_id, submissions.run_id),
   attempts = submissions.attempts - CASE WHEN rows.state = 'queued' AND rows.reason IS NULL THEN 1 ELSE 0 END,
   ended_at = CASE WHEN rows.state IN ('done', 'failed', 'dead') THEN now_us() END

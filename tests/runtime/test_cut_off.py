@@ -1,0 +1,218 @@
+"""A turn that a worker cut off, and another one continues: answers, outcomes and interrupts stay with what they were given for."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.capabilities import ProcessHistory
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+from holdfast.errors import StoreFull
+from holdfast.runtime import AgentSetup
+from holdfast.store import Store
+from holdfast.types import Batch, Lease, Submission
+from tests.builders import until as holds
+from tests.record.agents import scripted
+from tests.runtime.agents import ended, is_kind, kinds, send, until, working
+
+
+@pytest.fixture
+async def session(store: Store) -> str:
+    return (await store.create_session(agent="agent", owner="you")).id
+
+
+def responses(messages: list[ModelMessage]) -> int:
+    return sum(isinstance(message, ModelResponse) for message in messages)
+
+
+async def questions(store: Store, session_id: str) -> list[list[dict[str, Any]]]:
+    events = await store.events(session_id, limit=1000)
+    return [json.loads(event.payload)["calls"] for event in events if event.kind == "approval_requested"]
+
+
+async def answer(store: Store, call: dict[str, Any], session_id: str, *, approved: bool) -> Submission:
+    facts = {"call_id": call["call_id"], "digest": call["digest"], "approved": approved}
+    return await ended(store, await store.submit(session_id, "approval", json.dumps(facts), lane="control"))
+
+
+async def reached(condition: Any) -> None:
+    async def is_reached() -> bool:
+        return bool(condition())
+
+    await holds(is_reached)
+
+
+async def test_an_approval_is_not_used_for_a_later_call_with_the_same_id(store: Store, session: str):
+    """Some models give ids by index: `call_1` of the second step is another call than that of the first."""
+    paid: list[int] = []
+    looked: list[int] = []
+
+    def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        steps: list[list[tuple[str, dict[str, int]]]] = [
+            [("pay", {"amount": 1}), ("pay", {"amount": 2})],
+            [("look", {}), ("pay", {"amount": 1_000_000})],
+        ]
+        if responses(messages) == len(steps):
+            return ModelResponse(parts=[TextPart("done")])
+        calls = steps[responses(messages)]
+        return ModelResponse(parts=[ToolCallPart(t, a, f"call_{n}") for n, (t, a) in enumerate(calls)])
+
+    agent = Agent(FunctionModel(respond))
+
+    @agent.tool_plain(requires_approval=True)
+    async def pay(amount: int) -> str:
+        paid.append(amount)
+        return "paid"
+
+    @agent.tool_plain(metadata={"recovery": "retry"})
+    async def look() -> str:
+        looked.append(1)
+        if len(looked) == 1:
+            await asyncio.sleep(60)
+        return "seen"
+
+    message = await send(store, session, "pay 1 and 2")
+    async with working(store, agent, grace=0.1):
+        await until(store, session, is_kind("approval_requested"))
+        for call in (await questions(store, session))[0]:
+            await answer(store, call, session, approved=True)
+        await reached(lambda: looked)
+    assert sorted(paid) == [1, 2]
+    async with working(store, agent):
+        await holds(lambda: _asked_again(store, session))
+        assert sorted(paid) == [1, 2]
+        ((call,),) = (await questions(store, session))[1:]
+        assert call["arguments"] == {"amount": 1_000_000}
+        assert (await answer(store, call, session, approved=False)).state == "done"
+        assert (await ended(store, message)).state == "done"
+    assert sorted(paid) == [1, 2]
+
+
+async def _asked_again(store: Store, session_id: str) -> bool:
+    return len(await questions(store, session_id)) > 1
+
+
+async def test_whether_to_repeat_a_call_is_asked_anew(store: Store, session: str):
+    """That a call was approved says nothing about running it a second time."""
+    wired: list[str] = []
+
+    def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        if responses(messages):
+            return ModelResponse(parts=[TextPart("done")])
+        return ModelResponse(parts=[ToolCallPart("wire", {"to": to}, f"c-{to}") for to in "ab"])
+
+    agent = Agent(FunctionModel(respond))
+
+    @agent.tool_plain(requires_approval=True)
+    async def wire(to: str) -> str:
+        wired.append(to)
+        if len(wired) <= 2:
+            await asyncio.sleep(60)
+        return "wired"
+
+    setup = AgentSetup(agent=agent, policies={"wire": "ask"})
+    message = await send(store, session, "wire")
+    async with working(store, setup, grace=0.1):
+        await until(store, session, is_kind("approval_requested"))
+        for call in (await questions(store, session))[0]:
+            await answer(store, call, session, approved=True)
+        await reached(lambda: len(wired) == 2)
+    async with working(store, setup):
+        await holds(lambda: _asked_again(store, session))
+        a, b = (await questions(store, session))[1]
+        assert (await answer(store, a, session, approved=False)).state == "done"
+        assert (await answer(store, b, session, approved=True)).state == "done"
+        assert (await ended(store, message)).state == "done"
+    assert sorted(wired) == ["a", "b", "b"]
+
+
+async def test_a_call_is_found_in_the_ledger_although_the_history_was_cut(store: Store, session: str):
+    charged: list[int] = []
+    steps: list[int] = []
+
+    def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        steps.append(1)
+        match len(steps):
+            case 1:
+                part = ToolCallPart("look", {}, "call_0")
+            case 2:
+                part = ToolCallPart("charge", {"amount": "a lot"}, "call_0")  # bad arguments: no tool runs
+            case 3:
+                part = ToolCallPart("charge", {"amount": 5}, "call_0")
+            case _:
+                part = TextPart(str(messages[-1].parts[0]))
+        return ModelResponse(parts=[part])
+
+    def window(messages: list[ModelMessage]) -> list[ModelMessage]:
+        return messages if len(messages) <= 3 else [messages[0], *messages[-2:]]
+
+    agent = Agent(FunctionModel(respond), capabilities=[ProcessHistory(window)])
+
+    @agent.tool_plain
+    async def look() -> str:
+        return "seen"
+
+    @agent.tool_plain
+    async def charge(amount: int) -> str:
+        charged.append(amount)
+        if len(charged) == 1:
+            await asyncio.sleep(60)
+        return "charged"
+
+    message = await send(store, session, "charge 5")
+    async with working(store, agent, grace=0.1):
+        await reached(lambda: charged)
+    async with working(store, agent):
+        assert (await ended(store, message)).state == "done"
+    assert charged == [5]
+
+
+async def test_an_interrupt_ends_a_turn_that_was_cut_off(store: Store, session: str):
+    done: list[int] = []
+
+    def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        number = responses(messages)
+        return ModelResponse(parts=[ToolCallPart("step", {"number": number}, f"c{number}")])
+
+    agent = Agent(FunctionModel(respond))
+
+    @agent.tool_plain
+    async def step(number: int) -> str:
+        done.append(number)
+        await asyncio.sleep(60)
+        return "deleted"
+
+    message = await send(store, session, "delete everything")
+    async with working(store, agent, grace=0.1):
+        await reached(lambda: done)
+    later = await send(store, session, "hello?", when_busy="queue")
+    stop = await store.submit(session, "interrupt", lane="control")
+    async with working(store, Agent(scripted())):
+        assert (await ended(store, stop)).state == "done"
+        assert (await ended(store, message)).reason == "interrupted"
+        assert (await ended(store, later)).state == "done"
+    assert done == [0]
+    assert "run_interrupted" in await kinds(store, session)
+
+
+async def test_a_store_without_room_for_a_moment_costs_no_message(
+    store: Store, session: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Small writes succeed, so the session can be claimed again at once: its attempts must not run out in a blink."""
+    write = store.write
+    refused: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    async def no_room(lease: Lease, batch: Batch) -> int:
+        if batch.messages and (not refused or loop.time() < refused[0] + 1.5):
+            refused.append(loop.time())
+            raise StoreFull(url=store.url)
+        return await write(lease, batch)
+
+    monkeypatch.setattr(store, "write", no_room)
+    async with working(store, Agent(scripted())):
+        assert (await ended(store, await send(store, session, "important"))).state == "done"
+    assert len(refused) <= 3
