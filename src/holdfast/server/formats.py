@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from pydantic import TypeAdapter
 from pydantic_ai import AgentRunResult, AgentRunResultEvent, DeferredToolRequests
@@ -42,15 +42,11 @@ from holdfast.errors import MissingExtra, NotFound
 from holdfast.record.history import load
 from holdfast.record.offloader import MediaOffloader
 from holdfast.server.channel import COMMENT, REFUSED, Channel, Client
+from holdfast.server.models import Format
 from holdfast.store import Store
 from holdfast.types import Draft, Event
 
-Format: TypeAlias = Literal["vercel", "ag-ui"]
 Stream: TypeAlias = UIEventStream[Any, Any, Any, Any]
-HEADERS: Final[dict[Format, dict[str, str]]] = {
-    "vercel": {"x-vercel-ai-ui-message-stream": "v1"},
-    "ag-ui": {},
-}
 _PIECE: Final = 1024 * 1024
 """So much text is sent at a time: the content of a page may be much larger than the page."""
 _ENDS: Final = ("run_completed", "run_failed", "run_interrupted", "approval_requested")

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar, cast
+from typing import Annotated, Any, Final, Generic, Literal, Self, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StrictBool, Tag
 
@@ -28,6 +28,13 @@ Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[ -~]+$")]
 Line = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00]*$")]
 Id = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@=+~-]*$")]
 Number = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+Format: TypeAlias = Literal["vercel", "ag-ui"]
+FORMAT_HEADERS: Final[dict[Format, dict[str, str]]] = {
+    "vercel": {"x-vercel-ai-ui-message-stream": "v1"},
+    "ag-ui": {},
+}
 
 
 class Given(BaseModel):

@@ -4,7 +4,6 @@ from typing import Annotated
 
 from fastapi import Path, Query, Request, Response
 
-from holdfast.record.recovery import settle_effect
 from holdfast.server.models import CheckpointOut, EffectOut, EventOut, Id, Items, Outcome, RunOut, event_json
 from holdfast.server.routes import new_router, principal_of, route, session_of, store_of
 from holdfast.server.sessions import CursorText, Limit
@@ -93,6 +92,8 @@ async def settle(
     body: Outcome,
 ) -> EffectOut:
     """Say what came of a call whose outcome is unknown: a person knows."""
+    from holdfast.record.recovery import settle_effect  # and Pydantic AI
+
     settled = await settle_effect(
         store_of(request),
         run_id,

@@ -9,18 +9,19 @@ from fastapi import Header, Path, Query, Request, Response
 from holdfast.counting import count
 from holdfast.errors import BadInput, Forbidden, NotYet
 from holdfast.jsontext import strict_json
-from holdfast.runtime.approvals import asked
 from holdfast.runtime.attachment import attachment
 from holdfast.runtime.attachment import parse as parse_attachment
+from holdfast.runtime.questions import asked
 from holdfast.server.channel import Channel
-from holdfast.server.formats import HEADERS, Format, Formatter, speaker
 from holdfast.server.models import (
+    FORMAT_HEADERS,
     Answer,
     Asked,
     CursorOut,
     ErrorBody,
     EventOut,
     ForkOf,
+    Format,
     Id,
     Items,
     MessageOut,
@@ -276,11 +277,15 @@ async def events(
     join = partial(channels.join, session_id, session.seq, _grace(session))
     watch = access_of(request)
     if format is not None:
+        from holdfast.server.formats import Formatter, speaker  # and Pydantic AI
+
         formatter = Formatter(store, session_id, speaker(format, session_id), follow)
         if not follow and after == session.seq and session.status not in {"queued", "running"}:
             return Response(status_code=204)
         feed = partial(formatter.feed, after=after)
-        return EventStream(join, feed, watch=watch, dropped=state.metrics.dropped, headers=HEADERS[format])
+        return EventStream(
+            join, feed, watch=watch, dropped=state.metrics.dropped, headers=FORMAT_HEADERS[format]
+        )
     if "text/event-stream" in request.headers.get("accept", ""):
         feed = partial(Channel.feed, after=after)
         return EventStream(join, feed, watch=watch, dropped=state.metrics.dropped)
