@@ -29,6 +29,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"content": []}, "content: "),
     ({"content": ["a"] * (MOST_PARTS + 1)}, "content: "),
     ({"content": ["a", [1]]}, r"content\.1: A part is"),
+    ({"content": [{"kind": "image-url", "url": "http://a"} | {str(n): n for n in range(100)}]}, r"A part is"),
+    (
+        {"content": [{"kind": "image-url", "url": "http://a", "vendor_metadata": {"a": "x" * 3000}}]},
+        r"content\.0\.vendor_metadata: ",
+    ),
     ({"content": [{"kind": ["binary"]}]}, r"content\.0: A part is"),
     ({"content": [{"kind": "binary", "data": "", "media_type": "image/png"}]}, r"content\.0\.data: "),
     ({"content": [{"kind": "binary", "data": "aGk=", "media_type": "x"}]}, r"content\.0\.media_type: "),

@@ -5,7 +5,15 @@ from typing import Any
 import pytest
 
 from holdfast.errors import BadInput, BadText
-from holdfast.jsontext import DEEPEST, lenient_json, parse_json, parse_object, read_json, strict_json
+from holdfast.jsontext import (
+    DEEPEST,
+    MOST_VALUES,
+    lenient_json,
+    parse_json,
+    parse_object,
+    read_json,
+    strict_json,
+)
 
 
 def nested(levels: int) -> str:
@@ -40,3 +48,12 @@ def test_nan_from_outside_is_an_error_and_from_an_agent_becomes_null():
 
 def test_lone_surrogates_are_replaced_when_stored_text_is_sent():
     assert read_json(r'{"a": "\ud800", "b": "\ud83d\ude00"}') == {"a": "?", "b": "\U0001f600"}
+
+
+def test_a_text_with_very_many_values_is_refused_before_it_is_parsed():
+    many = "[" + "[]," * (MOST_VALUES + 1) + "1]"
+    with pytest.raises(BadText, match="has more than 100,000 values"):
+        parse_json(many, "state")
+    prose = json.dumps({"text": 'a, b, [c] {d} \\ "e" ' * MOST_VALUES})
+    assert parse_json(prose, "state") == json.loads(prose)
+    assert len(parse_json(json.dumps([0] * (MOST_VALUES - 1)), "state")) == MOST_VALUES - 1

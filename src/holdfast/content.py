@@ -6,8 +6,9 @@ network, or use its credentials with a provider. All limits are checked before a
 
 import base64
 import binascii
+import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 from pydantic import (
     AfterValidator,
@@ -23,6 +24,8 @@ from pydantic import (
 from holdfast.errors import BadInput
 
 MOST_PARTS: Final = 1000
+_MOST_FIELDS: Final = 20
+_MOST_METADATA: Final = 2000
 
 
 def _check_base64(text: str) -> str:
@@ -36,6 +39,16 @@ def _check_base64(text: str) -> str:
 
 _STANDARD: Final = str.maketrans("-_", "+/")
 Label: TypeAlias = Annotated[str, Field(max_length=500)]
+
+
+def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+    if len(json.dumps(metadata)) > _MOST_METADATA:
+        message = f"it has more than {_MOST_METADATA} characters"
+        raise ValueError(message)
+    return metadata
+
+
+VendorMetadata: TypeAlias = Annotated[dict[str, Any], AfterValidator(_check_metadata)]
 
 
 class _Part(BaseModel):
@@ -63,7 +76,7 @@ class FilePart(_Part):
     url: Annotated[str, Field(pattern=r"^[Hh][Tt][Tt][Pp][Ss]?://", max_length=16_384)]
     media_type: Label | None = None
     identifier: Label | None = None
-    vendor_metadata: dict[str, Any] | None = None
+    vendor_metadata: VendorMetadata | None = None
     force_download: Literal[False] = False
 
 
@@ -74,7 +87,7 @@ class BinaryPart(_Part):
     data: Annotated[str, Field(min_length=1), AfterValidator(_check_base64)]
     media_type: Annotated[Label, Field(pattern=r"^[\w.+-]+/[\w.+-]+")]
     identifier: Label | None = None
-    vendor_metadata: dict[str, Any] | None = None
+    vendor_metadata: VendorMetadata | None = None
 
 
 class CachePart(_Part):
@@ -98,12 +111,13 @@ _KINDS: Final = {
 def _tag(part: Any) -> str | None:
     if isinstance(part, str):
         return "(str)"
-    if isinstance(part, dict):
-        if part.get("type") == "text":  # pyright: ignore[reportUnknownMemberType]
-            return "(openai)"
-        kind: Any = part.get("kind")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        return _KINDS.get(kind) if isinstance(kind, str) else None
-    return "(openai)" if isinstance(part, PlainTextPart) else _KINDS.get(getattr(part, "kind", ""))
+    if not isinstance(part, dict):
+        return "(openai)" if isinstance(part, PlainTextPart) else _KINDS.get(getattr(part, "kind", ""))
+    fields = cast("dict[str, Any]", part)
+    if len(fields) > _MOST_FIELDS:
+        return None  # each unknown one would be an error of its own
+    kind = fields.get("kind")
+    return "(openai)" if fields.get("type") == "text" else _KINDS.get(kind) if isinstance(kind, str) else None
 
 
 Part: TypeAlias = Annotated[

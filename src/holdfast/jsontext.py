@@ -30,6 +30,9 @@ def _finite(text: str) -> float:
     return number
 
 
+MOST_VALUES: Final = 100_000
+"""How many values a JSON text from outside may have. Values cost a hundred times as much as the bytes they are written with."""
+_STRING: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _STRICT: Final = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 _LENIENT: Final = json.JSONDecoder(parse_constant=lambda _: None)
@@ -37,6 +40,8 @@ _LENIENT: Final = json.JSONDecoder(parse_constant=lambda _: None)
 
 def parse_json(text: str, what: str) -> Any:
     """Return the value of a JSON text. Raises `BadText` if it is not strict JSON or is nested too deeply."""
+    if has_many_values(text, MOST_VALUES):
+        raise BadText(what=what, problem=f"has more than {MOST_VALUES:,} values")
     try:
         value: Any = _STRICT.decode(text)
     except RecursionError:
@@ -58,6 +63,11 @@ def parse_object(text: str, what: str) -> dict[str, Any]:
 
 
 _TOO_DEEP: Final = f"is nested more than {DEEPEST} levels deep"
+
+
+def has_many_values(text: str, most: int) -> bool:
+    """Return whether a JSON text has more values than that, without parsing it."""
+    return text.count(",") > most and _STRING.sub("", text).count(",") > most
 
 
 def is_too_deep(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """What comes from outside and cannot be used: a clear error of our family, nothing changed, the store goes on."""
 
 import asyncio
+import json
 import os
 import sqlite3
 import subprocess
@@ -425,3 +426,13 @@ async def test_a_list_of_nowhere(store: Store):
     ):
         with pytest.raises(SessionNotFound):
             await attempt
+
+
+async def test_metadata_that_is_too_large(store: Store):
+    """It is in every list of sessions."""
+    large = json.dumps({"a": "x" * 70_000})
+    with pytest.raises(BadText, match="it has 70009 characters"):
+        await store.create_session(agent="a", owner="o", metadata=large)
+    session_id = (await store.create_session(agent="a", owner="o")).id
+    with pytest.raises(BadText, match="limit is 65536"):
+        await store.update_session(session_id, metadata=large)

@@ -246,3 +246,14 @@ async def test_an_import_checks_the_same(store: Store, archived: tuple[str, byte
                 with pytest.raises(BadArchive):
                     await import_archive(other, open_media(store=other), io.BytesIO(changed), actor="test")
         assert (await other.sessions()).items == []
+
+
+async def test_a_record_with_very_many_values_is_refused(store: Store, archived: tuple[str, bytes]):
+    """Before they are made: a megabyte of them compresses to a kilobyte, and takes a hundred megabytes."""
+    session_id, archive = archived
+    lists = "[" + "[]," * 500_000 + "1]"
+    lines = archive.splitlines(keepends=True)
+    lines.insert(2, b'{"runs":' + lists.encode() + b"}\n")
+    assert "more values than any record" in await refused(store, session_id, b"".join(lines))
+    harmed = remade(archive, lambda r: first(r, "messages").update(body="[" + "1," * 1_000_001 + "1]"))
+    assert "is not JSON" in await refused(store, session_id, harmed)

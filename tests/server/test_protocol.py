@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -428,3 +429,20 @@ async def test_usual_heads_are_accepted(server: Server, head: bytes):
     connection = await server.connect()
     await connection.send(head + b"\r\n" + HEALTH)
     assert await connection.status() == 200
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"Content-Length: 5" + b" " * 60_000 + b",5\r\n",
+        b'Cookie: holdfast_token="' + b'\\"' * 30_000 + b'"\r\n',
+    ],
+)
+async def test_a_head_takes_time_in_proportion_to_its_length(server: Server, line: bytes):
+    connection = await server.connect()
+    started = time.process_time()
+    await connection.send(
+        b"GET /api/sessions HTTP/1.1\r\nHost: here\r\nConnection: close\r\n" + line + b"\r\n"
+    )
+    assert (await connection.rest()).split()[1] in {b"400", b"401"}
+    assert time.process_time() - started < 1  # it was 6 seconds

@@ -19,6 +19,7 @@ from pydantic_core import from_json, to_json
 
 from holdfast.errors import ArchiveFailed, ArchiveTooNew, BadArchive, BadId, BadInput, BadText
 from holdfast.ids import check_id
+from holdfast.jsontext import has_many_values
 from holdfast.media import MediaContext, MediaStore, to_uri, walker
 from holdfast.store import Store
 from holdfast.tables import BY_NAME, SESSION, TABLES, Column, Table
@@ -26,6 +27,10 @@ from holdfast.types import STATUSES
 
 FORMAT: Final = "holdfast-archive"
 VERSION: Final = 1
+_MOST_VALUES: Final = 1_000_000
+"""How many values a recorded message may have. Large results are not in it, but in the media store."""
+_LONG_LINE: Final = 1024 * 1024
+_MOST_FIELDS: Final = 1000
 MEDIA_TYPE: Final = "application/vnd.holdfast.archive+ndjson"
 BLOB_BYTES: Final = 768 * 1024
 """So many bytes of a blob go on one line: a mebibyte as base64."""
@@ -224,6 +229,8 @@ class _Reader:
         )
 
     def read(self, line: bytes, digest: Callable[[], str]) -> Record | None:
+        if len(line) > _LONG_LINE and has_many_values(line.decode("utf-8", "replace"), _MOST_FIELDS):
+            raise BadArchive(problem="a record of it has more values than any record has")
         try:
             value: Any = from_json(line, cache_strings="keys")
         except ValueError:
@@ -357,6 +364,8 @@ def checked_row(table: Table, content: object) -> dict[str, Any]:
 
 def _is_json(text: str) -> bool:
     """Return whether readers can parse a text that was recorded, which may be nested more deeply than one from outside."""
+    if has_many_values(text, _MOST_VALUES):
+        return False
     try:
         json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):

@@ -11,7 +11,7 @@ from pydantic import Field
 from starlette.datastructures import QueryParams
 
 from holdfast.errors import Forbidden, NotFound, Unauthenticated
-from holdfast.server.auth import COOKIE, is_from
+from holdfast.server.auth import COOKIE, cookie_of, is_from
 from holdfast.server.models import Given
 from holdfast.server.routes import new_router, route
 
@@ -80,7 +80,7 @@ async def index(request: Request) -> Response:
     if not await _is_valid(request, token):
         return _redirect("/#/sign-in/refused")
     answer = _redirect("/")
-    kept = request.cookies.get(COOKIE)
+    kept = cookie_of(request)
     if site is not None or not kept or not await _is_valid(request, kept):
         _keep(request, answer, token)
     return answer

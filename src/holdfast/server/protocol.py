@@ -23,7 +23,6 @@ _MIN_CHUNK_BYTES: Final = 256
 _MIN_BYTES_PER_SECOND: Final = 500
 """How quickly a body must arrive, but for a pause now and then."""
 _HOST: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~-]+)(:[0-9]{1,5})?")
-_LENGTH: Final = re.compile(rb"\ncontent-length:[ \t]*(.*?)[ \t]*\r")
 _Event: TypeAlias = Any  # h11 types an event as one of its classes or of its sentinels
 
 
@@ -237,7 +236,8 @@ def _check_lines(text: bytes) -> None:
 
 def _check_head(request: h11.Request, head: bytes) -> None:
     _check_lines(head)
-    lengths = _LENGTH.findall(head.lower())
+    fields = (line.partition(b":") for line in head.split(b"\r\n")[1:])
+    lengths = [value.strip(b" \t") for name, _, value in fields if name.lower() == b"content-length"]
     if lengths != [b"%d" % int(length) for length in lengths if length.isdigit()] or len(lengths) > 1:
         raise h11.RemoteProtocolError("Content-Length is not one plain number")
     headers = dict(request.headers)

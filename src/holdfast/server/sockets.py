@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from holdfast.errors import BadInput, BadText, Forbidden, HoldfastError, Unauthenticated
 from holdfast.ids import new_id
 from holdfast.jsontext import parse_json
-from holdfast.server.auth import COOKIE
+from holdfast.server.auth import cookie_of
 from holdfast.server.models import BashError, NewCommand
 from holdfast.server.routes import RULES, new_router, socket
 from holdfast.server.shell import shown, start
@@ -214,7 +214,7 @@ class _Connection:
 
 def _has_credentials(websocket: WebSocket) -> bool:
     given = websocket.headers.get("authorization") or websocket.headers.get("x-session-api-key")
-    return bool(given or websocket.query_params.get("session_api_key") or websocket.cookies.get(COOKIE))
+    return bool(given or websocket.query_params.get("session_api_key") or cookie_of(websocket))
 
 
 def _resend(mode: str | None, everything: str | None) -> bool:

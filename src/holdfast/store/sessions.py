@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from holdfast.errors import (
     BadInput,
+    BadText,
     NotYet,
     SessionCleaned,
     SessionErased,
@@ -31,6 +32,8 @@ from holdfast.store.transactions import (
 )
 from holdfast.types import STATUSES, AuditEntry, Credential, Cursor, Json, Page, Session, State, Status
 
+_LARGEST_METADATA = 64 * 1024
+_METADATA_WEIGHT = 4
 _LONGEST_TTL = 10 * 366 * 24 * 60 * 60
 
 
@@ -57,7 +60,7 @@ class SessionMethods(Transactions):
         check_name(agent, "agent")
         check_name(owner, "owner")
         check_title(title)
-        self._check_object(metadata, "metadata")
+        self._check_metadata(metadata)
         created = yield op(
             "create_session",
             id=session_id,
@@ -77,6 +80,12 @@ class SessionMethods(Transactions):
         if session.owner != owner:
             raise SessionNotFound(id=session_id)
         return session
+
+    def _check_metadata(self, metadata: Json) -> None:
+        self._check_object(metadata, "metadata")
+        if len(metadata) > _LARGEST_METADATA:
+            problem = f"has {len(metadata)} characters; the limit is {_LARGEST_METADATA}"
+            raise BadText(what="metadata", problem=problem)
 
     @reading
     def session(self, session_id: str) -> Tx[Session]:
@@ -116,7 +125,8 @@ class SessionMethods(Transactions):
             id_before=id_before,
             limit=page_limit(limit),
         )
-        rows = yield bounded(wanted, "title", "waiting_for", "metadata")
+        # Metadata is parsed for every reader, which costs more than other content.
+        rows = yield bounded(wanted, "title", "waiting_for", *["metadata"] * _METADATA_WEIGHT)
         more = to_cursor(rows[-1]["active_at"], rows[-1]["id"]) if is_part(rows, limit) else None
         return Page(items=[to_session(row) for row in rows], next_cursor=more)
 
@@ -165,7 +175,7 @@ class SessionMethods(Transactions):
         if title is not None:
             check_title(title)
         if metadata is not None:
-            self._check_object(metadata, "metadata")
+            self._check_metadata(metadata)
         if title is not None or metadata is not None:
             yield from self._refuse_cleaned(session_id)
         yield op(
