@@ -31,12 +31,12 @@ def log_context(facts: Callable[[], dict[str, str | None]]) -> None:
 def start_logging(format: LogFormat) -> None:
     """Log to standard error: what we do, and the warnings of others."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if format == "json" else _Text())
+    handler.setFormatter(_JsonFormatter() if format == "json" else _TextFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("holdfast").setLevel(logging.INFO)
 
 
-class _Formatter(logging.Formatter):
+class _LogFormatter(logging.Formatter):
     """What both have in common."""
 
     converter = time.gmtime
@@ -77,12 +77,12 @@ class _Formatter(logging.Formatter):
         return facts
 
 
-class _Json(_Formatter):
+class _JsonFormatter(_LogFormatter):
     def format(self, record: logging.LogRecord) -> str:
         return json.dumps(self.facts(record))
 
 
-class _Text(_Formatter):
+class _TextFormatter(_LogFormatter):
     def format(self, record: logging.LogRecord) -> str:
         facts = self.facts(record)
         line = " ".join([facts.pop("at"), facts.pop("level").upper(), facts.pop("logger") + ":"])

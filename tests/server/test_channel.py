@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
-from holdfast.server.channel import Channel, Client, Clock, block
+from holdfast.server.channel import Channel, StreamClock, Subscriber, block
 from holdfast.types import Draft, Event
 from tests.builders import until
 
@@ -40,7 +40,7 @@ class Reader:
     def __init__(self, store: Slow) -> None:
         self.told: list[tuple[Any, ...]] = []
         self._channel = Channel(cast("Store", store), "s", 0, None)
-        self._client = Client(self._take, Clock())
+        self._client = Subscriber(self._take, StreamClock())
         self._channel.clients.add(self._client)
         self._feeding = asyncio.create_task(self._channel.feed(self._client, 0))
 

@@ -26,7 +26,7 @@ from pydantic_ai.messages import (
 
 from holdfast.errors import BadImport
 from holdfast.importers.report import Notes, Progress, Report, microseconds, nothing
-from holdfast.importers.session import Body, Draft, Place, import_sessions
+from holdfast.importers.session import Body, Place, SessionDraft, import_sessions
 from holdfast.jsontext import lenient_json
 from holdfast.media import MediaStore
 from holdfast.record import ledger
@@ -46,7 +46,7 @@ class _Content(_Known):
     style: str = "static"
 
 
-class _Text(_Content):
+class _TaskText(_Content):
     type: Literal["text"]
     content: str
     format: str = "plain"
@@ -80,11 +80,11 @@ class _ToolResponse(_Content):
 
 
 _AnyContent: TypeAlias = Annotated[
-    _Text | _Reasoning | _Data | _ToolRequest | _ToolResponse, Field(discriminator="type")
+    _TaskText | _Reasoning | _Data | _ToolRequest | _ToolResponse, Field(discriminator="type")
 ]
 
 
-class _Message(_Known):
+class _TaskMessage(_Known):
     id: str | None = None
     task_id: str
     content: _AnyContent
@@ -93,7 +93,7 @@ class _Message(_Known):
     updated_at: datetime | None = None
 
 
-class _State(_Known):
+class _TaskState(_Known):
     id: str | None = None
     task_id: str
     agent_id: str
@@ -102,10 +102,10 @@ class _State(_Known):
     updated_at: datetime | None = None
 
 
-class _Snapshot(_Known):
+class _TaskSnapshot(_Known):
     task_id: str
-    messages: list[_Message]
-    task_states: list[_State] = []
+    messages: list[_TaskMessage]
+    task_states: list[_TaskState] = []
 
 
 async def import_agentex(
@@ -127,7 +127,7 @@ async def import_agentex(
     notes = Notes()
     snapshot, since = await asyncio.to_thread(_read, file, notes)
 
-    async def draft(told: Notes) -> Draft:
+    async def draft(told: Notes) -> SessionDraft:
         return _Task(snapshot, source, owner, agent, since, told).draft()
 
     return await import_sessions(
@@ -143,7 +143,7 @@ async def import_agentex(
     )
 
 
-def _read(file: Path, notes: Notes) -> tuple[_Snapshot, datetime]:
+def _read(file: Path, notes: Notes) -> tuple[_TaskSnapshot, datetime]:
     """Return the snapshot, and since when it is there: for what has no time of its own."""
     source = str(file)
     try:
@@ -158,7 +158,7 @@ def _read(file: Path, notes: Notes) -> tuple[_Snapshot, datetime]:
             source=source, problem="it is no snapshot of an agentex task: task_id and messages are missing"
         )
     try:
-        snapshot = _Snapshot.model_validate(value)
+        snapshot = _TaskSnapshot.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -171,7 +171,7 @@ def _read(file: Path, notes: Notes) -> tuple[_Snapshot, datetime]:
     return snapshot, since
 
 
-def _check(snapshot: _Snapshot, source: str, notes: Notes) -> None:
+def _check(snapshot: _TaskSnapshot, source: str, notes: Notes) -> None:
     seen: set[tuple[str, str]] = set()
     for kind, items in (("messages", snapshot.messages), ("task_states", snapshot.task_states)):
         for number, item in enumerate(items):
@@ -198,14 +198,14 @@ def _strange(record: _Known, what: str, notes: Notes, where: str) -> None:
 
 
 @dataclass(slots=True)
-class _Turn:
+class _TaskTurn:
     """One message of the history, and the messages of the task that it was made of."""
 
     by_model: bool
     at: datetime
     parts: list[Any] = field(default_factory=list[Any])
     of: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    answers: "_Turn | None" = None
+    answers: "_TaskTurn | None" = None
 
     def add(self, part: Any, of: dict[str, Any]) -> None:
         """Add a part, and what else is known of it."""
@@ -225,20 +225,28 @@ class _Task:
     """One task, and how it becomes a session."""
 
     def __init__(
-        self, snapshot: _Snapshot, source: str, owner: str, agent: str | None, since: datetime, notes: Notes
+        self,
+        snapshot: _TaskSnapshot,
+        source: str,
+        owner: str,
+        agent: str | None,
+        since: datetime,
+        notes: Notes,
     ) -> None:
         self._snapshot = snapshot
         self._notes = notes
         agents = sorted({state.agent_id for state in snapshot.task_states})
         self._agent = agent or (agents[0] if len(agents) == 1 else "agentex")
-        self._draft = Draft(snapshot.task_id, source=source, system=SYSTEM, agent=self._agent, owner=owner)
+        self._draft = SessionDraft(
+            snapshot.task_id, source=source, system=SYSTEM, agent=self._agent, owner=owner
+        )
         self._run_id = f"agentex-{snapshot.task_id}"[:128]
-        self._turns: list[_Turn] = []
+        self._turns: list[_TaskTurn] = []
         known = [item.created_at for item in (*snapshot.messages, *snapshot.task_states) if item.created_at]
         self._began = min(map(_aware, known), default=since)
         self._clock = self._began
 
-    def draft(self) -> Draft:
+    def draft(self) -> SessionDraft:
         """Return the task as a session."""
         for message in self._snapshot.messages:
             self._take(message)
@@ -272,7 +280,7 @@ class _Task:
         self._add_states()
         return draft
 
-    def _take(self, message: _Message) -> None:
+    def _take(self, message: _TaskMessage) -> None:
         """Find the place of a message of the task in the history."""
         content = message.content
         at = self._clock if message.created_at is None else _aware(message.created_at)
@@ -284,7 +292,7 @@ class _Task:
         if message.streaming_status == "IN_PROGRESS":
             self._notes.add("messages that were still being streamed: what there was is kept", where)
         match content:
-            case _Text():
+            case _TaskText():
                 if content.attachments:
                     self._notes.add("attachments: a snapshot names files and does not have them", where)
                 self._say(content.author, content.content, at, of)
@@ -307,11 +315,11 @@ class _Task:
         part = TextPart(text) if author == "agent" else UserPromptPart(text, timestamp=at)
         self._turn(by_model=author == "agent", at=at).add(part, of)
 
-    def _turn(self, *, by_model: bool, at: datetime, fresh: bool = False) -> _Turn:
+    def _turn(self, *, by_model: bool, at: datetime, fresh: bool = False) -> _TaskTurn:
         """Return the last message of the history if more can be added to it, else a new one."""
         last = self._turns[-1] if self._turns else None
         if last is None or fresh or last.by_model != by_model or last.answers is not None:
-            last = _Turn(by_model, at)
+            last = _TaskTurn(by_model, at)
             self._turns.append(last)
         return last
 
@@ -321,7 +329,7 @@ class _Task:
             if any(call.tool_call_id == content.tool_call_id for call in turn.calls()):
                 if content.tool_call_id in turn.answered():
                     break
-                turn.answers = turn.answers or _Turn(by_model=False, at=at)
+                turn.answers = turn.answers or _TaskTurn(by_model=False, at=at)
                 outcome = "failed" if content.is_error else "success"
                 part = ToolReturnPart(
                     content.name, content.content, content.tool_call_id, timestamp=at, outcome=outcome
@@ -333,9 +341,9 @@ class _Task:
         text = f"Result of the tool {content.name} ({content.tool_call_id}): {result}"
         self._turn(by_model=False, at=at).add(UserPromptPart(text, timestamp=at), of)
 
-    def _closed(self) -> tuple[list[_Turn], bool]:
+    def _closed(self) -> tuple[list[_TaskTurn], bool]:
         """Return the history with every call answered that was gone on from; and whether calls wait at its end."""
-        turns: list[_Turn] = []
+        turns: list[_TaskTurn] = []
         pending = False
         for turn in self._turns:
             turns.append(turn)
@@ -344,7 +352,7 @@ class _Task:
             if missing and turn is self._turns[-1]:
                 pending = True
             elif missing:
-                answers = answers or _Turn(by_model=False, at=turn.at)
+                answers = answers or _TaskTurn(by_model=False, at=turn.at)
                 for call in missing:
                     part = ToolReturnPart(
                         call.tool_name, _LOST, call.tool_call_id, timestamp=turn.at, outcome="interrupted"
@@ -358,13 +366,13 @@ class _Task:
                 turns.append(answers)
         return turns, pending
 
-    def _message(self, turn: _Turn) -> ModelMessage:
+    def _message(self, turn: _TaskTurn) -> ModelMessage:
         task, run_id = self._snapshot.task_id, self._run_id
         if turn.by_model:
             return ModelResponse(parts=turn.parts, timestamp=turn.at, run_id=run_id, conversation_id=task)
         return ModelRequest(parts=turn.parts, timestamp=turn.at, run_id=run_id, conversation_id=task)
 
-    def _ledger(self, turns: list[_Turn], places: list[Place]) -> None:
+    def _ledger(self, turns: list[_TaskTurn], places: list[Place]) -> None:
         """Add an entry for each call. A call that nothing answers was begun, and nobody knows what came of it."""
         made: Counter[str] = Counter()
         for turn, following, place in zip(turns, [*turns[1:], None], [*places[1:], None], strict=True):

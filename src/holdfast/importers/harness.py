@@ -21,9 +21,9 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Tool
 from holdfast.errors import BadInput
 from holdfast.ids import check_id
 from holdfast.importers.harness_media import MARK, Whole
-from holdfast.importers.harness_sources import Found, Source, is_object
+from holdfast.importers.harness_sources import Found, HarnessSource, is_object
 from holdfast.importers.report import Notes, Progress, Report, microseconds, nothing
-from holdfast.importers.session import Body, Draft, Place, import_sessions, message_of
+from holdfast.importers.session import Body, Place, SessionDraft, import_sessions, message_of
 from holdfast.jsontext import lenient_json
 from holdfast.media import MediaStore
 from holdfast.record import ledger
@@ -47,7 +47,7 @@ Item: TypeAlias = tuple[int, int, int, Callable[[], object]]
 """Something that goes into the journal: when, of which run, which one of that, and what puts it there."""
 
 
-class _Record(BaseModel):
+class _HarnessRecord(BaseModel):
     """A record as the harness writes it. Fields that are not known are kept, to be told of."""
 
     model_config = ConfigDict(extra="allow")
@@ -55,7 +55,7 @@ class _Record(BaseModel):
     run_id: str
 
 
-class _Of(_Record):
+class _Of(_HarnessRecord):
     conversation_id: str | None = None
     parent_run_id: str | None = None
     agent_name: str | None = None
@@ -67,12 +67,12 @@ class _Of(_Record):
         return json.loads(value) if isinstance(value, str) else value or {}
 
 
-class _Run(_Of):
+class _HarnessRun(_Of):
     started_at: datetime
     registration_id: str | None = None
 
 
-class _Event(_Of):
+class _HarnessEvent(_Of):
     kind: str
     step_index: int
     timestamp: datetime
@@ -82,7 +82,7 @@ class _Event(_Of):
     idempotency_key: str | None = None
 
 
-class _Snapshot(_Of):
+class _HarnessSnapshot(_Of):
     step_index: int
     timestamp: datetime
     state: Literal["complete", "interrupted"] = "complete"
@@ -95,7 +95,7 @@ class _Snapshot(_Of):
         return "complete" if value is None else value
 
 
-class _Effect(_Record):
+class _HarnessEffect(_HarnessRecord):
     tool_call_id: str
     tool_name: str
     status: Literal["started", "completed", "failed"]
@@ -105,13 +105,13 @@ class _Effect(_Record):
     effect_summary: str | None = None
 
 
-R = TypeVar("R", bound=_Record)
+R = TypeVar("R", bound=_HarnessRecord)
 
 
 async def import_harness(
     store: Store,
     media: MediaStore,
-    source: Source,
+    source: HarnessSource,
     *,
     owner: str = "local",
     agent: str | None = None,
@@ -128,11 +128,11 @@ async def import_harness(
     """
     notes = Notes()
     await source.strangers(notes)
-    conversations: dict[str, list[_Run]] = {}
+    conversations: dict[str, list[_HarnessRun]] = {}
     for run_id in await source.run_ids():
         run = await _run(source, run_id, rename, notes)
         conversations.setdefault(run.conversation_id or run.run_id, []).append(run)
-    drafts: list[Callable[[Notes], Awaitable[Draft]]] = []
+    drafts: list[Callable[[Notes], Awaitable[SessionDraft]]] = []
     for session_id, runs in sorted(conversations.items()):
         runs.sort(key=lambda run: (microseconds(run.started_at), run.run_id))
         drafts.append(partial(_draft, source, session_id, runs, owner, agent))
@@ -150,12 +150,12 @@ async def import_harness(
 
 
 async def _draft(
-    source: Source, id: str, runs: list[_Run], owner: str, agent: str | None, notes: Notes
-) -> Draft:
+    source: HarnessSource, id: str, runs: list[_HarnessRun], owner: str, agent: str | None, notes: Notes
+) -> SessionDraft:
     return await _Conversation(source, id, runs, owner, agent).draft(notes)
 
 
-def _read(source: Source, kind: type[R], found: Found, notes: Notes) -> R:
+def _read(source: HarnessSource, kind: type[R], found: Found, notes: Notes) -> R:
     """Return a record of the kind that it must be. Raises `BadImport`."""
     where, data = found
     try:
@@ -173,29 +173,29 @@ def _read(source: Source, kind: type[R], found: Found, notes: Notes) -> R:
     return record
 
 
-async def _run(source: Source, run_id: str, rename: bool, notes: Notes) -> _Run:
+async def _run(source: HarnessSource, run_id: str, rename: bool, notes: Notes) -> _HarnessRun:
     """Return the record of a run; if it was never registered, one that is made of what else there is of it."""
     found = await source.run(run_id)
     if found is not None:
-        run = _read(source, _Run, found, notes)
+        run = _read(source, _HarnessRun, found, notes)
         if run.run_id != run_id:
             raise source.bad(f"{found[0]} is of run {run.run_id!r:.200}, not {run_id}")
     else:
         notes.add("runs that were never registered; what is known of them is from their steps", run_id)
-        first: _Event | _Snapshot | None = None
+        first: _HarnessEvent | _HarnessSnapshot | None = None
         for event in await source.events(run_id):
-            first = _read(source, _Event, event, Notes())
+            first = _read(source, _HarnessEvent, event, Notes())
             break
         if first is None:
             async for snapshot in source.snapshots(run_id):
-                first = _read(source, _Snapshot, snapshot, Notes())
+                first = _read(source, _HarnessSnapshot, snapshot, Notes())
                 break
-        effects = [_read(source, _Effect, each, Notes()) for each in await source.effects(run_id)]
+        effects = [_read(source, _HarnessEffect, each, Notes()) for each in await source.effects(run_id)]
         if first is None and not effects:
             raise source.bad(f"of run {run_id} there is nothing but its name")
         known = {} if first is None else first.model_dump(include=set(_Of.model_fields) - {"metadata"})
         at = effects[0].started_at if first is None else first.timestamp
-        run = _Run.model_validate({**known, "run_id": run_id, "started_at": at})
+        run = _HarnessRun.model_validate({**known, "run_id": run_id, "started_at": at})
     for value, what in ((run.run_id, "run id"), (run.parent_run_id, "run id")):
         if value is not None and not _is_id(value):
             raise source.bad(f"of run {run_id!r:.200}: {value!r:.200} cannot be a {what} here")
@@ -206,7 +206,7 @@ async def _run(source: Source, run_id: str, rename: bool, notes: Notes) -> _Run:
 
 
 @dataclass(slots=True)
-class _Text:
+class _HarnessText:
     """A message of a snapshot: its text here, and what that says."""
 
     body: Body
@@ -214,7 +214,7 @@ class _Text:
 
 
 @dataclass(slots=True)
-class _Calls:
+class _HarnessCalls:
     """Which tool calls the latest histories of a conversation hold, and where they are answered."""
 
     made: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
@@ -258,7 +258,9 @@ class _Calls:
 class _Conversation:
     """One conversation, and how it becomes a session."""
 
-    def __init__(self, source: Source, id: str, runs: list[_Run], owner: str, agent: str | None) -> None:
+    def __init__(
+        self, source: HarnessSource, id: str, runs: list[_HarnessRun], owner: str, agent: str | None
+    ) -> None:
         self._source = source
         self._id = id
         self._runs = runs
@@ -268,12 +270,12 @@ class _Conversation:
         names = (run.agent_name for run in reversed(self._top or runs))
         self._agent = agent or next((name for name in names if name), "agent")
 
-    async def draft(self, notes: Notes) -> Draft:
+    async def draft(self, notes: Notes) -> SessionDraft:
         """Read all of it and return it as a session."""
         self._notes = notes
         session_id = _renamed(self._id)
         metadata = lenient_json({} if session_id == self._id else {"conversation_id": self._id})
-        self._draft = draft = Draft(
+        self._draft = draft = SessionDraft(
             session_id,
             source=self._source.name,
             system=SYSTEM,
@@ -281,14 +283,14 @@ class _Conversation:
             owner=self._owner,
             metadata=metadata,
         )
-        self._texts: dict[str, _Text] = {}
+        self._texts: dict[str, _HarnessText] = {}
         # What a run is called in its messages, and on record.
         self._names = {name: run.run_id for run in self._runs if (name := _derived(run.run_id)) is not None}
-        self._calls = _Calls()
+        self._calls = _HarnessCalls()
         self._items: list[Item] = []
         self._begun: dict[str, int] = {}
         self._checkpoints: list[tuple[str, CheckpointKind, int, int]] = []
-        ends: dict[str, _Event] = {}
+        ends: dict[str, _HarnessEvent] = {}
         errors: dict[tuple[str, str], str] = {}
         for number, run in enumerate(self._runs):
             for event in await self._events(number, run):
@@ -306,10 +308,11 @@ class _Conversation:
             self._add_run(run, ends.get(run.run_id))
         return draft
 
-    async def _events(self, number: int, run: _Run) -> list[_Event]:
+    async def _events(self, number: int, run: _HarnessRun) -> list[_HarnessEvent]:
         """Read the events of a run, which go into the journal in the order in which they were written."""
         events = [
-            _read(self._source, _Event, found, self._notes) for found in await self._source.events(run.run_id)
+            _read(self._source, _HarnessEvent, found, self._notes)
+            for found in await self._source.events(run.run_id)
         ]
         last = 0
         for n, event in enumerate(events):
@@ -321,7 +324,7 @@ class _Conversation:
             self._items.append((began, number, 0, partial(self._begin, run, began)))
         return events
 
-    def _tell(self, run: _Run, event: _Event) -> None:
+    def _tell(self, run: _HarnessRun, event: _HarnessEvent) -> None:
         at = microseconds(event.timestamp)
         if event.kind == "run_started":
             self._begin(run, at, event.step_index)
@@ -336,18 +339,18 @@ class _Conversation:
         payload |= {"metadata": event.metadata} if event.metadata not in ({}, run.metadata) else {}
         self._draft.event(kind, at, payload, run_id=run.run_id, step=event.step_index)
 
-    def _begin(self, run: _Run, at: int, step: int = 0) -> None:
+    def _begin(self, run: _HarnessRun, at: int, step: int = 0) -> None:
         payload = {"agent": run.agent_name or self._agent, "parent": run.parent_run_id}
         seq = self._draft.event("run_started", at, payload, run_id=run.run_id, step=step)
         self._begun.setdefault(run.run_id, seq)
 
-    async def _snapshots(self, number: int, run: _Run) -> None:
+    async def _snapshots(self, number: int, run: _HarnessRun) -> None:
         """Read the snapshots of a run: what each has more than those before it are messages of the session."""
         first = [at for at, n, order, _ in self._items if n == number and order == 0]
         last = max(microseconds(run.started_at), *first)
         count = 0
         async for found in self._source.snapshots(run.run_id):
-            snapshot = _read(self._source, _Snapshot, found, self._notes)
+            snapshot = _read(self._source, _HarnessSnapshot, found, self._notes)
             texts = [
                 await self._text(text, found[0]) for text in self._named(run, snapshot.messages, found[0])
             ]
@@ -381,7 +384,9 @@ class _Conversation:
             count += 1
             self._items.append((last, number, count, place_at))
 
-    def _check(self, run: _Run, at: int, kind: CheckpointKind, segment: int, length: int, step: int) -> None:
+    def _check(
+        self, run: _HarnessRun, at: int, kind: CheckpointKind, segment: int, length: int, step: int
+    ) -> None:
         self._draft.checkpoint(at, kind, segment, length, run_id=run.run_id, step=step)
         self._checkpoints.append((run.run_id, kind, segment, length))
 
@@ -400,7 +405,7 @@ class _Conversation:
         self._draft.event("rewound", at, run_id=run_id)
         self._draft.checkpoint(at, kind, segment, length, run_id=run_id, step=None)
 
-    def _named(self, run: _Run, texts: list[Json], where: str) -> list[Json]:
+    def _named(self, run: _HarnessRun, texts: list[Json], where: str) -> list[Json]:
         """Find out what a run is called in its own messages, if that is not its id: the ledger needs to know."""
         if run.run_id in self._names.values():
             return texts
@@ -416,7 +421,7 @@ class _Conversation:
             break
         return texts
 
-    async def _text(self, text: Json, where: str) -> _Text:
+    async def _text(self, text: Json, where: str) -> _HarnessText:
         """Return a message as this store has it: with all its content, and under the name that its run has here."""
         known = self._texts.get(text)
         if known is not None:
@@ -435,14 +440,16 @@ class _Conversation:
         if value.get("kind") == "request":
             core = _text({key: each for key, each in value.items() if key not in _MARKS})
         body = Body(written, core, marked=value.get("run_id") is not None)
-        self._texts[text] = made = _Text(body, message_of(written, source=self._source.name, where=where))
+        self._texts[text] = made = _HarnessText(
+            body, message_of(written, source=self._source.name, where=where)
+        )
         return made
 
-    async def _ledger(self, run: _Run, errors: Mapping[tuple[str, str], str]) -> None:
+    async def _ledger(self, run: _HarnessRun, errors: Mapping[tuple[str, str], str]) -> None:
         """Add what the ledger says of a run's calls. Results are in the messages, if anywhere."""
-        effects: dict[str, _Effect] = {}
+        effects: dict[str, _HarnessEffect] = {}
         for found in await self._source.effects(run.run_id):
-            effect = _read(self._source, _Effect, found, self._notes)
+            effect = _read(self._source, _HarnessEffect, found, self._notes)
             effects[effect.tool_call_id] = effect
         for call_id, effect in effects.items():
             name, answer = self._calls.place(run.run_id, call_id)
@@ -475,7 +482,7 @@ class _Conversation:
                 ended_at=None if state == "started" else self._draft.seen(microseconds(ended)),
             )
 
-    def _add_run(self, run: _Run, end: _Event | None) -> None:
+    def _add_run(self, run: _HarnessRun, end: _HarnessEvent | None) -> None:
         ended = None if end is None else microseconds(end.timestamp)
         status: RunStatus = "interrupted"
         if end is not None:

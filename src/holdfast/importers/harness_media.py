@@ -10,7 +10,7 @@ import re
 from typing import Any, Final
 
 from holdfast.errors import BadImport
-from holdfast.importers.harness_sources import Source, is_list, is_object
+from holdfast.importers.harness_sources import HarnessSource, is_list, is_object
 
 MARK: Final = "__harness_external"
 """What all keys of the harness begin with: a text without it has nothing to be put back."""
@@ -27,7 +27,7 @@ _REFERENCE: Final = re.compile(r"media\+sha256://([0-9a-f]{64})")
 class Whole:
     """Makes the messages of one snapshot whole again."""
 
-    def __init__(self, source: Source, where: str) -> None:
+    def __init__(self, source: HarnessSource, where: str) -> None:
         self._source = source
         self._where = where
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from holdfast.errors import BadImport, MissingExtra
-from holdfast.importers.harness_sources import Found, Source, is_object, looked_up, referred
+from holdfast.importers.harness_sources import Found, HarnessSource, is_object, looked_up, referred
 from holdfast.importers.report import Notes
 from holdfast.types import Json
 
@@ -16,7 +16,7 @@ _AT_ONCE = 1000
 _PATIENCE_MS = 30_000
 
 
-class Mongo(Source):
+class Mongo(HarnessSource):
     """A database of `MongoStepStore`. Each record is read as it is at that moment."""
 
     def __init__(self, name: str, database: Any) -> None:
@@ -88,7 +88,7 @@ class Mongo(Source):
 
 
 @asynccontextmanager
-async def open_mongo(address: str, name: str, database: str | None) -> AsyncGenerator[Source, None]:
+async def open_mongo(address: str, name: str, database: str | None) -> AsyncGenerator[HarnessSource, None]:
     """Open the database that the address names, or `database`."""
     try:
         pymongo: Any = import_module("pymongo")

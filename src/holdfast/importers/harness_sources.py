@@ -39,7 +39,7 @@ def is_list(value: object) -> TypeGuard[list[Any]]:
     return isinstance(value, list)
 
 
-class Source(ABC):
+class HarnessSource(ABC):
     """A step store of the harness. `name` is how to speak of it, without a password."""
 
     name: str
@@ -93,7 +93,7 @@ class Source(ABC):
         return [lenient_json(message, separators=(",", ":")) for message in each]
 
 
-class Files(Source):
+class FileSource(HarnessSource):
     """A folder of `FileStepStore`: one folder for each run."""
 
     def __init__(self, root: Path) -> None:
@@ -171,7 +171,7 @@ class Files(Source):
                 yield where, value
 
 
-class Tables(Source):
+class Tables(HarnessSource):
     """What the two SQL stores have in common: the same columns, as text."""
 
     def __init__(self, name: str, prefix: str) -> None:
@@ -320,7 +320,7 @@ class Postgres(Tables):
         del notes  # what else a database has is not the step store's
 
 
-def referred(source: Source, refers: Mapping[str, Any], where: str) -> Sequence[str]:
+def referred(source: HarnessSource, refers: Mapping[str, Any], where: str) -> Sequence[str]:
     """Return the keys of the messages that a snapshot refers to."""
     keys: Any = refers.get("message_refs")
     if set(refers) != {"message_refs"} or not is_list(keys):
@@ -328,7 +328,9 @@ def referred(source: Source, refers: Mapping[str, Any], where: str) -> Sequence[
     return [str(key) for key in keys]
 
 
-def looked_up(source: Source, keys: Sequence[str], messages: Mapping[str, Json], where: str) -> list[Json]:
+def looked_up(
+    source: HarnessSource, keys: Sequence[str], messages: Mapping[str, Json], where: str
+) -> list[Json]:
     """Return the messages with these keys."""
     missing = sum(key not in messages for key in set(keys))
     if missing:
@@ -339,7 +341,7 @@ def looked_up(source: Source, keys: Sequence[str], messages: Mapping[str, Json],
 @asynccontextmanager
 async def open_source(
     address: str, *, table: str = TABLE, database: str | None = None
-) -> AsyncGenerator[Source, None]:
+) -> AsyncGenerator[HarnessSource, None]:
     """Open what an address names: a folder, a SQLite file, `postgresql://…` or `mongodb://…`."""
     scheme, separator, rest = address.partition("://")
     if separator and scheme in {"postgresql", "postgres"}:
@@ -359,7 +361,7 @@ async def open_source(
     try:
         connection = await asyncio.to_thread(_connect, path)
         if connection is None:
-            yield Files(path)
+            yield FileSource(path)
             return
     except OSError as error:
         raise BadImport(source=address, problem=f"it cannot be read: {error}") from error
@@ -381,7 +383,7 @@ def _connect(path: Path) -> sqlite3.Connection | None:
 
 
 @asynccontextmanager
-async def _postgres(address: str, table: str) -> AsyncGenerator[Source, None]:
+async def _postgres(address: str, table: str) -> AsyncGenerator[HarnessSource, None]:
     name = without_password(address)
     if not (table.isascii() and table.replace("_", "a").isalnum() and table == table.lower()):
         raise BadImport(source=name, problem=f"{table!r} is no prefix of the harness's tables")

@@ -29,21 +29,21 @@ _BYTES_AT_ONCE: Final = 4 * 1024 * 1024
 _TICK: Final = timedelta(microseconds=1)
 
 
-class _Event(BaseModel):
+class _LoggedEvent(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     id: UUID
     timestamp: datetime
 
 
-class _Command(_Event):
+class _LoggedCommand(_LoggedEvent):
     kind: Literal["BashCommand"]
     command: str
     cwd: str | None = None
     timeout: int | None = None
 
 
-class _Output(_Event):
+class _LoggedOutput(_LoggedEvent):
     kind: Literal["BashOutput"]
     command_id: UUID
     order: int = 0
@@ -52,11 +52,11 @@ class _Output(_Event):
     stderr: str | None = None
 
 
-E = TypeVar("E", bound=_Event)
+E = TypeVar("E", bound=_LoggedEvent)
 
 
 @dataclass(frozen=True, slots=True)
-class _Files:
+class _LogFiles:
     """The files of one command: its own, and those of its outputs."""
 
     command: Path
@@ -77,7 +77,7 @@ async def import_openhands(
 
     All files are read and checked before the first command goes in; then each goes in whole. Raises `BadImport`.
     """
-    reader = _Reader(folder, owner, session_id)
+    reader = _LogReader(folder, owner, session_id)
     try:
         check_name(owner, "owner")
     except BadInput as error:
@@ -87,7 +87,7 @@ async def import_openhands(
     notes, left = Notes(), Notes()
     found = await asyncio.to_thread(reader.find, notes)
     progress(0, len(found))
-    new: list[_Files] = []
+    new: list[_LogFiles] = []
     present = 0
     records: Counter[str] = Counter()
     for files in found:
@@ -139,8 +139,8 @@ async def _standing(store: Store, command: Command, outputs: list[Output]) -> st
     return ""
 
 
-def _batches(files: Iterable[_Files]) -> Iterator[list[_Files]]:
-    batch: list[_Files] = []
+def _batches(files: Iterable[_LogFiles]) -> Iterator[list[_LogFiles]]:
+    batch: list[_LogFiles] = []
     size = 0
     for each in files:
         batch.append(each)
@@ -152,7 +152,7 @@ def _batches(files: Iterable[_Files]) -> Iterator[list[_Files]]:
         yield batch
 
 
-class _Reader:
+class _LogReader:
     """Reads a folder. Blocks: call it on a thread."""
 
     def __init__(self, folder: Path, owner: str, session_id: str | None) -> None:
@@ -160,18 +160,18 @@ class _Reader:
         self._folder = folder
         self._session_id = session_id
 
-    def find(self, notes: Notes) -> list[_Files]:
+    def find(self, notes: Notes) -> list[_LogFiles]:
         """Return the files of all commands, oldest first; what is none of them is noted."""
         try:
             paths = sorted(path for path in self._folder.iterdir())
         except OSError as error:
             raise self._bad(error.strerror or str(error)) from error
-        commands: dict[str, _Files] = {}
+        commands: dict[str, _LogFiles] = {}
         outputs: dict[str, list[Path]] = {}
         for path in paths:
             match path.name.split("_"):
                 case [_, "BashCommand", id]:
-                    commands[id] = _Files(path, [])
+                    commands[id] = _LogFiles(path, [])
                 case [_, "BashOutput", command_id, _]:
                     outputs.setdefault(command_id, []).append(path)
                 case [_, kind, *_] if kind.startswith("Bash"):
@@ -187,10 +187,10 @@ class _Reader:
                 notes.add("output of commands whose own files are gone", command_id, len(written))
         return list(commands.values())
 
-    def read(self, files: _Files, notes: Notes) -> tuple[Command, list[Output]]:
+    def read(self, files: _LogFiles, notes: Notes) -> tuple[Command, list[Output]]:
         """Return a command and its outputs, with all that is known of them. Raises `BadImport`."""
-        event = self._event(files.command, _Command, notes)
-        read = [(self._event(path, _Output, notes), path) for path in files.outputs]
+        event = self._event(files.command, _LoggedCommand, notes)
+        read = [(self._event(path, _LoggedOutput, notes), path) for path in files.outputs]
         read.sort(key=lambda each: (each[0].order, each[0].timestamp, each[0].id))
         last = started = _aware(event.timestamp)
         outputs: list[Output] = []
@@ -265,7 +265,7 @@ class _Reader:
         return BadImport(source=str(self._folder), problem=problem)
 
 
-def _end(command: _Command, last: _Output | None, took: timedelta) -> tuple[CommandState, int]:
+def _end(command: _LoggedCommand, last: _LoggedOutput | None, took: timedelta) -> tuple[CommandState, int]:
     """Say how a command ended. OpenHands has -1 for what timed out and for what could not be run."""
     if last is None or last.exit_code is None:
         return "lost", -1

@@ -47,7 +47,7 @@ class Body:
 
 
 @dataclass(slots=True)
-class History:
+class ImportedHistory:
     """Histories of a session as a tree of segments: what two of them have in common at their beginning is stored once."""
 
     segments: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -97,7 +97,7 @@ class History:
         return known
 
 
-class Draft:
+class SessionDraft:
     """A session on its way in."""
 
     def __init__(
@@ -111,7 +111,7 @@ class Draft:
             self._agent, self._owner = check_name(agent, "agent"), check_name(owner, "owner")
         except BadInput as error:
             raise BadImport(source=source, problem=str(error).rstrip(".")) from None
-        self.history = History()
+        self.history = ImportedHistory()
         self._rows: dict[str, list[dict[str, Any]]] = {table.name: [] for table in TABLES}
         self.latest = self._first = -1
 
@@ -185,7 +185,7 @@ class Draft:
             self.add("segments", **segment)
         for (segment, position), body in self.history.messages:
             self.add("messages", segment=segment, position=position, body=body.text)
-        self.history = History()
+        self.history = ImportedHistory()
         session = {
             "id": self.id,
             "agent": self._agent,
@@ -229,7 +229,7 @@ class Ready:
         return dict(counted)
 
 
-def ready(draft: Draft, store: Store) -> Ready:
+def ready(draft: SessionDraft, store: Store) -> Ready:
     """Check that a draft fits into the store, as far as that can be told before."""
     rows = draft.rows()
     digest = hashlib.sha256()
@@ -316,7 +316,7 @@ def message_of(body: Json, *, source: str, where: str) -> ModelMessage:
 async def import_sessions(
     store: Store,
     media: MediaStore,
-    drafts: Sequence[Callable[[Notes], Awaitable[Draft]]],
+    drafts: Sequence[Callable[[Notes], Awaitable[SessionDraft]]],
     *,
     source: str,
     system: str,
@@ -329,7 +329,7 @@ async def import_sessions(
 
     All are read and checked before the first goes in, and read again then: no more than one is in memory at a time.
     """
-    new: list[Callable[[Notes], Awaitable[Draft]]] = []
+    new: list[Callable[[Notes], Awaitable[SessionDraft]]] = []
     records: Counter[str] = Counter()
     left = Notes()
     present = 0
@@ -365,7 +365,9 @@ async def import_sessions(
     )
 
 
-async def _made(make: Callable[[Notes], Awaitable[Draft]], store: Store, source: str, notes: Notes) -> Ready:
+async def _made(
+    make: Callable[[Notes], Awaitable[SessionDraft]], store: Store, source: str, notes: Notes
+) -> Ready:
     try:
         return ready(await make(notes), store)
     except (RecursionError, PydanticSerializationError) as error:

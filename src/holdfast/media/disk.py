@@ -59,7 +59,7 @@ class DiskMedia(MediaStore):
         await self._beside(work)
 
     async def _stage(self, blob: Blob) -> Stage:
-        return _File(self, blob, await self._beside(self._begin, blob))
+        return _StagedFile(self, blob, await self._beside(self._begin, blob))
 
     async def _read(self, blob: Blob) -> AsyncGenerator[bytes, None]:
         file = await self._beside(self._open, blob)
@@ -189,7 +189,7 @@ class DiskMedia(MediaStore):
 _TOLD: Final = {"sha256", "size", "media_type", "file_name"}
 
 
-class _File(Stage):
+class _StagedFile(Stage):
     """A file that has no name among the others yet."""
 
     def __init__(self, media: DiskMedia, blob: Blob, file: IO[bytes]) -> None:

@@ -174,7 +174,7 @@ def read_archive(file: IO[bytes], *, longest: int, finish: Callable[[Archive], N
     yielded counts before `finish`. Takes plain and compressed archives. Blocks: call it on a thread.
     """
     digest = hashlib.sha256()
-    reader = _Reader()
+    reader = _ArchiveReader()
     last = 0
     for number, line in enumerate(_split(_unpack(file), longest), 1):
         last = number
@@ -202,7 +202,7 @@ def verify_archive(file: IO[bytes], *, longest: int) -> Archive:
     return found[0]
 
 
-class _Reader:
+class _ArchiveReader:
     """Where in an archive a reader is, and what may come next."""
 
     def __init__(self) -> None:

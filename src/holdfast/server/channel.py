@@ -58,7 +58,7 @@ def ending(reason: str) -> bytes:
     return b"retry: 500\n" + block(json.dumps({"reason": reason}), "end")
 
 
-class Client:
+class Subscriber:
     """One stream to one client. A delivery must cost little: there is no timer for it, the clock is the channels'."""
 
     __slots__ = (
@@ -74,7 +74,7 @@ class Client:
         "task",
     )
 
-    def __init__(self, send: Send, clock: "Clock") -> None:
+    def __init__(self, send: Send, clock: "StreamClock") -> None:
         self.task = asyncio.current_task()
         self.gone = False
         self.dropped = False
@@ -126,7 +126,7 @@ class Client:
             self.ring()
 
 
-class Clock:
+class StreamClock:
     """The time, as of the last tick."""
 
     now = 0.0
@@ -136,7 +136,7 @@ class Channel:
     """What is new in one session."""
 
     def __init__(self, store: Store, session_id: str, after: int, grace: float | None) -> None:
-        self.clients: set[Client] = set()
+        self.clients: set[Subscriber] = set()
         self.ended: str | None = None
         self.drafts: dict[tuple[str, int], Draft] = {}
         self._said: dict[str, int] = {}  # the number of a run's last message: drafts from before it are over
@@ -173,7 +173,7 @@ class Channel:
         self.ended = self.ended or reason
         self._ring_all()
 
-    async def feed(self, client: Client, after: int) -> None:
+    async def feed(self, client: Subscriber, after: int) -> None:
         """Send what follows number `after`, without a gap, then what comes; drafts whole first, then what they gain."""
         shown: Shown = {}
         seen: object = None
@@ -288,7 +288,7 @@ class Channels:
         self._store = store
         self._comment_seconds = comment_seconds
         self._open: dict[str, Channel] = {}
-        self._clock = Clock()
+        self._clock = StreamClock()
         self._ticking: asyncio.Task[None] | None = None
         self.closing = False
         self.closed = asyncio.Event()
@@ -301,7 +301,7 @@ class Channels:
     @asynccontextmanager
     async def join(
         self, session_id: str, seq: int, grace: float | None, send: Send
-    ) -> AsyncGenerator[tuple[Channel, Client], None]:
+    ) -> AsyncGenerator[tuple[Channel, Subscriber], None]:
         """Hand out the channel of a session whose last event has this number, and a client of it.
 
         An attached session has its `grace`: it is noted that somebody watches.
@@ -314,7 +314,7 @@ class Channels:
         if self._ticking is None or self._ticking.done():
             self._clock.now = asyncio.get_running_loop().time()
             self._ticking = asyncio.create_task(self._tick())
-        client = Client(send, self._clock)
+        client = Subscriber(send, self._clock)
         channel.clients.add(client)
         try:
             yield channel, client

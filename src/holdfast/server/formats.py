@@ -41,7 +41,7 @@ from pydantic_ai.ui.vercel_ai import VercelAIEventStream
 from holdfast.errors import MissingExtra, NotFound
 from holdfast.record.history import load
 from holdfast.record.offloader import MediaOffloader
-from holdfast.server.channel import COMMENT, REFUSED, Channel, Client
+from holdfast.server.channel import COMMENT, REFUSED, Channel, Subscriber
 from holdfast.server.models import Format
 from holdfast.store import Store
 from holdfast.types import Draft, Event
@@ -96,7 +96,7 @@ class _Hungry:
         yield self
 
 
-class _Source(AsyncIterator[Any]):
+class _Feed(AsyncIterator[Any]):
     """What there is to translate now; who asks for more than that is hungry."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Translation:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._source = _Source()
+        self._source = _Feed()
         self._said = stream.transform_stream(self._source)
         self._step: Any = None
 
@@ -154,7 +154,7 @@ class Translation:
 
 
 @dataclass
-class Formatter:
+class StreamFormatter:
     """Tells one client the journal of a session in one protocol."""
 
     store: Store
@@ -172,7 +172,7 @@ class Formatter:
     _shown: dict[int, TextPart | ThinkingPart] = field(default_factory=dict[int, TextPart | ThinkingPart])
     _finished: dict[int, str] = field(default_factory=dict[int, str])
 
-    async def feed(self, channel: Channel, client: Client, after: int) -> None:
+    async def feed(self, channel: Channel, client: Subscriber, after: int) -> None:
         """Send what follows number `after`, then what comes, until the client leaves or, unless it follows, a run ends."""
         seen: object = None
         try:

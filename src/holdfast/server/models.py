@@ -136,14 +136,14 @@ class SessionDetail(SessionOut):
     asked: list[Asked] = Field(default_factory=list[Asked])
 
 
-class _Asked(Given):
+class _Submitted(Given):
     """What all submissions have."""
 
     when_busy: WhenBusy = "queue"
     idempotency_key: Name | None = Field(None, description="The same key sends the same thing once.")
 
 
-class TextMessage(_Asked):
+class TextMessage(_Submitted):
     """Something that the user says."""
 
     model_config = ConfigDict(
@@ -154,27 +154,27 @@ class TextMessage(_Asked):
     text: str
 
 
-class ContentMessage(_Asked):
+class ContentMessage(_Submitted):
     """Something that the user says or shows."""
 
     kind: Literal["message"] = "message"
     content: Content
 
 
-class Command(_Asked):
+class HistoryCommand(_Submitted):
     """Something to do with the history, or with the session."""
 
     kind: Literal["undo", "compact", "shutdown"]
 
 
-class Rewind(_Asked):
+class Rewind(_Submitted):
     """Go on from an earlier checkpoint."""
 
     kind: Literal["rewind"]
     checkpoint_id: Id
 
 
-class Fork(_Asked):
+class Fork(_Submitted):
     """Copy the history into a new session."""
 
     kind: Literal["fork"]
@@ -193,7 +193,7 @@ def _kind(body: Any) -> str:
 NewSubmission = Annotated[
     Annotated[TextMessage, Tag("(text)")]
     | Annotated[ContentMessage, Tag("(content)")]
-    | Annotated[Command, Tag("(command)")]
+    | Annotated[HistoryCommand, Tag("(command)")]
     | Annotated[Rewind, Tag("(rewind)")]
     | Annotated[Fork, Tag("(fork)")],
     Discriminator(_kind),
@@ -317,7 +317,7 @@ class EffectOut(Shown):
     ended_at: datetime | None
 
 
-class Outcome(Given):
+class CallOutcome(Given):
     """What came of a call whose outcome was unknown: its result, or that it failed."""
 
     result: Any = None

@@ -30,7 +30,7 @@ Secret = Annotated[str, Field(min_length=1, max_length=10_000)]
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class StaticFile:
     """One file of the page."""
 
     body: bytes
@@ -45,13 +45,13 @@ class File:
         return Response(self.body, media_type=self.media_type, headers=headers)
 
 
-def _read() -> dict[str, File]:
-    found: dict[str, File] = {}
+def _read() -> dict[str, StaticFile]:
+    found: dict[str, StaticFile] = {}
     for entry in (files("holdfast.server") / "web").iterdir():
         kind = _TYPES.get(entry.name.rpartition(".")[2])
         if kind is not None:
             body = entry.read_bytes()
-            found[entry.name] = File(body, kind, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+            found[entry.name] = StaticFile(body, kind, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
     return found
 
 

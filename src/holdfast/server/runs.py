@@ -4,7 +4,16 @@ from typing import Annotated
 
 from fastapi import Path, Query, Request, Response
 
-from holdfast.server.models import CheckpointOut, EffectOut, EventOut, Id, Items, Outcome, RunOut, event_json
+from holdfast.server.models import (
+    CallOutcome,
+    CheckpointOut,
+    EffectOut,
+    EventOut,
+    Id,
+    Items,
+    RunOut,
+    event_json,
+)
 from holdfast.server.routes import new_router, principal_of, route, session_of, store_of
 from holdfast.server.sessions import CursorText, Limit
 from holdfast.types import CheckpointKind
@@ -89,7 +98,7 @@ async def settle(
     request: Request,
     run_id: RunId,
     call_id: Annotated[str, Path(max_length=500, pattern=r"^[ -~]+$")],
-    body: Outcome,
+    body: CallOutcome,
 ) -> EffectOut:
     """Say what came of a call whose outcome is unknown: a person knows."""
     from holdfast.record.recovery import settle_effect  # and Pydantic AI

@@ -277,9 +277,9 @@ async def events(
     join = partial(channels.join, session_id, session.seq, _grace(session))
     watch = access_of(request)
     if format is not None:
-        from holdfast.server.formats import Formatter, speaker  # and Pydantic AI
+        from holdfast.server.formats import StreamFormatter, speaker  # and Pydantic AI
 
-        formatter = Formatter(store, session_id, speaker(format, session_id), follow)
+        formatter = StreamFormatter(store, session_id, speaker(format, session_id), follow)
         if not follow and after == session.seq and session.status not in {"queued", "running"}:
             return Response(status_code=204)
         feed = partial(formatter.feed, after=after)

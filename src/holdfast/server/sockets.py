@@ -42,10 +42,10 @@ _log = logging.getLogger(__name__)
 @socket(router, PATH, "shell")
 async def bash_events(websocket: WebSocket) -> None:
     """Send the log as it grows; with `resend_mode=all` (or `resend_all=true`) what is in it, first."""
-    await _Connection(websocket).serve()
+    await _BashSocket(websocket).serve()
 
 
-class _Connection:
+class _BashSocket:
     """One client."""
 
     def __init__(self, websocket: WebSocket) -> None:

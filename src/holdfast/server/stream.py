@@ -11,7 +11,7 @@ from typing import Any
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from holdfast.server.channel import PATIENCE_SECONDS, Channel, Client
+from holdfast.server.channel import PATIENCE_SECONDS, Channel, Subscriber
 
 DIRECT = "holdfast.send"
 """Where the server's own `send` is: past the start of an answer nothing between it and a stream has anything to do."""
@@ -25,8 +25,8 @@ class EventStream(Response):
 
     def __init__(
         self,
-        join: Callable[[Send], AbstractAsyncContextManager[tuple[Channel, Client]]],
-        feed: Callable[[Channel, Client], Awaitable[None]],
+        join: Callable[[Send], AbstractAsyncContextManager[tuple[Channel, Subscriber]]],
+        feed: Callable[[Channel, Subscriber], Awaitable[None]],
         *,
         watch: Callable[[Callable[[], None]], AbstractContextManager[None]],
         dropped: Callable[[], None],
@@ -90,7 +90,7 @@ def _hang_up(send: Any) -> None:
         transport.abort()
 
 
-async def _left(receive: Receive, client: Client) -> None:
+async def _left(receive: Receive, client: Subscriber) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     client.leave()

@@ -58,7 +58,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
 """Every collection with rows, and the columns of its `_id`. `pieces` and `migrations` are the two others."""
 
 
-class Row(dict[str, Any]):
+class MongoRow(dict[str, Any]):
     """A document; a column that is missing is None."""
 
     def __missing__(self, column: str) -> None:
@@ -157,13 +157,13 @@ class PageSize:
         self._size, self._is_full = 0, False
         return self
 
-    def add(self, row: Row) -> bool:
+    def add(self, row: MongoRow) -> bool:
         """Count a row, and return whether the page is full with it."""
         self._size += sum(len(row[column] or "") for column in self._columns)
         self._is_full = self._size >= PAGE_BYTES
         return self._is_full
 
-    def cut(self, rows: list[Row]) -> bool:
+    def cut(self, rows: list[MongoRow]) -> bool:
         """Take off the rows of a whole answer that are beyond a full page; return whether the page is full."""
         if not self._is_full:
             self._size = 0
@@ -179,7 +179,7 @@ class Documents:
 
     def __init__(
         self,
-        database: AsyncDatabase[Row],
+        database: AsyncDatabase[MongoRow],
         session: AsyncClientSession | None,
         clock: Clock | None = None,
         *,
@@ -191,13 +191,13 @@ class Documents:
         self._clock = clock or Clock()
         self.page = PageSize()
         """The page that the statement under way fills, where it reads row by row."""
-        self.heads: dict[str, Row] = {}
+        self.heads: dict[str, MongoRow] = {}
         """Heads as they were last changed in this transaction, by nobody else: they are locked."""
         self._gathered: dict[str, list[Mapping[str, Any]]] = {}
         self._now: int | None = None
         self._empty: frozenset[str] = frozenset()
 
-    def __getitem__(self, table: str) -> AsyncCollection[Row]:
+    def __getitem__(self, table: str) -> AsyncCollection[MongoRow]:
         return self.database[table]
 
     async def now(self) -> int:
@@ -214,7 +214,7 @@ class Documents:
         *,
         inc: Mapping[str, int] | None = None,
         values: Where | None = None,
-    ) -> list[Row]:
+    ) -> list[MongoRow]:
         """Change a session's head, which locks it until the commit and tells the time; return it, if it was found."""
         update: dict[str, Any] = {"$currentDate": {"touched_at": True}}
         if inc:
@@ -242,7 +242,7 @@ class Documents:
         limit: int = 0,
         fields: Sequence[str] | None = None,
         paged: bool = False,
-    ) -> list[Row]:
+    ) -> list[MongoRow]:
         """Return the rows that match, in order; `paged`, they end with the one that fills the page."""
         if table in self._empty:
             return []
@@ -250,7 +250,7 @@ class Documents:
         cursor = self[table].find(where, wanted, sort=sort, limit=limit, session=self.session)
         if not paged:
             return await self.whole(await cursor.to_list())
-        rows: list[Row] = []
+        rows: list[MongoRow] = []
         async with cursor:
             async for row in cursor:
                 rows += await self.whole([row])
@@ -264,11 +264,11 @@ class Documents:
         there = await self.group(first, *filled(first, others))
         self._empty = frozenset(KEYS) - {row["table"] for row in there}
 
-    async def one(self, table: str, where: Where) -> Row | None:
+    async def one(self, table: str, where: Where) -> MongoRow | None:
         """Return a row that matches, if there is one."""
         return next(iter(await self.find(table, where, limit=1)), None)
 
-    async def get(self, table: str, key: object) -> list[Row]:
+    async def get(self, table: str, key: object) -> list[MongoRow]:
         """Return the row with this key, or none."""
         return await self.find(table, {"_id": key}, limit=1)
 
@@ -276,7 +276,7 @@ class Documents:
         """Return how many rows match."""
         return await self[table].count_documents(where, session=self.session)
 
-    async def group(self, table: str, *stages: Mapping[str, Any]) -> list[Row]:
+    async def group(self, table: str, *stages: Mapping[str, Any]) -> list[MongoRow]:
         """Return what an aggregation of the table gives."""
         if table in self._empty:
             return []
@@ -285,8 +285,8 @@ class Documents:
 
     async def insert(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add rows; one whose key is taken spoils the transaction."""
-        documents: list[Row] = []
-        pieces: list[Row] = []
+        documents: list[MongoRow] = []
+        pieces: list[MongoRow] = []
         for row in rows:
             document, own = _split(table, row)
             documents.append(document)
@@ -304,7 +304,7 @@ class Documents:
         for table, rows in gathered.items():
             await self.insert(table, rows)
 
-    async def _add(self, table: str, documents: list[Row]) -> None:
+    async def _add(self, table: str, documents: list[MongoRow]) -> None:
         if not documents:
             return
         with plain_errors():
@@ -320,9 +320,9 @@ class Documents:
             await self._add("pieces", pieces)
         return done.upserted_id is not None
 
-    async def change(self, table: str, row: Row, **values: object) -> Row:
+    async def change(self, table: str, row: MongoRow, **values: object) -> MongoRow:
         """Change some columns of a row that was read in this transaction; return the row as it is now."""
-        changed = Row({**row, **values})
+        changed = MongoRow({**row, **values})
         if "pieces" in row or any(isinstance(v, str) and len(v) > _LONGEST for v in values.values()):
             document, pieces = _split(table, changed, key=row["_id"])
             await self._drop_pieces([row])
@@ -334,28 +334,31 @@ class Documents:
 
     async def change_at_once(
         self, table: str, key: str, stages: Sequence[Mapping[str, Any]], *, upsert: bool = False
-    ) -> list[Row]:
+    ) -> list[MongoRow]:
         """Change the row with this key by what the stages make of it, in one command; return it as it is now, if there."""
         row = await self[table].find_one_and_update(
             {"_id": key}, stages, upsert=upsert, return_document=ReturnDocument.AFTER, session=self.session
         )
         return [] if row is None else [row]
 
-    async def change_where(self, table: str, where: Where, **values: object) -> list[Row]:
+    async def change_where(self, table: str, where: Where, **values: object) -> list[MongoRow]:
         """Change some columns of all rows that match, to the same values; return these rows as they are now."""
         return [await self.change(table, row, **values) for row in await self.find(table, where)]
 
     async def put(
-        self, table: str, rows: Sequence[Mapping[str, Any]], merge: Callable[[Row, Row], Row | None]
+        self,
+        table: str,
+        rows: Sequence[Mapping[str, Any]],
+        merge: Callable[[MongoRow, MongoRow], MongoRow | None],
     ) -> None:
         """Add rows; of one that is there already, `merge` says from the old and the new what it becomes, if anything."""
-        new = [Row(row) for row in rows]
+        new = [MongoRow(row) for row in rows]
         keys = [_key(table, row) for row in new]
         found = await self.find(table, {"_id": {"$in": keys}})
         old = {_frozen(row["_id"]): row for row in found}
-        changes: list[InsertOne[Row] | ReplaceOne[Row] | UpdateOne] = []
-        pieces: list[Row] = []
-        replaced: list[Row] = []
+        changes: list[InsertOne[MongoRow] | ReplaceOne[MongoRow] | UpdateOne] = []
+        pieces: list[MongoRow] = []
+        replaced: list[MongoRow] = []
         for key, row in zip(keys, new, strict=True):
             before = old.get(_frozen(key))
             after = row if before is None else merge(before, row)
@@ -376,7 +379,7 @@ class Documents:
 
     async def delete(
         self, table: str, where: Where, *, limit: int = 0, sort: Sort | None = None
-    ) -> list[Row]:
+    ) -> list[MongoRow]:
         """Delete rows that match, so many at the most; return their keys."""
         cursor = self[table].find(where, ["pieces"], sort=sort, limit=limit, session=self.session)
         rows = await cursor.to_list()
@@ -385,7 +388,7 @@ class Documents:
             await self[table].delete_many({"_id": {"$in": [r["_id"] for r in rows]}}, session=self.session)
         return rows
 
-    async def whole(self, rows: list[Row]) -> list[Row]:
+    async def whole(self, rows: list[MongoRow]) -> list[MongoRow]:
         """Put the long texts of these rows together."""
         for row in rows:
             for column, of in _pieces(row).items():
@@ -397,7 +400,7 @@ class Documents:
                 row[column] = "".join([piece["body"] async for piece in cursor])
         return rows
 
-    async def _drop_pieces(self, rows: Iterable[Row]) -> None:
+    async def _drop_pieces(self, rows: Iterable[MongoRow]) -> None:
         for of in [of for row in rows for of in _pieces(row).values()]:
             await self["pieces"].delete_many(
                 {"_id": {"$gt": {"of": of}, "$lt": {"of": of, "number": MaxKey()}}}, session=self.session
@@ -409,13 +412,13 @@ def is_long(value: object) -> bool:
     return isinstance(value, str) and len(value) > _LONGEST
 
 
-def as_document(table: str, row: Mapping[str, Any]) -> Row:
+def as_document(table: str, row: Mapping[str, Any]) -> MongoRow:
     """Return the document of a row that has no long texts."""
     document, _ = _split(table, row)
     return document
 
 
-def _pieces(row: Row) -> dict[str, ObjectId]:
+def _pieces(row: MongoRow) -> dict[str, ObjectId]:
     return row["pieces"] or {}
 
 
@@ -428,16 +431,18 @@ def _frozen(key: Any) -> Any:
     return tuple(key.values()) if isinstance(key, dict) else key  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
-def _split(table: str, row: Mapping[str, Any], *, key: Any = None) -> tuple[Row, list[Row]]:
+def _split(table: str, row: Mapping[str, Any], *, key: Any = None) -> tuple[MongoRow, list[MongoRow]]:
     """Return the document of a row, and the pieces of what is too long for it."""
-    document = Row({name: value for name, value in row.items() if value is not None and name != "pieces"})
+    document = MongoRow(
+        {name: value for name, value in row.items() if value is not None and name != "pieces"}
+    )
     document["_id"] = _key(table, row) if key is None else key
-    pieces: list[Row] = []
+    pieces: list[MongoRow] = []
     for column in [c for c, v in document.items() if isinstance(v, str) and len(v) > _LONGEST]:
         text, of = document.pop(column), ObjectId()
         document.setdefault("pieces", {})[column] = of
         pieces += [
-            Row(
+            MongoRow(
                 _id={"of": of, "number": n},
                 table=table,
                 row=document["_id"],

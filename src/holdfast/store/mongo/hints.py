@@ -13,7 +13,7 @@ from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import OperationFailure, PyMongoError
 
 from holdfast.store.hub import READY, Hub, drafts, inbox, outputs
-from holdfast.store.mongo.documents import Row
+from holdfast.store.mongo.documents import MongoRow
 from holdfast.tasks import end
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Hints:
     """The two tasks that ring the hub for others' changes."""
 
     def __init__(
-        self, database: AsyncDatabase[Row], hub: Hub, look: Callable[[], Coroutine[Any, Any, None]]
+        self, database: AsyncDatabase[MongoRow], hub: Hub, look: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
         self._database = database
         self._hub = hub

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from holdfast.store.mongo.documents import Documents, PageSize, Row, beyond, span
+from holdfast.store.mongo.documents import Documents, MongoRow, PageSize, beyond, span
 from holdfast.store.mongo.sessions import by_key, live_holders
 
 _FEW = 8
@@ -10,7 +10,7 @@ _FEW = 8
 
 async def fence(
     db: Documents, *, session_id: str, epoch: int, holder: str, count: int, writes: int | None = None
-) -> list[Row]:
+) -> list[MongoRow]:
     where: dict[str, object] = {"epoch": epoch, "holder": holder}
     inc = {"seq": count}
     if writes is not None:
@@ -19,22 +19,22 @@ async def fence(
     return await db.head(session_id, where, inc=inc)
 
 
-async def head(db: Documents, *, session_id: str) -> list[Row]:
+async def head(db: Documents, *, session_id: str) -> list[MongoRow]:
     return await db.get("heads", session_id)
 
 
-async def number_event(db: Documents, *, session_id: str) -> list[Row]:
+async def number_event(db: Documents, *, session_id: str) -> list[MongoRow]:
     return await db.head(session_id, inc={"seq": 1})
 
 
-async def insert_event(db: Documents, **row: object) -> list[Row]:
+async def insert_event(db: Documents, **row: object) -> list[MongoRow]:
     await db.insert("events", [{**row, "at": await db.now()}])
     return []
 
 
 async def events(
     db: Documents, *, session_id: str, after: int, limit: int, run_id: str | None = None
-) -> list[Row]:
+) -> list[MongoRow]:
     where = span("events", session_id, after={"seq": after})
     if run_id is not None:
         where["run_id"] = run_id
@@ -42,26 +42,28 @@ async def events(
     return await _with_bodies(db, session_id, rows, "message")
 
 
-async def _with_bodies(db: Documents, session_id: str, rows: Sequence[Row], column: str) -> list[Row]:
+async def _with_bodies(
+    db: Documents, session_id: str, rows: Sequence[MongoRow], column: str
+) -> list[MongoRow]:
     """Return these rows with the bodies of the messages that they refer to, as many as fill a page.
 
     Few are read at first, and twice as many each time, so that a page of large ones does not read all of them.
     """
-    joined: list[Row] = []
+    joined: list[MongoRow] = []
     some = _FEW
     page = db.page.again()
     while len(joined) < len(rows):
         part = rows[len(joined) : len(joined) + some]
         bodies = await _bodies(db, session_id, part)
         for row in part:
-            joined.append(Row(row, **{column: bodies.get((row["segment"], row["position"]))}))
+            joined.append(MongoRow(row, **{column: bodies.get((row["segment"], row["position"]))}))
             if page.add(joined[-1]):
                 return joined
         some *= 2
     return joined
 
 
-async def _bodies(db: Documents, session_id: str, rows: Iterable[Row]) -> dict[tuple[int, int], str]:
+async def _bodies(db: Documents, session_id: str, rows: Iterable[MongoRow]) -> dict[tuple[int, int], str]:
     """Return the bodies of the messages that these rows refer to."""
     places = {(row["segment"], row["position"]) for row in rows if row["segment"] is not None}
     if not places:
@@ -71,23 +73,25 @@ async def _bodies(db: Documents, session_id: str, rows: Iterable[Row]) -> dict[t
     return {(message["segment"], message["position"]): message["body"] for message in messages}
 
 
-async def put_draft(db: Documents, *, session_id: str, epoch: int, holder: str, **row: object) -> list[Row]:
+async def put_draft(
+    db: Documents, *, session_id: str, epoch: int, holder: str, **row: object
+) -> list[MongoRow]:
     # Like every write it goes through the head, since only who changes the same document gets into another's way.
     head = await db.head(session_id, {"epoch": epoch, "holder": holder})
     if not head:
         return []
     draft = {"session_id": session_id, **row, "follows": head[0]["seq"], "at": await db.now()}
-    await db.put("drafts", [draft], lambda old, new: Row(new, follows=old["follows"]))
-    return [Row(row)]
+    await db.put("drafts", [draft], lambda old, new: MongoRow(new, follows=old["follows"]))
+    return [MongoRow(row)]
 
 
-async def drafts(db: Documents, *, session_id: str) -> list[Row]:
+async def drafts(db: Documents, *, session_id: str) -> list[MongoRow]:
     return await db.find("drafts", span("drafts", session_id), sort=[("_id", 1)])
 
 
 async def history(
     db: Documents, *, session_id: str, segment: int, length: int, after: int, limit: int
-) -> list[Row]:
+) -> list[MongoRow]:
     """Walk from the segment to the root; of each take the positions from its start up to where the child began."""
     known = {row["number"]: row for row in await segments(db, session_id=session_id)}
     ranges: list[dict[str, object]] = []
@@ -104,7 +108,7 @@ async def history(
     return await db.find("messages", {"$or": ranges}, sort=[("position", 1)], paged=True)
 
 
-async def history_size(db: Documents, *, session_id: str, segment: int, length: int) -> list[Row]:
+async def history_size(db: Documents, *, session_id: str, segment: int, length: int) -> list[MongoRow]:
     size, after = 0, -1
     while after + 1 < length:
         db.page = PageSize(["body"])
@@ -115,10 +119,10 @@ async def history_size(db: Documents, *, session_id: str, segment: int, length: 
             break
         size += sum(len(row["body"].encode()) for row in rows)
         after = rows[-1]["position"]
-    return [Row(bytes=size)]
+    return [MongoRow(bytes=size)]
 
 
-async def segments(db: Documents, *, session_id: str) -> list[Row]:
+async def segments(db: Documents, *, session_id: str) -> list[MongoRow]:
     return await db.find("segments", span("segments", session_id), sort=[("_id", 1)])
 
 
@@ -132,7 +136,7 @@ async def checkpoints(
     kind: str | None = None,
     seq_before: int | None = None,
     id_before: str | None = None,
-) -> list[Row]:
+) -> list[MongoRow]:
     if id is not None:
         return await db.find("checkpoints", {"id": id})
     before = None if seq_before is None else {"seq": seq_before, "id": id_before}
@@ -154,7 +158,7 @@ async def runs(
     first_seq: int | None = None,
     started_at: int | None = None,
     after_id: str | None = None,
-) -> list[Row]:
+) -> list[MongoRow]:
     """Find runs. What is said to be running without a live holder was interrupted."""
     order = "first_seq" if parent_id is None else "started_at"
     given = {"id": id, "session_id": session_id, "parent_id": parent_id}
@@ -166,7 +170,7 @@ async def runs(
     heads = await by_key(db, "heads", [row["session_id"] for row in rows if row["status"] == "running"])
     live = await live_holders(db, [head["holder"] for head in heads.values()])
     for row in rows:
-        if row["status"] == "running" and heads.get(row["session_id"], Row())["holder"] not in live:
+        if row["status"] == "running" and heads.get(row["session_id"], MongoRow())["holder"] not in live:
             row["status"] = "interrupted"
     return rows
 
@@ -182,7 +186,7 @@ async def effects(
     started_at: int | None = None,
     after_run: str | None = None,
     after_call: str | None = None,
-) -> list[Row]:
+) -> list[MongoRow]:
     where: dict[str, object] = {"session_id": session_id}
     if run_id is not None:
         where["run_id"] = run_id

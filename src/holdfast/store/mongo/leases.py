@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.store.mongo.documents import NOW, Documents, Row, span
+from holdfast.store.mongo.documents import NOW, Documents, MongoRow, span
 from holdfast.store.mongo.sessions import by_key, live_holders, view
 
 _READY = {"ready_at": {"$gt": 0}}
@@ -12,51 +12,51 @@ _CROWD = 8
 """Among how many more a claim chooses, with each time that another was quicker."""
 
 
-async def join(db: Documents, *, id: str, ttl_us: int, **row: object) -> list[Row]:
+async def join(db: Documents, *, id: str, ttl_us: int, **row: object) -> list[MongoRow]:
     new = {"$literal": {"id": id, "ttl_us": ttl_us, **row}}
     before = [new, {"joined_at": NOW}, "$$ROOT"]  # what is there already stays
     stages = [{"$replaceWith": {"$mergeObjects": [*before, {"deadline": {"$add": [NOW, ttl_us]}}]}}]
     return await db.change_at_once("holders", id, stages, upsert=True)
 
 
-async def renew(db: Documents, *, id: str) -> list[Row]:
+async def renew(db: Documents, *, id: str) -> list[MongoRow]:
     return await db.change_at_once("holders", id, [{"$set": {"deadline": {"$add": [NOW, "$ttl_us"]}}}])
 
 
-async def holders(db: Documents) -> list[Row]:
+async def holders(db: Documents) -> list[MongoRow]:
     rows = await db.find("holders", {}, sort=[("_id", 1)])
     groups = await db.group(
         "heads", {"$match": {"holder": {"$gt": ""}}}, {"$group": {"_id": "$holder", "n": {"$sum": 1}}}
     )
     numbers = {group["_id"]: group["n"] for group in groups}
-    return [Row(row, sessions=numbers.get(row["id"], 0)) for row in rows]
+    return [MongoRow(row, sessions=numbers.get(row["id"], 0)) for row in rows]
 
 
-async def remove_holder(db: Documents, *, id: str) -> list[Row]:
+async def remove_holder(db: Documents, *, id: str) -> list[MongoRow]:
     return await db.delete("holders", {"_id": id})
 
 
-async def lost_heads(db: Documents, *, limit: int) -> list[Row]:
+async def lost_heads(db: Documents, *, limit: int) -> list[MongoRow]:
     alive = await db.find("holders", {"deadline": {"$gt": await db.now()}}, fields=["_id"])
     where = {"holder": {"$gt": "", "$nin": [row["_id"] for row in alive]}}
     return await db.find("heads", where, limit=limit)
 
 
-async def unnamed_heads(db: Documents, *, limit: int) -> list[Row]:
+async def unnamed_heads(db: Documents, *, limit: int) -> list[MongoRow]:
     del db, limit
     return []  # heads have had their agent here since the first schema
 
 
-async def name_head(db: Documents, *, session_id: str) -> list[Row]:
+async def name_head(db: Documents, *, session_id: str) -> list[MongoRow]:
     del db, session_id
     return []
 
 
-async def expired_holders(db: Documents) -> list[Row]:
+async def expired_holders(db: Documents) -> list[MongoRow]:
     return await db.find("holders", {"deadline": {"$lte": await db.now()}}, limit=1)
 
 
-async def remove_expired(db: Documents) -> list[Row]:
+async def remove_expired(db: Documents) -> list[MongoRow]:
     gone = await db.find("holders", {"deadline": {"$lte": await db.now()}})
     for row in gone:
         if await db.one("heads", {"holder": row["id"]}) is None:
@@ -64,28 +64,28 @@ async def remove_expired(db: Documents) -> list[Row]:
     return []
 
 
-async def lock_head(db: Documents, *, session_id: str) -> list[Row]:
+async def lock_head(db: Documents, *, session_id: str) -> list[MongoRow]:
     return await db.head(session_id)
 
 
-async def locked_head(db: Documents, *, session_id: str) -> list[Row]:
+async def locked_head(db: Documents, *, session_id: str) -> list[MongoRow]:
     heads = [db.heads[session_id]]  # which was locked a moment ago
     sessions = await db.get("sessions", session_id)
     pending = await db.count("submissions", {"session_id": session_id, "ended_at": None})
     return [
-        Row(head, status=session["status"], pending=pending)
+        MongoRow(head, status=session["status"], pending=pending)
         for head, session in zip(heads, sessions, strict=False)
     ]
 
 
-async def held_by(db: Documents, *, session_id: str) -> list[Row]:
+async def held_by(db: Documents, *, session_id: str) -> list[MongoRow]:
     """Return the live holder of a session that is not about to be cleaned, without a lock."""
     live = await live_holders(db, [head["holder"] for head in await db.get("heads", session_id)])
     sessions = await db.get("sessions", session_id) if live else []
     return list(live.values()) if sessions and sessions[0]["status"] not in {"cleaning", "cleaned"} else []
 
 
-async def live_holder(db: Documents, *, id: str) -> list[Row]:
+async def live_holder(db: Documents, *, id: str) -> list[MongoRow]:
     return list((await live_holders(db, [id])).values())
 
 
@@ -100,18 +100,18 @@ async def _ready(db: Documents, agents: Sequence[str] | None, limit: int) -> lis
     return random.sample(ids, min(limit, len(ids))) if crowd else ids
 
 
-async def claim_lock(_: Documents, **__: object) -> list[Row]:
+async def claim_lock(_: Documents, **__: object) -> list[MongoRow]:
     """Do nothing: a transaction that is tried again in its session ends the one before."""
     return []
 
 
-async def tenure(db: Documents, **ours: object) -> list[Row]:
+async def tenure(db: Documents, **ours: object) -> list[MongoRow]:
     return await db.find("heads", ours)
 
 
 async def take_lease(
     db: Documents, *, session_id: str, holder: str, tenure: str, dead: str | None = None
-) -> list[Row]:
+) -> list[MongoRow]:
     if not await live_holder(db, id=holder):
         return []
     values: dict[str, object] = {"holder": holder, "tenure": tenure, "writes": 0, "ready_at": None}
@@ -120,11 +120,11 @@ async def take_lease(
     return await db.head(session_id, inc={"epoch": 1}, values=values)
 
 
-async def requeue_claimed(db: Documents, *, session_id: str) -> list[Row]:
+async def requeue_claimed(db: Documents, *, session_id: str) -> list[MongoRow]:
     return await requeue_all_claimed(db, session_ids=[session_id])
 
 
-async def requeue_all_claimed(db: Documents, *, session_ids: Sequence[str]) -> list[Row]:
+async def requeue_all_claimed(db: Documents, *, session_ids: Sequence[str]) -> list[MongoRow]:
     await db["submissions"].update_many(
         {"session_id": {"$in": session_ids}, "ended_at": None, "state": "claimed"},
         {"$set": {"state": "queued"}},
@@ -143,7 +143,7 @@ async def has_work(db: Documents, session_id: str, *, control_only: bool) -> boo
 
 async def free_head(
     db: Documents, *, session_id: str, orphaned_by: str | None, control_only: bool | None = None
-) -> list[Row]:
+) -> list[MongoRow]:
     work = await has_work(db, session_id, control_only=bool(control_only))
     ready_at = await db.now() if work else None
     return await db.head(
@@ -151,75 +151,75 @@ async def free_head(
     )
 
 
-async def free_heads(db: Documents, *, session_ids: Sequence[str]) -> list[Row]:
-    rows: list[Row] = []
+async def free_heads(db: Documents, *, session_ids: Sequence[str]) -> list[MongoRow]:
+    rows: list[MongoRow] = []
     for session in (await by_key(db, "sessions", session_ids)).values():
         waiting = session["status"] == "waiting"
         for head in await free_head(db, session_id=session["id"], orphaned_by=None, control_only=waiting):
-            rows.append(Row(session_id=session["id"], ready=head["ready_at"] is not None))
+            rows.append(MongoRow(session_id=session["id"], ready=head["ready_at"] is not None))
     return rows
 
 
-async def not_running(db: Documents, *, session_id: str) -> list[Row]:
+async def not_running(db: Documents, *, session_id: str) -> list[MongoRow]:
     where = {"_id": session_id, "status": "running"}
     return await db.change_where("sessions", where, status="idle", active_at=await db.now())
 
 
-async def held_heads(db: Documents, *, holder: str, limit: int) -> list[Row]:
+async def held_heads(db: Documents, *, holder: str, limit: int) -> list[MongoRow]:
     return await db.find("heads", {"holder": holder}, sort=[("_id", 1)], limit=limit)
 
 
-async def latest_ready(db: Documents) -> list[Row]:
+async def latest_ready(db: Documents) -> list[MongoRow]:
     rows = await db.find("heads", _READY, sort=[("ready_at", -1)], limit=1)
-    return [Row(number=rows[0]["ready_at"] if rows else 0)]
+    return [MongoRow(number=rows[0]["ready_at"] if rows else 0)]
 
 
-async def watched_heads(db: Documents, *, session_ids: Sequence[str]) -> list[Row]:
+async def watched_heads(db: Documents, *, session_ids: Sequence[str]) -> list[MongoRow]:
     heads = await by_key(db, "heads", session_ids)
-    return [Row(session_id=key, number=head["seq"]) for key, head in heads.items()]
+    return [MongoRow(session_id=key, number=head["seq"]) for key, head in heads.items()]
 
 
-async def watched_inboxes(db: Documents, *, session_ids: Sequence[str]) -> list[Row]:
+async def watched_inboxes(db: Documents, *, session_ids: Sequence[str]) -> list[MongoRow]:
     where = {"session_id": {"$in": session_ids}, "ended_at": None}
     return await _latest(db, "submissions", where, "position")
 
 
-async def watched_drafts(db: Documents, *, session_ids: Sequence[str]) -> list[Row]:
+async def watched_drafts(db: Documents, *, session_ids: Sequence[str]) -> list[MongoRow]:
     return await _latest(db, "drafts", {"session_id": {"$in": session_ids}}, "at")
 
 
-async def watched_commands(db: Documents, *, session_ids: Sequence[str]) -> list[Row]:
+async def watched_commands(db: Documents, *, session_ids: Sequence[str]) -> list[MongoRow]:
     commands = await by_key(db, "commands", session_ids)
-    return [Row(session_id=key, number=command["outputs"] - 1) for key, command in commands.items()]
+    return [MongoRow(session_id=key, number=command["outputs"] - 1) for key, command in commands.items()]
 
 
-async def _latest(db: Documents, table: str, where: dict[str, Any], column: str) -> list[Row]:
+async def _latest(db: Documents, table: str, where: dict[str, Any], column: str) -> list[MongoRow]:
     groups = await db.group(
         table, {"$match": where}, {"$group": {"_id": "$session_id", "number": {"$max": f"${column}"}}}
     )
-    return [Row(session_id=group["_id"], number=group["number"]) for group in groups]
+    return [MongoRow(session_id=group["_id"], number=group["number"]) for group in groups]
 
 
-async def expire_holders(db: Documents, *, ids: Sequence[str]) -> list[Row]:
+async def expire_holders(db: Documents, *, ids: Sequence[str]) -> list[MongoRow]:
     return await db.change_where("holders", {"_id": {"$in": ids}}, deadline=0)
 
 
-async def any_ready(db: Documents, *, holder: str, agents: Sequence[str] | None = None) -> list[Row]:
+async def any_ready(db: Documents, *, holder: str, agents: Sequence[str] | None = None) -> list[MongoRow]:
     live = await live_holder(db, id=holder)
-    return [Row(ready=bool(await _ready(db, agents, 1)), live=bool(live))]
+    return [MongoRow(ready=bool(await _ready(db, agents, 1)), live=bool(live))]
 
 
 async def claim_ready(
     db: Documents, *, holder: str, tenure: str, limit: int, agents: Sequence[str] | None = None
-) -> list[Row]:
-    rows: list[Row] = []
+) -> list[MongoRow]:
+    rows: list[MongoRow] = []
     for session_id in await _ready(db, agents, limit):
         rows += await take_lease(db, session_id=session_id, holder=holder, tenure=tenure)
     return rows
 
 
-async def begin_submissions(db: Documents, *, max_attempts: int, **ours: object) -> list[Row]:
-    begun: list[Row] = []
+async def begin_submissions(db: Documents, *, max_attempts: int, **ours: object) -> list[MongoRow]:
+    begun: list[MongoRow] = []
     heads = await tenure(db, **ours)
     sessions = await by_key(db, "sessions", [head["session_id"] for head in heads])
     for session in sessions.values():
@@ -231,22 +231,22 @@ async def begin_submissions(db: Documents, *, max_attempts: int, **ours: object)
     return begun
 
 
-async def claim(db: Documents, row: Row) -> Row:
+async def claim(db: Documents, row: MongoRow) -> MongoRow:
     """Note on a submission that it was taken once more."""
     now = await db.now()
     return await db.change("submissions", row, state="claimed", attempts=row["attempts"] + 1, started_at=now)
 
 
-async def begun_submissions(db: Documents, **ours: object) -> list[Row]:
+async def begun_submissions(db: Documents, **ours: object) -> list[MongoRow]:
     ids = [head["session_id"] for head in await tenure(db, **ours)]
     return await db.find("submissions", {"session_id": {"$in": ids}, "ended_at": None, "state": "claimed"})
 
 
-async def number_begun(db: Documents, *, session_ids: Sequence[str]) -> list[Row]:
+async def number_begun(db: Documents, *, session_ids: Sequence[str]) -> list[MongoRow]:
     return [row for session_id in session_ids for row in await db.head(session_id, inc={"seq": 1})]
 
 
-async def tell_begun(db: Documents, *, events: Sequence[Sequence[object]]) -> list[Row]:
+async def tell_begun(db: Documents, *, events: Sequence[Sequence[object]]) -> list[MongoRow]:
     now = await db.now()
     columns = ("session_id", "seq", "run_id", "payload")
     rows = [dict(zip(columns, event, strict=True)) for event in events]
@@ -254,12 +254,12 @@ async def tell_begun(db: Documents, *, events: Sequence[Sequence[object]]) -> li
     return []
 
 
-async def claimed_sessions(db: Documents, **ours: object) -> list[Row]:
+async def claimed_sessions(db: Documents, **ours: object) -> list[MongoRow]:
     heads = await tenure(db, **ours)
     found = await by_key(db, "sessions", [head["session_id"] for head in heads])
-    rows: list[Row] = []
+    rows: list[MongoRow] = []
     for row in await view(db, list(found.values())):
         status = found[row["id"]]["status"]
         fresh = not await db.find("checkpoints", span("checkpoints", row["id"]), limit=1, fields=["_id"])
-        rows.append(Row(row, status="queued" if status in {"idle", "failed"} else status, fresh=fresh))
+        rows.append(MongoRow(row, status="queued" if status in {"idle", "failed"} else status, fresh=fresh))
     return sorted(rows, key=lambda row: (row["active_at"], row["id"]))

@@ -4,48 +4,48 @@ from collections.abc import Sequence
 
 from bson import Binary
 
-from holdfast.store.mongo.documents import Documents, Row, span
+from holdfast.store.mongo.documents import Documents, MongoRow, span
 
 
-async def lock_content(_: Documents, **__: object) -> list[Row]:
+async def lock_content(_: Documents, **__: object) -> list[MongoRow]:
     """Do nothing: of those who store the same content at once, all but the first begin again, and find it."""
     return []
 
 
-async def _touch(db: Documents, where: dict[str, object], **values: object) -> list[Row]:
+async def _touch(db: Documents, where: dict[str, object], **values: object) -> list[MongoRow]:
     rows = await db.find("blobs", where)
     now = await db.now() if rows else 0
     return [await db.change("blobs", row, **values, at=now) for row in rows]
 
 
-async def touch_stored(db: Documents, *, location: str, sha256: str) -> list[Row]:
+async def touch_stored(db: Documents, *, location: str, sha256: str) -> list[MongoRow]:
     return await _touch(db, {"location": location, "sha256": sha256, "state": "stored"})
 
 
-async def add_blob(db: Documents, **row: object) -> list[Row]:
-    new = Row(row, at=await db.now())
+async def add_blob(db: Documents, **row: object) -> list[MongoRow]:
+    new = MongoRow(row, at=await db.now())
     if await db.insert_new("blobs", new):
         return [new]
     return await touch_storing(db, id=str(row["id"]))
 
 
-async def name_blob(db: Documents, *, id: str, **values: object) -> list[Row]:
+async def name_blob(db: Documents, *, id: str, **values: object) -> list[MongoRow]:
     return await _touch(db, {"_id": id, "state": "storing"}, **values)
 
 
-async def touch_storing(db: Documents, *, id: str) -> list[Row]:
+async def touch_storing(db: Documents, *, id: str) -> list[MongoRow]:
     return await _touch(db, {"_id": id, "state": "storing"})
 
 
-async def replace_blob(db: Documents, *, id: str) -> list[Row]:
+async def replace_blob(db: Documents, *, id: str) -> list[MongoRow]:
     return await db.change_where("blobs", {"_id": id, "state": "stored"}, state="deleting")
 
 
-async def keep_blob(db: Documents, *, id: str) -> list[Row]:
+async def keep_blob(db: Documents, *, id: str) -> list[MongoRow]:
     return await _touch(db, {"_id": id, "state": "storing"}, state="stored")
 
 
-async def _references(db: Documents, rows: Sequence[Row]) -> dict[str, int]:
+async def _references(db: Documents, rows: Sequence[MongoRow]) -> dict[str, int]:
     groups = await db.group(
         "blob_references",
         {"$match": {"sha256": {"$in": [row["sha256"] for row in rows]}}},
@@ -54,12 +54,12 @@ async def _references(db: Documents, rows: Sequence[Row]) -> dict[str, int]:
     return {group["_id"]: group["n"] for group in groups}
 
 
-async def _counted(db: Documents, rows: list[Row]) -> list[Row]:
+async def _counted(db: Documents, rows: list[MongoRow]) -> list[MongoRow]:
     numbers = await _references(db, rows)
-    return [Row(row, refs=numbers.get(row["sha256"], 0)) for row in rows]
+    return [MongoRow(row, refs=numbers.get(row["sha256"], 0)) for row in rows]
 
 
-async def blob(db: Documents, *, location: str, sha256: str) -> list[Row]:
+async def blob(db: Documents, *, location: str, sha256: str) -> list[MongoRow]:
     where = {"location": location, "sha256": sha256, "state": "stored"}
     return await _counted(db, await db.find("blobs", where))
 
@@ -71,7 +71,7 @@ async def blobs(
     location: str | None = None,
     state: str | None = None,
     after: str | None = None,
-) -> list[Row]:
+) -> list[MongoRow]:
     where = _page(location, after) | ({} if state is None else {"state": state})
     return await _counted(db, await db.find("blobs", where, sort=[("_id", 1)], limit=limit))
 
@@ -83,22 +83,23 @@ def _page(location: str | None, after: str | None) -> dict[str, object]:
 
 async def unneeded_blobs(
     db: Documents, *, location: str, limit: int, grace_us: int, dead_us: int, after: str | None = None
-) -> list[Row]:
+) -> list[MongoRow]:
     page = await db.find("blobs", _page(location, after), sort=[("_id", 1)], limit=limit)
     unneeded = {row["id"] for row in await _unneeded(db, page, grace_us, dead_us)}
     return [
-        Row(row, looked=page[-1]["id"], seen=len(page), unneeded=int(row["id"] in unneeded)) for row in page
+        MongoRow(row, looked=page[-1]["id"], seen=len(page), unneeded=int(row["id"] in unneeded))
+        for row in page
     ]
 
 
-async def _unneeded(db: Documents, rows: list[Row], grace_us: int, dead_us: int) -> list[Row]:
+async def _unneeded(db: Documents, rows: list[MongoRow], grace_us: int, dead_us: int) -> list[MongoRow]:
     """Return those that nobody needs."""
     now = await db.now()
     digests = [row["sha256"] for row in rows]
     needed = set(await _references(db, rows))
     needed |= {row["archive"] for row in await db.find("sessions", {"archive": {"$in": digests, "$gt": ""}})}
 
-    def is_unneeded(row: Row) -> bool:
+    def is_unneeded(row: MongoRow) -> bool:
         match row["state"]:
             case "deleting":
                 return True
@@ -110,12 +111,12 @@ async def _unneeded(db: Documents, rows: list[Row], grace_us: int, dead_us: int)
     return [row for row in rows if is_unneeded(row)]
 
 
-async def lock_blobs(_: Documents, **__: object) -> list[Row]:
+async def lock_blobs(_: Documents, **__: object) -> list[MongoRow]:
     """Do nothing: who refers to a blob changes it, and so does who condemns it."""
     return []
 
 
-async def condemn_blobs(db: Documents, *, ids: Sequence[str], grace_us: int, dead_us: int) -> list[Row]:
+async def condemn_blobs(db: Documents, *, ids: Sequence[str], grace_us: int, dead_us: int) -> list[MongoRow]:
     rows = await db.find("blobs", {"_id": {"$in": ids}}, sort=[("_id", 1)])
     return [
         await db.change("blobs", row, state="deleting", held=0)
@@ -123,40 +124,40 @@ async def condemn_blobs(db: Documents, *, ids: Sequence[str], grace_us: int, dea
     ]
 
 
-async def abandon_blob(db: Documents, *, id: str) -> list[Row]:
+async def abandon_blob(db: Documents, *, id: str) -> list[MongoRow]:
     return await db.change_where("blobs", {"_id": id, "state": "storing"}, state="deleting")
 
 
-async def is_stored(db: Documents, *, id: str) -> list[Row]:
+async def is_stored(db: Documents, *, id: str) -> list[MongoRow]:
     return await db.find("blobs", {"_id": id, "state": "stored"})
 
 
-async def forget_blob(db: Documents, *, id: str) -> list[Row]:
+async def forget_blob(db: Documents, *, id: str) -> list[MongoRow]:
     return await db.delete("blobs", {"_id": id, "state": {"$ne": "stored"}})
 
 
-async def add_chunk(db: Documents, *, id: str, number: int, body: bytes) -> list[Row]:
+async def add_chunk(db: Documents, *, id: str, number: int, body: bytes) -> list[MongoRow]:
     await db.insert_new("blob_chunks", {"blob_id": id, "number": number, "body": Binary(body)})
     return []
 
 
-async def chunks(db: Documents, *, id: str, first: int, limit: int) -> list[Row]:
+async def chunks(db: Documents, *, id: str, first: int, limit: int) -> list[MongoRow]:
     where = span("blob_chunks", id, after={"number": first - 1})
     return await db.find("blob_chunks", where, sort=[("_id", 1)], limit=limit)
 
 
-async def delete_chunks(db: Documents, *, id: str, limit: int) -> list[Row]:
+async def delete_chunks(db: Documents, *, id: str, limit: int) -> list[MongoRow]:
     return await db.delete("blob_chunks", span("blob_chunks", id), limit=limit, sort=[("_id", 1)])
 
 
 async def blob_references(
     db: Documents, *, limit: int, session_id: str | None = None, sha256: str | None = None
-) -> list[Row]:
+) -> list[MongoRow]:
     where = {"sha256": sha256} if session_id is None else span("blob_references", session_id)
     return await db.find("blob_references", where, sort=[("_id", 1)], limit=limit)
 
 
-async def owned_reference(db: Documents, *, owner: str, sha256: str) -> list[Row]:
+async def owned_reference(db: Documents, *, owner: str, sha256: str) -> list[MongoRow]:
     return await db.group(
         "sessions",
         {"$match": {"owner": owner}},

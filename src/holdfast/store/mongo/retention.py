@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from holdfast.store.mongo.documents import KEYS, Documents, Row, span
+from holdfast.store.mongo.documents import KEYS, Documents, MongoRow, span
 from holdfast.store.mongo.leases import has_work
 from holdfast.store.mongo.sessions import create_head, live_holders
 from holdfast.store.mongo.write import hold_stored
@@ -18,16 +18,16 @@ def of_session(table: str, session_id: str) -> dict[str, Any]:
     return {"_id": session_id} if len(KEYS[table]) == 1 else span(table, session_id)
 
 
-async def standing(db: Documents, *, session_id: str) -> list[Row]:
+async def standing(db: Documents, *, session_id: str) -> list[MongoRow]:
     sessions = await db.get("sessions", session_id)
     heads = await db.get("heads", session_id)
     if not sessions or not heads:
         return []
     running = await db.find("commands", {"session_id": session_id, "ended_at": None})
     live = await live_holders(db, [heads[0]["holder"], *(command["holder"] for command in running)])
-    holder = live.get(heads[0]["holder"]) or Row()
+    holder = live.get(heads[0]["holder"]) or MongoRow()
     return [
-        Row(
+        MongoRow(
             sessions[0],
             seq=heads[0]["seq"],
             idle_us=await db.now() - sessions[0]["active_at"],
@@ -39,22 +39,22 @@ async def standing(db: Documents, *, session_id: str) -> list[Row]:
     ]
 
 
-async def cursors_behind(db: Documents, *, session_id: str) -> list[Row]:
+async def cursors_behind(db: Documents, *, session_id: str) -> list[MongoRow]:
     (head,) = await db.get("heads", session_id)
     where = {**span("cursors", session_id), "seq": {"$lt": head["seq"]}}
     return await db.find("cursors", where, sort=[("_id", 1)], limit=100)
 
 
-async def begin_cleaning(db: Documents, *, session_id: str) -> list[Row]:
+async def begin_cleaning(db: Documents, *, session_id: str) -> list[MongoRow]:
     rows = await db.find("sessions", {"_id": session_id, "hold": 0})
     return [await db.change("sessions", row, status="cleaning", resting=_resting(row)) for row in rows]
 
 
-def _resting(row: Row) -> str | None:
+def _resting(row: MongoRow) -> str | None:
     return row["resting"] if row["status"] == "cleaning" else row["status"]
 
 
-async def begin_deleting(db: Documents, *, session_id: str) -> list[Row]:
+async def begin_deleting(db: Documents, *, session_id: str) -> list[MongoRow]:
     rows = await db.find("sessions", {"_id": session_id, "hold": 0})
     return [
         await db.change(
@@ -68,7 +68,7 @@ async def begin_deleting(db: Documents, *, session_id: str) -> list[Row]:
     ]
 
 
-async def stop_cleaning(db: Documents, *, session_id: str) -> list[Row]:
+async def stop_cleaning(db: Documents, *, session_id: str) -> list[MongoRow]:
     rows = await db.find("sessions", {"_id": session_id, "status": "cleaning", "cleaned_at": None})
     for row in rows:
         status = "idle" if row["resting"] in {None, "running"} else row["resting"]
@@ -76,57 +76,57 @@ async def stop_cleaning(db: Documents, *, session_id: str) -> list[Row]:
     return rows
 
 
-async def keep_archive(db: Documents, *, session_id: str, archive: str) -> list[Row]:
+async def keep_archive(db: Documents, *, session_id: str, archive: str) -> list[MongoRow]:
     return await db.change_where("sessions", {"_id": session_id, "status": "cleaning"}, archive=archive)
 
 
-async def finish_cleaning(db: Documents, *, session_id: str) -> list[Row]:
+async def finish_cleaning(db: Documents, *, session_id: str) -> list[MongoRow]:
     where = {"_id": session_id, "status": "cleaning"}
     empty: dict[str, Any] = {"title": "", "title_folded": "", "metadata": "{}", "waiting_for": None}
     now = await db.now()
     return await db.change_where("sessions", where, status="cleaned", cleaned_at=now, resting=None, **empty)
 
 
-async def content_counts(db: Documents, *, session_id: str) -> list[Row]:
+async def content_counts(db: Documents, *, session_id: str) -> list[MongoRow]:
     return [
-        Row(kind=table, number=await db.count(table, of_session(table, session_id)))
+        MongoRow(kind=table, number=await db.count(table, of_session(table, session_id)))
         for table in CONTENT
         if table != "credentials"
     ]
 
 
-async def some_references(db: Documents, *, session_id: str, limit: int) -> list[Row]:
+async def some_references(db: Documents, *, session_id: str, limit: int) -> list[MongoRow]:
     where = span("blob_references", session_id)
     return await db.find("blob_references", where, sort=[("_id", 1)], limit=limit)
 
 
-async def blobs_of(db: Documents, *, digests: Sequence[str]) -> list[Row]:
+async def blobs_of(db: Documents, *, digests: Sequence[str]) -> list[MongoRow]:
     where = {"sha256": {"$in": digests}, "state": "stored"}
     return await db.find("blobs", where, sort=[("_id", 1)])
 
 
-async def tombstone(db: Documents, *, session_id: str) -> list[Row]:
+async def tombstone(db: Documents, *, session_id: str) -> list[MongoRow]:
     return await db.get("tombstones", session_id)
 
 
-async def add_tombstone(db: Documents, *, session_id: str) -> list[Row]:
+async def add_tombstone(db: Documents, *, session_id: str) -> list[MongoRow]:
     await db.insert_new("tombstones", {"session_id": session_id, "at": await db.now()})
     return []
 
 
-async def drop_archive(db: Documents, *, session_id: str) -> list[Row]:
+async def drop_archive(db: Documents, *, session_id: str) -> list[MongoRow]:
     return await db.change_where("sessions", {"_id": session_id}, archive=None)
 
 
-async def erase_head(db: Documents, *, session_id: str) -> list[Row]:
+async def erase_head(db: Documents, *, session_id: str) -> list[MongoRow]:
     return await db.delete("heads", {"_id": session_id})
 
 
-async def erase_session(db: Documents, *, session_id: str) -> list[Row]:
+async def erase_session(db: Documents, *, session_id: str) -> list[MongoRow]:
     return await db.delete("sessions", {"_id": session_id})
 
 
-async def _delete(db: Documents, *, table: str, session_id: str, limit: int) -> list[Row]:
+async def _delete(db: Documents, *, table: str, session_id: str, limit: int) -> list[MongoRow]:
     where = of_session(table, session_id)
     sort = [("_id", 1)] if "_id" in where else None
     return await db.delete(table, where, limit=limit, sort=sort)
@@ -138,7 +138,7 @@ DELETE = {f"delete_{table}": partial(_delete, table=table) for table in CONTENT}
 
 async def child_sessions(
     db: Documents, *, session_id: str, limit: int, after: str | None = None
-) -> list[Row]:
+) -> list[MongoRow]:
     owners = [session["owner"] for session in await db.get("sessions", session_id)]
     runs = await db.find("runs", span("runs", session_id), fields=["id"])
     others: dict[str, str] = {"$ne": session_id} if after is None else {"$ne": session_id, "$gt": after}
@@ -151,14 +151,14 @@ async def child_sessions(
         {"$sort": {"_id": 1}},
         {"$limit": limit},
     )
-    return [Row(session_id=group["_id"]) for group in groups]
+    return [MongoRow(session_id=group["_id"]) for group in groups]
 
 
-async def export_session(db: Documents, *, session_id: str) -> list[Row]:
+async def export_session(db: Documents, *, session_id: str) -> list[MongoRow]:
     """Return its status as it is at rest: nothing runs in an archive, and being cleaned is no part of what it was."""
     sessions = await db.get("sessions", session_id)
     heads = await db.get("heads", session_id)
-    rows: list[Row] = []
+    rows: list[MongoRow] = []
     for session, head in zip(sessions, heads, strict=False):
         status = session["status"]
         if status == "cleaning" and session["cleaned_at"] is not None:
@@ -167,20 +167,20 @@ async def export_session(db: Documents, *, session_id: str) -> list[Row]:
             status = session["resting"]
         elif status in {"cleaning", "running", "queued"}:
             status = "idle"
-        rows.append(Row(session, status=status, seq=head["seq"]))
+        rows.append(MongoRow(session, status=status, seq=head["seq"]))
     return rows
 
 
-async def import_session(db: Documents, *, seq: int, **row: object) -> list[Row]:
+async def import_session(db: Documents, *, seq: int, **row: object) -> list[MongoRow]:
     del seq  # the head's
-    return [Row(row)] if await db.insert_new("sessions", row) else []
+    return [MongoRow(row)] if await db.insert_new("sessions", row) else []
 
 
-async def import_head(db: Documents, *, id: str, agent: str, seq: int) -> list[Row]:
+async def import_head(db: Documents, *, id: str, agent: str, seq: int) -> list[MongoRow]:
     return await create_head(db, id=id, agent=agent, seq=seq)
 
 
-async def rehydrate_session(db: Documents, *, id: str, **row: object) -> list[Row]:
+async def rehydrate_session(db: Documents, *, id: str, **row: object) -> list[MongoRow]:
     kept = ("status", "title", "title_folded", "waiting_for", "metadata", "active_at")
     values = {name: row[name] for name in kept}
     return await db.change_where(
@@ -188,29 +188,31 @@ async def rehydrate_session(db: Documents, *, id: str, **row: object) -> list[Ro
     )
 
 
-async def imported_commands_lost(db: Documents, *, session_id: str) -> list[Row]:
+async def imported_commands_lost(db: Documents, *, session_id: str) -> list[MongoRow]:
     rows = await db.find("commands", {"session_id": session_id, "ended_at": None})
     return [
         await db.change("commands", row, state="lost", exit_code=-1, ended_at=row["last_at"]) for row in rows
     ]
 
 
-async def ready_if_work(db: Documents, *, session_id: str, control_only: bool | None = None) -> list[Row]:
+async def ready_if_work(
+    db: Documents, *, session_id: str, control_only: bool | None = None
+) -> list[MongoRow]:
     if not await has_work(db, session_id, control_only=bool(control_only)):
         return []
     free = {"holder": None, "ready_at": None}
     return await db.head(session_id, free, values={"ready_at": await db.now()})
 
 
-async def lock_stored(db: Documents, *, sha256: str) -> list[Row]:
-    return [Row(sha256=each) for each in await hold_stored(db, [sha256])]
+async def lock_stored(db: Documents, *, sha256: str) -> list[MongoRow]:
+    return [MongoRow(sha256=each) for each in await hold_stored(db, [sha256])]
 
 
-async def taken_ids(db: Documents, *, table: str, column: str, ids: Sequence[str]) -> list[Row]:
+async def taken_ids(db: Documents, *, table: str, column: str, ids: Sequence[str]) -> list[MongoRow]:
     rows = await db.find(table, {column: {"$in": list(ids)}}, limit=1)
-    return [Row(id=row[column]) for row in rows]
+    return [MongoRow(id=row[column]) for row in rows]
 
 
-async def import_rows(db: Documents, *, table: str, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+async def import_rows(db: Documents, *, table: str, rows: Sequence[Mapping[str, Any]]) -> list[MongoRow]:
     await db.insert(table, rows)
     return []

@@ -12,7 +12,7 @@ from pymongo import IndexModel
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import CollectionInvalid, DuplicateKeyError, OperationFailure
 
-from holdfast.store.mongo.documents import KEYS, Documents, Row
+from holdfast.store.mongo.documents import KEYS, Documents, MongoRow
 
 _OWNER = 0
 """The `_id` of the document in `migrations` that says whose database this is."""
@@ -81,7 +81,7 @@ _INDEXES: Final[Mapping[str, Sequence[IndexModel]]] = {
 COLLECTIONS: Final = frozenset({*KEYS, "pieces", "migrations"})
 
 
-async def _sessions(database: AsyncDatabase[Row]) -> None:
+async def _sessions(database: AsyncDatabase[MongoRow]) -> None:
     """Make every collection, also those without an index: a transaction on a new database then makes none."""
     there = set(await database.list_collection_names())
     await asyncio.gather(*(database[name].create_indexes(indexes) for name, indexes in _INDEXES.items()))
@@ -89,13 +89,13 @@ async def _sessions(database: AsyncDatabase[Row]) -> None:
     await asyncio.gather(*(_create(database, name) for name in sorted(plain)))
 
 
-async def _ready_by_agent(database: AsyncDatabase[Row]) -> None:
+async def _ready_by_agent(database: AsyncDatabase[MongoRow]) -> None:
     await database["heads"].create_indexes(
         [_index("agent", "ready_at", partialFilterExpression={"ready_at": {"$gt": 0}})]
     )
 
 
-async def _create(database: AsyncDatabase[Row], name: str) -> None:
+async def _create(database: AsyncDatabase[MongoRow], name: str) -> None:
     try:
         await database.create_collection(name)
     except CollectionInvalid:
@@ -116,7 +116,7 @@ async def upgrade(db: Documents, version: int) -> int:
         if number > version:
             await migrate(db.database)
             try:
-                await db["migrations"].insert_one(Row(_id=number, name=name, applied_at=await db.now()))
+                await db["migrations"].insert_one(MongoRow(_id=number, name=name, applied_at=await db.now()))
             except DuplicateKeyError:
                 continue  # another process was quicker
     return LATEST
@@ -124,7 +124,7 @@ async def upgrade(db: Documents, version: int) -> int:
 
 async def _claim(db: Documents) -> None:
     try:
-        await db["migrations"].insert_one(Row(_id=_OWNER, name="holdfast", database=uuid.uuid4().hex))
+        await db["migrations"].insert_one(MongoRow(_id=_OWNER, name="holdfast", database=uuid.uuid4().hex))
     except DuplicateKeyError:
         return
 
@@ -135,11 +135,11 @@ async def identity(db: Documents) -> str:
     return owner["database"]
 
 
-async def has_migrations(db: Documents) -> list[Row]:
+async def has_migrations(db: Documents) -> list[MongoRow]:
     return await db["migrations"].find({"_id": _OWNER, "name": "holdfast"}).to_list()
 
 
-async def other_tables(db: Documents) -> list[Row]:
+async def other_tables(db: Documents) -> list[MongoRow]:
     """Return a collection of something else that has a name of ours; others are none of our business."""
     found: list[str] = []
     for _ in range(_PATIENCE):
@@ -149,13 +149,13 @@ async def other_tables(db: Documents) -> list[Row]:
         await asyncio.sleep(_PAUSE_SECONDS)  # another process is about to say that it is ours
     if await has_migrations(db):
         return []
-    return [Row(name=name) for name in found[:1]]
+    return [MongoRow(name=name) for name in found[:1]]
 
 
-async def schema_version(db: Documents) -> list[Row]:
+async def schema_version(db: Documents) -> list[MongoRow]:
     newest = await db["migrations"].find({}, sort=[("_id", -1)], limit=1).to_list()
-    return [Row(version=newest[0]["_id"])]
+    return [MongoRow(version=newest[0]["_id"])]
 
 
-async def now(db: Documents) -> list[Row]:
-    return [Row(now=await db.now())]
+async def now(db: Documents) -> list[MongoRow]:
+    return [MongoRow(now=await db.now())]

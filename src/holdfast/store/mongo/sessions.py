@@ -3,16 +3,16 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from holdfast.store.mongo.documents import NOW, Documents, Row, beyond, span
+from holdfast.store.mongo.documents import NOW, Documents, MongoRow, beyond, span
 
 
-async def create_session(db: Documents, **row: object) -> list[Row]:
+async def create_session(db: Documents, **row: object) -> list[MongoRow]:
     now = await db.now()
     new = {**row, "status": "idle", "hold": 0, "created_at": now, "active_at": now}
-    return [Row(id=row["id"])] if await db.insert_new("sessions", new) else []
+    return [MongoRow(id=row["id"])] if await db.insert_new("sessions", new) else []
 
 
-async def create_head(db: Documents, *, id: str, agent: str, seq: int = 0) -> list[Row]:
+async def create_head(db: Documents, *, id: str, agent: str, seq: int = 0) -> list[MongoRow]:
     await db.insert("heads", [{"session_id": id, "agent": agent, "epoch": 0, "seq": seq, "writes": 0}])
     return []
 
@@ -28,7 +28,7 @@ async def sessions(
     search: str | None = None,
     active_before: int | None = None,
     id_before: str | None = None,
-) -> list[Row]:
+) -> list[MongoRow]:
     """Find sessions. Their status is known only after a look at leases and queues: so it filters page by page."""
     if id is not None:
         return await view(db, await db.get("sessions", id))
@@ -39,7 +39,7 @@ async def sessions(
         where["agent"] = agent
     if search is not None:
         where["$expr"] = {"$gte": [{"$indexOfCP": ["$title_folded", {"$literal": search}]}, 0]}
-    found: list[Row] = []
+    found: list[MongoRow] = []
     place = None if active_before is None else (active_before, id_before)
     while len(found) < limit:
         further = {} if place is None else beyond("$lt", active_at=place[0], id=place[1])
@@ -53,7 +53,7 @@ async def sessions(
     return found[:limit]
 
 
-async def view(db: Documents, found: Sequence[Row]) -> list[Row]:
+async def view(db: Documents, found: Sequence[MongoRow]) -> list[MongoRow]:
     """Return sessions as people see them.
 
     What is said to be running without a live holder is not: it is queued if something waits, else idle.
@@ -62,12 +62,12 @@ async def view(db: Documents, found: Sequence[Row]) -> list[Row]:
     heads = await by_key(db, "heads", ids)
     live = await live_holders(db, [head["holder"] for head in heads.values()])
     pending, active = await open_submissions(db, ids)
-    rows: list[Row] = []
+    rows: list[MongoRow] = []
     for session in found:
         head = heads.get(session["id"])
         if head is None:
             continue
-        holder = live.get(head["holder"]) or Row()
+        holder = live.get(head["holder"]) or MongoRow()
         status = session["status"]
         if not (status == "running" and holder) and status in {"running", "idle", "failed"}:
             if active[session["id"]]:
@@ -75,7 +75,7 @@ async def view(db: Documents, found: Sequence[Row]) -> list[Row]:
             elif status == "running":
                 status = "idle"
         rows.append(
-            Row(
+            MongoRow(
                 session,
                 status=status,
                 epoch=head["epoch"],
@@ -89,7 +89,7 @@ async def view(db: Documents, found: Sequence[Row]) -> list[Row]:
     return rows
 
 
-async def by_key(db: Documents, table: str, keys: Sequence[str | None]) -> dict[str, Row]:
+async def by_key(db: Documents, table: str, keys: Sequence[str | None]) -> dict[str, MongoRow]:
     """Return the rows with these keys, by key."""
     wanted = [key for key in dict.fromkeys(keys) if key is not None]
     if not wanted:
@@ -97,7 +97,7 @@ async def by_key(db: Documents, table: str, keys: Sequence[str | None]) -> dict[
     return {row["_id"]: row for row in await db.find(table, {"_id": {"$in": wanted}})}
 
 
-async def live_holders(db: Documents, ids: Sequence[str | None]) -> dict[str | None, Row]:
+async def live_holders(db: Documents, ids: Sequence[str | None]) -> dict[str | None, MongoRow]:
     """Return those of these holders whose deadline has not passed."""
     found = await by_key(db, "holders", ids)
     now = await db.now() if found else 0
@@ -120,113 +120,113 @@ async def open_submissions(db: Documents, ids: Sequence[str]) -> tuple[Counter[s
     return pending, active
 
 
-async def watched(db: Documents, *, session_ids: Sequence[str]) -> list[Row]:
+async def watched(db: Documents, *, session_ids: Sequence[str]) -> list[MongoRow]:
     """Note it head by head, outside of the transaction: in it, one busy session would hold up all, and all that one."""
     where = {"_id": {"$in": session_ids}}
     await db["heads"].update_many(where, [{"$set": {"watched_at": NOW}}])
     return []
 
 
-async def unwatched(db: Documents, *, id: str) -> list[Row]:
+async def unwatched(db: Documents, *, id: str) -> list[MongoRow]:
     sessions, heads = await db.get("sessions", id), await db.get("heads", id)
     now = await db.now() if sessions else 0
     return [
-        Row(microseconds=now - max(head["watched_at"] or 0, session["active_at"]))
+        MongoRow(microseconds=now - max(head["watched_at"] or 0, session["active_at"]))
         for session, head in zip(sessions, heads, strict=False)
     ]
 
 
-async def update_session(db: Documents, *, id: str, **values: object) -> list[Row]:
+async def update_session(db: Documents, *, id: str, **values: object) -> list[MongoRow]:
     given = {name: value for name, value in values.items() if value is not None}
     return await db.change_where("sessions", {"_id": id}, **given) if given else []
 
 
-async def state(db: Documents, *, session_id: str) -> list[Row]:
+async def state(db: Documents, *, session_id: str) -> list[MongoRow]:
     return await db.get("states", session_id)
 
 
-async def set_state(db: Documents, **row: object) -> list[Row]:
+async def set_state(db: Documents, **row: object) -> list[MongoRow]:
     await db.put("states", [{**row, "at": await db.now()}], lambda _, new: new)
     return []
 
 
-async def credentials(db: Documents, *, session_id: str) -> list[Row]:
+async def credentials(db: Documents, *, session_id: str) -> list[MongoRow]:
     rows = await db.find("credentials", span("credentials", session_id), sort=[("_id", 1)])
     now = await db.now() if rows else 0
     return [row for row in rows if row["expires_at"] is None or row["expires_at"] > now]
 
 
-async def set_credential(db: Documents, *, ttl_us: int | None, **row: object) -> list[Row]:
+async def set_credential(db: Documents, *, ttl_us: int | None, **row: object) -> list[MongoRow]:
     expires_at = None if ttl_us is None else await db.now() + ttl_us
     await db.put("credentials", [{**row, "expires_at": expires_at}], lambda _, new: new)
     return []
 
 
-async def drop_credentials(db: Documents, *, session_id: str, name: str) -> list[Row]:
+async def drop_credentials(db: Documents, *, session_id: str, name: str) -> list[MongoRow]:
     gone = {"$or": [{"name": name}, {"expires_at": {"$lte": await db.now()}}]}
     return await db.delete("credentials", {**span("credentials", session_id), **gone})
 
 
-async def set_cursor(db: Documents, **row: object) -> list[Row]:
-    def forward(old: Row, new: Row) -> Row | None:
+async def set_cursor(db: Documents, **row: object) -> list[MongoRow]:
+    def forward(old: MongoRow, new: MongoRow) -> MongoRow | None:
         return new if old["seq"] < new["seq"] else None
 
     await db.put("cursors", [{**row, "at": await db.now()}], forward)
     return []
 
 
-async def cursor(db: Documents, *, session_id: str, consumer: str) -> list[Row]:
+async def cursor(db: Documents, *, session_id: str, consumer: str) -> list[MongoRow]:
     return await db.get("cursors", {"session_id": session_id, "consumer": consumer})
 
 
-async def cursors(db: Documents, *, session_id: str, limit: int, after: str | None = None) -> list[Row]:
+async def cursors(db: Documents, *, session_id: str, limit: int, after: str | None = None) -> list[MongoRow]:
     where = span("cursors", session_id, after=None if after is None else {"consumer": after})
     return await db.find("cursors", where, sort=[("_id", 1)], limit=limit)
 
 
-async def add_audit(db: Documents, **row: object) -> list[Row]:
+async def add_audit(db: Documents, **row: object) -> list[MongoRow]:
     await db.insert_new("audit", {**row, "at": await db.now()})
     return []
 
 
 async def audit(
     db: Documents, *, limit: int, session_id: str | None = None, id_before: str | None = None
-) -> list[Row]:
+) -> list[MongoRow]:
     where: dict[str, object] = {} if session_id is None else {"session_id": session_id}
     if id_before is not None:
         where["id"] = {"$lt": id_before}
     return await db.find("audit", where, sort=[("id", -1)], limit=limit)
 
 
-async def add_token(db: Documents, *, lifetime_us: int | None, **row: object) -> list[Row]:
+async def add_token(db: Documents, *, lifetime_us: int | None, **row: object) -> list[MongoRow]:
     now = await db.now()
     expires_at = None if lifetime_us is None else now + lifetime_us
     await db.insert_new("tokens", {**row, "created_at": now, "expires_at": expires_at})
     return await db.get("tokens", row["id"])
 
 
-async def worthy_token(db: Documents, *, digest: str) -> list[Row]:
+async def worthy_token(db: Documents, *, digest: str) -> list[MongoRow]:
     rows = await db.find("tokens", {"digest": digest, "revoked_at": None})
     now = await db.now() if rows else 0
     return [row for row in rows if row["expires_at"] is None or row["expires_at"] > now]
 
 
-async def tokens(db: Documents) -> list[Row]:
+async def tokens(db: Documents) -> list[MongoRow]:
     return await db.find("tokens", {}, sort=[("_id", 1)])
 
 
-async def revoke_token(db: Documents, *, id: str) -> list[Row]:
+async def revoke_token(db: Documents, *, id: str) -> list[MongoRow]:
     rows = await db.get("tokens", id)
     if rows and rows[0]["revoked_at"] is None:
         return [await db.change("tokens", rows[0], revoked_at=await db.now())]
     return rows
 
 
-async def totals(db: Documents) -> list[Row]:
+async def totals(db: Documents) -> list[MongoRow]:
     now = await db.now()
     ready = await db.find("heads", {"ready_at": {"$gt": 0}}, sort=[("ready_at", 1)], limit=1)
     return [
-        Row(
+        MongoRow(
             sessions=await db.count("sessions", {}),
             events=await db.count("events", {}),
             pending=await db.count("submissions", {"ended_at": None}),

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.store.mongo.documents import Documents, Row, beyond, span
+from holdfast.store.mongo.documents import Documents, MongoRow, beyond, span
 from holdfast.store.mongo.sessions import live_holders
 
 
-async def insert_command(db: Documents, **row: object) -> list[Row]:
+async def insert_command(db: Documents, **row: object) -> list[MongoRow]:
     zero = dict.fromkeys(
         ("stop_requested", "outputs", "stdout_bytes", "stderr_bytes", "left_out_bytes", "damaged", "last_at"),
         0,
@@ -31,7 +31,7 @@ async def number_outputs(
     count: int,
     ends: bool | None = None,
     **values: object,
-) -> list[Row]:
+) -> list[MongoRow]:
     rows = await db.find("commands", {"_id": id, "holder": holder, "outputs": before, "ended_at": None})
     now = await db.now() if rows else 0
     return [
@@ -47,12 +47,12 @@ async def number_outputs(
     ]
 
 
-async def insert_output(db: Documents, **row: object) -> list[Row]:
+async def insert_output(db: Documents, **row: object) -> list[MongoRow]:
     db.gather("outputs", row)
     return []
 
 
-async def request_stop(db: Documents, *, id: str) -> list[Row]:
+async def request_stop(db: Documents, *, id: str) -> list[MongoRow]:
     return await db.change_where("commands", {"_id": id, "ended_at": None}, stop_requested=1)
 
 
@@ -67,7 +67,7 @@ async def commands(
     state: str | None = None,
     still_running: bool | None = None,
     id_before: str | None = None,
-) -> list[Row]:
+) -> list[MongoRow]:
     given = {"_id": id, "session_id": session_id, "owner": owner, "holder": holder, "state": state}
     where: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if still_running:
@@ -76,9 +76,9 @@ async def commands(
         where["_id"] = {"$lt": id_before}
     rows = await db.find("commands", where, sort=[("_id", -1)], limit=limit)
     live = await live_holders(db, [row["holder"] for row in rows if row["ended_at"] is None])
-    none = Row()
+    none = MongoRow()
     return [
-        Row(row, service=live.get(row["holder"], none)["name"] if row["ended_at"] is None else None)
+        MongoRow(row, service=live.get(row["holder"], none)["name"] if row["ended_at"] is None else None)
         for row in rows
     ]
 
@@ -104,7 +104,7 @@ async def outputs(
     until: int | None = None,
     newest_first: bool | None = None,
     **_: object,
-) -> list[Row]:
+) -> list[MongoRow]:
     where = span(
         "outputs",
         command_id,
@@ -131,7 +131,7 @@ async def _log(
     earlier_id: str | None = None,
     newest_first: bool | None = None,
     **_: object,
-) -> list[Row]:
+) -> list[MongoRow]:
     where |= _between(column, since, until) | _owned(owner)
     if later_at is not None:
         where |= beyond("$gt", **{column: later_at, "id": later_id})
@@ -141,31 +141,31 @@ async def _log(
     return await db.find(table, where, sort=[(column, way), ("id", way)], limit=limit)
 
 
-async def log_of_commands(db: Documents, **filters: Any) -> list[Row]:
+async def log_of_commands(db: Documents, **filters: Any) -> list[MongoRow]:
     return await _log(db, "commands", "started_at", {"purged_at": None}, **filters)
 
 
-async def log_of_outputs(db: Documents, *, after: int | None = None, **filters: Any) -> list[Row]:
+async def log_of_outputs(db: Documents, *, after: int | None = None, **filters: Any) -> list[MongoRow]:
     where = {} if after is None else {"number": {"$gt": after}}
     return await _log(db, "outputs", "at", where, **filters)
 
 
-async def outputs_by_id(db: Documents, *, ids: Sequence[str], owner: str | None = None) -> list[Row]:
+async def outputs_by_id(db: Documents, *, ids: Sequence[str], owner: str | None = None) -> list[MongoRow]:
     return await db.find("outputs", {"id": {"$in": ids}, **_owned(owner)})
 
 
-async def commands_by_id(db: Documents, *, ids: Sequence[str], owner: str | None = None) -> list[Row]:
+async def commands_by_id(db: Documents, *, ids: Sequence[str], owner: str | None = None) -> list[MongoRow]:
     where = {"_id": {"$in": ids}, "purged_at": None, **_owned(owner)}
     return await db.find("commands", where)
 
 
 async def commands_to_purge(
     db: Documents, *, older_than_us: int, limit: int, owner: str | None = None
-) -> list[Row]:
+) -> list[MongoRow]:
     """Find what has ended long enough ago, oldest first. What belongs to a session on hold is passed over."""
     until = await db.now() - older_than_us
     place: tuple[int, str] | None = None
-    found: list[Row] = []
+    found: list[MongoRow] = []
     while len(found) < limit:
         where: dict[str, Any] = {"purged_at": None, "ended_at": {"$gt": 0, "$lte": until}, **_owned(owner)}
         if place is not None:
@@ -187,10 +187,10 @@ async def commands_to_purge(
     return found[:limit]
 
 
-async def purge_outputs(db: Documents, *, command_id: str, limit: int) -> list[Row]:
+async def purge_outputs(db: Documents, *, command_id: str, limit: int) -> list[MongoRow]:
     return await db.delete("outputs", span("outputs", command_id), limit=limit, sort=[("_id", 1)])
 
 
-async def purge_command(db: Documents, *, id: str) -> list[Row]:
+async def purge_command(db: Documents, *, id: str) -> list[MongoRow]:
     where = {"_id": id, "purged_at": None}
     return await db.change_where("commands", where, purged_at=await db.now(), command="", cwd=None)

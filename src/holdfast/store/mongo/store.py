@@ -69,7 +69,7 @@ from holdfast.store.mongo import (
     submissions,
     sweep,
 )
-from holdfast.store.mongo.documents import Clock, Documents, PageSize, Row
+from holdfast.store.mongo.documents import Clock, Documents, MongoRow, PageSize
 from holdfast.store.mongo.hints import Hints
 from holdfast.store.mongo.write import write
 from holdfast.store.store import Store
@@ -79,7 +79,7 @@ from holdfast.tables import SESSION, TABLES, Table
 from holdfast.types import Batch, Holder, Lease, Violation
 
 T = TypeVar("T")
-Handler = Callable[..., Coroutine[Any, Any, list[Row]]]
+Handler = Callable[..., Coroutine[Any, Any, list[MongoRow]]]
 
 PATIENCE_SECONDS = 6.0
 """How long a call is sent again while the server is away. Less than a lease lives."""
@@ -162,7 +162,7 @@ class MongoStore(Store):
         self._name = urlsplit(url).path.strip("/") or "holdfast"
         self._upgrade_on_open = upgrade
         self._hub = Hub()
-        self._client: AsyncMongoClient[Row] | None = None
+        self._client: AsyncMongoClient[MongoRow] | None = None
         self._hints: Hints | None = None
         self._beacons: FileBeacons | None = None
         self._has_bulk_write = False
@@ -241,7 +241,7 @@ class MongoStore(Store):
         database = self._running()
         return await self._unfinished.run(self._write(database, lease, writing))
 
-    async def _write(self, database: AsyncDatabase[Row], lease: Lease, writing: Writing) -> int:
+    async def _write(self, database: AsyncDatabase[MongoRow], lease: Lease, writing: Writing) -> int:
         async with self._turns.of(lease.session_id):
             if lease.lost:
                 raise lease_lost(lease, "it was released, or lost before")
@@ -301,14 +301,14 @@ class MongoStore(Store):
         return result
 
     async def _in_turn(
-        self, database: AsyncDatabase[Row], make: Callable[[], Tx[T]], changes: Sequence[str]
+        self, database: AsyncDatabase[MongoRow], make: Callable[[], Tx[T]], changes: Sequence[str]
     ) -> T:
         """Run it when this process has nothing else under way that changes the same: the two would only collide."""
         async with self._turns.of(changes[0]) if changes else nullcontext():
             return await self._commit(database, lambda db: _run(db, make()))
 
     async def _commit(
-        self, database: AsyncDatabase[Row], work: Callable[[Documents], Coroutine[Any, Any, T]]
+        self, database: AsyncDatabase[MongoRow], work: Callable[[Documents], Coroutine[Any, Any, T]]
     ) -> T:
         """Run the work in a transaction, from its start again whenever the server rolled it back.
 
@@ -389,11 +389,11 @@ class MongoStore(Store):
         if topics:
             self._hub.at(await self._read(lambda: self._look_around(topics)))
 
-    def _running(self) -> AsyncDatabase[Row]:
+    def _running(self) -> AsyncDatabase[MongoRow]:
         self._refuse_inherited()
         if self._client is None:
             raise StoreClosed(url=self.url)
-        return self._client.get_database(self._name, codec_options=CodecOptions(document_class=Row))
+        return self._client.get_database(self._name, codec_options=CodecOptions(document_class=MongoRow))
 
     def _translate(self, error: BaseException) -> BaseException:
         """Return the error of our family for one of the driver's; others as they are."""
@@ -539,7 +539,7 @@ async def _pages(
         yield rows
 
 
-def _of(table: Table, rows: Sequence[Row]) -> list[dict[str, object]]:
+def _of(table: Table, rows: Sequence[MongoRow]) -> list[dict[str, object]]:
     return [{name: row[name] for name in table.names} for row in rows]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from holdfast.store.mongo.documents import Documents, Row, Where, beyond
+from holdfast.store.mongo.documents import Documents, MongoRow, Where, beyond
 from holdfast.store.mongo.sessions import by_key, live_holders
 from holdfast.types import STATUSES
 
@@ -11,20 +11,20 @@ _NOT_CLEANED: Final[Where] = {"$in": [status for status in STATUSES if status !=
 """By name, so that the index is read once for each of them, in its order, and merged."""
 
 
-async def agents(db: Documents) -> list[Row]:
+async def agents(db: Documents) -> list[MongoRow]:
     groups = await db.group("sessions", {"$sort": {"agent": 1}}, {"$group": {"_id": "$agent"}})
-    return [Row(agent=name) for name in sorted(group["_id"] for group in groups)]
+    return [MongoRow(agent=name) for name in sorted(group["_id"] for group in groups)]
 
 
-async def due_idle(db: Documents, **params: Any) -> list[Row]:
+async def due_idle(db: Documents, **params: Any) -> list[MongoRow]:
     return await _due(db, "active_at", _NOT_CLEANED, **params)
 
 
-async def due_age(db: Documents, **params: Any) -> list[Row]:
+async def due_age(db: Documents, **params: Any) -> list[MongoRow]:
     return await _due(db, "created_at", _NOT_CLEANED, **params)
 
 
-async def due_cleaned(db: Documents, **params: Any) -> list[Row]:
+async def due_cleaned(db: Documents, **params: Any) -> list[MongoRow]:
     return await _due(db, "created_at", "cleaned", **params)
 
 
@@ -39,7 +39,7 @@ async def _due(
     after: int | None = None,
     after_id: str | None = None,
     after_position: int | None = None,
-) -> list[Row]:
+) -> list[MongoRow]:
     del after_position  # of submissions only
     now = await db.now()
     until: dict[str, int] = {"$lte": now - older_us}
@@ -48,7 +48,7 @@ async def _due(
         until["$gte"] = after
         where |= beyond("$gt", **{column: after, "id": after_id})
     found = await db.find("sessions", where, sort=[(column, 1), ("id", 1)], limit=limit)
-    return [Row(row, place=row[column], now=now) for row in found]
+    return [MongoRow(row, place=row[column], now=now) for row in found]
 
 
 async def due_submissions(
@@ -60,12 +60,12 @@ async def due_submissions(
     after: int | None = None,
     after_id: str | None = None,
     after_position: int | None = None,
-) -> list[Row]:
+) -> list[MongoRow]:
     """Find what has ended long enough ago, oldest first, page by page: what is on hold is passed over."""
     del agent  # of all
     now = await db.now()
     place = None if after is None else (after, after_id, after_position)
-    found: list[Row] = []
+    found: list[MongoRow] = []
     while len(found) < limit:
         ended: dict[str, int] = {"$gt": 0, "$lte": now - older_us}
         where: dict[str, Any] = {"ended_at": ended}
@@ -84,24 +84,24 @@ async def due_submissions(
             session = sessions.get(row["session_id"])
             if session is not None and not session["hold"]:
                 own = {"submission_id": row["id"], "position": row["position"], "place": row["ended_at"]}
-                found.append(Row(session, **own, now=now))
+                found.append(MongoRow(session, **own, now=now))
         if len(page) < limit:
             break
         place = (page[-1]["ended_at"], page[-1]["session_id"], page[-1]["position"])
     return found[:limit]
 
 
-async def drop_submissions(db: Documents, *, ids: Sequence[str]) -> list[Row]:
+async def drop_submissions(db: Documents, *, ids: Sequence[str]) -> list[MongoRow]:
     where = {"id": {"$in": ids}, "ended_at": {"$gt": 0}}
     found = await db.find("submissions", where, fields=["session_id"])
     sessions = await by_key(db, "sessions", [row["session_id"] for row in found])
-    free = [r["_id"] for r in found if not sessions.get(r["session_id"], Row())["hold"]]
+    free = [r["_id"] for r in found if not sessions.get(r["session_id"], MongoRow())["hold"]]
     return await db.delete("submissions", {"_id": {"$in": free}}) if free else []
 
 
-async def take_duty(db: Documents, *, name: str, holder: str, every_us: int) -> list[Row]:
+async def take_duty(db: Documents, *, name: str, holder: str, every_us: int) -> list[MongoRow]:
     now = await db.now()
-    new = Row(name=name, holder=holder, taken_at=now, detail="{}")
+    new = MongoRow(name=name, holder=holder, taken_at=now, detail="{}")
     if await db.insert_new("duties", new):
         return [new]
     (duty,) = await db.get("duties", name)
@@ -110,16 +110,16 @@ async def take_duty(db: Documents, *, name: str, holder: str, every_us: int) -> 
     return [await db.change("duties", duty, holder=holder, taken_at=now)] if free and rested else []
 
 
-async def finish_duty(db: Documents, *, name: str, holder: str, detail: str) -> list[Row]:
+async def finish_duty(db: Documents, *, name: str, holder: str, detail: str) -> list[MongoRow]:
     ours = {"_id": name, "holder": holder}
     return await db.change_where("duties", ours, holder=None, done_at=await db.now(), detail=detail)
 
 
-async def leave_duty(db: Documents, *, name: str, holder: str) -> list[Row]:
+async def leave_duty(db: Documents, *, name: str, holder: str) -> list[MongoRow]:
     return await db.change_where("duties", {"_id": name, "holder": holder}, holder=None)
 
 
-async def duty(db: Documents, *, name: str) -> list[Row]:
+async def duty(db: Documents, *, name: str) -> list[MongoRow]:
     rows = await db.get("duties", name)
     live = await live_holders(db, [row["holder"] for row in rows])
-    return [Row(row, holder=live.get(row["holder"], Row())["name"]) for row in rows]
+    return [MongoRow(row, holder=live.get(row["holder"], MongoRow())["name"]) for row in rows]

@@ -6,14 +6,14 @@ from typing import Any, Final, TypeAlias
 from pymongo import InsertOne, UpdateOne
 from pymongo.errors import ClientBulkWriteException, OperationFailure, PyMongoError
 
-from holdfast.store.mongo.documents import Documents, Row, as_document, is_long
+from holdfast.store.mongo.documents import Documents, MongoRow, as_document, is_long
 from holdfast.store.mongo.journal import fence
 from holdfast.store.mongo.leases import free_heads, requeue_all_claimed
 from holdfast.store.transactions import lease_lost
 from holdfast.store.write import ARMS, Writing, missing, unstored
 from holdfast.types import Lease
 
-Rows: TypeAlias = Sequence[Row]
+Rows: TypeAlias = Sequence[MongoRow]
 _ENDED = {"done", "failed", "dead"}
 _PLAIN: Final = {"add_events": "events", "add_segments": "segments", "add_messages": "messages"}
 """Arms that only add rows, and where."""
@@ -43,7 +43,7 @@ async def write(db: Documents, lease: Lease, writing: Writing, *, at: int | None
     for arm in ARMS:
         if rows := writing.rows.get(arm):
             names = [name for name, _ in ARMS[arm]]
-            found = await _WRITE[arm](db, seq, [Row(zip(names, row, strict=True)) for row in rows])
+            found = await _WRITE[arm](db, seq, [MongoRow(zip(names, row, strict=True)) for row in rows])
             problem_of = _COUNTED.get(arm)
             if problem_of and (problem := problem_of(found, writing)):
                 raise problem
@@ -73,13 +73,13 @@ async def _write_at_once(db: Documents, lease: Lease, writing: Writing, at: int)
     fenced = {"epoch": lease.epoch, "holder": lease.holder, "writes": lease.writes, "seq": lease.seq}
     moved = {"$inc": {"seq": writing.count, "writes": 1}}
     seq = lease.seq + writing.count
-    changes: list[InsertOne[Row] | UpdateOne] = [
+    changes: list[InsertOne[MongoRow] | UpdateOne] = [
         UpdateOne({"_id": lease.session_id, **fenced}, moved, namespace=f"{name}.heads")
     ]
     for arm, rows in writing.rows.items():
         names = [column for column, _ in ARMS[arm]]
         for values in rows:
-            row = Row(zip(names, values, strict=True))
+            row = MongoRow(zip(names, values, strict=True))
             if arm == "add_events":
                 row.update(seq=seq - row.pop("later"), at=at)
             table = _PLAIN[arm]
@@ -124,11 +124,11 @@ async def _add_checkpoints(db: Documents, seq: int, rows: Rows) -> int:
 async def _put_runs(db: Documents, seq: int, rows: Rows) -> int:
     now = await db.now()
 
-    def merge(old: Row, new: Row) -> Row | None:
+    def merge(old: MongoRow, new: MongoRow) -> MongoRow | None:
         """Keep a run that has ended as it ended."""
         if old["ended_at"] is not None:
             return None
-        return Row(old, **{name: new[name] for name in ("status", "error", "metadata", "ended_at")})
+        return MongoRow(old, **{name: new[name] for name in ("status", "error", "metadata", "ended_at")})
 
     for row in rows:
         ended_at = None if row["status"] in {"running", "waiting"} else now
@@ -141,9 +141,9 @@ async def _put_effects(db: Documents, seq: int, rows: Rows) -> int:
     del seq
     now = await db.now()
 
-    def merge(old: Row, new: Row) -> Row:
+    def merge(old: MongoRow, new: MongoRow) -> MongoRow:
         """Keep the outcome of one that has ended; its result may still move into a message."""
-        merged = Row(old)
+        merged = MongoRow(old)
         if old["ended_at"] is None:
             merged.update({name: new[name] for name in ("state", "error", "result", "attempts", "ended_at")})
         if new["segment"] is not None:

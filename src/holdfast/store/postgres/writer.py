@@ -124,7 +124,7 @@ _APART = frozenset({"drop_drafts", "refer_blobs"})
 """Arms that are statements of their own, after the others."""
 
 
-class _Job:
+class _BatchJob:
     __slots__ = ("future", "lease", "writing")
 
     def __init__(self, lease: Lease, writing: Writing) -> None:
@@ -158,14 +158,14 @@ class Committer:
         self._translate = translate
         self._announce = announce
         self._connection: Connection | None = None
-        self._waiting: deque[_Job] = deque()
+        self._waiting: deque[_BatchJob] = deque()
         self._wake = asyncio.Event()
         self._closing = False
         self._task = asyncio.create_task(self._work(), name="holdfast-committer")
 
     async def submit(self, lease: Lease, writing: Writing) -> int:
         """Write a batch and return after the commit. If the caller is cancelled meanwhile, it is written all the same."""
-        job = _Job(lease, writing)
+        job = _BatchJob(lease, writing)
         self._waiting.append(job)
         self._wake.set()
         return await job.future
@@ -191,10 +191,10 @@ class Committer:
                 for job in group:
                     job.fail(self._translate(error))
 
-    def _next_group(self) -> list[_Job]:
+    def _next_group(self) -> list[_BatchJob]:
         """Return the jobs to write at once: one of each session, so that no lease can pass for another."""
-        group: dict[str, _Job] = {}
-        later: list[_Job] = []
+        group: dict[str, _BatchJob] = {}
+        later: list[_BatchJob] = []
         size = 0
         while self._waiting and len(group) < _LARGEST_GROUP and size < _LARGEST_GROUP_BYTES:
             job = self._waiting.popleft()
@@ -210,7 +210,7 @@ class Committer:
         self._waiting.extendleft(reversed(later))
         return list(group.values())
 
-    async def _commit(self, group: list[_Job]) -> None:
+    async def _commit(self, group: list[_BatchJob]) -> None:
         """Send the group until it is answered or patience ends. Then its fate is unknown, and its leases are lost."""
         deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
         sent_before = False
@@ -242,7 +242,7 @@ class Committer:
             else:
                 return
 
-    async def _apart(self, group: list[_Job], error: Exception) -> None:
+    async def _apart(self, group: list[_BatchJob], error: Exception) -> None:
         """One of the group cannot be written: write each on its own, so that it spoils no other."""
         if len(group) == 1:
             group[0].fail(self._translate(error))
@@ -250,7 +250,7 @@ class Committer:
         for job in group:
             await self._commit([job])
 
-    async def _send(self, group: list[_Job], *, sent_before: bool) -> None:
+    async def _send(self, group: list[_BatchJob], *, sent_before: bool) -> None:
         assert self._connection is not None  # noqa: S101
         present = {arm for job in group for arm in job.writing.rows}
         arms = tuple(arm for arm in ARMS if arm in present and arm not in _APART)
@@ -282,7 +282,7 @@ class Committer:
             self._announce(READY)
 
     async def _fetch(
-        self, arms: tuple[str, ...], values: list[Sequence[Any]], group: list[_Job]
+        self, arms: tuple[str, ...], values: list[Sequence[Any]], group: list[_BatchJob]
     ) -> tuple[dict[str, int], bool]:
         """Send the statement. Alone it is a transaction. Say also whether a session was let go with work left.
 
@@ -322,7 +322,7 @@ class Committer:
             row["ready"] for row in await execute(self._connection, op("free_heads", session_ids=session_ids))
         )
 
-    async def _refer(self, jobs: list[_Job]) -> None:
+    async def _refer(self, jobs: list[_BatchJob]) -> None:
         """Add the references of these batches to media, all of which must be stored."""
         if not jobs:
             return
@@ -335,7 +335,7 @@ class Committer:
             if problem := unstored(referred.get(job.lease.session_id, 0), job.writing):
                 raise problem
 
-    async def _found(self, job: _Job) -> int | None:
+    async def _found(self, job: _BatchJob) -> int | None:
         """Return the number after a batch that was in already, though its answer got lost; None if nobody can tell."""
         assert self._connection is not None  # noqa: S101
         for head in await execute(self._connection, op("head", session_id=job.lease.session_id)):
