@@ -3,67 +3,67 @@
 from datetime import timedelta
 
 from holdfast.errors import RetentionRefused
-from holdfast.types import Standing
+from holdfast.types import RetentionState
 
 
-def refuse_cleaning(standing: Standing, *, idle: float, force: bool) -> None:
+def refuse_cleaning(state: RetentionState, *, idle: float, force: bool) -> None:
     """Raise `RetentionRefused` with the first guard that does not let the session be cleaned, and what would lift it.
 
     `force` lifts all but running and hold. A session whose deletion has begun only heeds hold: it cannot go back.
     """
-    _refuse_always(standing)
-    if force or (standing.status == "cleaning" and standing.cleaned_at is not None):
+    _refuse_always(state)
+    if force or (state.status == "cleaning" and state.cleaned_at is not None):
         return
-    if standing.pending:
+    if state.pending:
         raise _refused(
-            standing,
+            state,
             "pending",
-            f"{standing.pending} submissions have not ended",
+            f"{state.pending} submissions have not ended",
             "Wait until they have, or use force to drop them.",
         )
-    if standing.behind:
+    if state.behind:
         raise _refused(
-            standing,
+            state,
             "cursor",
-            f"the cursor of {standing.behind[0]} is behind event {standing.seq}"
-            + (f", and {len(standing.behind) - 1} others are" if len(standing.behind) > 1 else ""),
+            f"the cursor of {state.behind[0]} is behind event {state.seq}"
+            + (f", and {len(state.behind) - 1} others are" if len(state.behind) > 1 else ""),
             "Let the consumer read on and move its cursor, or use force.",
         )
-    if standing.idle < idle:
-        lacks = timedelta(seconds=round(idle - standing.idle))
+    if state.idle < idle:
+        lacks = timedelta(seconds=round(idle - state.idle))
         raise _refused(
-            standing,
+            state,
             "idle",
-            f"it was active {timedelta(seconds=round(standing.idle))} ago",
+            f"it was active {timedelta(seconds=round(state.idle))} ago",
             f"Wait for {lacks}, or name fewer idle days (`--idle-days 0`), or use force.",
         )
 
 
-def refuse_erasing(standing: Standing) -> None:
+def refuse_erasing(state: RetentionState) -> None:
     """Raise `RetentionRefused` if the session runs or is on hold; nothing else stands against an erasure."""
-    _refuse_always(standing)
+    _refuse_always(state)
 
 
-def _refuse_always(standing: Standing) -> None:
-    if standing.hold:
+def _refuse_always(state: RetentionState) -> None:
+    if state.hold:
         raise _refused(
-            standing, "hold", "it is on hold", "Lift the hold first: `holdfast sessions hold ID --off`."
+            state, "hold", "it is on hold", "Lift the hold first: `holdfast sessions hold ID --off`."
         )
-    if standing.holder is not None:
+    if state.holder is not None:
         raise _refused(
-            standing,
+            state,
             "running",
-            f"it is running, held by {standing.holder}",
+            f"it is running, held by {state.holder}",
             "Interrupt it, or wait for its end; force does not help.",
         )
-    if standing.commands:
+    if state.commands:
         raise _refused(
-            standing,
+            state,
             "running",
-            f"{standing.commands} of its shell commands are running",
+            f"{state.commands} of its shell commands are running",
             "Stop them, or wait for their end; force does not help.",
         )
 
 
-def _refused(standing: Standing, guard: str, problem: str, lift: str) -> RetentionRefused:
-    return RetentionRefused(session_id=standing.session_id, guard=guard, problem=problem, lift=lift)
+def _refused(state: RetentionState, guard: str, problem: str, lift: str) -> RetentionRefused:
+    return RetentionRefused(session_id=state.session_id, guard=guard, problem=problem, lift=lift)

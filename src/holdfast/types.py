@@ -70,7 +70,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class RetentionState:
     """How a session stands for retention. `archive` is the SHA-256 of the archive that was made of it.
 
     `holder` is who else holds it now, `behind` names the consumers whose cursors have not reached `seq`, `commands`

@@ -26,7 +26,7 @@ from holdfast import continue_session, inspect_run, load_history, resume
 from holdfast.config import load_settings
 from holdfast.errors import BadImport, MissingExtra
 from holdfast.importers import Report, import_harness
-from holdfast.importers.harness_sources import open_source
+from holdfast.importers.harness_address import open_source
 from holdfast.media import open_media
 from holdfast.record.validity import is_provider_valid
 from holdfast.retention import import_archive, spool, write_archive

@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.errors import BadImport
 from holdfast.importers import import_harness
-from holdfast.importers.harness_sources import open_source
+from holdfast.importers.harness_address import open_source
 from holdfast.media import open_media
 from holdfast.store import open_store
 from tests.importers.sources import HARNESS

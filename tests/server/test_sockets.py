@@ -217,7 +217,7 @@ async def test_a_token_that_is_revoked_ends_the_connection(
     made = await store.add_token(digest("hf_brief"), owner="brief", scopes=["shell"])
     async with joined(address, "hf_brief") as client:
         await store.revoke_token(made.id)
-        app.state.doorkeeper._seen.clear()  # what it remembers for five seconds
+        app.state.authenticator._seen.clear()  # what it remembers for five seconds
         assert await closed(client) == 4001
 
 

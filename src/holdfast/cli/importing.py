@@ -53,7 +53,7 @@ def harness(
 
     async def work() -> "Report":
         from holdfast.importers import import_harness
-        from holdfast.importers.harness_sources import open_source
+        from holdfast.importers.harness_address import open_source
 
         async with (
             opened_media(store, media) as kept,

@@ -122,7 +122,7 @@ async def _serve(
         )
         made = settings.auth == "token" and settings.token is None and settings.jwt_keys is None
         if made:
-            application.state.doorkeeper.admin_token = new_token()
+            application.state.authenticator.admin_token = new_token()
         server = Server(
             uvicorn.Config(
                 application,
@@ -152,7 +152,7 @@ async def _serve(
             loop.add_signal_handler(number, stop)
         for line in demo:
             echo(line)
-        _say_where(listening, application.state.doorkeeper.admin_token if made else None)
+        _say_where(listening, application.state.authenticator.admin_token if made else None)
         keeping = asyncio.create_task(pool.keep(stopping))
         watching = asyncio.create_task(_watch_store(opened, stop))
         await server.serve(sockets=[listening])

@@ -92,7 +92,7 @@ async def import_openhands(
     records: Counter[str] = Counter()
     for files in found:
         command, outputs = await asyncio.to_thread(reader.read, files, notes)
-        how = await _standing(store, command, outputs)
+        how = await _import_status(store, command, outputs)
         if how is None:
             new.append(files)
             records.update({"commands": 1, "outputs": len(outputs)})
@@ -126,7 +126,7 @@ async def import_openhands(
     )
 
 
-async def _standing(store: Store, command: Command, outputs: list[Output]) -> str | None:
+async def _import_status(store: Store, command: Command, outputs: list[Output]) -> str | None:
     """Say how the command that is here compares: None if there is none, nothing if it is the same."""
     try:
         known = await store.command(command.id)

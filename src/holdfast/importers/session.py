@@ -26,7 +26,7 @@ from holdfast.store import Store
 from holdfast.tables import BY_NAME, SESSION, TABLES
 from holdfast.types import Batch, CheckpointKind, Json, Message
 
-Standing: TypeAlias = Literal["new", "present", "changed", "foreign", "erased"]
+ImportStatus: TypeAlias = Literal["new", "present", "changed", "foreign", "erased"]
 Place: TypeAlias = tuple[int, int]
 """A message of the history: its segment and its position."""
 
@@ -249,7 +249,7 @@ def _stays(text: str, threshold: int) -> int:
     return sum(len(piece.encode()) for piece in pieces if isinstance(piece, str))
 
 
-async def standing(store: Store, found: Ready, *, source: str, system: str) -> Standing:
+async def import_status(store: Store, found: Ready, *, source: str, system: str) -> ImportStatus:
     """Say whether a session is new to the store, or how the one that it has compares. Raises `BadImport`."""
     if await store.erased_at(found.id) is not None:
         return "erased"
@@ -336,7 +336,7 @@ async def import_sessions(
     progress(0, len(drafts))
     for make in drafts:
         found = await _made(make, store, source, notes)
-        how = await standing(store, found, source=source, system=system)
+        how = await import_status(store, found, source=source, system=system)
         if how == "new":
             new.append(make)
             records.update(found.counts() if dry_run else {})

@@ -17,7 +17,7 @@ from holdfast.media import MediaContext, MediaStore, digest_of, to_uri
 from holdfast.retention.archive import longest_line, spool, verify_archive, write_archive
 from holdfast.retention.holding import give_space_back, held, refuse_held
 from holdfast.store import Store
-from holdfast.types import Holder, Lease, Standing
+from holdfast.types import Holder, Lease, RetentionState
 
 IDLEDAYS = 7.0
 DAY = 86400.0
@@ -64,14 +64,12 @@ async def clean(
         return await _would_clean(store, session_id, idle_days * DAY, force)
     await refuse_held(store, session_id)
     async with held(store, session_id, holder) as lease:
-        standing = await store.begin_cleaning(lease, idle=idle_days * DAY, force=force)
-        if standing.status == "cleaned":
-            return Cleaned(
-                session_id=session_id, cleaned_at=standing.cleaned_at, archive=_uri(standing.archive)
-            )
-        kept = standing.archive
+        state = await store.begin_cleaning(lease, idle=idle_days * DAY, force=force)
+        if state.status == "cleaned":
+            return Cleaned(session_id=session_id, cleaned_at=state.cleaned_at, archive=_uri(state.archive))
+        kept = state.archive
         if archive is not None:
-            kept = await _archived(store, media, lease, standing)
+            kept = await _archived(store, media, lease, state)
         deleted = await delete(
             store, media, lease, grace=store.settings.media_grace_seconds, progress=progress
         )
@@ -115,24 +113,24 @@ async def delete(
 
 
 async def _would_clean(store: Store, session_id: str, idle: float, force: bool) -> Cleaned:
-    standing = await store.standing(session_id)
-    if standing.status != "cleaned":
+    state = await store.retention_state(session_id)
+    if state.status != "cleaned":
         await refuse_held(store, session_id)
-        refuse_cleaning(standing, idle=idle, force=force)
+        refuse_cleaning(state, idle=idle, force=force)
     return Cleaned(
         session_id=session_id,
-        cleaned_at=standing.cleaned_at,
-        archive=_uri(standing.archive),
+        cleaned_at=state.cleaned_at,
+        archive=_uri(state.archive),
         deleted=await store.content_counts(session_id),
         dry_run=True,
     )
 
 
-async def _archived(store: Store, media: MediaStore, lease: Lease, standing: Standing) -> str:
+async def _archived(store: Store, media: MediaStore, lease: Lease, state: RetentionState) -> str:
     """Return the digest of an archive that is stored, verified and noted; deletion may begin."""
-    if standing.status == "cleaning" and standing.cleaned_at is not None:
-        if standing.archive is not None:
-            return standing.archive  # an earlier try was killed after it had begun to delete
+    if state.status == "cleaning" and state.cleaned_at is not None:
+        if state.archive is not None:
+            return state.archive  # an earlier try was killed after it had begun to delete
         raise RetentionRefused(
             session_id=lease.session_id,
             guard="archive",

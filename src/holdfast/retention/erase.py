@@ -73,7 +73,7 @@ async def _erase(
     store: Store, media: MediaStore, session_id: str, terms: _Terms, *, seen: set[str]
 ) -> Erased:
     try:
-        await store.standing(session_id)
+        await store.retention_state(session_id)
     except SessionNotFound:
         at = await store.erased_at(session_id)
         if at is None:

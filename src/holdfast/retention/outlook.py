@@ -31,7 +31,7 @@ class Outlook:
 async def outlook(store: Store, session_id: str) -> Outlook:
     """Return what is going to happen to a session. Raises `SessionNotFound`."""
     session = await store.session(session_id)
-    standing = await store.standing(session_id)
+    state = await store.retention_state(session_id)
     found = applied(
         store.settings.retention,
         agent=session.agent,
@@ -45,7 +45,7 @@ async def outlook(store: Store, session_id: str) -> Outlook:
     guard = problem = None
     if terms is not None and terms.action is not None and session.status != "cleaned":
         try:
-            refuse_cleaning(standing, idle=0.0, force=False)  # until when it must be idle, `due_at` says
+            refuse_cleaning(state, idle=0.0, force=False)  # until when it must be idle, `due_at` says
         except RetentionRefused as error:
             guard, problem = str(error.facts["guard"]), str(error)
     return Outlook(

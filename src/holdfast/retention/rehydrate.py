@@ -35,14 +35,14 @@ async def rehydrate(
     """
     if await store.erased_at(session_id) is not None:
         raise SessionErased(id=session_id)
-    standing = await store.standing(session_id)
-    if standing.status != "cleaned":
-        raise NotCleaned(id=session_id, status=standing.status)
+    state = await store.retention_state(session_id)
+    if state.status != "cleaned":
+        raise NotCleaned(id=session_id, status=state.status)
     if archive is not None:
         return await _restore(store, media, session_id, archive, actor)
-    if standing.archive is None:
+    if state.archive is None:
         raise NotFound(what="stored archive of session", id=session_id)
-    async with media.open(to_uri(standing.archive)) as chunks:
+    async with media.open(to_uri(state.archive)) as chunks:
         stored = await spool(chunks)
     with stored:
         return await _restore(store, media, session_id, stored, actor)
@@ -59,14 +59,14 @@ async def import_archive(store: Store, media: MediaStore, archive: IO[bytes], *,
     if await store.erased_at(session_id) is not None:
         raise SessionErased(id=session_id)
     try:
-        standing = await store.standing(session_id)
+        state = await store.retention_state(session_id)
     except SessionNotFound:
         await _put_blobs(media, archive, found, longest)
         counts = await store.import_rows(
             session_id, lambda: rows_of(archive, longest=longest), actor=actor, detail=_detail(found)
         )
         return Restored(session_id=session_id, archive_sha256=found.sha256, restored=counts)
-    if standing.status != "cleaned":
+    if state.status != "cleaned":
         raise SessionExists(id=session_id)
     await asyncio.to_thread(archive.seek, 0)
     return await _restore(store, media, session_id, archive, actor)

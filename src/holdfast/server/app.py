@@ -40,7 +40,7 @@ from holdfast.errors import (
 from holdfast.ids import new_id
 from holdfast.server import commands, media, operation, page, retention, runs, sessions, sockets
 from holdfast.server import shell as shell_routes
-from holdfast.server.auth import Doorkeeper
+from holdfast.server.auth import Authenticator
 from holdfast.server.channel import Channels
 from holdfast.server.demo import demo_router
 from holdfast.server.revocation import Revocation
@@ -121,8 +121,8 @@ def create_app(
     app.state.settings = settings
     app.state.store = store
     app.state.agents = frozenset(agents)
-    app.state.doorkeeper = Doorkeeper(settings, store)
-    app.state.revocation = Revocation(app.state.doorkeeper.principal)
+    app.state.authenticator = Authenticator(settings, store)
+    app.state.revocation = Revocation(app.state.authenticator.principal)
     app.state.channels = Channels(store, comment_seconds=settings.stream_comment_seconds)
     app.state.metrics = operation.Metrics(worker_metrics)
     app.state.migrated = False

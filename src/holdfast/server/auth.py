@@ -78,7 +78,7 @@ def digest(token: str) -> str:
 
 
 @dataclass(slots=True)
-class Doorkeeper:
+class Authenticator:
     """Finds out who is asking: by a token of ours, or by one of the identity provider."""
 
     settings: Settings

@@ -88,7 +88,7 @@ async def index(request: Request) -> Response:
 
 async def _is_valid(request: Request, token: str) -> bool:
     try:
-        await request.app.state.doorkeeper.principal(token)
+        await request.app.state.authenticator.principal(token)
     except Unauthenticated:
         return False
     return True
@@ -110,7 +110,7 @@ def _check_own_page(request: Request) -> None:
 async def sign_in(request: Request, body: SignIn) -> Response:
     """Keep a token as a cookie, if it is good."""
     _check_own_page(request)
-    await request.app.state.doorkeeper.principal(body.token)
+    await request.app.state.authenticator.principal(body.token)
     answer = Response(status_code=204)
     _keep(request, answer, body.token)
     return answer

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from holdfast.errors import BadInput, BadText, Unauthenticated
 from holdfast.jsontext import has_lone_surrogates, parse_json
 from holdfast.logs import log_context
-from holdfast.server.auth import Doorkeeper, Principal, Rule
+from holdfast.server.auth import Authenticator, Principal, Rule
 from holdfast.server.channel import Channels
 from holdfast.server.models import ErrorBody
 from holdfast.store import Store
@@ -79,7 +79,7 @@ class GuardedRoute(APIRoute):
     """A route that cannot be without a rule."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Ask the doorkeeper first."""
+        """Ask the authenticator first."""
         handler = super().get_route_handler()
         ((rule, limit),) = {
             (RULES[method, self.path], _LIMITS.get((method, self.path))) for method in self.methods or ()
@@ -88,10 +88,10 @@ class GuardedRoute(APIRoute):
         lists = {p.alias for p in self.dependant.query_params if get_origin(p.field_info.annotation) is list}
 
         async def guarded(request: Request) -> Response:
-            doorkeeper: Doorkeeper = request.app.state.doorkeeper
+            authenticator: Authenticator = request.app.state.authenticator
             path = request.path_params
             log_context(lambda: {name: path[name] for name in ("session_id", "run_id") if name in path})
-            await doorkeeper.authorize(request, cast("Rule", rule), path)
+            await authenticator.authorize(request, cast("Rule", rule), path)
             if limit is not None:
                 settings = request.app.state.settings
                 request.scope[BODY_LIMIT] = limit if isinstance(limit, int) else getattr(settings, limit)

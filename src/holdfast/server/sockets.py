@@ -24,7 +24,7 @@ from holdfast.server.shell import shown, start
 from holdfast.shell.feed import Feed
 
 if TYPE_CHECKING:
-    from holdfast.server.auth import Doorkeeper
+    from holdfast.server.auth import Authenticator
     from holdfast.server.channel import Channels
     from holdfast.shell import ShellService
 
@@ -50,7 +50,7 @@ class _BashSocket:
 
     def __init__(self, websocket: WebSocket) -> None:
         self._socket = websocket
-        self._doorkeeper: Doorkeeper = websocket.app.state.doorkeeper
+        self._doorkeeper: Authenticator = websocket.app.state.authenticator
         self._channels: Channels = websocket.app.state.channels
         self._shell: ShellService = websocket.app.state.shell
         self._token: str | None = None

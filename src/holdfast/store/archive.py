@@ -128,7 +128,7 @@ class ArchiveMethods(Transactions):
     def _rehydrate(self, lease: Lease, session: Imported, again: bool) -> Tx[bool]:
         """Make the cleaned session what it was; true if that was done before, and only the answer got lost."""
         yield from self._fence(lease, 0)
-        (now,) = yield op("standing", session_id=lease.session_id)
+        (now,) = yield op("retention_state", session_id=lease.session_id)
         if now["status"] != "cleaned":
             if again:
                 return True
@@ -174,7 +174,7 @@ class ArchiveMethods(Transactions):
         owners: dict[str, str] = {}
         for session_id in sorted({c.session_id for c, _ in commands if c.session_id is not None}):
             yield from self._refuse_cleaned(session_id)
-            (session,) = yield op("standing", session_id=session_id)
+            (session,) = yield op("retention_state", session_id=session_id)
             owners[session_id] = session["owner"]
         rows: list[tuple[str, Imported]] = []
         for command, outputs in commands:

@@ -18,7 +18,7 @@ from holdfast.store.transactions import (
     reading,
     writing,
 )
-from holdfast.types import Blob, Json, Lease, Standing
+from holdfast.types import Blob, Json, Lease, RetentionState
 
 CONTENT: Final = (
     "drafts",
@@ -47,9 +47,9 @@ class RetentionMethods(Transactions):
     """Deletion, table by table, in an order that leaves nothing pointing at what is gone."""
 
     @reading
-    def standing(self, session_id: str) -> Tx[Standing]:
+    def retention_state(self, session_id: str) -> Tx[RetentionState]:
         """Return how a session stands for retention. Raises `SessionNotFound`."""
-        return (yield from self._standing(session_id))
+        return (yield from self._retention_state(session_id))
 
     @reading
     def content_counts(self, session_id: str) -> Tx[dict[str, int]]:
@@ -72,7 +72,7 @@ class RetentionMethods(Transactions):
         return moment(rows[0]["at"]) if rows else None
 
     @writing(changes="lease", repeatable=True)
-    def begin_cleaning(self, lease: Lease, *, idle: float, force: bool = False) -> Tx[Standing]:
+    def begin_cleaning(self, lease: Lease, *, idle: float, force: bool = False) -> Tx[RetentionState]:
         """Check the guards and mark the session `cleaning`: from now on it accepts nothing. Returns how it stood.
 
         Raises `RetentionRefused`, `SessionErased`. One that is cleaned stays as it is.
@@ -80,11 +80,11 @@ class RetentionMethods(Transactions):
         yield from self._fence(lease, 0)
         if (yield op("tombstone", session_id=lease.session_id)):
             raise SessionErased(id=lease.session_id)
-        standing = yield from self._standing(lease.session_id, lease)
-        if standing.status != "cleaned":
-            refuse_cleaning(standing, idle=idle, force=force)
+        state = yield from self._retention_state(lease.session_id, lease)
+        if state.status != "cleaned":
+            refuse_cleaning(state, idle=idle, force=force)
             yield op("begin_cleaning", session_id=lease.session_id)
-        return standing
+        return state
 
     @writing(changes="lease", repeatable=True)
     def stop_cleaning(self, lease: Lease) -> Tx[None]:
@@ -134,11 +134,11 @@ class RetentionMethods(Transactions):
     def drop_archive(self, lease: Lease) -> Tx[list[Blob]]:
         """Let go of the session's archive and mark its blobs for deletion, unless somebody else needs them."""
         yield from self._fence(lease, 0)
-        standing = yield from self._standing(lease.session_id, lease)
+        state = yield from self._retention_state(lease.session_id, lease)
         yield op("drop_archive", session_id=lease.session_id)
-        if standing.archive is None:
+        if state.archive is None:
             return []
-        return (yield from self._condemn_content([standing.archive], None, 0.0))
+        return (yield from self._condemn_content([state.archive], None, 0.0))
 
     def _condemn_content(self, digests: list[str], session_id: str | None, grace: float) -> Tx[list[Blob]]:
         """Let go of content and mark, in the same transaction, what nobody else needs."""
@@ -169,20 +169,20 @@ class RetentionMethods(Transactions):
                 detail=detail,
             )
             return moment(rows[0]["cleaned_at"])
-        standing = yield from self._standing(lease.session_id, lease)
-        if standing.cleaned_at is None:
-            raise Conflict(problem=f"session {lease.session_id} is {standing.status}, not being cleaned")
-        return standing.cleaned_at
+        state = yield from self._retention_state(lease.session_id, lease)
+        if state.cleaned_at is None:
+            raise Conflict(problem=f"session {lease.session_id} is {state.status}, not being cleaned")
+        return state.cleaned_at
 
     @writing(changes="lease", repeatable=True)
-    def begin_erasing(self, lease: Lease) -> Tx[Standing]:
+    def begin_erasing(self, lease: Lease) -> Tx[RetentionState]:
         """Put up the tombstone: from now on the session accepts nothing, for ever. Raises `RetentionRefused`."""
         yield from self._fence(lease, 0)
-        standing = yield from self._standing(lease.session_id, lease)
-        refuse_erasing(standing)
+        state = yield from self._retention_state(lease.session_id, lease)
+        refuse_erasing(state)
         yield op("add_tombstone", session_id=lease.session_id)
         yield op("begin_deleting", session_id=lease.session_id)
-        return standing
+        return state
 
     async def finish_erasing(self, lease: Lease, *, actor: str, detail: Json = "{}") -> datetime:
         """Remove the session and its head, write the audit, and return the time on the tombstone."""
@@ -205,17 +205,17 @@ class RetentionMethods(Transactions):
             )
         return moment(tombstone["at"])
 
-    def _standing(self, session_id: str, lease: Lease | None = None) -> Tx[Standing]:
-        rows = yield op("standing", session_id=check_id(session_id, "session id"))
+    def _retention_state(self, session_id: str, lease: Lease | None = None) -> Tx[RetentionState]:
+        rows = yield op("retention_state", session_id=check_id(session_id, "session id"))
         if not rows:
             raise SessionNotFound(id=session_id)
         behind = yield op("cursors_behind", session_id=session_id)
-        return _to_standing(rows[0], [row["consumer"] for row in behind], lease)
+        return _to_retention_state(rows[0], [row["consumer"] for row in behind], lease)
 
 
-def _to_standing(row: Row, behind: list[str], lease: Lease | None) -> Standing:
+def _to_retention_state(row: Row, behind: list[str], lease: Lease | None) -> RetentionState:
     ours = lease is not None and row["holder"] == lease.holder
-    return Standing(
+    return RetentionState(
         session_id=row["id"],
         status=row["status"],
         hold=bool(row["hold"]),

@@ -18,7 +18,7 @@ def of_session(table: str, session_id: str) -> dict[str, Any]:
     return {"_id": session_id} if len(KEYS[table]) == 1 else span(table, session_id)
 
 
-async def standing(db: Documents, *, session_id: str) -> list[MongoRow]:
+async def retention_state(db: Documents, *, session_id: str) -> list[MongoRow]:
     sessions = await db.get("sessions", session_id)
     heads = await db.get("heads", session_id)
     if not sessions or not heads:

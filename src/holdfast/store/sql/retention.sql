@@ -1,6 +1,6 @@
 -- Deleting what a session contains, a bounded number of rows at a time, through each table's own key.
 
--- name: standing
+-- name: retention_state
 -- What the guards look at. Who holds it is asked for the sake of those who do not.
 SELECT s.id, s.status, s.hold, s.agent, s.owner, s.created_at, s.cleaned_at, s.archive, h.seq,
   now_us() - s.active_at AS idle_us, live.id AS holder, live.name AS holder_name,
