@@ -54,6 +54,9 @@ def test_a_text_with_very_many_values_is_refused_before_it_is_parsed():
     many = "[" + "[]," * (MOST_VALUES + 1) + "1]"
     with pytest.raises(BadText, match="has more than 100,000 values"):
         parse_json(many, "state")
+    unclosed = "," * (MOST_VALUES + 1) + '"' + '\\"' * 1_000_000
+    with pytest.raises(BadText, match="has more than"):
+        parse_json(unclosed, "state")
     prose = json.dumps({"text": 'a, b, [c] {d} \\ "e" ' * MOST_VALUES})
     assert parse_json(prose, "state") == json.loads(prose)
     assert len(parse_json(json.dumps([0] * (MOST_VALUES - 1)), "state")) == MOST_VALUES - 1

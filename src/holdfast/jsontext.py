@@ -32,7 +32,8 @@ def _finite(text: str) -> float:
 
 MOST_VALUES: Final = 100_000
 """How many values a JSON text from outside may have. Values cost a hundred times as much as the bytes they are written with."""
-_STRING: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_STRING: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+"""A string, also one without an end: or each quote in it would be the start of another look at the rest."""
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _STRICT: Final = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 _LENIENT: Final = json.JSONDecoder(parse_constant=lambda _: None)

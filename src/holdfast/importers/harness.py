@@ -168,7 +168,10 @@ def _read(source: HarnessSource, kind: type[R], found: Found, notes: Notes) -> R
         raise source.bad(f"{where} is damaged, or of a version that is not known ({said})") from None
     for name in record.model_extra or ():
         notes.add(
-            f"a field of a harness {kind.__name__.strip('_').lower()} that is not known: {name}"[:200], where
+            f"a field of a harness {kind.__name__.removeprefix('_Harness').lower()} that is not known: {name}"[
+                :200
+            ],
+            where,
         )
     return record
 

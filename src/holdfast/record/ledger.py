@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
@@ -91,16 +90,15 @@ async def latest_entries(
     They are counted here and not in the history, which lacks the calls that a history processor has dropped.
     """
     latest: dict[str, tuple[int, Effect]] = {}
-    wanted = {call_id: re.compile(rf"{re.escape(call_id)}(?:~(\d+))?") for call_id in call_ids}
+    wanted = set(call_ids)
     cursor = None
     while run_id:
         page = await store.effects(session_id, run_id=run_id, cursor=cursor)
         for effect in page.items:
-            for call_id, pattern in wanted.items():
-                if match := pattern.fullmatch(effect.call_id):
-                    number = int(match[1] or 1)
-                    if number > latest.get(call_id, (0, effect))[0]:
-                        latest[call_id] = number, effect
+            base, _, number = effect.call_id.rpartition("~")
+            for call_id, count in ((effect.call_id, 1), (base, int(number) if number.isdecimal() else 0)):
+                if call_id in wanted and count > latest.get(call_id, (0, effect))[0]:
+                    latest[call_id] = count, effect
         cursor = page.next_cursor
         if cursor is None:
             break

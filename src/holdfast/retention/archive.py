@@ -27,7 +27,7 @@ from holdfast.types import STATUSES
 
 FORMAT: Final = "holdfast-archive"
 VERSION: Final = 1
-_MOST_VALUES: Final = 1_000_000
+_MOST_VALUES: Final = 100_000
 """How many values a recorded message may have. Large results are not in it, but in the media store."""
 _LONG_LINE: Final = 1024 * 1024
 _MOST_FIELDS: Final = 1000
