@@ -13,7 +13,7 @@ import zlib
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import IO, Any, Final, NoReturn
+from typing import IO, Any, Final, NoReturn, cast
 
 from pydantic_core import from_json, to_json
 
@@ -29,6 +29,8 @@ FORMAT: Final = "holdfast-archive"
 VERSION: Final = 1
 _MOST_VALUES: Final = 100_000
 """How many values a recorded message may have. Large results are not in it, but in the media store."""
+_MOST_PARTS: Final = 5000
+"""How many parts a recorded message may have: its readers work through all of them at once."""
 _LONG_LINE: Final = 1024 * 1024
 _MOST_FIELDS: Final = 1000
 MEDIA_TYPE: Final = "application/vnd.holdfast.archive+ndjson"
@@ -289,8 +291,8 @@ class _ArchiveReader:
             self._open_blob(row)
         elif name in _REFERRING:
             text: str | None = row[_REFERRING[name]]
-            if text is not None and not _is_json(text):
-                raise BadArchive(problem=f"the {_REFERRING[name]} of {name} is not JSON")
+            if text is not None and not _is_readable(text):
+                raise BadArchive(problem=f"the {_REFERRING[name]} of {name} is not JSON, or too much of it")
             self._referred.update(walker.digests([text]))
         return Record(name, row)
 
@@ -362,15 +364,16 @@ def checked_row(table: Table, content: object) -> dict[str, Any]:
     return row
 
 
-def _is_json(text: str) -> bool:
+def _is_readable(text: str) -> bool:
     """Return whether readers can parse a text that was recorded, which may be nested more deeply than one from outside."""
     if has_many_values(text, _MOST_VALUES):
         return False
     try:
-        json.loads(text, parse_constant=_refuse)
+        value: Any = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return False
-    return True
+    parts: Any = cast("dict[str, Any]", value).get("parts") if isinstance(value, dict) else None
+    return not isinstance(parts, list) or len(cast("list[Any]", parts)) <= _MOST_PARTS
 
 
 def _refuse(constant: str) -> NoReturn:
