@@ -111,8 +111,9 @@ def http() -> str:
         "Codes are those of the [errors](errors.md), and of HTTP itself: `bad_request` (400, no request at all), `not_found`,",
         "`method_not_allowed`, `payload_too_large`, `range_not_satisfiable`, `bad_input` (422), `internal` (500).\n",
         "A page of a list ends with its limit, or with the item that reaches 4 MiB. Follow `next_cursor` until it is null; the last page may be empty.\n",
-        "A request body is strict JSON in UTF-8. NaN, infinite numbers, lone surrogates and nesting of more than 100 levels are",
-        "refused with 422. The same limits apply to all JSON that the store accepts, except that it keeps escaped lone surrogates.\n",
+        "A request body is strict JSON in UTF-8. NaN, infinite numbers, lone surrogates, nesting of more than 100 levels and more than",
+        "100,000 values are refused with 422. The same limits apply to all JSON that the store accepts, except that it keeps escaped lone",
+        "surrogates. The metadata of a session has at most 65,536 characters.\n",
     ]
     constants = {"PATH": "/sockets/bash-events"}
     for module in ("sessions", "commands", "runs", "media", "retention", "shell", "sockets", "operation"):
