@@ -8,7 +8,7 @@ from typing import Any
 
 import uvicorn
 
-from holdfast.server.protocol import MAX_HEAD_BYTES, Protocol
+from holdfast.server.protocol import MAX_HEAD_BYTES, Protocol, SocketProtocol
 
 
 @asynccontextmanager
@@ -17,6 +17,7 @@ async def serving(app: Any, http: Any = Protocol, *, keep_alive: int = 5) -> Asy
     config = uvicorn.Config(
         app,
         http=http,
+        ws=SocketProtocol,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         log_config=None,
         lifespan="on",

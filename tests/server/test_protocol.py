@@ -5,6 +5,7 @@ import json
 import re
 import time
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -446,3 +447,22 @@ async def test_a_head_takes_time_in_proportion_to_its_length(server: Server, lin
     )
     assert (await connection.rest()).split()[1] in {b"400", b"401"}
     assert time.process_time() - started < 1  # it was 6 seconds
+
+
+UPGRADE = (
+    b"GET /sockets/bash-events HTTP/1.1\r\nHost: here\r\nConnection: upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("frame", [b"\x8a\x80\0\0\0\0", b"\x01\x80\0\0\0\0"], ids=["pongs", "fragments"])
+async def test_a_socket_that_sends_many_tiny_frames_is_ended(server: Server, frame: bytes):
+    """Each costs some microseconds, and anybody may send them before their token is checked."""
+    connection = await server.connect()
+    await connection.send(UPGRADE)
+    await asyncio.sleep(0.1)
+    began = time.monotonic()
+    with suppress(ConnectionError):
+        await connection.send(frame + (b"\x00\x80\0\0\0\0" if frame[0] == 1 else frame) * 20_000)
+    await connection.rest()
+    assert time.monotonic() - began < 5  # else it is closed after ten seconds, for want of a token

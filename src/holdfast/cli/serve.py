@@ -96,7 +96,13 @@ async def _serve(
     from holdfast.server import create_app
     from holdfast.server.auth import new_token
     from holdfast.server.pool import WorkerPool
-    from holdfast.server.protocol import MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, Server, new_protocol
+    from holdfast.server.protocol import (
+        MAX_HEAD_BYTES,
+        MAX_MESSAGE_BYTES,
+        Server,
+        SocketProtocol,
+        new_protocol,
+    )
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a stream is an open file
@@ -132,6 +138,7 @@ async def _serve(
                 access_log=False,
                 timeout_graceful_shutdown=5,
                 lifespan="on",
+                ws=SocketProtocol,
                 ws_max_size=MAX_MESSAGE_BYTES,
                 ws_per_message_deflate=False,
             )

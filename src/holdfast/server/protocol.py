@@ -7,11 +7,13 @@ import asyncio
 import json
 import re
 import socket
+import time
 from typing import Any, Final, TypeAlias
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 MAX_MESSAGE_BYTES: Final = 256 * 1024
@@ -22,6 +24,9 @@ _MIN_CHUNK_BYTES: Final = 256
 """What the chunks of a body must have on average, after the first ones. Each chunk costs the event loop some microseconds."""
 _MIN_BYTES_PER_SECOND: Final = 500
 """How quickly a body must arrive, but for a pause now and then."""
+_READ_BYTES: Final = 4096
+_MOST_FRAMES, _FRAMES_SECONDS = 1000, 10.0
+"""How many frames a WebSocket may send in so many seconds."""
 _HOST: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~-]+)(:[0-9]{1,5})?")
 _Event: TypeAlias = Any  # h11 types an event as one of its classes or of its sentinels
 
@@ -251,6 +256,31 @@ def _check_head(request: h11.Request, head: bytes) -> None:
         raise h11.RemoteProtocolError("Host is not a host")
     if not request.target.startswith(b"/") and request.target != b"*":
         raise h11.RemoteProtocolError("the target is not a path")
+
+
+class SocketProtocol(WebSocketsSansIOProtocol):
+    """Uvicorn's WebSocket protocol. It ends a connection that sends many frames: each costs the event loop some microseconds."""
+
+    _frames = 0
+    _counted_until = 0.0
+
+    def data_received(self, data: bytes) -> None:
+        """Read a few frames at a time."""
+        for start in range(0, len(data), _READ_BYTES):
+            if self.transport.is_closing():
+                return
+            super().data_received(data[start : start + _READ_BYTES])
+
+    def handle_events(self) -> None:
+        """Count the frames that have arrived, before they are handled."""
+        now = time.monotonic()
+        if now >= self._counted_until:
+            self._frames, self._counted_until = 0, now + _FRAMES_SECONDS
+        self._frames += len(self.conn.events)
+        if self._frames > _MOST_FRAMES:
+            self.transport.abort()
+            return
+        super().handle_events()
 
 
 class Server(uvicorn.Server):
