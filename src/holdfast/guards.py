@@ -1,4 +1,4 @@
-"""What stands between a session and its deletion. Pure: who asks has read how the session stands, under its lock."""
+"""The guards that refuse to delete a session. They look only at a `RetentionState`, which the caller has read under the session's lock."""
 
 from datetime import timedelta
 

@@ -41,7 +41,7 @@ def first(records: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def shift(records: list[dict[str, Any]], by: int) -> None:
-    """Move a whole history, with all that refers to it: everything fits together, and reading it takes for ever."""
+    """Move a whole history, with all that refers to it: everything fits together, and reading it never ends."""
     for record in records:
         for name, column in (("segments", "start"), ("messages", "position"), ("checkpoints", "length")):
             if name in record:

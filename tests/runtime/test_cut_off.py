@@ -11,9 +11,10 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from holdfast.errors import StoreFull
+from holdfast.record.ledger import latest_entries
 from holdfast.runtime import AgentSetup
 from holdfast.store import Store
-from holdfast.types import Batch, Lease, Submission
+from holdfast.types import Batch, Effect, Lease, Run, Submission
 from tests.builders import until as holds
 from tests.record.agents import scripted
 from tests.runtime.agents import ended, is_kind, kinds, send, until, working
@@ -168,6 +169,21 @@ async def test_a_call_is_found_in_the_ledger_although_the_history_was_cut(store:
     async with working(store, agent):
         assert (await ended(store, message)).state == "done"
     assert charged == [5]
+
+
+async def test_odd_ids_are_found_in_the_ledger(store: Store, session: str):
+    lease = await store.acquire(session, await store.join("test"))
+    names = ["a", "a~2", "a~10", "a~" + "9" * 5000, "a~b", "~", "b~2"]
+    await store.write(
+        lease, Batch(runs=[Run(id="r")], effects=[Effect(run_id="r", call_id=n, tool="t") for n in names])
+    )
+    latest = await latest_entries(store, session, "r", ["a", "a~b", "~", "b", "c"])
+    assert {call_id: (number, effect.call_id) for call_id, (number, effect) in latest.items()} == {
+        "a": (10, "a~10"),
+        "a~b": (1, "a~b"),
+        "~": (1, "~"),
+        "b": (2, "b~2"),
+    }
 
 
 async def test_an_interrupt_ends_a_turn_that_was_cut_off(store: Store, session: str):

@@ -50,6 +50,18 @@ async def test_a_good_token_becomes_a_cookie_and_leaves_the_address(browser: htt
     assert (await browser.get("/api/me")).json()["role"] == "admin"
 
 
+@pytest.mark.parametrize("token", ["bWFueQ/many+more==", 'with "quotes", and more'])
+async def test_a_token_that_a_cookie_has_to_quote(browser: httpx2.AsyncClient, token: str):
+    async with open_store(STORE) as store:
+        app = create_app(load_settings(store=STORE, token=SecretStr(token)), store, ["agent"])
+        async with httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(app=app), base_url="http://here"
+        ) as client:
+            answer = await client.get("/", params={"token": token})
+            cookie = answer.headers["set-cookie"].partition("; ")[0]
+            assert (await client.get("/api/me", headers={"cookie": cookie})).json()["role"] == "admin"
+
+
 async def test_a_cookie_over_https_stays_there(browser: httpx2.AsyncClient):
     answer = await browser.get("https://here/", params={"token": TOKEN})
     assert "; secure" in answer.headers["set-cookie"].lower()

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
@@ -43,6 +44,7 @@ current_call: ContextVar[CallRef | None] = ContextVar("holdfast_call", default=N
 """The run and the ledger entry of the tool call that is going on here."""
 
 _UNSERIALIZABLE = '{"kind":"unserializable"}'
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _SORTED = json.JSONEncoder(sort_keys=True, default=repr)
 
 
@@ -96,7 +98,10 @@ async def latest_entries(
         page = await store.effects(session_id, run_id=run_id, cursor=cursor)
         for effect in page.items:
             base, _, number = effect.call_id.rpartition("~")
-            for call_id, count in ((effect.call_id, 1), (base, int(number) if number.isdecimal() else 0)):
+            for call_id, count in (
+                (effect.call_id, 1),
+                (base, int(number) if _NUMBER.fullmatch(number) else 0),
+            ):
                 if call_id in wanted and count > latest.get(call_id, (0, effect))[0]:
                     latest[call_id] = count, effect
         cursor = page.next_cursor

@@ -502,7 +502,7 @@ def _next_blob(records: Iterator[Record]) -> Record | None:
 
 
 def rows_of(file: IO[bytes], *, longest: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the rows of an archive as a store takes them. Blocks; whoever reads to the end has verified it again.
+    """Yield the rows of an archive as a store takes them. Blocks. The archive is verified again when it has been read to the end.
 
     A submission that waits in a session that does not is queued: nothing would end it otherwise.
     """

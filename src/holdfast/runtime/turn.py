@@ -51,7 +51,7 @@ class Turn(RunHost):
     recorded: Sequence[ModelMessage]
     """The messages up to there."""
     last: bool = False
-    """Whether nothing else is to be taken: the session is released with the end of the run."""
+    """Whether this is the last submission to take: the session is released with the end of the run."""
     take_steered: Callable[[], Awaitable[Sequence[Steered]]] = _nothing
     """Called before each model request."""
     limit: float | None = None

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 import jwt
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, cookie_parser
 
 from holdfast.config import Settings, is_loopback
 from holdfast.errors import BadSettings, Forbidden, NotFound, SessionNotFound, Unauthenticated
@@ -32,6 +32,7 @@ Rule: TypeAlias = Literal["public", "user", "admin", "shell", "read", "write", "
 it names."""
 
 COOKIE = "holdfast_token"
+_LONGEST_COOKIE = 4096
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _CACHE_SECONDS = 5.0
 _REMOTE_KEYS_SECONDS = 300.0
@@ -197,11 +198,10 @@ def is_from(origin: str, host: str | None) -> bool:
 
 
 def cookie_of(connection: HTTPConnection) -> str | None:
-    """Return the token in our cookie. Tokens need no quotes, and Python's parser for quoted values takes quadratic time."""
+    """Return the token in our cookie. Python's parser for quoted values takes quadratic time, so long ones are ignored."""
     for pair in connection.headers.get("cookie", "").split(";"):
-        name, _, value = pair.partition("=")
-        if name.strip() == COOKIE:
-            return value.strip() or None
+        if pair.partition("=")[0].strip() == COOKIE and len(pair) <= _LONGEST_COOKIE:
+            return cookie_parser(pair).get(COOKIE) or None
     return None
 
 

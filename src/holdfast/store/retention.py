@@ -176,7 +176,7 @@ class RetentionMethods(Transactions):
 
     @writing(changes="lease", repeatable=True)
     def begin_erasing(self, lease: Lease) -> Tx[RetentionState]:
-        """Put up the tombstone: from now on the session accepts nothing, for ever. Raises `RetentionRefused`."""
+        """Write the tombstone. From now on the session accepts nothing. Raises `RetentionRefused`."""
         yield from self._fence(lease, 0)
         state = yield from self._retention_state(lease.session_id, lease)
         refuse_erasing(state)

@@ -136,7 +136,7 @@ class ShellMethods(Transactions):
         raise CommandLost(id=id, reason="another has written to it")
 
     async def stop_command(self, command_id: str) -> Command:
-        """Ask whoever runs a command to stop it. One that has ended stays as it is. Raises `NotFound`."""
+        """Request that a command be stopped. A command that has ended stays as it is. Raises `NotFound`."""
         return await self._stop_command(check_uuid(command_id, "command"))
 
     @writing(changes="id", repeatable=True)

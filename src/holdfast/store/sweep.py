@@ -92,7 +92,7 @@ class SweepMethods(Transactions):
 
     @reading
     def duty(self, name: str) -> Tx[Duty | None]:
-        """Return who is at it and what came of the last time; None if nobody ever took it."""
+        """Return the current holder of a duty and the result of its last run; None if it was never taken."""
         rows = yield op("duty", name=_name(name))
         return _duty(rows[0]) if rows else None
 

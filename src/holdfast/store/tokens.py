@@ -21,7 +21,7 @@ class TokenMethods(Transactions):
         scopes: Sequence[str] = (),
         lifetime: float | None = None,
     ) -> Token:
-        """Accept whoever brings the secret with this SHA-256, for `lifetime` seconds or until it is revoked."""
+        """Accept the secret with this SHA-256 as a token, for `lifetime` seconds or until it is revoked."""
         return await self._add_token(new_id(), digest, owner, role, scopes, lifetime)
 
     @writing(repeatable=True)
@@ -59,7 +59,7 @@ class TokenMethods(Transactions):
 
     @writing(repeatable=True)
     def revoke_token(self, token_id: str) -> Tx[Token]:
-        """Make a token worth nothing, for ever. Idempotent. Raises `NotFound`."""
+        """Revoke a token. Idempotent. Raises `NotFound`."""
         rows = yield op("revoke_token", id=token_id)
         if not rows:
             raise NotFound(what="token", id=token_id)
