@@ -11,7 +11,6 @@ import pytest
 from pymongo import MongoClient
 
 from holdfast.store import Store, open_store
-from holdfast.store.mongo.documents import filled
 from holdfast.store.mongo.schema import COLLECTIONS
 from tests.servers import Mongo, Postgres, mongo, mongod, postgres
 
@@ -90,9 +89,14 @@ def mongo_url(
         mongo_client.drop_database(name)
         return
     first, *others = sorted(COLLECTIONS - {"migrations"})
-    for row in database[first].aggregate(filled(first, others)):
+    union = [{"$unionWith": {"coll": table, "pipeline": _is_filled(table)}} for table in others]
+    for row in database[first].aggregate([*_is_filled(first), *union]):
         database[row["table"]].delete_many({})
     emptied.append(name)
+
+
+def _is_filled(table: str) -> list[dict[str, Any]]:
+    return [{"$limit": 1}, {"$project": {"_id": 0, "table": {"$literal": table}}}]
 
 
 async def new_database(server: Postgres) -> str:

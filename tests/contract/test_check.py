@@ -107,7 +107,7 @@ async def test_damage_is_found(engine: Engine, tmp_path: Path, invariant: str):
 
 
 async def test_every_invariant_is_tried(engine: Engine):
-    from holdfast.store.sql.library import statement_names
+    from holdfast.store.sql.check import invariants
 
-    checks = {n.removeprefix("check_").replace("_", " ") for n in statement_names() if n.startswith("check_")}
+    checks = {name for name, _ in invariants("sqlite", of_session=False)}
     assert checks == set(DAMAGE)

@@ -118,9 +118,8 @@ class ArchiveMethods(Transactions):
         yield op("imported_commands_lost", session_id=session_id)
         control_only = True if session["status"] == "waiting" else None
         yield op("ready_if_work", session_id=session_id, control_only=control_only)
-        for name in self._invariants(of_session=True):
-            for broken in (yield op(name, session_id=session_id, limit=1)):
-                raise BadArchive(problem=f"it does not fit together: {broken['detail']}"[:300])
+        for broken in (yield from self._violations(session_id=session_id, limit=1)):
+            raise BadArchive(problem=f"it does not fit together: {broken.detail}"[:300])
         audit_id, actor, action, detail = audit
         yield op("add_audit", id=audit_id, actor=actor, action=action, session_id=session_id, detail=detail)
         return counts

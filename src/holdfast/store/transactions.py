@@ -35,7 +35,7 @@ from holdfast.errors import (
 from holdfast.ids import check_id, check_text
 from holdfast.jsontext import parse_json, parse_object
 from holdfast.store.hub import READY, inbox
-from holdfast.types import Json, Lease
+from holdfast.types import Json, Lease, Violation
 
 if TYPE_CHECKING:
     from types import CoroutineType
@@ -171,8 +171,8 @@ class Transactions(ABC):
         """Run a transaction that only reads, on one consistent cut."""
 
     @abstractmethod
-    def _invariants(self, *, of_session: bool = False) -> Sequence[str]:
-        """Return the names of the operations that check an invariant; or of those that can check one session."""
+    def _violations(self, *, limit: int, session_id: str | None = None) -> Tx[list[Violation]]:
+        """Return what breaks an invariant, of each at most `limit`; or what breaks one in a session that is named."""
 
     @abstractmethod
     def _announce(self, *topics: str) -> None:

@@ -90,15 +90,6 @@ def beyond(way: str, **columns: object) -> dict[str, Any]:
     }
 
 
-def filled(first: str, others: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the stages that tell, beginning with the first, which tables have anything in them."""
-
-    def name(table: str) -> list[dict[str, Any]]:
-        return [{"$limit": 1}, {"$project": {"_id": 0, "table": {"$literal": table}}}]
-
-    return [*name(first), *({"$unionWith": {"coll": table, "pipeline": name(table)}} for table in others)]
-
-
 def microseconds(at: datetime) -> int:
     """Return a time of the server as it is stored."""
     return (at.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
@@ -195,7 +186,6 @@ class Documents:
         """Heads as they were last changed in this transaction, by nobody else: they are locked."""
         self._gathered: dict[str, list[Mapping[str, Any]]] = {}
         self._now: int | None = None
-        self._empty: frozenset[str] = frozenset()
 
     def __getitem__(self, table: str) -> AsyncCollection[MongoRow]:
         return self.database[table]
@@ -244,8 +234,6 @@ class Documents:
         paged: bool = False,
     ) -> list[MongoRow]:
         """Return the rows that match, in order; `paged`, they end with the one that fills the page."""
-        if table in self._empty:
-            return []
         wanted = None if fields is None else [*fields, *(f"pieces.{name}" for name in fields)]
         cursor = self[table].find(where, wanted, sort=sort, limit=limit, session=self.session)
         if not paged:
@@ -257,12 +245,6 @@ class Documents:
                 if self.page.add(row):
                     break
         return rows
-
-    async def pass_over_empty(self) -> None:
-        """Ask which tables have nothing in them, once, and no more of these."""
-        first, *others = sorted(KEYS)
-        there = await self.group(first, *filled(first, others))
-        self._empty = frozenset(KEYS) - {row["table"] for row in there}
 
     async def one(self, table: str, where: Where) -> MongoRow | None:
         """Return a row that matches, if there is one."""
@@ -278,8 +260,6 @@ class Documents:
 
     async def group(self, table: str, *stages: Mapping[str, Any]) -> list[MongoRow]:
         """Return what an aggregation of the table gives."""
-        if table in self._empty:
-            return []
         cursor = await self[table].aggregate(list(stages), session=self.session)
         return await cursor.to_list()
 

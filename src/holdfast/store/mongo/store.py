@@ -123,7 +123,6 @@ def _statements(*topics: ModuleType) -> dict[str, Handler]:
 STATEMENTS: Final[dict[str, Handler]] = {
     **_statements(sessions, leases, submissions, journal, media, retention, shell, sweep, check, schema),
     **retention.DELETE,
-    **check.HAVE_SESSION,
 }
 
 
@@ -221,20 +220,20 @@ class MongoStore(Store):
                 raise self._translate(error) from error
         return schema.LATEST
 
-    def _check(self) -> Tx[list[Violation]]:
-        yield op("pass_over_empty")
-        violations = yield from super()._check()
-        for row in (yield slow(op("loose_pieces", limit=100))):
-            violations.append(
-                Violation(invariant="piece has row", session_id=row["session_id"], detail=row["detail"])
-            )
-        return violations
-
-    def _invariants(self, *, of_session: bool = False) -> Sequence[str]:
-        names = sorted(name for name in STATEMENTS if name.startswith("check_"))
-        return [
-            n for n in names if not of_session or "session_id" in inspect.signature(STATEMENTS[n]).parameters
+    def _violations(self, *, limit: int, session_id: str | None = None) -> Tx[list[Violation]]:
+        find = op("violations", limit=limit, session_id=session_id)
+        rows = yield find if session_id is not None else slow(find)
+        violations = [
+            Violation(invariant=row["invariant"], session_id=row["session_id"], detail=row["detail"])
+            for row in rows
         ]
+        if session_id is None:
+            loose = yield slow(op("loose_pieces", limit=limit))
+            violations += [
+                Violation(invariant="piece has row", session_id=row["session_id"], detail=row["detail"])
+                for row in loose
+            ]
+        return violations
 
     async def write(self, lease: Lease, batch: Batch) -> int:
         writing = Writing(lease.session_id, batch, self._check_size)

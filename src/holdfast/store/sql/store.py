@@ -7,10 +7,12 @@ from functools import cache
 from holdfast.store.archive import PAGE_BYTES, PAGE_ROWS, Imported
 from holdfast.store.schema import LATEST
 from holdfast.store.sql import library
+from holdfast.store.sql.check import invariants
 from holdfast.store.sql.library import Dialect, Script
 from holdfast.store.store import Store
 from holdfast.store.transactions import Rows, Tx, op, writing
 from holdfast.tables import Table
+from holdfast.types import Violation
 
 
 class SqlStore(Store):
@@ -36,9 +38,16 @@ class SqlStore(Store):
                 yield op("add_migration", version=number, name=name)
         return LATEST
 
-    def _invariants(self, *, of_session: bool = False) -> Sequence[str]:
-        names = sorted(name for name in library.statement_names() if name.startswith("check_"))
-        return [name for name in names if not of_session or "session_id" in library.optional(name)]
+    def _violations(self, *, limit: int, session_id: str | None = None) -> Tx[list[Violation]]:
+        violations: list[Violation] = []
+        one = session_id is not None
+        params = {"limit": limit, "session_id": session_id} if one else {"limit": limit}
+        for name, text in invariants(self._dialect, of_session=one):
+            rows = yield Script(name, params, slow=not one, text=text)
+            violations += [
+                Violation(invariant=name, session_id=row["session_id"], detail=row["detail"]) for row in rows
+            ]
+        return violations
 
     def _taken_ids(self, table: Table, ids: Sequence[str]) -> Tx[Rows]:
         text = _taken_text(table, self._dialect)
