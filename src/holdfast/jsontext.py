@@ -32,6 +32,8 @@ def _finite(text: str) -> float:
 
 MOST_VALUES: Final = 100_000
 """How many values a JSON text from outside may have. Values cost a hundred times as much as the bytes they are written with."""
+MOST_RECORDED_VALUES: Final = 2_000_000
+"""How many values a recorded message or result may have. An archive that brings one back has the same limit."""
 _STRING: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """A string, also one without an end: or each quote in it would be the start of another look at the rest."""
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
@@ -69,6 +71,12 @@ _TOO_DEEP: Final = f"is nested more than {DEEPEST} levels deep"
 def has_many_values(text: str, most: int) -> bool:
     """Return whether a JSON text has more values than that, without parsing it."""
     return text.count(",") > most and _STRING.sub("", text).count(",") > most
+
+
+def check_recorded(text: str, what: str) -> None:
+    """Raise `BadText` if a text that is recorded has more values than an archive may bring back."""
+    if has_many_values(text, MOST_RECORDED_VALUES):
+        raise BadText(what=what, problem=f"has more than {MOST_RECORDED_VALUES:,} values")
 
 
 def is_too_deep(value: Any) -> bool:

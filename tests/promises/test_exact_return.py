@@ -3,17 +3,19 @@
 import io
 import json
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from holdfast.errors import NotCleaned, SessionCleaned, SessionExists
+from holdfast.errors import BadText, NotCleaned, SessionCleaned, SessionExists
 from holdfast.media import collect, open_media
 from holdfast.retention import clean, import_archive, rehydrate, write_archive
 from holdfast.retention.archive import BLOB_BYTES
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, Message, NewEvent, Segment
+from tests.builders import held_session
 from tests.conftest import Engine
 from tests.promises.sessions import fill
 
@@ -137,6 +139,32 @@ async def test_a_compressed_archive_is_the_same_each_time(store: Store):
     await clean(store, media, session_id, actor="test", force=True)
     await rehydrate(store, media, session_id, io.BytesIO(packed), actor="test")
     assert await export(store, session_id) == before
+
+
+async def test_content_that_shrinks_a_thousandfold_comes_back(tmp_path: Path):
+    """A blank picture, and a result that is all structure: no limit against hostile archives may refuse our own."""
+    async with open_store(f"sqlite:///{tmp_path}/s.db") as store:
+        media = open_media(f"disk://{tmp_path}/media", store=store)
+        session_id = await fill(store, media, ["hello"], blobs=[bytes(100 * 1024 * 1024)])
+        holder = await store.join("next", ttl=60)
+        lease = await store.acquire(session_id, holder)
+        rows = [[0] * 12] * 100_000
+        message = Message(segment=3, position=0, body=json.dumps(rows))
+        await store.write(lease, Batch(segments=[Segment(number=3)], messages=[message]))
+        await store.leave(holder)
+        cleaned = await clean(store, media, session_id, actor="test", force=True, archive="media")
+        assert cleaned.archive is not None
+        assert (await media.metadata(cleaned.archive)).size < 4_000_000
+        await rehydrate(store, media, session_id, actor="test")
+        (back,) = await store.history(session_id, segment=3, length=1)
+        assert back == message
+
+
+async def test_a_message_that_no_archive_could_bring_back_is_refused(store: Store):
+    lease, _ = await held_session(store)
+    message = Message(segment=1, position=0, body=f"[{'0,' * 2_000_001}0]")
+    with pytest.raises(BadText, match="has more than 2,000,000 values"):
+        await store.write(lease, Batch(segments=[Segment(number=1)], messages=[message]))
 
 
 async def test_an_archive_in_the_media_store_survives_the_collector(store: Store):

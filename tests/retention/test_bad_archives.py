@@ -255,7 +255,7 @@ async def test_a_record_with_very_many_values_is_refused(store: Store, archived:
     lines = archive.splitlines(keepends=True)
     lines.insert(2, b'{"runs":' + lists.encode() + b"}\n")
     assert "more values than any record" in await refused(store, session_id, b"".join(lines))
-    harmed = remade(archive, lambda r: first(r, "messages").update(body="[" + "1," * 100_001 + "1]"))
+    harmed = remade(archive, lambda r: first(r, "messages").update(body="[" + "1," * 2_000_001 + "1]"))
     assert "is not JSON" in await refused(store, session_id, harmed)
     calls = json.dumps({"kind": "response", "parts": [{}] * 5001})
     harmed = remade(archive, lambda r: first(r, "messages").update(body=calls))

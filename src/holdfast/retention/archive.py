@@ -9,7 +9,6 @@ import base64
 import hashlib
 import json
 import tempfile
-import zlib
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
@@ -19,16 +18,15 @@ from pydantic_core import from_json, to_json
 
 from holdfast.errors import ArchiveFailed, ArchiveTooNew, BadArchive, BadId, BadInput, BadText
 from holdfast.ids import check_id
-from holdfast.jsontext import has_many_values
+from holdfast.jsontext import MOST_RECORDED_VALUES, has_many_values
 from holdfast.media import MediaContext, MediaStore, to_uri, walker
+from holdfast.retention.packing import Packer, unpack
 from holdfast.store import Store
 from holdfast.tables import BY_NAME, SESSION, TABLES, Column, Table
 from holdfast.types import STATUSES
 
 FORMAT: Final = "holdfast-archive"
 VERSION: Final = 1
-_MOST_VALUES: Final = 100_000
-"""How many values a recorded message may have. Large results are not in it, but in the media store."""
 _MOST_PARTS: Final = 5000
 """How many parts a recorded message may have: its readers work through all of them at once."""
 _LONG_LINE: Final = 1024 * 1024
@@ -36,11 +34,6 @@ _MOST_FIELDS: Final = 1000
 MEDIA_TYPE: Final = "application/vnd.holdfast.archive+ndjson"
 BLOB_BYTES: Final = 768 * 1024
 """So many bytes of a blob go on one line: a mebibyte as base64."""
-_GZIP = b"\x1f\x8b"
-_READ = 1024 * 1024
-_FREE_BYTES = 64 * 1024 * 1024
-_LARGEST_RATIO = 200
-"""What is larger than that may not be smaller by more than this when it is compressed: nothing real is."""
 _ORDER: Final = {name: n for n, name in enumerate((SESSION.name, *(t.name for t in TABLES), "end"))}
 _BLOB: Final = Table(
     "blob_references",
@@ -93,16 +86,15 @@ async def write_archive(
     written when something fails has no footer, and no reader takes it.
     """
     lines = _lines(store, media, session_id, longest_line(store.settings.max_payload_bytes))
-    # The header that zlib writes has no name and no time.
-    packer = zlib.compressobj(6, zlib.DEFLATED, 31) if compress else None
+    packer = Packer() if compress else None
     async with aclosing(lines):
         async for piece in lines:
             if packer is None:
                 yield piece
-            elif packed := await asyncio.to_thread(packer.compress, piece):
+            elif packed := await asyncio.to_thread(packer.add, piece):
                 yield packed
     if packer is not None:
-        yield packer.flush()
+        yield packer.finish()
 
 
 async def _lines(
@@ -178,7 +170,7 @@ def read_archive(file: IO[bytes], *, longest: int, finish: Callable[[Archive], N
     digest = hashlib.sha256()
     reader = _ArchiveReader()
     last = 0
-    for number, line in enumerate(_split(_unpack(file), longest), 1):
+    for number, line in enumerate(_split(unpack(file), longest), 1):
         last = number
         if reader.ended:
             raise BadArchive(problem=f"line {number} comes after its end")
@@ -366,7 +358,7 @@ def checked_row(table: Table, content: object) -> dict[str, Any]:
 
 def _is_readable(text: str) -> bool:
     """Return whether readers can parse a text that was recorded, which may be nested more deeply than one from outside."""
-    if has_many_values(text, _MOST_VALUES):
+    if has_many_values(text, MOST_RECORDED_VALUES):
         return False
     try:
         value: Any = json.loads(text, parse_constant=_refuse)
@@ -413,46 +405,6 @@ def _split(pieces: Iterator[bytes], longest: int) -> Iterator[bytes]:
             raise BadArchive(problem=f"a line of it is longer than {longest} bytes")
     if size:
         raise BadArchive(problem="it is cut short within a line")
-
-
-def _unpack(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the bytes, decompressed if they are compressed, and not for longer than that can be real."""
-    first = file.read(_READ)
-    pieces = _pieces(file, first)
-    if not first.startswith(_GZIP):
-        yield from pieces
-        return
-    unpacker = zlib.decompressobj(31)
-    packed = unpacked = 0
-    for piece in pieces:
-        if unpacker.eof:
-            raise BadArchive(problem="something follows its compressed bytes")
-        packed += len(piece)
-        rest = piece
-        while rest:
-            try:
-                data = unpacker.decompress(rest, _READ)
-            except zlib.error as error:
-                raise BadArchive(problem=f"it is not sound gzip: {error}") from None
-            rest = unpacker.unconsumed_tail
-            unpacked += len(data)
-            if unpacked > _FREE_BYTES and unpacked > packed * _LARGEST_RATIO:
-                raise BadArchive(
-                    problem=f"it grows more than {_LARGEST_RATIO} times when it is decompressed;"
-                    " if you trust it, decompress it with gunzip and use that"
-                )
-            yield data
-        if unpacker.unused_data:
-            raise BadArchive(problem="something follows its compressed bytes")
-    if not unpacker.eof:
-        raise BadArchive(problem="its compressed bytes are cut short")
-
-
-def _pieces(file: IO[bytes], first: bytes) -> Iterator[bytes]:
-    piece = first
-    while piece:
-        yield piece
-        piece = file.read(_READ)
 
 
 async def spool(pieces: AsyncIterable[bytes]) -> IO[bytes]:

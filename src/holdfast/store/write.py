@@ -6,7 +6,7 @@ from typing import Final, Literal, TypeAlias, cast
 
 from holdfast.errors import BadInput, Conflict
 from holdfast.ids import check_choice, check_id
-from holdfast.jsontext import parse_json, parse_object
+from holdfast.jsontext import check_recorded, parse_json, parse_object
 from holdfast.types import (
     CHECKPOINT_KINDS,
     EFFECT_STATES,
@@ -167,6 +167,10 @@ class Writing:
             parse_json(event.payload, "payload")
         for run in batch.runs:
             parse_object(run.metadata, "metadata")
+        for message in batch.messages:
+            check_recorded(message.body, "message")
+        for effect in batch.effects:
+            check_recorded(effect.result or "", "result")
 
     def refuse(self) -> None:
         """Raise what a batch before this one has failed with."""
