@@ -117,6 +117,12 @@ class VersionConflict(Conflict):
     code = "version_conflict"
 
 
+class MediaCollected(Conflict):
+    """Media was deleted between its upload and this write, because no session referred to it: {uris}. Nothing was changed. Put it again, then write."""
+
+    code = "media_collected"
+
+
 class HistoryTooLarge(Conflict):
     """The history has {size} bytes with its media; the limit is {limit}. Rewind or undo to an earlier point, or raise `max_history_bytes`."""
 

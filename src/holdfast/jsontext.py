@@ -70,7 +70,12 @@ _TOO_DEEP: Final = f"is nested more than {DEEPEST} levels deep"
 
 def has_many_values(text: str, most: int) -> bool:
     """Return whether a JSON text has more values than that, without parsing it."""
-    return text.count(",") > most and _STRING.sub("", text).count(",") > most
+    return _most_values(text) > most and _most_values(_STRING.sub("", text)) > most
+
+
+def _most_values(text: str) -> int:
+    """Return how many values this text has at the most: each but the first follows one of these characters."""
+    return text.count(",") + text.count("[") + text.count("{")
 
 
 def check_recorded(text: str, what: str) -> None:

@@ -21,7 +21,7 @@ from urllib.parse import quote
 from holdfast.errors import BadInput, BadKey, BadUri, HoldfastError, MediaDamaged, MediaNotFound
 from holdfast.ids import new_id
 from holdfast.store import Store
-from holdfast.types import Blob, Page
+from holdfast.types import Blob, Json, Page
 
 CHUNK: Final = 1024 * 1024
 """Bytes are moved in pieces of this size."""
@@ -32,6 +32,8 @@ DEAD_SECONDS: Final = 120.0
 _SMALL = 64 * 1024
 _LONGEST_KEY = 800
 _LONGEST_NAME = 200
+_LONGEST_FILE_NAME = 1000
+_LARGEST_METADATA = 16 * 1024
 _ODD = re.compile(r'[\\:*?"<>|]')
 _URI = re.compile(r"media\+sha256://([0-9a-f]{64})")
 _MEDIA_TYPE = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,254}")
@@ -44,6 +46,17 @@ class MediaContext:
     media_type: str = "application/octet-stream"
     file_name: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def checked(self) -> Json:
+        """Return the metadata as JSON. Raises `BadInput` if something here is not valid, or longer than it may be."""
+        metadata = json.dumps(dict(self.metadata))
+        if not _MEDIA_TYPE.fullmatch(self.media_type):
+            raise BadInput(problem=f"{self.media_type!r:.200} is not a media type")
+        if len(self.file_name or "") > _LONGEST_FILE_NAME:
+            raise BadInput(problem=f"the file name of media has at most {_LONGEST_FILE_NAME} characters")
+        if len(metadata) > _LARGEST_METADATA:
+            raise BadInput(problem=f"the metadata of media has at most {_LARGEST_METADATA} bytes as JSON")
+        return metadata
 
 
 ANY: Final = MediaContext()
@@ -315,16 +328,12 @@ class MediaStore(ABC):
         return asyncio.create_task(go_on())
 
     def _new(self, context: MediaContext) -> Blob:
-        if not _MEDIA_TYPE.fullmatch(context.media_type):
-            raise BadInput(problem=f"{context.media_type!r} is not a media type")
-        metadata = json.dumps(dict(context.metadata))
-        name = context.file_name
         return Blob(
             id=new_id(),
             location=self.location,
             media_type=context.media_type,
-            file_name=name,
-            metadata=metadata,
+            file_name=context.file_name,
+            metadata=context.checked(),
         )
 
     def _named(self, blob: Blob, sha256: str, size: int, context: MediaContext) -> Blob:

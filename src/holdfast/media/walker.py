@@ -161,12 +161,21 @@ def _base64(data: bytes, form: str) -> bytes:
 
 
 def _written(data: bytes, form: str, otherwise: str) -> str:
+    """Return the string of this content, or the reference if no string was ever taken out in that form."""
+    try:
+        return _string(data, form) or otherwise
+    except UnicodeDecodeError:
+        return otherwise
+
+
+def _string(data: bytes, form: str) -> str | None:
     match form:
         case "text" | "ascii":
             return json.dumps(data.decode(), ensure_ascii=form == "ascii")
         case "json":
-            return f'"{data.decode()}"'
+            string = f'"{data.decode()}"'
+            return string if _STRING.fullmatch(string) else None  # else it would bring more than a string
         case "base64" | "base64url" | "base64-unpadded" | "base64url-unpadded":
             return f'"{_base64(data, form).decode()}"'
         case _:
-            return otherwise  # a form of a newer version
+            return None  # a form of a newer version

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, UserContent, UserPromptPart
 
-from holdfast.errors import Conflict, HoldfastError
+from holdfast.errors import Conflict, HoldfastError, MediaCollected
 from holdfast.ids import new_id
 from holdfast.jsontext import lenient_json
 from holdfast.record import ledger
@@ -148,14 +148,25 @@ class Buffer:
         if not self._offloader.concerns(batch) and not self._order.locked():
             await self._write(batch)
             return
+        is_put = False
+
+        async def write(batch: Batch) -> None:
+            nonlocal is_put
+            is_put = True
+            try:
+                await self._write(batch)
+            except MediaCollected:
+                is_put = False
+                raise
+
         async with self._order:
             self._check()
             try:
-                await self._offloader.move_out(batch)
+                await self._offloader.write(batch, write)
             except BaseException as error:
-                self._take_back(batch, error)
+                if not is_put:
+                    self._take_back(batch, error)
                 raise
-            await self._write(batch)
             self._offloader.written(batch)
 
     async def write_note(self, effect: Effect) -> None:

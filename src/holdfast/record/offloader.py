@@ -5,10 +5,10 @@ What is short is not looked at: for it nothing here costs more than asking for i
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, MediaCollected
 from holdfast.media import MediaStore, open_media, to_uri, walker
 from holdfast.media.base import add_to
 from holdfast.record.history import check_history_size
@@ -18,6 +18,7 @@ from holdfast.types import Batch, Effect, Json
 _BESIDE = 1024 * 1024
 """Texts of this size are taken apart and put together beside the event loop."""
 _AT_ONCE = 4
+_PUTS = 3
 _LEAST = 128
 """A reference is not much shorter than this."""
 
@@ -64,6 +65,25 @@ class MediaOffloader:
             for effect in batch.effects
         ]
         batch.blobs = list(digests)
+
+    async def write(self, batch: Batch, write: Callable[[Batch], Awaitable[object]]) -> None:
+        """Put what is large into the media store, then write. What was deleted in between is put again.
+
+        That happens when another session that referred to the same content is erased at this moment.
+        """
+        for left in reversed(range(_PUTS)):
+            whole = replace(batch)
+            await self.move_out(batch)
+            try:
+                await write(batch)
+            except MediaCollected:
+                if not left:
+                    raise
+                batch.messages, batch.effects, batch.blobs = whole.messages, whole.effects, whole.blobs
+                if batch.chain is not None:
+                    batch.chain.failed = None
+            else:
+                return
 
     def written(self, batch: Batch) -> None:
         """Note what the session refers to: it is not put again, since it cannot be collected now."""

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pydantic_ai import Agent
@@ -260,11 +261,10 @@ async def settle_effect(
         payload = json.dumps({"tool": settled.tool, "call_id": call_id, "by_hand": True, "actor": actor})
         event = NewEvent(kind=kind, run_id=run_id, payload=payload)
         batch = Batch(effects=[settled], events=[event])
-        await MediaOffloader(store, media).move_out(batch)
         # Before the change: an entry for one that did not happen is better than a change without an entry.
         detail = json.dumps({"run_id": run_id, "call_id": call_id, "tool": settled.tool, "state": state})
         await store.audit(actor=actor, action="settle effect", session_id=run.session_id, detail=detail)
-        await store.write(lease, batch)
+        await MediaOffloader(store, media).write(batch, partial(store.write, lease))
     return (await store.effects(run.session_id, run_id=run_id, call_id=call_id)).items[0]
 
 

@@ -349,8 +349,8 @@ def checked_row(table: Table, content: object) -> dict[str, Any]:
             raise BadArchive(problem=f"{row[column.name]!r:.200} cannot be the {what}") from None
         except BadInput as error:
             raise BadArchive(problem=f"the {what} is not valid: {error.facts['problem']}"[:300]) from None
-    if table is _BLOB and not _is_metadata(row["metadata"]):
-        raise BadArchive(problem="the metadata of media is not an object of texts")
+    if table is _BLOB:
+        _check_media(row)
     if table is SESSION and row["status"] not in set(STATUSES) - {"cleaning", "cleaned", "running", "queued"}:
         raise BadArchive(problem=f"a session cannot be {row['status']!r} in an archive"[:200])
     return row
@@ -372,12 +372,18 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(constant)
 
 
-def _is_metadata(text: str) -> bool:
+def _check_media(row: Mapping[str, Any]) -> None:
     try:
-        value: Any = json.loads(text)
+        metadata: Any = json.loads(row["metadata"])
     except (ValueError, RecursionError):
-        return False
-    return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        metadata = None
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        raise BadArchive(problem="the metadata of media is not an object of texts")
+    context = MediaContext(media_type=row["media_type"], file_name=row["file_name"], metadata=metadata)  # pyright: ignore[reportUnknownArgumentType]
+    try:
+        context.checked()
+    except BadInput as error:
+        raise BadArchive(problem=str(error.facts["problem"])) from None
 
 
 def _checked_id(value: object, what: str) -> str:
@@ -453,20 +459,29 @@ def _next_blob(records: Iterator[Record]) -> Record | None:
     return next((record for record in records if record.table == _BLOB.name and record.row), None)
 
 
-def rows_of(file: IO[bytes], *, longest: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the rows of an archive as a store takes them. Blocks. The archive is verified again when it has been read to the end.
+def rows_of(file: IO[bytes], verified: Archive, *, longest: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the rows of a verified archive as a store takes them. Raises `BadArchive` at the end if its bytes are other ones now.
 
-    A submission that waits in a session that does not is queued: nothing would end it otherwise.
+    A submission that waits in a session that does not is queued: nothing would end it otherwise. Blocks.
     """
     file.seek(0)
     names = BY_NAME[_BLOB.name].names
-    status = ""
-    for record in read_archive(file, longest=longest, finish=lambda _: None):
-        if record.table == SESSION.name:
-            status = record.row["status"]
-        if record.table == "submissions" and record.row["state"] == "waiting" and status != "waiting":
-            yield record.table, {**record.row, "state": "queued"}
-        elif record.table != _BLOB.name:
-            yield record.table, record.row
-        elif record.row:
-            yield record.table, {name: record.row[name] for name in names}
+    waits = verified.session["status"] == "waiting"
+    digest = hashlib.sha256()
+    for line in _split(unpack(file), longest):
+        value: dict[str, Any] = from_json(line, cache_strings="keys")
+        for name, row in value.items():
+            match name:
+                case "format" | "version" | "session_id" | "bytes":
+                    pass
+                case "end":
+                    if digest.hexdigest() != verified.sha256:
+                        raise BadArchive(problem="it was changed while it was read")
+                    return
+                case _BLOB.name:
+                    yield name, {column: row[column] for column in names}
+                case "submissions" if row["state"] == "waiting" and not waits:
+                    yield name, {**row, "state": "queued"}
+                case _:
+                    yield name, row
+        digest.update(line)

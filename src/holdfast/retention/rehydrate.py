@@ -63,7 +63,7 @@ async def import_archive(store: Store, media: MediaStore, archive: IO[bytes], *,
     except SessionNotFound:
         await _put_blobs(media, archive, found, longest)
         counts = await store.import_rows(
-            session_id, lambda: rows_of(archive, longest=longest), actor=actor, detail=_detail(found)
+            session_id, lambda: rows_of(archive, found, longest=longest), actor=actor, detail=_detail(found)
         )
         return Restored(session_id=session_id, archive_sha256=found.sha256, restored=counts)
     if state.status != "cleaned":
@@ -84,7 +84,7 @@ async def _restore(
     async with held(store, session_id) as lease:
         counts = await store.import_rows(
             session_id,
-            lambda: rows_of(archive, longest=longest),
+            lambda: rows_of(archive, found, longest=longest),
             lease=lease,
             actor=actor,
             detail=_detail(found),

@@ -11,7 +11,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from holdfast.errors import HoldfastError, NotFound, RetentionRefused, StoreError
+from holdfast.errors import (
+    ArchiveFailed,
+    HoldfastError,
+    MediaDenied,
+    MediaFull,
+    MediaUnavailable,
+    RetentionRefused,
+    SessionErased,
+    SessionNotFound,
+    StoreError,
+)
 from holdfast.leases import joined
 from holdfast.media import MediaStore, collect
 from holdfast.policy import Action, Applied, Policy, applied, named
@@ -28,7 +38,8 @@ _COMMANDS = 200
 _SPACE_EVERY = 200
 """After so many sessions the space they had is given back, so that a long sweep needs none of its own."""
 _FAILURES = 3
-"""So many in a row end a sweep: the next ones would fail as well."""
+"""So many in a row end a sweep, if their cause is one that the next sessions share."""
+_SHARED = (ArchiveFailed, MediaUnavailable, MediaDenied, MediaFull)
 
 Result: TypeAlias = Literal["cleaned", "erased", "dry_run", "refused", "failed"]
 
@@ -203,11 +214,11 @@ class _Sweep:
         except RetentionRefused as error:
             outcome, guard, problem = "refused", str(error.facts["guard"]), str(error)
             self._failures = 0
-        except NotFound:
+        except (SessionNotFound, SessionErased):
             return  # somebody has erased it meanwhile
         except HoldfastError as error:
             problem = str(error)
-            self._failures += 1
+            self._failures += isinstance(error, _SHARED)
             if isinstance(error, StoreError) or self._failures >= _FAILURES:
                 self._problem = problem
         self._outcomes[outcome] += 1

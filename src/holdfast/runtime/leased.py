@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from holdfast.errors import Conflict
@@ -47,5 +48,4 @@ class LeasedSession:
         batch = batch or Batch()
         change = SubmissionChange(id=submission.id, state=state, reason=reason)
         batch.submissions = [change, *batch.submissions]
-        await MediaOffloader(self.store).move_out(batch)
-        await self.store.write(self.lease, batch)
+        await MediaOffloader(self.store).write(batch, partial(self.store.write, self.lease))

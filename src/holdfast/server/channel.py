@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import TypeAlias
 
 from starlette.types import Send
@@ -22,6 +22,11 @@ from holdfast.types import Draft, Event
 _KEPT = 512
 _KEPT_BYTES = 4 * 1024 * 1024
 _PAGE = 500
+_PAGE_BYTES = 256 * 1024
+_CATCHING_UP = 4
+"""How many clients of one session read from the store at once. A client that does not read keeps one page in memory."""
+_READING = 8
+"""How many pages a process reads and encodes at once, so that other requests get their turn in between."""
 _RUNS = 32
 """Of so many runs it is known when they last said something: those whose drafts may be on their way."""
 _PAUSE_SECONDS = 0.5
@@ -135,7 +140,16 @@ class StreamClock:
 class Channel:
     """What is new in one session."""
 
-    def __init__(self, store: Store, session_id: str, after: int, grace: float | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        session_id: str,
+        after: int,
+        grace: float | None = None,
+        reading: asyncio.Semaphore | None = None,
+    ) -> None:
+        self.catching_up = asyncio.Semaphore(_CATCHING_UP)
+        self._reading = reading or asyncio.Semaphore(_READING)
         self.clients: set[Subscriber] = set()
         self.ended: str | None = None
         self.drafts: dict[tuple[str, int], Draft] = {}
@@ -186,9 +200,8 @@ class Channel:
                 new = self._ring[at:]
                 after += len(new)
                 await client.send(new[0] if len(new) == 1 else b"".join(new))
-            elif at < 0 and (page := await self.page(after)):
-                after = page[-1].seq
-                await client.send(b"".join(map(encode, page)))
+            elif at < 0 and (reached := await self._catch_up(client, after)) > after:
+                after = reached
             elif seen is not self.drafts and self.is_due(after):
                 seen = self.drafts
                 if text := gained(self.drafts, shown):
@@ -206,9 +219,30 @@ class Channel:
         """Say whether who has the events up to a number has all that came before the drafts."""
         return all(draft.follows <= after for draft in self.drafts.values())
 
-    async def page(self, after: int) -> list[Event]:
-        """Return some of the events that follow a number, from the store."""
-        return await self._store.events(self._session_id, after=after, limit=_PAGE)
+    async def _catch_up(self, client: Subscriber, after: int) -> int:
+        """Send events that are no longer kept here, a page at a time, and return the number of the last one."""
+        async with self.catching_up:
+            while not client.gone and not client.refused and after < self._base:
+                async with self._reading:
+                    page = await self._events(after)
+                    encoded = b"".join(map(encode, page))
+                if not page:
+                    break
+                after = page[-1].seq
+                await client.send(encoded)
+        return after
+
+    @asynccontextmanager
+    async def page(self, after: int) -> AsyncGenerator[list[Event], None]:
+        """Hand out some of the events that follow a number, from the store, to one of a few clients that are behind."""
+        is_behind = self.latest - after > _PAGE
+        async with self.catching_up if is_behind else nullcontext():
+            async with self._reading:
+                events = await self._events(after)
+            yield events
+
+    async def _events(self, after: int) -> list[Event]:
+        return await self._store.events(self._session_id, after=after, limit=_PAGE, max_bytes=_PAGE_BYTES)
 
     async def _follow_events(self) -> None:
         while self.ended is None:
@@ -289,6 +323,7 @@ class Channels:
         self._comment_seconds = comment_seconds
         self._open: dict[str, Channel] = {}
         self._clock = StreamClock()
+        self._reading = asyncio.Semaphore(_READING)
         self._ticking: asyncio.Task[None] | None = None
         self.closing = False
         self.closed = asyncio.Event()
@@ -308,7 +343,7 @@ class Channels:
         """
         channel = self._open.get(session_id)
         if channel is None or channel.ended is not None:
-            channel = self._open[session_id] = Channel(self._store, session_id, seq, grace)
+            channel = self._open[session_id] = Channel(self._store, session_id, seq, grace, self._reading)
         if self.closing:
             channel.end("closing")
         if self._ticking is None or self._ticking.done():

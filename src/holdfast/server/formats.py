@@ -165,6 +165,7 @@ class StreamFormatter:
     _translation: Translation | None = None
     _goes_on: bool = False  # the run was handed over: the next one goes on with what it was saying
     _prompted: bool = False
+    _told_all: bool = False
     _over: set[str] = field(default_factory=set[str])
     _calls: dict[str, ToolCallPart] = field(default_factory=dict[str, ToolCallPart])
     _response: ModelResponse | None = None
@@ -180,18 +181,10 @@ class StreamFormatter:
                 if client.refused:
                     await client.send(_ending(REFUSED))
                     return
-                if after < channel.latest and (page := await channel.page(after)):
-                    text = ""
-                    for event in page:
-                        after = event.seq
-                        text += numbered(await self.add(event), after)
-                        if len(text) >= _PIECE:
-                            await client.send(text.encode("utf-8", "replace"))
-                            text = ""
-                        if not self.follow and self._run is None and event.kind in _ENDS:
-                            await client.send(text.encode("utf-8", "replace"))
-                            return
-                    await client.send(text.encode("utf-8", "replace"))
+                if after < channel.latest and (reached := await self._tell(channel, client, after)) > after:
+                    after = reached
+                    if self._told_all:
+                        return
                 elif seen is not channel.drafts and channel.is_due(after):
                     seen = channel.drafts
                     if text := "".join(await self.show(channel.drafts, after)):
@@ -207,6 +200,23 @@ class StreamFormatter:
         finally:
             if self._translation is not None:
                 self._translation.close()
+
+    async def _tell(self, channel: Channel, client: Subscriber, after: int) -> int:
+        """Send a page of what follows a number, and return the number of its last event."""
+        async with channel.page(after) as page:
+            text = ""
+            for event in page:
+                after = event.seq
+                text += numbered(await self.add(event), after)
+                self._told_all = not self.follow and self._run is None and event.kind in _ENDS
+                if len(text) >= _PIECE or self._told_all:
+                    await client.send(text.encode("utf-8", "replace"))
+                    text = ""
+                if self._told_all:
+                    return after
+            if page:
+                await client.send(text.encode("utf-8", "replace"))
+        return after
 
     async def add(self, event: Event) -> list[str]:
         """Return what an event is in the words of the protocol; for many it is nothing."""

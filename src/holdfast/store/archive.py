@@ -18,7 +18,7 @@ from holdfast.errors import (
 from holdfast.ids import check_id, check_uuid, new_id
 from holdfast.store.hub import READY, inbox
 from holdfast.store.shell import imported_command
-from holdfast.store.transactions import Operation, Rows, Transactions, Tx, lease_lost, op
+from holdfast.store.transactions import Operation, Rows, Transactions, Tx, op
 from holdfast.tables import BY_NAME, SESSION, Table
 from holdfast.types import Command, Json, Lease, Output
 
@@ -193,19 +193,6 @@ class ArchiveMethods(Transactions):
         for table, batch in _batches(iter(rows)):
             yield from self._insert(table, batch)
         return [row["id"] for name, row in rows if name == "commands"]
-
-    async def keep_archive(self, lease: Lease, sha256: str) -> None:
-        """Note the archive of a session that is being cleaned, which must be stored; it is kept from now on."""
-        await self._transact(
-            lambda: self._keep_archive(lease, sha256), repeatable=True, changes=(lease.session_id,)
-        )
-
-    def _keep_archive(self, lease: Lease, sha256: str) -> Tx[None]:
-        yield from self._fence(lease, 0)
-        if not (yield op("lock_stored", sha256=check_id(sha256, "SHA-256"))):
-            raise Conflict(problem=f"the archive media+sha256://{sha256} is not stored")
-        if not (yield op("keep_archive", session_id=lease.session_id, archive=sha256)):
-            raise lease_lost(lease, "the session is not being cleaned")
 
 
 def _batches(rows: Iterator[tuple[str, Imported]]) -> Iterator[tuple[Table, list[Imported]]]:

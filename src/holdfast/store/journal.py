@@ -9,6 +9,7 @@ from holdfast.errors import BadInput, NotYet
 from holdfast.store.hub import READY, Hub, Signal, drafts, inbox
 from holdfast.store.sql.library import Operation
 from holdfast.store.transactions import (
+    PAGE_BYTES,
     Transactions,
     Tx,
     bounded,
@@ -41,28 +42,35 @@ class JournalMethods(Transactions):
 
     @reading
     def events(
-        self, session_id: str, *, after: int = 0, run_id: str | None = None, limit: int = _PAGE
+        self,
+        session_id: str,
+        *,
+        after: int = 0,
+        run_id: str | None = None,
+        limit: int = _PAGE,
+        max_bytes: int = PAGE_BYTES,
     ) -> Tx[list[Event]]:
         """Return the events that follow number `after`, in order. Raises `SessionNotFound`.
 
-        A page ends with the event that reaches 4 MiB, so only an empty one says that there are no more.
+        A page ends with the event that reaches `max_bytes`, 4 MiB by default. Only an empty page means that there are no more.
         """
-        found, _ = yield from self._events(session_id, after, run_id, limit)
-        return found
+        events, _ = yield from self._events(session_id, after, run_id, limit, max_bytes)
+        return events
 
     @reading
     def _some_events(self, session_id: str, after: int) -> Tx[tuple[list[Event], bool]]:
-        return (yield from self._events(session_id, after, None, _PAGE))
+        return (yield from self._events(session_id, after, None, _PAGE, PAGE_BYTES))
 
     def _events(
-        self, session_id: str, after: int, run_id: str | None, limit: int
+        self, session_id: str, after: int, run_id: str | None, limit: int, max_bytes: int
     ) -> Tx[tuple[list[Event], bool]]:
         """Return a page of events, and whether there may be more."""
         if not 0 <= after <= _LARGEST_SEQ:
             raise BadInput(problem=f"events are numbered from 1; none can come after {after}")
         wanted = op("events", session_id=session_id, after=after, run_id=run_id, limit=page_limit(limit))
-        rows = yield from self._of_session(session_id, bounded(wanted, "payload", "message", "run_id"))
-        found = [
+        wanted = bounded(wanted, "payload", "message", "run_id", page_bytes=max_bytes)
+        rows = yield from self._of_session(session_id, wanted)
+        events = [
             Event(
                 session_id=session_id,
                 seq=row["seq"],
@@ -75,7 +83,7 @@ class JournalMethods(Transactions):
             )
             for row in rows
         ]
-        return found, is_part(rows, limit)
+        return events, is_part(rows, limit)
 
     async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[Event, None]:
         """Yield every event that follows number `after`, past and future, each once, in order, without a gap.

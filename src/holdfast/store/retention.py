@@ -11,6 +11,7 @@ from holdfast.store.transactions import (
     Row,
     Transactions,
     Tx,
+    lease_lost,
     maybe_moment,
     moment,
     op,
@@ -92,16 +93,30 @@ class RetentionMethods(Transactions):
         yield from self._fence(lease, 0)
         yield op("stop_cleaning", session_id=lease.session_id)
 
+    @writing(changes="lease", repeatable=True)
+    def keep_archive(self, lease: Lease, sha256: str) -> Tx[None]:
+        """Note the archive of a session that is being cleaned, which must be stored; it is kept from now on."""
+        yield from self._fence(lease, 0)
+        if not (yield op("lock_stored", sha256=check_id(sha256, "SHA-256"))):
+            raise Conflict(problem=f"the archive media+sha256://{sha256} is not stored")
+        if not (yield op("keep_archive", session_id=lease.session_id, archive=sha256)):
+            refuse_erasing((yield from self._retention_state(lease.session_id, lease)))
+            raise lease_lost(lease, "the session is not being cleaned")
+
+    def _begin_deleting(self, lease: Lease) -> Tx[None]:
+        if not (yield op("begin_deleting", session_id=lease.session_id)):
+            refuse_erasing((yield from self._retention_state(lease.session_id, lease)))
+            raise SessionNotFound(id=lease.session_id)
+
     @writing(changes="lease")
     def delete_content(self, lease: Lease, *, limit: int = 1000) -> Tx[dict[str, int]]:
         """Delete up to `limit` rows of what the session contains and count them by table; empty when none is left.
 
         Only the session itself, its head and its number remain. It is `cleaning` from the first call on, and accepts
-        nothing; a session on hold is refused with `Conflict`.
+        nothing; a session on hold is refused with `RetentionRefused`.
         """
         yield from self._fence(lease, 0)
-        if not (yield op("begin_deleting", session_id=lease.session_id)):
-            raise Conflict(problem=f"session {lease.session_id} is on hold")
+        yield from self._begin_deleting(lease)
         left = page_limit(limit)
         deleted: dict[str, int] = {}
         for table in CONTENT:
@@ -122,8 +137,7 @@ class RetentionMethods(Transactions):
         Blobs that were put within `grace` seconds are left to the collector.
         """
         yield from self._fence(lease, 0)
-        if not (yield op("begin_deleting", session_id=lease.session_id)):
-            raise Conflict(problem=f"session {lease.session_id} is on hold")
+        yield from self._begin_deleting(lease)
         rows = yield op("some_references", session_id=lease.session_id, limit=page_limit(limit))
         if not rows:
             return 0, []

@@ -158,6 +158,8 @@ class SessionMethods(Transactions):
     ) -> Session:
         """Change what is given and leave the rest as it is. Raises `SessionNotFound`.
 
+        A hold ends a clean that has not deleted anything yet; afterwards it raises `SessionCleaned`.
+
         With an `actor` a hold that is set or lifted goes into the audit, with the change.
         """
         audit = None if actor is None or hold is None else (new_id(), check_name(actor, "actor"))
@@ -178,6 +180,8 @@ class SessionMethods(Transactions):
             self._check_metadata(metadata)
         if title is not None or metadata is not None:
             yield from self._refuse_cleaned(session_id)
+        if hold:
+            yield from self._stop_cleaning(session_id)
         yield op(
             "update_session",
             id=session_id,
@@ -192,6 +196,15 @@ class SessionMethods(Transactions):
             action = "hold" if hold else "lift hold"
             yield op("add_audit", id=audit_id, actor=actor, action=action, session_id=session_id, detail="{}")
         return session
+
+    def _stop_cleaning(self, session_id: str) -> Tx[None]:
+        """Let a hold end a clean that has not deleted anything yet. Afterwards it is too late for one."""
+        head = yield from self._lock_head(check_id(session_id, "session id"))
+        if head.status == "cleaning":
+            session = yield from self._session(session_id)
+            if session.cleaned_at is not None:
+                raise SessionCleaned(id=session_id)
+            yield op("stop_cleaning", session_id=session_id)
 
     @reading
     def state(self, session_id: str) -> Tx[State]:

@@ -62,12 +62,13 @@ class Operation:
     """One step of a transaction: what the engine shall do, by name, with its parameters.
 
     The SQL engines have a statement of that name in store/sql, MongoDB a function. With `sized`, the names of columns with
-    content, the rows end with the one that reaches `PAGE_BYTES`. One that is `slow` looks at everything, and has no time limit.
+    content, the rows end with the one that reaches `page_bytes`. One that is `slow` looks at everything, and has no time limit.
     """
 
     name: str
     params: Mapping[str, object]
     sized: tuple[str, ...] = ()
+    page_bytes: int = PAGE_BYTES
     slow: bool = False
 
 
@@ -341,9 +342,9 @@ def slow(operation: Operation) -> Operation:
     return replace(operation, slow=True)
 
 
-def bounded(operation: Operation, *columns: str) -> Operation:
-    """Return an operation whose rows end with the one with which the content of these columns reaches `PAGE_BYTES`."""
-    return replace(operation, sized=columns)
+def bounded(operation: Operation, *columns: str, page_bytes: int = PAGE_BYTES) -> Operation:
+    """Return an operation whose rows end with the one with which the content of these columns reaches `page_bytes`."""
+    return replace(operation, sized=columns, page_bytes=page_bytes)
 
 
 def is_part(rows: Rows, limit: int) -> bool:

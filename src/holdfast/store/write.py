@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Final, Literal, TypeAlias, cast
 
-from holdfast.errors import BadInput, Conflict
+from holdfast.errors import BadInput, Conflict, MediaCollected
 from holdfast.ids import check_choice, check_id
 from holdfast.jsontext import check_recorded, parse_json, parse_object
 from holdfast.types import (
@@ -209,8 +209,7 @@ def unstored(referred: int, writing: Writing) -> Conflict | None:
     rows = writing.rows.get("refer_blobs", ())
     if referred == len(rows):
         return None
-    uris = ", ".join(f"media+sha256://{row[1]}" for row in rows)
-    return Conflict(problem=f"of the media {uris}, not all is stored; put it again, then write")
+    return MediaCollected(uris=", ".join(f"media+sha256://{row[1]}" for row in rows))
 
 
 def _ending(change: SubmissionChange) -> NewEvent | None:

@@ -136,10 +136,11 @@ class Clock:
 
 
 class PageSize:
-    """Counts the content of a page: the columns with these names, up to `PAGE_BYTES`."""
+    """Counts the content of a page: the columns with these names, up to a number of bytes."""
 
-    def __init__(self, columns: Sequence[str] = ()) -> None:
+    def __init__(self, columns: Sequence[str] = (), most: int = PAGE_BYTES) -> None:
         self._columns = columns
+        self._most = most
         self._size = 0
         self._is_full = False
 
@@ -151,7 +152,7 @@ class PageSize:
     def add(self, row: MongoRow) -> bool:
         """Count a row, and return whether the page is full with it."""
         self._size += sum(len(row[column] or "") for column in self._columns)
-        self._is_full = self._size >= PAGE_BYTES
+        self._is_full = self._size >= self._most
         return self._is_full
 
     def cut(self, rows: list[MongoRow]) -> bool:

@@ -511,7 +511,7 @@ async def _execute(db: Documents, operation: Operation) -> Rows:
         with pymongo.timeout(_LONG_SECONDS):
             return await handler(db, **operation.params)
     if operation.sized:
-        db.page = PageSize(operation.sized)
+        db.page = PageSize(operation.sized, operation.page_bytes)
         rows = await handler(db, **operation.params)
         return CutRows(rows) if db.page.cut(rows) else rows
     return await handler(db, **operation.params)

@@ -16,7 +16,7 @@ from holdfast.errors import Conflict
 from holdfast.store.hub import READY
 from holdfast.store.sql import library
 from holdfast.store.sql.library import Script
-from holdfast.store.transactions import PAGE_BYTES, CutRows, Operation, Row, lease_lost, op
+from holdfast.store.transactions import CutRows, Operation, Row, lease_lost, op
 from holdfast.store.write import ARMS, Writing, missing, unstored
 from holdfast.types import Lease
 
@@ -83,7 +83,7 @@ async def execute(connection: Any, operation: Operation) -> Sequence[Row]:
         source = library.text(operation.name, "postgres", library.given(operation.name, params))
     if operation.sized:
         source = library.bounded(source, operation.sized)
-        params = {**params, "page_bytes": PAGE_BYTES}
+        params = {**params, "page_bytes": operation.page_bytes}
     text, names = library.numbered(source)
     timeout = _LONG_SECONDS if operation.slow else None
     rows = await connection.fetch(text, *(params[name] for name in names), timeout=timeout)

@@ -10,7 +10,7 @@ Parameters are written `:name`. asyncpg has no named parameters: for PostgreSQL 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -30,9 +30,13 @@ _NONE: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Script(Operation):
-    """An operation of the SQL engines with a text of its own: a migration, or a statement made from the list of tables."""
+    """An operation of the SQL engines with a text of its own: a migration, or a statement made from the list of tables.
+
+    With `rows`, SQLite runs it once for each of them.
+    """
 
     text: str = ""
+    rows: Sequence[Mapping[str, object]] = ()
 
 
 @cache
@@ -118,7 +122,7 @@ def numbered(source: str) -> tuple[str, tuple[str, ...]]:
 
 @cache
 def bounded(source: str, sized: tuple[str, ...]) -> str:
-    """Return a query for PostgreSQL that ends with the row that reaches `PAGE_BYTES`, and tells whether one did.
+    """Return a query for PostgreSQL that ends with the row that reaches `:page_bytes`, and tells whether one did.
 
     The sizes are known without fetching the content, and nothing of the rows beyond is fetched.
     """

@@ -58,9 +58,8 @@ class SqlStore(Store):
         if self._dialect == "postgres":
             body = json.dumps(rows, ensure_ascii=False)
             yield Script("import_rows", {"rows": body}, slow=True, text=text)
-            return
-        for row in rows:
-            yield Script("import_rows", row, text=text)
+        else:
+            yield Script("import_rows", {}, text=text, rows=rows)
 
 
 @cache

@@ -39,7 +39,6 @@ from holdfast.store.sql.library import Dialect, Script
 from holdfast.store.sql.store import SqlStore, page_text
 from holdfast.store.sqlite.files import DatabaseFiles
 from holdfast.store.sqlite.writer import BUSY_SECONDS, Writer, connect
-from holdfast.store.transactions import PAGE_BYTES as PAGE_SIZE
 from holdfast.store.transactions import CutRows, Operation, Row, Tx, lease_lost, op
 from holdfast.store.write import NUMBERED, Writing, missing, unstored
 from holdfast.tables import SESSION, TABLES
@@ -344,6 +343,8 @@ def _execute(connection: sqlite3.Connection, operation: Operation) -> Sequence[R
     params = operation.params
     if isinstance(operation, Script):
         text = operation.text
+        if operation.rows:
+            return connection.executemany(text, operation.rows).fetchall()
     else:
         text = library.text(operation.name, "sqlite", library.given(operation.name, params))
     if any(isinstance(value, list) for value in params.values()):
@@ -356,7 +357,7 @@ def _execute(connection: sqlite3.Connection, operation: Operation) -> Sequence[R
     for row in cursor:
         rows.append(row)
         size += sum(len(row[column] or "") for column in operation.sized)
-        if size >= PAGE_SIZE:
+        if size >= operation.page_bytes:
             cursor.close()
             return CutRows(rows)
     return rows
