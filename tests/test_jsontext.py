@@ -60,3 +60,16 @@ def test_a_text_with_very_many_values_is_refused_before_it_is_parsed():
     prose = json.dumps({"text": 'a, b, [c] {d} \\ "e" ' * MOST_VALUES})
     assert parse_json(prose, "state") == json.loads(prose)
     assert len(parse_json(json.dumps([0] * (MOST_VALUES - 1)), "state")) == MOST_VALUES - 1
+
+
+def test_nesting_counts_as_values():
+    """A list in a list costs as much as two numbers, and has no comma."""
+    many = "[" + ",".join(["[" * 90 + "]" * 90] * 2000) + "]"
+    with pytest.raises(BadText, match="has more than 100,000 values"):
+        parse_json(many, "state")
+
+
+def test_a_number_with_very_many_digits_is_refused():
+    assert parse_json("1" * 310, "state") == int("1" * 310)
+    with pytest.raises(BadText, match="a number is too large"):
+        parse_json("1" * 311, "state")

@@ -30,6 +30,15 @@ def _finite(text: str) -> float:
     return number
 
 
+def _bounded(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        message = "a number is too large"
+        raise ValueError(message)
+    return int(text)
+
+
+_MOST_DIGITS: Final = 310
+"""As many as the largest floating-point number has. Reading a longer one takes time that grows with its square."""
 MOST_VALUES: Final = 100_000
 """How many values a JSON text from outside may have. Values cost a hundred times as much as the bytes they are written with."""
 MOST_RECORDED_VALUES: Final = 2_000_000
@@ -37,14 +46,14 @@ MOST_RECORDED_VALUES: Final = 2_000_000
 _STRING: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """A string, also one without an end: or each quote in it would be the start of another look at the rest."""
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
-_STRICT: Final = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
+_STRICT: Final = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_bounded)
 _LENIENT: Final = json.JSONDecoder(parse_constant=lambda _: None)
 
 
-def parse_json(text: str, what: str) -> Any:
-    """Return the value of a JSON text. Raises `BadText` if it is not strict JSON or is nested too deeply."""
-    if has_many_values(text, MOST_VALUES):
-        raise BadText(what=what, problem=f"has more than {MOST_VALUES:,} values")
+def parse_json(text: str, what: str, *, most_values: int = MOST_VALUES) -> Any:
+    """Return the value of a JSON text. Raises `BadText` if it is not strict JSON, too large or nested too deeply."""
+    if has_many_values(text, most_values):
+        raise BadText(what=what, problem=f"has more than {most_values:,} values")
     try:
         value: Any = _STRICT.decode(text)
     except RecursionError:

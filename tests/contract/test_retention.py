@@ -5,7 +5,7 @@ import asyncpg
 import pytest
 from pymongo import AsyncMongoClient
 
-from holdfast.errors import Conflict, LeaseLost
+from holdfast.errors import Conflict, LeaseLost, RetentionRefused, SessionCleaned
 from holdfast.store import Store
 from holdfast.store.mongo.documents import KEYS
 from holdfast.store.mongo.schema import COLLECTIONS
@@ -13,6 +13,7 @@ from holdfast.store.retention import CONTENT, KEPT
 from holdfast.tables import SESSION, TABLES
 from holdfast.types import (
     Batch,
+    Blob,
     Checkpoint,
     Draft,
     Effect,
@@ -190,3 +191,32 @@ async def columns(engine: Engine, store: Store) -> dict[str, set[str]]:
     for table, column in pairs:  # pyright: ignore[reportUnknownVariableType]
         found.setdefault(table, set()).add(column)  # pyright: ignore[reportUnknownArgumentType]
     return found
+
+
+async def test_a_hold_ends_a_clean_that_has_not_deleted_anything(store: Store):
+    lease, _ = await held_session(store)
+    await fill(store, lease)
+    await store.write(lease, Batch(status="idle"))
+    await store.begin_cleaning(lease, idle=0, force=True)
+    assert (await store.update_session(lease.session_id, hold=True)).status == "idle"
+    await store.put_blob(Blob(id="b", location="database", sha256="0" * 64), body=b"")
+    for refused in (
+        store.keep_archive(lease, "0" * 64),
+        store.delete_content(lease),
+        store.drop_references(lease),
+    ):
+        with pytest.raises(RetentionRefused, match="on hold"):
+            await refused
+    await store.submit(lease.session_id, "message")
+
+
+async def test_a_hold_that_comes_too_late_is_refused(store: Store):
+    lease, _ = await held_session(store)
+    await fill(store, lease)
+    await store.delete_content(lease, limit=1)
+    with pytest.raises(SessionCleaned):
+        await store.update_session(lease.session_id, hold=True)
+    while await store.delete_content(lease):
+        pass
+    await store.finish_cleaning(lease, actor="test")
+    assert (await store.session(lease.session_id)).status == "cleaned"

@@ -124,3 +124,13 @@ def test_a_reference_of_a_newer_version_is_left_as_it_is():
 @pytest.mark.parametrize("broken", ['"', '{"a', '["' + "x" * 1000, '"\\'])
 def test_what_is_not_json_does_not_hang(broken: str):
     assert "".join(str(piece) for piece in walker.take_out(broken, THRESHOLD)) == broken
+
+
+@pytest.mark.parametrize(
+    ("form", "data"), [("json", b'x"},{"y":"z'), ("json", b"x\\"), ("text", b"\xff"), ("json", b"\xff")]
+)
+def test_content_that_is_no_string_in_its_form_is_not_put_back(form: str, data: bytes):
+    """An archive may refer to any content: it must not become more than one string."""
+    digest = "0" * 64
+    written = json.dumps([f"media+sha256://{digest}#{form}"])
+    assert walker.put_back(written, {digest: data}) == written

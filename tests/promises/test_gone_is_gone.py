@@ -1,5 +1,6 @@
 """Promise 9. Gone is gone: after clean or erase no content is left in any table, blob, draft or file."""
 
+import asyncio
 import io
 from functools import partial
 from pathlib import Path
@@ -18,10 +19,10 @@ from holdfast.errors import (
     SessionNotFound,
 )
 from holdfast.media import collect, open_media
-from holdfast.retention import clean, erase, import_archive, rehydrate
+from holdfast.retention import clean, erase, import_archive, rehydrate, write_archive
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, Message, NewEvent, Run, Segment
-from tests.builders import held_session, new_session
+from tests.builders import held_session, new_session, until
 from tests.conftest import Engine
 from tests.promises.sessions import fill
 from tests.promises.test_exact_return import export
@@ -214,3 +215,27 @@ async def test_all_children_go_also_those_beyond_a_page(store: Store, monkeypatc
     erased = await erase(store, open_media(store=store), lease.session_id, actor="test", children=True)
     assert [gone.session_id for gone in erased.children] == [f"child-{number}" for number in range(5)]
     assert (await store.sessions()).items == []
+
+
+async def test_what_is_erased_while_another_session_is_exported_goes_when_that_ends(tmp_path: Path):
+    """The write-ahead log of SQLite has it for as long as a reader may need it, and no longer."""
+    url = f"sqlite:///{tmp_path}/s.db"
+    files = [tmp_path / "s.db", tmp_path / "s.db-wal"]
+    async with open_store(url) as store:
+        media = open_media(store=store)
+        marked = await fill(store, media, [MARK * 100])
+        other = await fill(store, media, ["hello"] * 100)
+        pieces = write_archive(store, media, other)
+        await anext(pieces)
+        await erase(store, media, marked, actor="test")
+        assert any(MARK.encode() in file.read_bytes() for file in files)
+        task = asyncio.ensure_future(anext(pieces))
+        await asyncio.sleep(0)
+        task.cancel()  # as when a client leaves
+        await asyncio.gather(task, return_exceptions=True)
+        await pieces.aclose()
+
+        async def is_gone() -> bool:
+            return not any(MARK.encode() in file.read_bytes() for file in files)
+
+        await until(is_gone, 10)

@@ -42,12 +42,14 @@ from holdfast import (
 from holdfast.config import load_settings
 from holdfast.errors import MediaUnavailable
 from holdfast.leases import held
-from holdfast.media import MediaStore, collect, open_media
+from holdfast.media import MediaContext, MediaStore, collect, open_media
 from holdfast.media.base import CHUNK
 from holdfast.record.history import read_history
+from holdfast.retention import erase
 from holdfast.types import Batch, Effect, Run
 from tests.builders import until
 from tests.conftest import Engine
+from tests.promises.sessions import fill
 from tests.record.agents import call, recorded
 
 BIG = "a long story\n" * 10_000
@@ -353,3 +355,26 @@ async def test_settling_a_large_result_by_hand(store: Store):
     effect = await settle_effect(store, "r", "c", actor="test", result=BIG)
     assert len(effect.result or "") < 1000
     assert len((await inspect_run(store, "r")).completed[0].result or "") > len(BIG)
+
+
+async def test_content_that_is_deleted_before_it_is_referred_to_is_put_again(store: Store):
+    """Another session that had the same content is erased between the upload and the write."""
+    media = open_media(store=store)
+    other = await fill(store, media, ["hello"], blobs=[(BIG * 2).encode()])
+    put = media.put
+    erased: list[str] = []
+
+    async def put_and_erase(data: bytes, context: MediaContext) -> str:
+        uri = await put(data, context)
+        if not erased:
+            erased.append(other)
+            await erase(store, open_media(store=store), other, actor="test")
+        return uri
+
+    media.put = put_and_erase  # pyright: ignore[reportAttributeAccessIssue]
+    agent = recorded(store, [TextPart(BIG * 2)], media=media)
+    result = await agent.run("go", conversation_id="talk")
+    assert erased
+    assert result.output == BIG * 2
+    assert await load_history(store, await latest(store), media=media) == result.all_messages()
+    assert await store.check() == []

@@ -260,3 +260,15 @@ async def test_a_record_with_very_many_values_is_refused(store: Store, archived:
     calls = json.dumps({"kind": "response", "parts": [{}] * 5001})
     harmed = remade(archive, lambda r: first(r, "messages").update(body=calls))
     assert "too much of it" in await refused(store, session_id, harmed)
+
+
+async def test_names_and_metadata_of_media_are_bounded(store: Store, archived: tuple[str, bytes]):
+    """Content is stored once for all: a long name would be in the archives of everybody who has the same content."""
+    session_id, archive = archived
+    for change in (
+        {"file_name": "x" * 1001},
+        {"metadata": json.dumps({"of": "é" * 3000})},
+        {"media_type": "\n"},
+    ):
+        harmed = remade(archive, lambda r, change=change: first(r, "blob_references").update(change))
+        assert "media" in await refused(store, session_id, harmed)

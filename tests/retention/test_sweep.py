@@ -6,14 +6,15 @@ import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from hashlib import sha256
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 from holdfast.config import load_settings
-from holdfast.errors import RetentionRefused, SessionErased
+from holdfast.errors import BadArchive, RetentionRefused, SessionErased
 from holdfast.media import open_media
 from holdfast.retention import Outcome, Swept, clean, erase, rehydrate, sweep
+from holdfast.retention.archive import Archive, verify_archive
 from holdfast.retention.sweeper import pause, sweeping
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, Run
@@ -309,3 +310,25 @@ async def test_workers_sweep_and_one_that_is_killed_is_replaced(engine: Engine, 
         await rehydrate(store, media, due[-1], actor="test")
         assert await export(store, due[-1]) == before
         assert await store.check() == []
+
+
+async def test_sessions_that_cannot_be_archived_do_not_end_the_sweep(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    """Else an owner of three such sessions would keep the sessions of all others."""
+    async with governed(engine, {"agent": "*", "idle_days": NOW, "action": "archive"}) as store:
+        media = open_media(store=store)
+        broken = [await fill(store, media, ["hello"]) for _ in range(4)]
+        fine = await fill(store, media, ["hello"])
+
+        def verify(file: IO[bytes], *, longest: int) -> Archive:
+            archive = verify_archive(file, longest=longest)
+            if archive.session_id in broken:
+                raise BadArchive(problem="it cannot be read")
+            return archive
+
+        monkeypatch.setattr("holdfast.retention.clean.verify_archive", verify)
+        done, told = await swept(store)
+        assert (done.outcomes, done.problem) == ({"failed": 4, "cleaned": 1}, None)
+        assert told[fine].outcome == "cleaned"
+        assert {(await store.session(session_id)).status for session_id in broken} == {"idle"}

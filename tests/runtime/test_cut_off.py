@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from holdfast.errors import StoreFull
+from holdfast.record import settle_effect
 from holdfast.record.ledger import latest_entries
 from holdfast.runtime import AgentSetup
 from holdfast.store import Store
@@ -232,3 +234,106 @@ async def test_a_store_without_room_for_a_moment_costs_no_message(
     async with working(store, Agent(scripted())):
         assert (await ended(store, await send(store, session, "important"))).state == "done"
     assert len(refused) <= 3
+
+
+async def test_a_call_that_is_known_to_have_failed_is_not_asked_about(store: Store, session: str):
+    """Else "run it again" would be asked for ever: the answer changes nothing about a call that has ended."""
+    wired: list[str] = []
+    waited: list[int] = []
+    told: list[str] = []
+
+    def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        if responses(messages):
+            told.append(str(messages[-1]))
+            return ModelResponse(parts=[TextPart("done")])
+        return ModelResponse(parts=[ToolCallPart("wire", {}, "c1"), ToolCallPart("wait", {}, "c2")])
+
+    agent = Agent(FunctionModel(respond))
+
+    @agent.tool_plain
+    async def wire() -> str:
+        wired.append("x")
+        message = "no funds"
+        raise RuntimeError(message)
+
+    @agent.tool_plain(metadata={"recovery": "retry"})
+    async def wait() -> str:
+        waited.append(1)
+        if len(waited) == 1:
+            with suppress(asyncio.CancelledError):  # a call that takes long to end
+                await asyncio.sleep(60)
+            await asyncio.sleep(60)
+        return "waited"
+
+    setup = AgentSetup(agent=agent, policies={"wire": "ask"})
+    message = await send(store, session, "wire")
+    async with working(store, setup, grace=0.1):
+        await reached(lambda: wired and waited)
+        await holds(lambda: _is_on_record(store, session))
+    async with working(store, setup):
+        assert (await ended(store, message)).state == "done"
+    assert await questions(store, session) == []
+    assert wired == ["x"]
+    assert "no funds" in told[-1]
+
+
+async def _is_on_record(store: Store, session_id: str) -> bool:
+    effects = (await store.effects(session_id)).items
+    return any(effect.state == "failed" for effect in effects)
+
+
+async def test_an_outcome_that_a_person_found_out_counts_more_than_an_answer(store: Store, session: str):
+    """Asked whether to run a call again, one person finds out that it was done, and another says no."""
+    wired: list[str] = []
+    told: list[str] = []
+
+    def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        if responses(messages):
+            told.append(str(messages[-1]))
+            return ModelResponse(parts=[TextPart("done")])
+        return ModelResponse(parts=[ToolCallPart("wire", {}, "c1")])
+
+    agent = Agent(FunctionModel(respond))
+
+    @agent.tool_plain
+    async def wire() -> str:
+        wired.append("x")
+        await asyncio.sleep(60)
+        return "wired"
+
+    setup = AgentSetup(agent=agent, policies={"wire": "ask"})
+    message = await send(store, session, "wire")
+    async with working(store, setup, grace=0.1):
+        await reached(lambda: wired)
+    async with working(store, setup):
+        await until(store, session, is_kind("approval_requested"))
+        ((call,),) = await questions(store, session)
+        run_id = (await store.runs(session_id=session)).items[0].id
+        await holds(lambda: _is_waiting(store, session))
+        await settle_effect(store, run_id, "c1", actor="ada", result="it was wired")
+        await answer(store, call, session, approved=False)
+        assert (await ended(store, message)).state == "done"
+    assert wired == ["x"]
+    assert "it was wired" in told[-1]
+
+
+async def _is_waiting(store: Store, session_id: str) -> bool:
+    session = await store.session(session_id)
+    return session.status == "waiting" and session.holder is None
+
+
+async def test_a_reason_that_no_engine_stores_is_stored_readably(store: Store, session: str):
+    """A reason quotes what a client sent."""
+    agent = Agent(scripted([ToolCallPart("pay", {}, "c1")]))
+
+    @agent.tool_plain(requires_approval=True)
+    async def pay() -> str:
+        return "paid"
+
+    await send(store, session, "pay")
+    async with working(store, agent):
+        await until(store, session, is_kind("approval_requested"))
+        odd = {"call_id": "a\x00b", "digest": "0", "approved": True}
+        refused = await ended(store, await store.submit(session, "approval", json.dumps(odd), lane="control"))
+    assert (refused.state, refused.attempts) == ("failed", 1)
+    assert "a\ufffdb" in str(refused.reason)

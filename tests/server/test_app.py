@@ -103,3 +103,9 @@ async def test_a_body_with_many_unknown_fields_is_refused_at_once(client: tuple[
 async def test_signing_in_takes_a_small_body_only(client: tuple[Any, httpx2.AsyncClient]):
     answer = await client[1].post("/sign-in", json={"token": "x" * 20_000})
     assert answer.status_code == 413
+
+
+async def test_anybody_can_send_a_few_values_only(client: tuple[Any, httpx2.AsyncClient]):
+    answer = await client[1].post("/sign-in", json=[[]] * 1000)
+    assert answer.status_code == 422
+    assert "more than 100 values" in answer.text

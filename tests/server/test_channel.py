@@ -4,14 +4,12 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from holdfast.server.channel import Channel, StreamClock, Subscriber, block
-from holdfast.types import Draft, Event
-from tests.builders import until
-
-if TYPE_CHECKING:
-    from holdfast.store import Store
+from holdfast.store import Store
+from holdfast.types import Batch, Draft, Event, NewEvent
+from tests.builders import held_session, until
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -111,3 +109,38 @@ def test_a_kind_cannot_split_a_block():
         block("{}", "said\r\nid: 9\ndata: forged", 1)
         == b"id: 1\nevent: said id: 9 data: forged\ndata: {}\n\n"
     )
+
+
+async def test_only_a_few_clients_that_are_behind_have_a_page_in_memory(store: Store):
+    """A client that does not read keeps its page: 100 of them would take 100 pages, each of them 4 MiB."""
+    lease, _ = await held_session(store)
+    await store.write(lease, Batch(events=[NewEvent(kind="tick", payload=json.dumps("x" * 60_000))] * 50))
+    reads: list[int] = []
+    events = store.events
+
+    async def counted(session_id: str, **options: Any) -> list[Event]:
+        page = await events(session_id, **options)
+        reads.append(len(page))
+        return page
+
+    store.events = counted  # pyright: ignore[reportAttributeAccessIssue]
+    channel = Channel(store, lease.session_id, 50)
+    stuck = asyncio.Event()
+
+    async def send(_: Any) -> None:
+        await stuck.wait()
+
+    clients = [Subscriber(send, StreamClock()) for _ in range(20)]
+    feeding = [asyncio.create_task(channel.feed(client, 0)) for client in clients]
+
+    async def four() -> bool:
+        return len(reads) >= 4
+
+    await until(four, 5)
+    await asyncio.sleep(0.2)
+    assert reads == [5, 5, 5, 5]
+    for client in clients:
+        client.leave()
+    stuck.set()
+    await asyncio.gather(*feeding)
+    await channel.close()

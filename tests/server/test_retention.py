@@ -1,5 +1,6 @@
 """Retention over HTTP: who may do what, and an archive that goes out and comes back."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
@@ -247,3 +248,21 @@ async def test_an_administrator_sweeps(governed: Store):
         busy = await client.post(path, json={}, headers=bearer(ADMIN))
         assert (busy.status_code, busy.json()["error"]["code"]) == (409, "sweep_running")
         assert "another worker" in busy.json()["error"]["message"]
+
+
+async def test_archives_of_one_owner_are_read_one_at_a_time():
+    imports = retention.Imports()
+    inside: list[str] = []
+    go_on = asyncio.Event()
+
+    async def read(owner: str) -> None:
+        async with imports.turn(owner):
+            inside.append(owner)
+            await go_on.wait()
+
+    reading = [asyncio.create_task(read(owner)) for owner in ("ada", "ada", "ada", "bob", "eve")]
+    await asyncio.sleep(0.01)
+    assert inside == ["ada", "bob"]
+    go_on.set()
+    await asyncio.gather(*reading)
+    assert sorted(inside) == ["ada", "ada", "ada", "bob", "eve"]

@@ -110,7 +110,7 @@ class Calls:
         policy = self._policies.get(tool.name) or (tool.metadata or {}).get("recovery", "report")
         if policy == "retry":
             return None
-        if policy == "ask":
+        if policy == "ask" and effect.state == "started":
             asked = self.note(effect, result=ledger.deferred("again"))
             return lambda: ledger.replay(asked)
         return lambda: ledger.unknown(effect)

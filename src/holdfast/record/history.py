@@ -21,8 +21,8 @@ from pydantic_ai.messages import (
 )
 from pydantic_core import PydanticSerializationError
 
-from holdfast.errors import HistoryTooLarge
 from holdfast.jsontext import lenient_json
+from holdfast.record.loading import admit
 from holdfast.store import Store
 from holdfast.types import Checkpoint, Json, Message, Segment
 
@@ -85,13 +85,6 @@ def load(bodies: Iterable[Json]) -> list[ModelMessage]:
         return ModelMessagesTypeAdapter.validate_python(json.loads(text))
 
 
-def check_history_size(store: Store, size: int) -> None:
-    """Raise `HistoryTooLarge` if a history of this size must not be loaded."""
-    limit = store.settings.max_history_bytes
-    if size > limit:
-        raise HistoryTooLarge(size=size, limit=limit)
-
-
 async def read_history(store: Store, session_id: str, checkpoint: Checkpoint) -> list[str]:
     """Return the texts of all messages of a checkpoint. Raises `HistoryTooLarge` before it reads too much."""
     bodies: list[str] = []
@@ -99,14 +92,14 @@ async def read_history(store: Store, session_id: str, checkpoint: Checkpoint) ->
     while len(bodies) < checkpoint.length:
         if bodies and not size:  # it has more than a page
             size = await store.history_size(session_id, segment=checkpoint.segment, length=checkpoint.length)
-            check_history_size(store, size)
+            await admit(store, size)
         page = await store.history(
             session_id, segment=checkpoint.segment, length=checkpoint.length, after=len(bodies) - 1
         )
         if not page:
             break
         bodies += [message.body for message in page]
-    check_history_size(store, size or sum(map(len, bodies)))
+    await admit(store, size or sum(map(len, bodies)))
     return bodies
 
 

@@ -122,6 +122,19 @@ def open_entry(before: int, latest: tuple[int, Effect] | None) -> tuple[int, Eff
     return max(before, number), None
 
 
+async def ended_calls(
+    store: Store, session_id: str, messages: Sequence[ModelMessage], call_ids: Sequence[str]
+) -> set[str]:
+    """Return those of the calls that are pending at the end of a history whose end is on record."""
+    run_id = origin(messages, "")
+    before = calls_before(messages, run_id)
+    latest = await latest_entries(store, session_id, run_id, call_ids)
+    entries = {call_id: open_entry(before[call_id], latest.get(call_id))[1] for call_id in call_ids}
+    return {
+        call_id for call_id, effect in entries.items() if effect is not None and effect.state != "started"
+    }
+
+
 def key(run_id: str, call_id: str) -> str:
     """Return the idempotency key of a call: the same in every process that carries it out."""
     return hashlib.sha256(f"{run_id}/{call_id}".encode()).hexdigest()[:32]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from holdfast.errors import BadInput, MediaCollected
 from holdfast.media import MediaStore, open_media, to_uri, walker
 from holdfast.media.base import add_to
-from holdfast.record.history import check_history_size
+from holdfast.record.loading import admit
 from holdfast.store import Store
 from holdfast.types import Batch, Effect, Json
 
@@ -133,7 +133,7 @@ class MediaOffloader:
 
         sizes = await asyncio.gather(*map(measure, wanted))
         moved = sum(size * count for size, count in zip(sizes, wanted.values(), strict=True))
-        check_history_size(self._store, sum(map(len, texts)) + moved)
+        await admit(self._store, sum(map(len, texts)) + moved)
 
         contents = dict(zip(wanted, await asyncio.gather(*map(fetch, wanted)), strict=True))
         if sum(map(len, contents.values())) < _BESIDE:

@@ -241,7 +241,7 @@ async def settle_effect(
 
     The event and the audit log name the `actor`.
 
-    Raises `Conflict` if an outcome is on record already, `NotFound` if there is no such call, and `SessionBusy` while
+    Raises `Conflict` if an outcome is on record already or the call waits for its approval, `NotFound` if there is no such call, and `SessionBusy` while
     the session is held.
     """
     run = await store.run(run_id)
@@ -252,6 +252,8 @@ async def settle_effect(
         effect = entries[0]
         if effect.state != "started":
             raise Conflict(problem=f"call {call_id} of run {run_id} is {effect.state} already")
+        if ledger.waits_for(effect) == "approval":
+            raise Conflict(problem=f"call {call_id} of run {run_id} was not started: approve or deny it")
         recorded = (
             None if error is not None else ledger.returned(ToolReturnPart(effect.tool, result, call_id))
         )

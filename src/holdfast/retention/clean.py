@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from time import monotonic
 from typing import Literal
 
 from holdfast.errors import BadArchive, BadInput, HoldfastError, RetentionRefused
@@ -21,7 +22,9 @@ from holdfast.types import Holder, Lease, RetentionState
 
 IDLEDAYS = 7.0
 DAY = 86400.0
+_FIRST_ROWS = 8
 _ROWS = 1000
+_QUICK_SECONDS = 0.1
 _REFERENCES = 100
 
 
@@ -101,14 +104,18 @@ async def delete(
             if blob.location == media.location:
                 with suppress(HoldfastError):  # it is marked, and the collector finishes it
                     await media.remove(blob)
-    count = _ROWS
-    while count == _ROWS:
-        batch = await store.delete_content(lease, limit=_ROWS)
+    limit = count = _FIRST_ROWS
+    while count == limit:
+        began = monotonic()
+        batch = await store.delete_content(lease, limit=limit)
         count = sum(batch.values())
         for table, number in batch.items():
             deleted[table] = deleted.get(table, 0) + number
         if progress is not None:
             progress(sum(deleted.values()))
+        if count == limit:  # rows may be large, and others wait while they are deleted
+            is_quick = monotonic() - began < _QUICK_SECONDS
+            limit = count = min(limit * 4, _ROWS) if is_quick else max(limit // 4, 1)
     return deleted
 
 

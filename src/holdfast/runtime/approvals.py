@@ -1,6 +1,6 @@
 """What a person is asked and answers: every answer is bound to the digest of the exact arguments it was given for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from pydantic_ai import DeferredToolResults, ToolApproved, ToolDenied
@@ -44,15 +44,18 @@ def new_answers(
 
 
 def results(
-    messages: Sequence[ModelMessage], given: Mapping[str, ApprovalAnswer]
+    messages: Sequence[ModelMessage], given: Mapping[str, ApprovalAnswer], ended: Container[str] = ()
 ) -> DeferredToolResults | None:
-    """Return the answers as what the run goes on with; nothing if none are for the calls that are open."""
+    """Return the answers as what the run continues with; nothing if none are for the calls that are open.
+
+    Calls that have `ended` are not run again: their recorded outcome counts, also against an answer that came later.
+    """
     approvals: dict[str, Any] = {}
     for call in pending_calls(messages):
         answer = given.get(call.tool_call_id)
         if answer is None or answer.digest != ledger.digest(call.args_as_dict()):
             continue
-        if answer.approved:
+        if answer.approved or call.tool_call_id in ended:
             approvals[call.tool_call_id] = ToolApproved(override_args=answer.arguments)
         else:
             approvals[call.tool_call_id] = ToolDenied(answer.feedback or "The person denied this call.")

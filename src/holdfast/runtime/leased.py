@@ -46,6 +46,12 @@ class LeasedSession:
     ) -> None:
         """Record the end of a submission, together with what else it changes."""
         batch = batch or Batch()
+        reason = None if reason is None else _storable(reason)
         change = SubmissionChange(id=submission.id, state=state, reason=reason)
         batch.submissions = [change, *batch.submissions]
         await MediaOffloader(self.store).write(batch, partial(self.store.write, self.lease))
+
+
+def _storable(text: str) -> str:
+    """Return a text of any origin as one that every engine stores."""
+    return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()

@@ -8,6 +8,7 @@ from pydantic_ai import Agent, DeferredToolRequests
 
 from holdfast.errors import BadInput
 from holdfast.record.capability import Holdfast
+from holdfast.record.ledger import ended_calls
 from holdfast.record.recovery import ResumePoint, find_resume_point, know_tools
 from holdfast.runtime import approvals
 from holdfast.runtime.agents import AgentSetup
@@ -49,8 +50,12 @@ async def prepare_turn(
     if point.chain:
         turn.continue_run(point.chain[0])
     given = await approvals.given_answers(leased.store, leased.id, point.chain)
+    results = None
     if point.begun:
         know_tools(setup.agent, point.messages)
+        denied = [answer.call_id for answer in given.values() if not answer.approved]
+        ended = await ended_calls(leased.store, leased.id, point.messages, denied) if denied else ()
+        results = approvals.results(point.messages, given, ended)
     turn.attached = attachment(session.metadata)
     recording = Holdfast(
         leased.store,
@@ -66,7 +71,7 @@ async def prepare_turn(
         return await setup.agent.run(
             None if point.begun else content,
             message_history=point.messages,
-            deferred_tool_results=approvals.results(point.messages, given) if point.begun else None,
+            deferred_tool_results=results,
             conversation_id=leased.id,
             output_type=_output_type(setup.agent),
             model=model,

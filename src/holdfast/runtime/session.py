@@ -15,6 +15,7 @@ from typing import Any
 from holdfast.counting import count
 from holdfast.errors import BadInput, HoldfastError, LeaseLost, StoreError
 from holdfast.logs import log_context
+from holdfast.record.loading import LargeHistories
 from holdfast.runtime.agents import AgentSetup
 from holdfast.runtime.attachment import UNWATCHED, Attachment, detached
 from holdfast.runtime.compaction import prepare_compaction
@@ -50,8 +51,10 @@ class SessionRunner:
         *,
         max_attempts: int = 5,
         credential_key: str | None = None,
+        histories: LargeHistories | None = None,
     ) -> None:
         self._store = store
+        self._histories = histories or LargeHistories()
         self._work = work
         self._lease = work.lease
         self._leased = LeasedSession(store, work.lease, agents)
@@ -109,7 +112,10 @@ class SessionRunner:
         """Carry out a submission and return whether the session waits for a person now. Every failure is recorded."""
         facts = {"session_id": self._session_id, "submission_id": submission.id}
         try:
-            with span(f"holdfast {submission.kind}", TURN, within=submission.trace, **facts):
+            with (
+                self._histories.turn(),
+                span(f"holdfast {submission.kind}", TURN, within=submission.trace, **facts),
+            ):
                 if submission.kind == "message":
                     return await self._message(submission, session or await self._leased.read())
                 await self._command(submission)

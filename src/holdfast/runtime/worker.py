@@ -14,6 +14,7 @@ from holdfast.counting import count
 from holdfast.errors import HolderLost, HoldfastError, LeaseLost, NotFound, StoreClosed
 from holdfast.leases import Renewal, join, process_name
 from holdfast.logs import log_context
+from holdfast.record.loading import LargeHistories
 from holdfast.retention.sweeper import sweeping
 from holdfast.runtime.agents import Agents, by_name
 from holdfast.runtime.session import SessionRunner
@@ -62,6 +63,7 @@ class Worker:
         self._stopping = asyncio.Event()
         self._lost = asyncio.Event()
         self._running: dict[SessionRunner, asyncio.Task[None]] = {}
+        self._histories = LargeHistories()
         self.counters: Counter[str] = Counter()
 
     def stop(self) -> None:
@@ -141,6 +143,7 @@ class Worker:
             self._agents,
             max_attempts=self._max_attempts,
             credential_key=self._credential_key,
+            histories=self._histories,
         )
         task = asyncio.create_task(self._serve(runner, lease), name=f"session {lease.session_id}")
         self._running[runner] = task

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -128,6 +128,8 @@ def create_app(
     app.state.migrated = False
     app.state.shell = shell
     app.state.exports = 0
+    app.state.imports = retention.Imports()
+    app.state.openapi = None
     app.state.sockets = 0
     app.state.strangers = 0  # sockets that have not sent their token yet
     routers = [
@@ -187,8 +189,11 @@ class _Application(FastAPI):
             await _error(503, stopping.code, str(stopping))(scope, receive, send)
 
 
-async def _openapi(request: Request) -> JSONResponse:
-    return JSONResponse(request.app.openapi())
+async def _openapi(request: Request) -> Response:
+    state = request.app.state
+    if state.openapi is None:
+        state.openapi = JSONResponse(request.app.openapi()).body
+    return Response(state.openapi, media_type="application/json")
 
 
 def _document(app: FastAPI) -> dict[str, Any]:

@@ -38,6 +38,8 @@ _CACHE_SECONDS = 5.0
 _REMOTE_KEYS_SECONDS = 300.0
 _FILE_KEYS_SECONDS = 5.0
 _LOAD_SECONDS = 5.0
+_LATEST = 253_402_300_799
+"""The last second of the year 9999. A token that is valid for longer ends there."""
 _MAX_KEYS_BYTES = 1024 * 1024
 _log = logging.getLogger(__name__)
 
@@ -243,7 +245,9 @@ class Keys:
         if role not in ROLES or not isinstance(owner, str) or not owner:
             raise Unauthenticated(problem="This token names no `sub`, or an unknown `role`.")
         scopes = str(claims.get("scope", "")).split()
-        return Principal(owner=owner, role=role, scopes=frozenset(scopes)), int(claims["exp"]) - time.time()
+        return Principal(owner=owner, role=role, scopes=frozenset(scopes)), min(
+            int(claims["exp"]), _LATEST
+        ) - time.time()
 
     async def _key(self, kid: str | None) -> jwt.PyJWK:
         key = self._valid(kid)

@@ -1,9 +1,11 @@
 """The routes of retention: export, clean, rehydrate, erase, sweep. Overriding a guard needs an administrator."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
 from typing import Annotated, Any, Final
+from weakref import WeakValueDictionary
 
 from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -44,7 +46,22 @@ from holdfast.server.stream import Download
 router = new_router("retention")
 MAX_EXPORTS: Final = 8
 """How many archives a process sends at once. Each needs some 30 MB and, on PostgreSQL, a connection until it is read."""
+_IMPORTS: Final = 2
 _ARCHIVE: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
+
+
+class Imports:
+    """Lets a process read a few archives at once, and one of each owner. Reading a large one takes a thread for seconds."""
+
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(_IMPORTS)
+        self._owners = WeakValueDictionary[str, asyncio.Lock]()
+
+    @asynccontextmanager
+    async def turn(self, owner: str) -> AsyncGenerator[None, None]:
+        """Wait until an archive of this owner may be read."""
+        async with self._owners.setdefault(owner, asyncio.Lock()), self._places:
+            yield
 
 
 @route(
@@ -141,9 +158,9 @@ async def rehydrate(request: Request, session_id: SessionId) -> Response:
     with await while_allowed(request, spool(request.stream())) as archive:
         given = archive if archive.read(1) else None
         archive.seek(0)
-        await rehydrate_session(
-            store, open_media(store=store), session_id, given, actor=principal_of(request).owner
-        )
+        owner = principal_of(request).owner
+        async with request.app.state.imports.turn(owner):
+            await rehydrate_session(store, open_media(store=store), session_id, given, actor=owner)
     count("retention", action="rehydrate")
     return Response(status_code=204)
 

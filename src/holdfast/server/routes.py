@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from holdfast.errors import BadInput, BadText, Unauthenticated
-from holdfast.jsontext import has_lone_surrogates, parse_json
+from holdfast.jsontext import MOST_VALUES, has_lone_surrogates, parse_json
 from holdfast.logs import log_context
 from holdfast.server.auth import Authenticator, Principal, Rule
 from holdfast.server.channel import Channels
@@ -28,6 +28,8 @@ BODY_LIMIT: Final = "holdfast.body_limit"
 _LIMITS: dict[tuple[str, str], str | int] = {}
 """The bytes, or the setting, that bound the body of a route, if that is not `max_body_bytes`, by method and path."""
 _MOST_FIELDS: Final = 100
+_VALUES: Final = "holdfast.most_values"
+"""Where the scope of a request has how many values its body may have: few, if anybody can send it."""
 
 _ERRORS: dict[Rule, tuple[int, ...]] = {
     "public": (422,),
@@ -57,7 +59,7 @@ class _JsonRequest(Request):
         """Return the value of the body."""
         try:
             text = (await self.body()).decode("utf-8-sig")
-            value = parse_json(text, "request body")
+            value = parse_json(text, "request body", most_values=self.scope.get(_VALUES, MOST_VALUES))
         except UnicodeDecodeError:
             raise HTTPException(400, "The request body is not UTF-8.") from None
         except BadText as error:
@@ -92,6 +94,8 @@ class GuardedRoute(APIRoute):
             path = request.path_params
             log_context(lambda: {name: path[name] for name in ("session_id", "run_id") if name in path})
             await authenticator.authorize(request, cast("Rule", rule), path)
+            if rule == "public":
+                request.scope[_VALUES] = _MOST_FIELDS
             if limit is not None:
                 settings = request.app.state.settings
                 request.scope[BODY_LIMIT] = limit if isinstance(limit, int) else getattr(settings, limit)

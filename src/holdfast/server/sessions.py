@@ -49,7 +49,7 @@ from holdfast.server.routes import (
 )
 from holdfast.server.stream import EventStream
 from holdfast.tracing import SUBMIT, carried, span
-from holdfast.types import Lane, Session, Status, Submission, SubmissionState
+from holdfast.types import Lane, Session, State, Status, Submission, SubmissionState
 
 router = new_router("sessions")
 SessionId = Annotated[Id, Path(description="The session's id.")]
@@ -334,19 +334,25 @@ async def runs(
     return Items[RunOut].of(page)
 
 
-@route(router, "GET", "/api/sessions/{session_id}/state", "read")
-async def read_state(request: Request, session_id: SessionId) -> StateBody:
+@route(router, "GET", "/api/sessions/{session_id}/state", "read", response_model=StateBody)
+async def read_state(request: Request, session_id: SessionId) -> Response:
     """Read the agent state."""
-    return StateBody.of(await store_of(request).state(session_id))
+    return _state(await store_of(request).state(session_id))
 
 
-@route(router, "PUT", "/api/sessions/{session_id}/state", "write")
-async def set_state(request: Request, session_id: SessionId, body: NewState) -> StateBody:
+def _state(state: State) -> Response:
+    """Return the state as it is stored: parsing it and writing it again would cost seconds for a large one."""
+    text = f'{{"version":{state.version},"body":{state.body}}}'
+    return Response(text.encode("utf-8", "replace"), media_type="application/json")
+
+
+@route(router, "PUT", "/api/sessions/{session_id}/state", "write", response_model=StateBody)
+async def set_state(request: Request, session_id: SessionId, body: NewState) -> Response:
     """Replace the agent state if it is at the version that is expected."""
     state = await store_of(request).set_state(
         session_id, strict_json(body.body, "state"), expected=body.expected
     )
-    return StateBody.of(state)
+    return _state(state)
 
 
 @route(router, "GET", "/api/sessions/{session_id}/cursors", "read")

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from holdfast.errors import BadInput, BadText, Forbidden, HoldfastError, Unauthenticated
 from holdfast.ids import new_id
-from holdfast.jsontext import parse_json
+from holdfast.jsontext import MOST_VALUES, parse_json
 from holdfast.server.auth import cookie_of
 from holdfast.server.models import BashError, NewCommand
 from holdfast.server.routes import RULES, new_router, socket
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 router = new_router("shell")
 PATH = "/sockets/bash-events"
+_MOST_FIELDS = 100
+"""Of the first message, which anybody can send."""
 _MOST = 50
 """How many may be connected to one process."""
 _GREETING_SECONDS = 10.0
@@ -223,9 +225,9 @@ def _resend(mode: str | None, everything: str | None) -> bool:
     return mode == "all" or (everything or "").lower() in {"true", "1", "yes", "on"}
 
 
-def _object(text: str | None) -> dict[str, Any]:
+def _object(text: str | None, *, most_values: int = MOST_VALUES) -> dict[str, Any]:
     try:
-        found: Any = parse_json(text or "", "message")
+        found: Any = parse_json(text or "", "message", most_values=most_values)
     except BadText:
         found = None
     if not isinstance(found, dict):
@@ -235,7 +237,7 @@ def _object(text: str | None) -> dict[str, Any]:
 
 def _token(text: str) -> str:
     try:
-        found = _object(text)
+        found = _object(text, most_values=_MOST_FIELDS)
     except BadInput:
         raise KeyError from None
     key = found["session_api_key"] if found.get("type") == "auth" else None

@@ -8,9 +8,9 @@ import json
 import os
 import sqlite3
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, Self, TypeVar
@@ -42,6 +42,7 @@ from holdfast.store.sqlite.writer import BUSY_SECONDS, Writer, connect
 from holdfast.store.transactions import CutRows, Operation, Row, Tx, lease_lost, op
 from holdfast.store.write import NUMBERED, Writing, missing, unstored
 from holdfast.tables import SESSION, TABLES
+from holdfast.tasks import end
 from holdfast.types import Batch, Lease
 
 T = TypeVar("T")
@@ -49,6 +50,7 @@ T = TypeVar("T")
 MEMORY: Final = ":memory:"
 _READERS = 4
 _POLL_SECONDS = 0.004
+_EMPTY_SECONDS = 1.0
 
 
 class SqliteStore(SqlStore):
@@ -66,6 +68,7 @@ class SqliteStore(SqlStore):
         self._writer: Writer | None = None
         self._readers: _Readers | None = None
         self._poller: _Poller | None = None
+        self._emptying: asyncio.Task[None] | None = None
         self._beacons = None if path == MEMORY else FileBeacons(Path(f"{self._path}-holders"))
         self._files = self._new_files()
 
@@ -104,6 +107,8 @@ class SqliteStore(SqlStore):
     async def close(self) -> None:
         if self._is_inherited():
             return
+        if self._emptying is not None:
+            await end(self._emptying)
         parts = (self._poller, self._readers, self._writer)
         self._poller = self._readers = self._writer = None
         self._hub.everyone()  # so that nobody waits for a store that is closed
@@ -141,13 +146,24 @@ class SqliteStore(SqlStore):
         self._hub.changed(topics)  # other processes look by themselves
 
     async def shrink(self, *, limit: int = 1000) -> int:
-        def vacuum(connection: sqlite3.Connection) -> int:
+        def vacuum(connection: sqlite3.Connection) -> tuple[int, bool]:
             # A row without columns for each page: `execute` would stop after the first of them.
             connection.executescript(f"PRAGMA incremental_vacuum({int(limit)})")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            return connection.execute("PRAGMA freelist_count").fetchone()[0]
+            is_empty = _empty_wal(connection)
+            return connection.execute("PRAGMA freelist_count").fetchone()[0], is_empty
 
-        return await self._running().submit(vacuum, chore=True)
+        left, is_empty = await self._running().submit(vacuum, chore=True)
+        if not is_empty and (self._emptying is None or self._emptying.done()):
+            self._emptying = asyncio.create_task(self._empty_wal_later())
+        return left
+
+    async def _empty_wal_later(self) -> None:
+        """Overwrite deleted content in the write-ahead log as soon as nobody reads from before its deletion, as an export may."""
+        with suppress(HoldfastError):
+            while self._writer is not None:
+                await asyncio.sleep(_EMPTY_SECONDS)
+                if await self._running().submit(_empty_wal, chore=True):
+                    return
 
     async def _transact(
         self,
@@ -173,20 +189,24 @@ class SqliteStore(SqlStore):
                 yield page
             return
         loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1, "holdfast-export") as thread:
-            try:
-                self._files.check()  # to connect would make a file where there is none
-                connection = await loop.run_in_executor(thread, connect, self._path)
-                try:
-                    await loop.run_in_executor(thread, connection.execute, "BEGIN")
-                    self._files.check()
-                    pages = _pages(connection, session_id)
-                    while (page := await loop.run_in_executor(thread, next, pages, None)) is not None:
-                        yield page
-                finally:
-                    await loop.run_in_executor(thread, connection.close)
-            except sqlite3.Error as error:
-                raise self._translate(error) from error
+        thread = ThreadPoolExecutor(1, "holdfast-export")
+        pages = self._exported(session_id)
+        try:
+            while (page := await loop.run_in_executor(thread, next, pages, None)) is not None:
+                yield page
+        except sqlite3.Error as error:
+            raise self._translate(error) from error
+        finally:
+            # Not awaited: when the reader is cancelled, so would this be, and the snapshot would stay open.
+            thread.submit(pages.close)
+            thread.shutdown(wait=False)
+
+    def _exported(self, session_id: str) -> Generator[tuple[str, Sequence[Mapping[str, object]]], None, None]:
+        self._files.check()  # to connect would make a file where there is none
+        with closing(connect(self._path)) as connection:
+            connection.execute("BEGIN")
+            self._files.check()
+            yield from _pages(connection, session_id)
 
     async def _read(self, make: Callable[[], Tx[T]]) -> T:
         writer, readers = self._running(), self._readers
@@ -248,6 +268,12 @@ _ERRORS: Final[dict[int, type[HoldfastError]]] = {
 }
 
 
+def _empty_wal(connection: sqlite3.Connection) -> bool:
+    """Move the write-ahead log into the file and empty it. Return False if a reader still needs it."""
+    ((busy, _, _),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    return not busy
+
+
 def _existing(path: str) -> str:
     """Return a name that opens the file only if it is there."""
     return path if path == MEMORY else f"{Path(path).absolute().as_uri()}?mode=rw"
@@ -275,7 +301,9 @@ def _run_apart(connection: sqlite3.Connection, make: Callable[[], Tx[T]]) -> T:
     return result
 
 
-def _pages(connection: sqlite3.Connection, session_id: str) -> Iterator[tuple[str, list[dict[str, object]]]]:
+def _pages(
+    connection: sqlite3.Connection, session_id: str
+) -> Generator[tuple[str, list[dict[str, object]]], None, None]:
     """Read what a session contains, row by row, and hand it on in pages of a bounded size."""
     found = connection.execute(
         library.text("export_session", "sqlite"), {"session_id": session_id}

@@ -1,0 +1,38 @@
+"""Large histories take turns."""
+
+import asyncio
+
+import pytest
+
+from holdfast.errors import HistoryTooLarge
+from holdfast.record.loading import LargeHistories, admit
+from holdfast.store import Store
+
+LARGE = 2 * 1024 * 1024
+
+
+async def test_only_some_turns_have_a_large_history(store: Store):
+    histories = LargeHistories(at_once=2)
+    inside: list[int] = []
+    go_on = asyncio.Event()
+
+    async def turn(number: int, size: int) -> None:
+        with histories.turn():
+            await admit(store, size)
+            await asyncio.create_task(admit(store, size))  # a delegate of the same turn
+            inside.append(number)
+            await go_on.wait()
+
+    turns = [asyncio.create_task(turn(n, LARGE)) for n in range(4)]
+    turns.append(asyncio.create_task(turn(4, 1000)))
+    await asyncio.sleep(0.01)
+    assert sorted(inside) == [0, 1, 4]
+    go_on.set()
+    await asyncio.gather(*turns)
+    assert sorted(inside) == [0, 1, 2, 3, 4]
+
+
+async def test_outside_of_a_worker_nothing_waits(store: Store):
+    await asyncio.gather(*(admit(store, LARGE) for _ in range(100)))
+    with pytest.raises(HistoryTooLarge):
+        await admit(store, store.settings.max_history_bytes + 1)
