@@ -17,8 +17,9 @@ from holdfast.errors import (
 )
 from holdfast.ids import check_id, check_uuid, new_id
 from holdfast.store.hub import READY, inbox
+from holdfast.store.rows import Rows
 from holdfast.store.shell import imported_command
-from holdfast.store.transactions import Operation, Rows, Transactions, Tx, op
+from holdfast.store.transactions import Operation, Transactions, Tx, op
 from holdfast.tables import BY_NAME, SESSION, Table
 from holdfast.types import Command, Json, Lease, Output
 

@@ -4,20 +4,8 @@ from typing import Any
 
 from holdfast.errors import BadInput, NotFound
 from holdfast.ids import check_id
-from holdfast.store.transactions import (
-    Row,
-    Transactions,
-    Tx,
-    bounded,
-    from_cursor,
-    is_part,
-    maybe_moment,
-    moment,
-    op,
-    page_limit,
-    reading,
-    to_cursor,
-)
+from holdfast.store.rows import Row, from_cursor, from_row, page_limit, to_page
+from holdfast.store.transactions import Transactions, Tx, bounded, op, reading
 from holdfast.types import Checkpoint, CheckpointKind, Effect, Message, Page, Run, Segment
 
 
@@ -41,7 +29,7 @@ class HistoryMethods(Transactions):
             limit=page_limit(limit),
         )
         rows = yield from self._of_session(session_id, bounded(wanted, "body"))
-        return [Message(segment=row["segment"], position=row["position"], body=row["body"]) for row in rows]
+        return [from_row(Message, row) for row in rows]
 
     @reading
     def history_size(self, session_id: str, *, segment: int, length: int) -> Tx[int]:
@@ -53,7 +41,7 @@ class HistoryMethods(Transactions):
     def segments(self, session_id: str) -> Tx[list[Segment]]:
         """Return the segments of a session's history."""
         rows = yield from self._of_session(session_id, op("segments", session_id=session_id))
-        return [Segment(number=row["number"], parent=row["parent"], start=row["start"]) for row in rows]
+        return [from_row(Segment, row) for row in rows]
 
     @reading
     def checkpoint(self, checkpoint_id: str) -> Tx[Checkpoint]:
@@ -61,7 +49,7 @@ class HistoryMethods(Transactions):
         rows = yield op("checkpoints", id=check_id(checkpoint_id, "checkpoint id"), limit=1)
         if not rows:
             raise NotFound(what="checkpoint", id=checkpoint_id)
-        return _checkpoint(rows[0])
+        return from_row(Checkpoint, rows[0])
 
     @reading
     def checkpoints(
@@ -89,8 +77,7 @@ class HistoryMethods(Transactions):
             limit=page_limit(limit),
         )
         rows = yield from self._of_session(session_id, bounded(wanted, "run_id"))
-        more = to_cursor(rows[-1]["seq"], rows[-1]["id"]) if is_part(rows, limit) else None
-        return Page(items=[_checkpoint(row) for row in rows], next_cursor=more)
+        return to_page(rows, limit, [from_row(Checkpoint, row) for row in rows], "seq", "id")
 
     @reading
     def run(self, run_id: str) -> Tx[Run]:
@@ -101,7 +88,7 @@ class HistoryMethods(Transactions):
         rows = yield op("runs", id=check_id(run_id, "run id"), limit=1)
         if not rows:
             raise NotFound(what="run", id=run_id)
-        return _run(rows[0])
+        return from_row(Run, rows[0])
 
     @reading
     def runs(
@@ -123,8 +110,7 @@ class HistoryMethods(Transactions):
             rows = yield wanted
         else:
             rows = yield from self._of_session(session_id, wanted)
-        more = to_cursor(rows[-1][order], rows[-1]["id"]) if is_part(rows, limit) else None
-        return Page(items=[_run(row) for row in rows], next_cursor=more)
+        return to_page(rows, limit, [from_row(Run, row) for row in rows], order, "id")
 
     @reading
     def effects(
@@ -153,58 +139,9 @@ class HistoryMethods(Transactions):
         names = ("run_id", "call_id", "tool", "arguments_digest", "idempotency_key")
         wanted = bounded(wanted, "result", "error", "summary", "body", *names)
         rows = yield from self._of_session(session_id, wanted)
-        more = None
-        if is_part(rows, limit):
-            more = to_cursor(rows[-1]["started_at"], rows[-1]["run_id"], rows[-1]["call_id"])
-        return Page(items=[_effect(row) for row in rows], next_cursor=more)
-
-
-def _checkpoint(row: Row) -> Checkpoint:
-    return Checkpoint(
-        id=row["id"],
-        session_id=row["session_id"],
-        run_id=row["run_id"],
-        step=row["step"],
-        kind=row["kind"],
-        segment=row["segment"],
-        length=row["length"],
-        seq=row["seq"],
-        at=moment(row["at"]),
-    )
-
-
-def _run(row: Row) -> Run:
-    return Run(
-        id=row["id"],
-        session_id=row["session_id"],
-        parent_id=row["parent_id"],
-        agent=row["agent"],
-        status=row["status"],
-        error=row["error"],
-        metadata=row["metadata"],
-        first_seq=row["first_seq"],
-        started_at=moment(row["started_at"]),
-        ended_at=maybe_moment(row["ended_at"]),
-    )
+        return to_page(rows, limit, [_effect(row) for row in rows], "started_at", "run_id", "call_id")
 
 
 def _effect(row: Row) -> Effect:
     moved = None if row["segment"] is None else (row["segment"], row["position"])
-    return Effect(
-        run_id=row["run_id"],
-        call_id=row["call_id"],
-        tool=row["tool"],
-        state=row["state"],
-        step=row["step"],
-        arguments_digest=row["arguments_digest"],
-        idempotency_key=row["idempotency_key"],
-        result=row["result"],
-        error=row["error"],
-        summary=row["summary"],
-        message=moved,
-        body=row["body"],
-        attempts=row["attempts"],
-        session_id=row["session_id"],
-        started_at=moment(row["started_at"]),
-        ended_at=maybe_moment(row["ended_at"]),
-    )
+    return from_row(Effect, row, message=moved)

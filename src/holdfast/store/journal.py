@@ -7,17 +7,15 @@ from typing import Final
 
 from holdfast.errors import BadInput, NotYet
 from holdfast.store.hub import READY, Hub, Signal, drafts, inbox
+from holdfast.store.rows import from_row, is_part, page_limit
 from holdfast.store.sql.library import Operation
 from holdfast.store.transactions import (
     PAGE_BYTES,
     Transactions,
     Tx,
     bounded,
-    is_part,
     lease_lost,
-    moment,
     op,
-    page_limit,
     reading,
     writing,
 )
@@ -70,19 +68,7 @@ class JournalMethods(Transactions):
         wanted = op("events", session_id=session_id, after=after, run_id=run_id, limit=page_limit(limit))
         wanted = bounded(wanted, "payload", "message", "run_id", page_bytes=max_bytes)
         rows = yield from self._of_session(session_id, wanted)
-        events = [
-            Event(
-                session_id=session_id,
-                seq=row["seq"],
-                kind=row["kind"],
-                run_id=row["run_id"],
-                step=row["step"],
-                at=moment(row["at"]),
-                payload=row["payload"],
-                message=row["message"],
-            )
-            for row in rows
-        ]
+        events = [from_row(Event, row, session_id=session_id) for row in rows]
         return events, is_part(rows, limit)
 
     async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[Event, None]:
@@ -179,16 +165,7 @@ class JournalMethods(Transactions):
     @reading
     def _drafts(self, session_id: str) -> Tx[tuple[int, list[Draft]]]:
         rows = yield from self._of_session(session_id, op("drafts", session_id=session_id))
-        found = [
-            Draft(
-                run_id=row["run_id"],
-                part=row["part"],
-                kind=row["kind"],
-                text=row["body"],
-                follows=row["follows"],
-            )
-            for row in rows
-        ]
+        found = [from_row(Draft, row, text=row["body"]) for row in rows]
         return max((row["at"] for row in rows), default=-1), found
 
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from holdfast.errors import BadInput, HolderLost, SessionBusy
 from holdfast.ids import check_name, new_id
-from holdfast.store.transactions import Transactions, Tx, moment, op, page_limit, reading, writing
+from holdfast.store.rows import moment, page_limit
+from holdfast.store.transactions import Transactions, Tx, op, reading, writing
 from holdfast.types import Holder, Lease
 
 _LONGEST_TTL = 24 * 60 * 60

@@ -4,20 +4,8 @@ from collections.abc import Sequence
 
 from holdfast.errors import BadInput, Conflict, MediaNotFound
 from holdfast.ids import check_id
-from holdfast.store.transactions import (
-    Row,
-    Transactions,
-    Tx,
-    bounded,
-    from_cursor,
-    is_part,
-    moment,
-    op,
-    page_limit,
-    reading,
-    to_cursor,
-    writing,
-)
+from holdfast.store.rows import Row, from_cursor, from_row, page_limit, to_cursor, to_page
+from holdfast.store.transactions import Transactions, Tx, bounded, op, reading, writing
 from holdfast.types import Blob, BlobState, Page
 
 _MICROSECONDS = 1_000_000
@@ -114,8 +102,7 @@ class MediaMethods(Transactions):
         (after,) = from_cursor(cursor, str)
         wanted = op("blobs", location=location, state=state, after=after, limit=page_limit(limit))
         rows = yield bounded(wanted, "metadata")
-        more = to_cursor(rows[-1]["id"]) if is_part(rows, limit) else None
-        return Page(items=[to_blob(row, references=row["refs"]) for row in rows], next_cursor=more)
+        return to_page(rows, limit, [to_blob(row, references=row["refs"]) for row in rows], "id")
 
     @writing(repeatable=True)
     def condemn_blobs(
@@ -221,16 +208,4 @@ def _collected(blob_id: str) -> Conflict:
 
 def to_blob(row: Row, *, references: int = 0) -> Blob:
     """Return a row of the register as a blob."""
-    return Blob(
-        id=row["id"],
-        location=row["location"],
-        sha256=row["sha256"] or "",
-        key=row["key"],
-        size=row["size"],
-        media_type=row["media_type"],
-        file_name=row["file_name"],
-        metadata=row["metadata"],
-        state=row["state"],
-        at=moment(row["at"]),
-        references=references,
-    )
+    return from_row(Blob, row, sha256=row["sha256"] or "", references=references)

@@ -7,18 +7,8 @@ from holdfast.errors import Conflict, SessionErased, SessionNotFound
 from holdfast.guards import refuse_cleaning, refuse_erasing
 from holdfast.ids import check_id, new_id
 from holdfast.store.media import to_blob
-from holdfast.store.transactions import (
-    Row,
-    Transactions,
-    Tx,
-    lease_lost,
-    maybe_moment,
-    moment,
-    op,
-    page_limit,
-    reading,
-    writing,
-)
+from holdfast.store.rows import Row, maybe_moment, moment, page_limit
+from holdfast.store.transactions import Transactions, Tx, lease_lost, op, reading, writing
 from holdfast.types import Blob, Json, Lease, RetentionState
 
 CONTENT: Final = (

@@ -6,7 +6,8 @@ from datetime import datetime
 from typing import Final
 
 from holdfast.errors import StoreError, StoreTooNew, StoreTooOld
-from holdfast.store.transactions import Transactions, Tx, moment, op, reading, slow
+from holdfast.store.rows import moment
+from holdfast.store.transactions import Transactions, Tx, op, reading, slow
 from holdfast.types import SchemaStatus
 
 LATEST: Final = 2

@@ -15,21 +15,8 @@ from holdfast.errors import (
     VersionConflict,
 )
 from holdfast.ids import check_choice, check_id, check_name, check_text, check_title, new_id
-from holdfast.store.transactions import (
-    Row,
-    Transactions,
-    Tx,
-    bounded,
-    from_cursor,
-    is_part,
-    maybe_moment,
-    moment,
-    op,
-    page_limit,
-    reading,
-    to_cursor,
-    writing,
-)
+from holdfast.store.rows import from_cursor, from_row, page_limit, to_page
+from holdfast.store.transactions import Transactions, Tx, bounded, op, reading, writing
 from holdfast.types import STATUSES, AuditEntry, Credential, Cursor, Json, Page, Session, State, Status
 
 _LARGEST_METADATA = 64 * 1024
@@ -96,7 +83,7 @@ class SessionMethods(Transactions):
         rows = yield op("sessions", id=check_id(session_id, "session id"), limit=1)
         if not rows:
             raise SessionNotFound(id=session_id)
-        return to_session(rows[0])
+        return from_row(Session, rows[0])
 
     @reading
     def sessions(
@@ -127,8 +114,7 @@ class SessionMethods(Transactions):
         )
         # Metadata is parsed for every reader, which costs more than other content.
         rows = yield bounded(wanted, "title", "waiting_for", *["metadata"] * _METADATA_WEIGHT)
-        more = to_cursor(rows[-1]["active_at"], rows[-1]["id"]) if is_part(rows, limit) else None
-        return Page(items=[to_session(row) for row in rows], next_cursor=more)
+        return to_page(rows, limit, [from_row(Session, row) for row in rows], "active_at", "id")
 
     async def watched(self, session_ids: Sequence[str]) -> None:
         """Note that somebody watches these sessions right now. Those that do not exist are left out."""
@@ -214,9 +200,7 @@ class SessionMethods(Transactions):
 
     def _state(self, session_id: str) -> Tx[State]:
         rows = yield op("state", session_id=session_id)
-        return (
-            State(version=rows[0]["version"], body=rows[0]["body"]) if rows else State(version=0, body="null")
-        )
+        return from_row(State, rows[0]) if rows else State(version=0, body="null")
 
     @writing(changes="session_id")
     def set_state(self, session_id: str, body: Json, *, expected: int) -> Tx[State]:
@@ -261,10 +245,7 @@ class SessionMethods(Transactions):
     def credentials(self, session_id: str) -> Tx[list[Credential]]:
         """Return the credentials that have not expired, sealed as they were given. Raises `SessionNotFound`."""
         rows = yield from self._of_session(session_id, op("credentials", session_id=session_id))
-        return [
-            Credential(name=row["name"], sealed=row["sealed"], expires_at=maybe_moment(row["expires_at"]))
-            for row in rows
-        ]
+        return [from_row(Credential, row) for row in rows]
 
     @writing(changes="session_id", repeatable=True)
     def set_cursor(self, session_id: str, consumer: str, seq: int) -> Tx[Cursor]:
@@ -275,7 +256,7 @@ class SessionMethods(Transactions):
             raise NotYet(session_id=session_id, seq=head.seq, number=seq)
         yield op("set_cursor", session_id=session_id, consumer=consumer, seq=seq)
         (row,) = yield op("cursor", session_id=session_id, consumer=consumer)
-        return _cursor(row)
+        return from_row(Cursor, row)
 
     @reading
     def cursors(self, session_id: str, *, cursor: str | None = None, limit: int = 200) -> Tx[Page[Cursor]]:
@@ -283,8 +264,7 @@ class SessionMethods(Transactions):
         (after,) = from_cursor(cursor, str)
         wanted = op("cursors", session_id=session_id, after=after, limit=page_limit(limit))
         rows = yield from self._of_session(session_id, wanted)
-        more = to_cursor(rows[-1]["consumer"]) if is_part(rows, limit) else None
-        return Page(items=[_cursor(row) for row in rows], next_cursor=more)
+        return to_page(rows, limit, [from_row(Cursor, row) for row in rows], "consumer")
 
     async def audit(self, *, actor: str, action: str, session_id: str | None, detail: Json) -> None:
         """Append to the audit. Nothing ever changes or removes an entry."""
@@ -305,42 +285,4 @@ class SessionMethods(Transactions):
         (id_before,) = from_cursor(cursor, str)
         wanted = op("audit", session_id=session_id, id_before=id_before, limit=page_limit(limit))
         rows = yield bounded(wanted, "detail")
-        items = [
-            AuditEntry(
-                id=row["id"],
-                at=moment(row["at"]),
-                actor=row["actor"],
-                action=row["action"],
-                session_id=row["session_id"],
-                detail=row["detail"],
-            )
-            for row in rows
-        ]
-        return Page(items=items, next_cursor=to_cursor(items[-1].id) if is_part(rows, limit) else None)
-
-
-def to_session(row: Row) -> Session:
-    """Return a row of `sessions` as a session."""
-    return Session(
-        id=row["id"],
-        agent=row["agent"],
-        owner=row["owner"],
-        title=row["title"],
-        status=row["status"],
-        waiting_for=row["waiting_for"],
-        holder=row["holder"],
-        held_until=maybe_moment(row["held_until"]),
-        epoch=row["epoch"],
-        seq=row["seq"],
-        pending=row["pending"],
-        hold=bool(row["hold"]),
-        metadata=row["metadata"],
-        created_at=moment(row["created_at"]),
-        active_at=moment(row["active_at"]),
-        cleaned_at=maybe_moment(row["cleaned_at"]),
-        archive=row["archive"],
-    )
-
-
-def _cursor(row: Row) -> Cursor:
-    return Cursor(consumer=row["consumer"], seq=row["seq"], at=moment(row["at"]))
+        return to_page(rows, limit, [from_row(AuditEntry, row) for row in rows], "id")

@@ -9,23 +9,17 @@ from holdfast.errors import BadInput, CommandLost, Conflict, NotFound, SessionCl
 from holdfast.ids import check_choice, check_id, check_name, check_uuid
 from holdfast.store.hub import Hub
 from holdfast.store.hub import outputs as topic
-from holdfast.store.transactions import (
+from holdfast.store.rows import (
     CutRows,
     Row,
     Rows,
-    Transactions,
-    Tx,
-    bounded,
     from_cursor,
+    from_row,
     is_part,
-    maybe_moment,
-    moment,
-    op,
     page_limit,
-    reading,
     to_cursor,
-    writing,
 )
+from holdfast.store.transactions import Transactions, Tx, bounded, op, reading, writing
 from holdfast.types import COMMAND_STATES, SHELL_KINDS, Command, CommandState, Output, Page, ShellKind
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -437,41 +431,9 @@ def imported_command(
 
 
 def _command(row: Row) -> Command:
-    return Command(
-        id=row["id"],
-        command=row["command"],
-        cwd=row["cwd"],
-        timeout=None if row["timeout_us"] is None else row["timeout_us"] / 1_000_000,
-        owner=row["owner"],
-        session_id=row["session_id"],
-        call_id=row["call_id"],
-        holder=row["holder"],
-        host=row["host"],
-        pid=row["pid"],
-        pid_started=row["pid_started"],
-        state=row["state"],
-        stop_requested=bool(row["stop_requested"]),
-        exit_code=row["exit_code"],
-        outputs=row["outputs"],
-        stdout_bytes=row["stdout_bytes"],
-        stderr_bytes=row["stderr_bytes"],
-        left_out_bytes=row["left_out_bytes"],
-        damaged=bool(row["damaged"]),
-        started_at=moment(row["started_at"]),
-        ended_at=maybe_moment(row["ended_at"]),
-        purged_at=maybe_moment(row["purged_at"]),
-        service=row["service"],
-    )
+    timeout = None if row["timeout_us"] is None else row["timeout_us"] / 1_000_000
+    return from_row(Command, row, timeout=timeout)
 
 
 def _output(row: Row) -> Output:
-    return Output(
-        id=row["id"],
-        command_id=row["command_id"],
-        order=row["number"],
-        stdout=row["stdout"],
-        stderr=row["stderr"],
-        exit_code=row["exit_code"],
-        damaged=bool(row["damaged"]),
-        at=moment(row["at"]),
-    )
+    return from_row(Output, row, order=row["number"])

@@ -5,23 +5,9 @@ from collections.abc import Mapping
 
 from holdfast.errors import Conflict, KeyReused, QueueFull, SessionCleaned, SessionNotFound, TurnInProgress
 from holdfast.ids import check_choice, check_id, check_name, new_id
+from holdfast.store.rows import Row, from_cursor, from_row, page_limit, to_page
 from holdfast.store.sql.library import Operation
-from holdfast.store.transactions import (
-    Row,
-    Transactions,
-    Tx,
-    bounded,
-    from_cursor,
-    is_part,
-    lease_lost,
-    maybe_moment,
-    moment,
-    op,
-    page_limit,
-    reading,
-    to_cursor,
-    writing,
-)
+from holdfast.store.transactions import Transactions, Tx, bounded, lease_lost, op, reading, writing
 from holdfast.types import (
     LANES,
     SUBMISSION_STATES,
@@ -101,7 +87,7 @@ class SubmissionMethods(Transactions):
         if not same and idempotency_key is not None:
             same = yield op("submission_by_key", session_id=session_id, idempotency_key=idempotency_key)
         if same:
-            before = to_submission(same[0])
+            before = from_row(Submission, same[0])
             if (before.kind, before.lane, before.payload) != (kind, lane, payload):
                 if before.id == id:
                     raise Conflict(problem=f"submission {id} was sent before with another content")
@@ -126,7 +112,7 @@ class SubmissionMethods(Transactions):
             "trace": trace,
         }
         told = json.dumps({"submission_id": id, "kind": kind})
-        return to_submission((yield from self._queue(new, told, ready=ready)))
+        return from_row(Submission, (yield from self._queue(new, told, ready=ready)))
 
     def _queue(self, new: Mapping[str, object], told: str, *, ready: bool) -> Tx[Row]:
         """Put it into the queue of a session whose head is locked, and tell of it."""
@@ -168,7 +154,7 @@ class SubmissionMethods(Transactions):
         Payloads are not read, and empty: `take` returns them.
         """
         wanted = op("urgent_submissions", session_id=session_id, limit=page_limit(limit))
-        return [to_submission(row, payload="") for row in (yield bounded(wanted, "reason", "run_id"))]
+        return [from_row(Submission, row, payload="") for row in (yield bounded(wanted, "reason", "run_id"))]
 
     @writing(changes="lease")
     def _take_next(
@@ -186,12 +172,12 @@ class SubmissionMethods(Transactions):
                 rows = yield op("queued_submission", session_id=lease.session_id, id=id)
             if not rows:
                 return None
-            found = to_submission(rows[0])
+            found = from_row(Submission, rows[0])
             seq = yield from self._fence(lease, 1)
             key = {"session_id": lease.session_id, "position": found.position}
             if found.attempts < max_attempts:
                 taken = yield op("claim_submission", **key)
-                submission = to_submission(taken[0])
+                submission = from_row(Submission, taken[0])
                 yield _event(submission, "submission_started", seq, started(submission))
                 return submission
             reason = f"given up after {found.attempts} attempts that never ended"
@@ -236,9 +222,8 @@ class SubmissionMethods(Transactions):
         )
         wanted = bounded(wanted, "reason", "run_id", *(("payload",) if payloads else ()))
         rows = yield from self._of_session(session_id, wanted)
-        more = to_cursor(rows[-1]["position"]) if is_part(rows, limit) else None
-        items = [to_submission(row, payload=None if payloads else "") for row in rows]
-        return Page(items=items, next_cursor=more)
+        unread = {} if payloads else {"payload": ""}
+        return to_page(rows, limit, [from_row(Submission, row, **unread) for row in rows], "position")
 
 
 def started(submission: Submission) -> dict[str, object]:
@@ -259,26 +244,4 @@ def _event(submission: Submission, kind: str, seq: int, payload: dict[str, objec
         run_id=submission.run_id,
         step=None,
         payload=json.dumps(payload),
-    )
-
-
-def to_submission(row: Row, *, payload: Json | None = None) -> Submission:
-    """Return a row as a submission; one that was read without its payload gets this one."""
-    return Submission(
-        id=row["id"],
-        session_id=row["session_id"],
-        position=row["position"],
-        kind=row["kind"],
-        lane=row["lane"],
-        when_busy=row["when_busy"],
-        payload=row["payload"] if payload is None else payload,
-        idempotency_key=row["idempotency_key"],
-        state=row["state"],
-        attempts=row["attempts"],
-        reason=row["reason"],
-        run_id=row["run_id"],
-        created_at=moment(row["created_at"]),
-        started_at=maybe_moment(row["started_at"]),
-        ended_at=maybe_moment(row["ended_at"]),
-        trace=row["trace"],
     )

@@ -5,21 +5,8 @@ from collections.abc import Sequence
 
 from holdfast.errors import BadInput
 from holdfast.ids import check_choice, check_id
-from holdfast.store.transactions import (
-    Row,
-    Transactions,
-    Tx,
-    bounded,
-    from_cursor,
-    is_part,
-    maybe_moment,
-    moment,
-    op,
-    page_limit,
-    reading,
-    to_cursor,
-    writing,
-)
+from holdfast.store.rows import Row, from_cursor, from_row, is_part, page_limit, to_cursor
+from holdfast.store.transactions import Transactions, Tx, bounded, op, reading, writing
 from holdfast.types import DUE_BY, Due, DueBy, Duty, Holder, Json, Page
 
 _MICROSECONDS = 1_000_000
@@ -94,7 +81,7 @@ class SweepMethods(Transactions):
     def duty(self, name: str) -> Tx[Duty | None]:
         """Return the current holder of a duty and the result of its last run; None if it was never taken."""
         rows = yield op("duty", name=_name(name))
-        return _duty(rows[0]) if rows else None
+        return from_row(Duty, rows[0]) if rows else None
 
 
 def _name(name: str) -> str:
@@ -108,23 +95,5 @@ def _microseconds(seconds: float) -> int:
 
 
 def _due(row: Row, submissions: bool) -> Due:
-    return Due(
-        session_id=row["id"],
-        agent=row["agent"],
-        status=row["status"],
-        metadata=row["metadata"],
-        created_at=moment(row["created_at"]),
-        active_at=moment(row["active_at"]),
-        now=moment(row["now"]),
-        submission_id=row["submission_id"] if submissions else None,
-    )
-
-
-def _duty(row: Row) -> Duty:
-    return Duty(
-        name=row["name"],
-        holder=row["holder"],
-        taken_at=moment(row["taken_at"]),
-        done_at=maybe_moment(row["done_at"]),
-        detail=row["detail"],
-    )
+    submission_id = row["submission_id"] if submissions else None
+    return from_row(Due, row, session_id=row["id"], submission_id=submission_id)

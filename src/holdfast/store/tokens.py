@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from holdfast.errors import BadInput, NotFound
 from holdfast.ids import check_choice, check_name, new_id
-from holdfast.store.transactions import Row, Transactions, Tx, maybe_moment, moment, op, reading, writing
+from holdfast.store.rows import Row, from_row
+from holdfast.store.transactions import Transactions, Tx, op, reading, writing
 from holdfast.types import ROLES, Role, Token
 
 
@@ -67,12 +68,4 @@ class TokenMethods(Transactions):
 
 
 def _token(row: Row) -> Token:
-    return Token(
-        id=row["id"],
-        owner=row["owner"],
-        role=row["role"],
-        scopes=row["scopes"].split(),
-        created_at=moment(row["created_at"]),
-        expires_at=maybe_moment(row["expires_at"]),
-        revoked_at=maybe_moment(row["revoked_at"]),
-    )
+    return from_row(Token, row, scopes=row["scopes"].split())

@@ -6,24 +6,18 @@ the same on all. An engine may run it again from the start after a rollback.
 """
 
 import asyncio
-import base64
-import binascii
 import functools
 import inspect
-import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 from holdfast.config import Settings
 from holdfast.counting import count
 from holdfast.errors import (
-    BadCursor,
-    BadInput,
     HoldfastError,
     LeaseLost,
     PayloadTooLarge,
@@ -35,6 +29,7 @@ from holdfast.errors import (
 from holdfast.ids import check_id, check_text
 from holdfast.jsontext import parse_json, parse_object
 from holdfast.store.hub import READY, inbox
+from holdfast.store.rows import Rows
 from holdfast.types import Json, Lease, Violation
 
 if TYPE_CHECKING:
@@ -43,18 +38,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LARGEST_PAGE = 10_000
 PAGE_BYTES = 4 * 1024 * 1024
 """A page ends with the row that reaches this size, so that readers need memory for one page and one row."""
-
-
-class Row(Protocol):
-    """A row of either driver."""
-
-    def __getitem__(self, column: str, /) -> Any:
-        """Return the value of a column."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +57,7 @@ class Operation:
     slow: bool = False
 
 
-Rows: TypeAlias = Sequence[Row]
 Tx: TypeAlias = Generator[Operation, Rows, T]
-
-
-class CutRows(list[Row]):
-    """Rows that end before the limit on their number, since they reached the limit on their size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,23 +300,6 @@ def lease_lost(lease: Lease, reason: str) -> LeaseLost:
     return LeaseLost(session_id=lease.session_id, epoch=lease.epoch, reason=reason)
 
 
-def moment(microseconds: int) -> datetime:
-    """Return a stored time as a datetime, exactly."""
-    return _EPOCH + timedelta(microseconds=microseconds)
-
-
-def maybe_moment(microseconds: int | None) -> datetime | None:
-    """Return a stored time that may be missing."""
-    return None if microseconds is None else moment(microseconds)
-
-
-def page_limit(limit: int) -> int:
-    """Return `limit` if a page may have that many items."""
-    if not 1 <= limit <= _LARGEST_PAGE:
-        raise BadInput(problem=f"a page has 1 to {_LARGEST_PAGE} items, not {limit}")
-    return limit
-
-
 def slow(operation: Operation) -> Operation:
     """Return an operation that looks at everything, and has no time limit."""
     return replace(operation, slow=True)
@@ -345,26 +308,3 @@ def slow(operation: Operation) -> Operation:
 def bounded(operation: Operation, *columns: str, page_bytes: int = PAGE_BYTES) -> Operation:
     """Return an operation whose rows end with the one with which the content of these columns reaches `page_bytes`."""
     return replace(operation, sized=columns, page_bytes=page_bytes)
-
-
-def is_part(rows: Rows, limit: int) -> bool:
-    """Return whether there may be more rows than these."""
-    return isinstance(rows, CutRows) or len(rows) >= limit
-
-
-def to_cursor(*keys: object) -> str:
-    """Return an opaque cursor for the keys of the last item of a page."""
-    return base64.urlsafe_b64encode(json.dumps(keys).encode()).decode().rstrip("=")
-
-
-def from_cursor(cursor: str | None, *kinds: type) -> Iterable[Any]:
-    """Return the keys in a cursor, or as many Nones; anything but what `to_cursor` made is an error."""
-    if cursor is None:
-        return [None] * len(kinds)
-    try:
-        keys: Any = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True))
-    except (ValueError, binascii.Error, RecursionError):
-        raise BadCursor(cursor=cursor) from None
-    if not isinstance(keys, list) or [type(k) for k in keys] != list(kinds):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-        raise BadCursor(cursor=cursor)
-    return keys  # pyright: ignore[reportUnknownVariableType]

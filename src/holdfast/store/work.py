@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from holdfast.errors import HolderLost
 from holdfast.ids import new_id
 from holdfast.store.leases import LeaseMethods
-from holdfast.store.sessions import to_session
-from holdfast.store.submissions import SubmissionMethods, started, to_submission
-from holdfast.store.transactions import Rows, Tx, op, page_limit, reading, writing
-from holdfast.types import Holder, Lease, Work
+from holdfast.store.rows import Rows, from_row, page_limit
+from holdfast.store.submissions import SubmissionMethods, started
+from holdfast.store.transactions import Tx, op, reading, writing
+from holdfast.types import Holder, Lease, Session, Submission, Work
 
 
 class WorkMethods(LeaseMethods, SubmissionMethods):
@@ -60,7 +60,7 @@ class WorkMethods(LeaseMethods, SubmissionMethods):
             rows = yield from self._begin(max_attempts, ours)
         else:
             return []  # others were quicker
-        begun = {row["session_id"]: to_submission(row) for row in rows}
+        begun = {row["session_id"]: from_row(Submission, row) for row in rows}
         return [
             Work(
                 lease=Lease(
@@ -70,7 +70,7 @@ class WorkMethods(LeaseMethods, SubmissionMethods):
                     taken_from=row["orphaned_by"],
                     seq=row["seq"],
                 ),
-                session=to_session(row),
+                session=from_row(Session, row),
                 submission=begun.get(row["id"]),
                 fresh=bool(row["fresh"]),
             )
@@ -81,7 +81,7 @@ class WorkMethods(LeaseMethods, SubmissionMethods):
         """Begin the first submission of each session that was claimed, and tell of it."""
         rows = yield op("begin_submissions", max_attempts=max_attempts, **ours)
         if rows:
-            begun = [to_submission(row) for row in rows]
+            begun = [from_row(Submission, row) for row in rows]
             numbered = yield op("number_begun", session_ids=[s.session_id for s in begun])
             seqs = {row["session_id"]: row["seq"] for row in numbered}
             events = [(s.session_id, seqs[s.session_id], s.run_id, json.dumps(started(s))) for s in begun]

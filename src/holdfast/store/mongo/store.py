@@ -72,8 +72,9 @@ from holdfast.store.mongo import (
 from holdfast.store.mongo.documents import Clock, Documents, MongoRow, PageSize
 from holdfast.store.mongo.hints import Hints
 from holdfast.store.mongo.write import write
+from holdfast.store.rows import CutRows, Rows, moment
 from holdfast.store.store import Store
-from holdfast.store.transactions import CutRows, Operation, Rows, Tx, lease_lost, moment, op, reading, slow
+from holdfast.store.transactions import Operation, Tx, lease_lost, op, reading, slow
 from holdfast.store.write import Writing
 from holdfast.tables import SESSION, TABLES, Table
 from holdfast.types import Batch, Holder, Lease, Violation

@@ -40,9 +40,10 @@ from holdfast.store.postgres.writer import (
     hang_up,
     make_durable,
 )
+from holdfast.store.rows import Row, Rows
 from holdfast.store.sql.library import Dialect, Script
 from holdfast.store.sql.store import SqlStore, page_text
-from holdfast.store.transactions import Row, Rows, Tx, op
+from holdfast.store.transactions import Tx, op
 from holdfast.store.write import Writing
 from holdfast.tables import SESSION, TABLES, Table
 from holdfast.tasks import end

@@ -14,9 +14,10 @@ import asyncpg
 from holdfast.counting import count
 from holdfast.errors import Conflict
 from holdfast.store.hub import READY
+from holdfast.store.rows import CutRows, Row
 from holdfast.store.sql import library
 from holdfast.store.sql.library import Script
-from holdfast.store.transactions import CutRows, Operation, Row, lease_lost, op
+from holdfast.store.transactions import Operation, lease_lost, op
 from holdfast.store.write import ARMS, Writing, missing, unstored
 from holdfast.types import Lease
 

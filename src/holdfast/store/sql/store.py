@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from functools import cache
 
 from holdfast.store.archive import PAGE_BYTES, PAGE_ROWS, Imported
+from holdfast.store.rows import Rows
 from holdfast.store.schema import LATEST
 from holdfast.store.sql import library
 from holdfast.store.sql.check import invariants
 from holdfast.store.sql.library import Dialect, Script
 from holdfast.store.store import Store
-from holdfast.store.transactions import Rows, Tx, op, writing
+from holdfast.store.transactions import Tx, op, writing
 from holdfast.tables import Table
 from holdfast.types import Violation
 

@@ -34,12 +34,13 @@ from holdfast.errors import (
 from holdfast.store.archive import PAGE_BYTES, PAGE_ROWS
 from holdfast.store.beacons import FileBeacons
 from holdfast.store.hub import READY, Hub
+from holdfast.store.rows import CutRows, Row
 from holdfast.store.sql import library
 from holdfast.store.sql.library import Dialect, Script
 from holdfast.store.sql.store import SqlStore, page_text
 from holdfast.store.sqlite.files import DatabaseFiles
 from holdfast.store.sqlite.writer import BUSY_SECONDS, Writer, connect
-from holdfast.store.transactions import CutRows, Operation, Row, Tx, lease_lost, op
+from holdfast.store.transactions import Operation, Tx, lease_lost, op
 from holdfast.store.write import NUMBERED, Writing, missing, unstored
 from holdfast.tables import SESSION, TABLES
 from holdfast.tasks import end

@@ -1,0 +1,103 @@
+"""Rows of any engine, what they become, and pages of them."""
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import Any, Protocol, TypeAlias, TypeVar, get_type_hints
+
+from holdfast.errors import BadCursor, BadInput
+from holdfast.types import Page
+
+T = TypeVar("T")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LARGEST_PAGE = 10_000
+
+
+class Row(Protocol):
+    """A row of either driver."""
+
+    def __getitem__(self, column: str, /) -> Any:
+        """Return the value of a column."""
+        ...
+
+
+Rows: TypeAlias = Sequence[Row]
+
+
+class CutRows(list[Row]):
+    """Rows that end before the limit on their number, since they reached the limit on their size."""
+
+
+def moment(microseconds: int) -> datetime:
+    """Return a stored time as a datetime, exactly."""
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
+def maybe_moment(microseconds: int | None) -> datetime | None:
+    """Return a stored time that may be missing."""
+    return None if microseconds is None else moment(microseconds)
+
+
+_CONVERTED: dict[Any, Callable[[Any], Any]] = {
+    datetime: moment,
+    datetime | None: maybe_moment,
+    bool: bool,
+}
+"""How the value of a column becomes that of a field of this type, if they differ."""
+
+
+@cache
+def _columns(kind: type[Any]) -> tuple[tuple[str, Callable[[Any], Any] | None], ...]:
+    hints = get_type_hints(kind)
+    return tuple((field.name, _CONVERTED.get(hints[field.name])) for field in fields(kind))
+
+
+def from_row(kind: type[T], row: Row, **given: Any) -> T:
+    """Make a dataclass of a row whose columns have the names of its fields; the fields that are `given` have no column."""
+    values = {
+        name: row[name] if convert is None else convert(row[name])
+        for name, convert in _columns(kind)
+        if name not in given
+    }
+    return kind(**values, **given)
+
+
+def page_limit(limit: int) -> int:
+    """Return `limit` if a page may have that many items."""
+    if not 1 <= limit <= _LARGEST_PAGE:
+        raise BadInput(problem=f"a page has 1 to {_LARGEST_PAGE} items, not {limit}")
+    return limit
+
+
+def is_part(rows: Rows, limit: int) -> bool:
+    """Return whether there may be more rows than these."""
+    return isinstance(rows, CutRows) or len(rows) >= limit
+
+
+def to_page(rows: Rows, limit: int, items: list[T], *key: str) -> Page[T]:
+    """Return a page of these items, each made of a row. The cursor of the next page has the columns of the `key`."""
+    more = to_cursor(*(rows[-1][column] for column in key)) if is_part(rows, limit) else None
+    return Page(items=items, next_cursor=more)
+
+
+def to_cursor(*keys: object) -> str:
+    """Return an opaque cursor for the keys of the last item of a page."""
+    return base64.urlsafe_b64encode(json.dumps(keys).encode()).decode().rstrip("=")
+
+
+def from_cursor(cursor: str | None, *kinds: type) -> Iterable[Any]:
+    """Return the keys in a cursor, or as many Nones; anything but what `to_cursor` made is an error."""
+    if cursor is None:
+        return [None] * len(kinds)
+    try:
+        keys: Any = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True))
+    except (ValueError, binascii.Error, RecursionError):
+        raise BadCursor(cursor=cursor) from None
+    if not isinstance(keys, list) or [type(k) for k in keys] != list(kinds):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        raise BadCursor(cursor=cursor)
+    return keys  # pyright: ignore[reportUnknownVariableType]
