@@ -124,8 +124,8 @@ class Settings(BaseSettings):
     @classmethod
     def _read_policies(cls, given: Any) -> Any:
         """Read what the environment says; a list, as the file has it, becomes what is stored."""
-        found = parse(given) if isinstance(given, str) else given
-        return tuple(found) if isinstance(found, list) else found  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        result = parse(given) if isinstance(given, str) else given
+        return tuple(result) if isinstance(result, list) else result  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
     @field_validator("retention")
     @classmethod

@@ -142,7 +142,7 @@ def _brief(part: ToolReturnPart) -> str:
 
 
 def _verdict(messages: list[ModelMessage]) -> str:
-    said = next((str(found) for message in messages if (found := _prompt(message)) is not None), "")
+    said = next((str(result) for message in messages if (result := _prompt(message)) is not None), "")
     return f"I have read {len(said.split())} words. They are short and true. **Release it.**"
 
 

@@ -85,8 +85,8 @@ def applied(
     policies: Sequence[Policy], *, agent: str, metadata: str, created_at: datetime, active_at: datetime
 ) -> Applied | None:
     """Return the first policy that matches a session, and when the session is due: by whichever limit comes first."""
-    found: Any = json.loads(metadata)
-    pairs = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    result: Any = json.loads(metadata)
+    pairs = cast("dict[str, Any]", result) if isinstance(result, dict) else {}
     for name, policy in named(policies):
         if policy.matches(agent, pairs):
             limits = ((policy.idle_days, active_at), (policy.max_age_days, created_at))
@@ -99,11 +99,11 @@ def parse(text: str) -> list[Any]:
     """Read policies from JSON. A key that is there twice is a mistake, not a choice."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        result = dict(pairs)
+        if len(result) != len(pairs):
             message = f"a key is there twice among {', '.join(key for key, _ in pairs)}"
             raise ValueError(message)
-        return found
+        return result
 
     try:
         value: Any = json.loads(text, object_pairs_hook=once)

@@ -16,8 +16,8 @@ async def test_only_some_turns_have_a_large_history(store: Store):
     inside: list[int] = []
     go_on = asyncio.Event()
 
-    async def turn(number: int, size: int) -> None:
-        with histories.turn():
+    async def turn(number: int, size: int, owner: str = "ada") -> None:
+        with histories.turn(owner):
             await admit(store, size)
             await asyncio.create_task(admit(store, size))  # a delegate of the same turn
             inside.append(number)
@@ -25,11 +25,30 @@ async def test_only_some_turns_have_a_large_history(store: Store):
 
     turns = [asyncio.create_task(turn(n, LARGE)) for n in range(4)]
     turns.append(asyncio.create_task(turn(4, 1000)))
+    turns.append(asyncio.create_task(turn(5, LARGE, "bob")))
     await asyncio.sleep(0.01)
-    assert sorted(inside) == [0, 1, 4]
+    assert sorted(inside) == [0, 1, 4, 5]
     go_on.set()
     await asyncio.gather(*turns)
-    assert sorted(inside) == [0, 1, 2, 3, 4]
+    assert sorted(inside) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_task_that_outlives_its_turn_keeps_no_place(store: Store):
+    histories = LargeHistories(at_once=1)
+    late: list[asyncio.Task[None]] = []
+    go_on = asyncio.Event()
+
+    async def left_behind() -> None:
+        await go_on.wait()
+        await admit(store, LARGE)
+
+    with histories.turn("ada"):
+        late.append(asyncio.create_task(left_behind()))
+        await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(*late)
+    with histories.turn("ada"):
+        await asyncio.wait_for(admit(store, LARGE), 5)
 
 
 async def test_outside_of_a_worker_nothing_waits(store: Store):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from hashlib import sha256
@@ -327,7 +328,7 @@ async def test_sessions_that_cannot_be_archived_do_not_end_the_sweep(
                 raise BadArchive(problem="it cannot be read")
             return archive
 
-        monkeypatch.setattr("holdfast.retention.clean.verify_archive", verify)
+        monkeypatch.setattr(sys.modules[clean.__module__], "verify_archive", verify)
         done, told = await swept(store)
         assert (done.outcomes, done.problem) == ({"failed": 4, "cleaned": 1}, None)
         assert told[fine].outcome == "cleaned"

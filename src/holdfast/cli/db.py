@@ -43,15 +43,15 @@ def status(store: StoreUrl = None, as_json: AsJson = False) -> None:
             schema = SchemaStatus(engine=closed.engine, version=version, latest=latest)
         return {"store": closed.url, **asdict(schema)}
 
-    found = asyncio.run(work())
+    result = asyncio.run(work())
     if as_json:
-        echo(json.dumps(found))
+        echo(json.dumps(result))
         return
-    for name, value in found.items():
+    for name, value in result.items():
         new_console().print(f"{name.replace('_', ' '):<16} {value}", highlight=False)
-    if found["version"] != found["latest"]:
+    if result["version"] != result["latest"]:
         new_console().print("Run `holdfast db upgrade`.")
-    if found["expired_holders"]:
+    if result["expired_holders"]:
         new_console().print(
             "Sessions of expired holders are free: the next `reclaim` or `acquire` takes them."
         )

@@ -68,13 +68,13 @@ def doctor(store: StoreUrl = None, as_json: AsJson = False) -> None:
 
 
 async def _all(url: str | None) -> list[Finding]:
-    found = [_system()]
+    results = [_system()]
     try:
         settings = load_settings() if url is None else load_settings(store=url)
     except HoldfastError as error:
-        return [*found, Finding("settings", "bad", str(error), "Correct it, and ask again.")]
-    found.append(_settings(settings))
-    return found + [each async for each in _store(settings)]
+        return [*results, Finding("settings", "bad", str(error), "Correct it, and ask again.")]
+    results.append(_settings(settings))
+    return results + [each async for each in _store(settings)]
 
 
 def _system() -> Finding:
@@ -191,11 +191,11 @@ async def _top(url: str | None, interval: float, *, live: bool, as_json: bool) -
         looks = _looks(opened, interval)
         async for sessions, holders in looks:
             if as_json:
-                found = {
+                results = {
                     "sessions": [asdict(each) for each in sessions],
                     "workers": [asdict(each) for each in holders],
                 }
-                print_json(found)
+                print_json(results)
             else:
                 console = new_console()
                 if live:

@@ -57,13 +57,13 @@ def harness(
 
         async with (
             opened_media(store, media) as kept,
-            open_source(source, table=table, database=database) as found,
+            open_source(source, table=table, database=database) as opened,
         ):
             with _shown(as_json) as progress:
                 return await import_harness(
                     kept.store,
                     kept,
-                    found,
+                    opened,
                     owner=owner,
                     agent=agent,
                     rename=rename,

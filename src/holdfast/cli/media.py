@@ -39,8 +39,8 @@ def list_(store: StoreUrl = None, media: MediaUrl = None, as_json: AsJson = Fals
     """List what is stored, in the order in which it was first put, and how many sessions refer to each."""
 
     async def work() -> list[Blob]:
-        async with _opened(store, media) as found:
-            return await _all(found)
+        async with _opened(store, media) as opened:
+            return await _all(opened)
 
     blobs = asyncio.run(work())
     if as_json:
@@ -67,10 +67,10 @@ def show(
     from holdfast.media import to_uri
 
     async def work() -> dict[str, object]:
-        async with _opened(store, media) as found:
-            blob = await found.metadata(uri if "://" in uri else to_uri(uri))
-            sessions = [session for session, _ in await found.store.references(sha256=blob.sha256)]
-            return {**_plain(blob), "present": await found.exists(blob.uri), "sessions": sessions}
+        async with _opened(store, media) as opened:
+            blob = await opened.metadata(uri if "://" in uri else to_uri(uri))
+            sessions = [session for session, _ in await opened.store.references(sha256=blob.sha256)]
+            return {**_plain(blob), "present": await opened.exists(blob.uri), "sessions": sessions}
 
     facts = asyncio.run(work())
     if as_json:
@@ -97,9 +97,9 @@ def gc(
     from holdfast.media import Collection, collect
 
     async def work() -> Collection:
-        async with _opened(store, media) as found:
+        async with _opened(store, media) as opened:
             with _progress("collecting", None, shown=not as_json) as advance:
-                return await collect(found, grace=grace, dry_run=dry_run, progress=lambda _: advance())
+                return await collect(opened, grace=grace, dry_run=dry_run, progress=lambda _: advance())
 
     done = asyncio.run(work())
     if as_json:
@@ -118,16 +118,16 @@ def verify(store: StoreUrl = None, media: MediaUrl = None, as_json: AsJson = Fal
 
     async def work() -> tuple[int, list[str]]:
         problems: list[str] = []
-        async with _opened(store, media) as found:
-            blobs = await _all(found)
+        async with _opened(store, media) as opened:
+            blobs = await _all(opened)
             with _progress("verifying", len(blobs), shown=not as_json) as advance:
                 for blob in blobs:
                     try:
-                        async with found.open(blob.uri) as chunks:
+                        async with opened.open(blob.uri) as chunks:
                             async for _ in chunks:
                                 pass
                     except HoldfastError as error:
-                        if await _is_listed(found, blob):  # it may have been collected meanwhile
+                        if await _is_listed(opened, blob):  # it may have been collected meanwhile
                             problems.append(f"{error}")
                     advance()
         return len(blobs), problems
@@ -152,11 +152,11 @@ async def _opened(store: str | None, media: str | None) -> "AsyncGenerator[Media
 
 async def _all(media: "MediaStore") -> list[Blob]:
     page = await media.list(limit=_PAGE)
-    found = list(page.items)
+    blobs = list(page.items)
     while page.next_cursor is not None:
         page = await media.list(cursor=page.next_cursor, limit=_PAGE)
-        found += page.items
-    return found
+        blobs += page.items
+    return blobs
 
 
 async def _is_listed(media: "MediaStore", blob: Blob) -> bool:

@@ -33,32 +33,34 @@ MediaUrl = Annotated[str | None, typer.Option("--media", help="The media store's
 @app.command()
 def verify(file: File, as_json: AsJson = False) -> None:
     """Read a whole archive and check everything in it, without a store."""
-    found = _verified(file)
+    archive = _verified(file)
     if as_json:
-        print_json({"session_id": found.session_id, "sha256": found.sha256, "counts": found.counts})
+        print_json({"session_id": archive.session_id, "sha256": archive.sha256, "counts": archive.counts})
         return
-    echo(f"Sound: session {found.session_id}, {sum(found.counts.values())} records, SHA-256 {found.sha256}")
+    echo(
+        f"Sound: session {archive.session_id}, {sum(archive.counts.values())} records, SHA-256 {archive.sha256}"
+    )
 
 
 @app.command()
 def show(file: File, as_json: AsJson = False) -> None:
     """Show what an archive holds, after checking it."""
-    found = _verified(file)
+    archive = _verified(file)
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(archive))
         return
     console = new_console()
-    session = found.session
+    session = archive.session
     lines = {
-        "session": found.session_id,
+        "session": archive.session_id,
         "title": session["title"],
         "agent": session["agent"],
         "owner": session["owner"],
         "status": session["status"],
-        "version": str(found.version),
-        "sha256": found.sha256,
-        "media bytes": str(found.blob_bytes),
-        **{name: str(count) for name, count in found.counts.items() if name != "session"},
+        "version": str(archive.version),
+        "sha256": archive.sha256,
+        "media bytes": str(archive.blob_bytes),
+        **{name: str(count) for name, count in archive.counts.items() if name != "session"},
     }
     for name, value in lines.items():
         console.print(Text(f"{name:<16}").append_text(one_line(value)), soft_wrap=True)

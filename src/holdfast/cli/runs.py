@@ -56,12 +56,12 @@ def list_(
         async with chosen_store(store) as opened:
             return await all_pages(lambda cursor: opened.runs(session_id=session_id, cursor=cursor))
 
-    found = asyncio.run(work())
+    result = asyncio.run(work())
     if as_json:
-        print_json({"runs": [asdict(run) for run in found]})
+        print_json({"runs": [asdict(run) for run in result]})
         return
     table = new_table("id", "agent", "status", "started", "duration", "parent", "error")
-    for run in found:
+    for run in result:
         table.add_row(
             one_line(run.id),
             one_line(run.agent),
@@ -140,22 +140,22 @@ def events(run_id: RunId, store: StoreUrl = None, as_json: AsJson = False) -> No
     """Show the events of a run, one line each; `--json` has them in full."""
 
     async def work() -> list[Event]:
-        found: list[Event] = []
+        results: list[Event] = []
         async with chosen_store(store) as opened:
             session_id = (await opened.run(run_id)).session_id
             while True:
-                after = found[-1].seq if found else 0
+                after = results[-1].seq if results else 0
                 page = await opened.events(session_id, after=after, run_id=run_id, limit=_EVENTS)
-                found += page
+                results += page
                 if not page:
-                    return found
+                    return results
 
-    found = asyncio.run(work())
+    results = asyncio.run(work())
     if as_json:
-        print_json({"events": [asdict(event) for event in found]})
+        print_json({"events": [asdict(event) for event in results]})
         return
     console = new_console()
-    for event in found:
+    for event in results:
         step = "" if event.step is None else event.step
         start = f"{event.seq:>6}  {time_text(event.at)}  {one_line(event.kind)!s:<24} {step:>3}  "
         line = Text(start).append_text(one_line(event.message or event.payload))
@@ -180,12 +180,12 @@ def effects(
                 lambda cursor: opened.effects(session_id, run_id=run_id, unresolved=unresolved, cursor=cursor)
             )
 
-    found = asyncio.run(work())
+    result = asyncio.run(work())
     if as_json:
-        print_json({"effects": [asdict(effect) for effect in found]})
+        print_json({"effects": [asdict(effect) for effect in result]})
         return
     table = new_table("call", "tool", "state", "step", "attempts", "started", "duration", "summary", "error")
-    for effect in found:
+    for effect in result:
         table.add_row(
             one_line(effect.call_id),
             one_line(effect.tool),

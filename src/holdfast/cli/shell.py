@@ -80,14 +80,14 @@ def list_(
             state = "running" if running else None
             return list((await opened.commands(session_id=session, state=state, limit=limit)).items)
 
-    found = asyncio.run(work())
+    result = asyncio.run(work())
     if as_json:
-        _print_json({"commands": [asdict(command) for command in found]})
+        _print_json({"commands": [asdict(command) for command in result]})
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("id", "state", "exit", "started", "command"):
         table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=_LEAST.get(name, len(name)))
-    for each in found:
+    for each in result:
         table.add_row(
             each.id,
             _state(each),

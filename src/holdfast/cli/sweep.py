@@ -92,21 +92,21 @@ def retention(session_id: SessionId, store: StoreUrl = None, as_json: AsJson = F
         async with chosen_store(store) as opened:
             return await outlook(opened, session_id)
 
-    found = asyncio.run(work())
+    result = asyncio.run(work())
     if as_json:
-        terms = None if found.terms is None else found.terms.model_dump(exclude_unset=True)
-        print_json({**asdict(found), "terms": terms})
+        terms = None if result.terms is None else result.terms.model_dump(exclude_unset=True)
+        print_json({**asdict(result), "terms": terms})
         return
     console = new_console()
     lines = {
-        "policy": found.policy or "none: it stays",
-        "action": None if found.terms is None else found.terms.action,
-        "due": time_text(found.due_at).plain or "never",
-        "held by": found.held_by,
-        "refused by": found.guard,
-        "": found.problem,
-        "cleaned": time_text(found.cleaned_at).plain,
-        "archive": found.archive,
+        "policy": result.policy or "none: it stays",
+        "action": None if result.terms is None else result.terms.action,
+        "due": time_text(result.due_at).plain or "never",
+        "held by": result.held_by,
+        "refused by": result.guard,
+        "": result.problem,
+        "cleaned": time_text(result.cleaned_at).plain,
+        "archive": result.archive,
     }
     for name, value in lines.items():
         if value:

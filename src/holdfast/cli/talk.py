@@ -90,9 +90,9 @@ async def _answer(store: "Sessions", sent: Submission) -> tuple[Submission, str 
     async for event in store.watch(sent.session_id, after=sent.position):
         said = event if _text(event) else said
         if event.kind == "approval_requested":
-            found = await _reread(store, sent)
-            if found.state == "waiting":  # else the question is of another message, before this one
-                return found, await _whole_text(store, said)
+            result = await _reread(store, sent)
+            if result.state == "waiting":  # else the question is of another message, before this one
+                return result, await _whole_text(store, said)
         elif event.kind in _TURNS and json.loads(event.payload)["submission_id"] == sent.id:
             if event.kind != "submission_started":
                 break
@@ -108,8 +108,8 @@ async def _whole_text(store: "Sessions", event: Event | None) -> str | None:
 
 
 async def _reread(store: "Sessions", sent: Submission) -> Submission:
-    found = await all_pages(lambda cursor: store.submissions(sent.session_id, cursor=cursor, limit=1000))
-    return next(item for item in found if item.id == sent.id)
+    result = await all_pages(lambda cursor: store.submissions(sent.session_id, cursor=cursor, limit=1000))
+    return next(item for item in result if item.id == sent.id)
 
 
 def _text(event: Event) -> str | None:

@@ -118,7 +118,7 @@ def plain(value: object) -> Any:
 
 def safe(text: str) -> str:
     """Return text that cannot steer a terminal: control characters are shown as escapes, newlines and tabs are kept."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
 
 
 def one_line(text: str | None) -> Text:

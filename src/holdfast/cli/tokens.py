@@ -54,12 +54,12 @@ def list_(store: StoreUrl = None, as_json: AsJson = False) -> None:
         async with chosen_store(store) as opened:
             return await opened.tokens()
 
-    found = asyncio.run(work())
+    result = asyncio.run(work())
     if as_json:
-        print_json({"tokens": [asdict(token) for token in found]})
+        print_json({"tokens": [asdict(token) for token in result]})
         return
     table = new_table("id", "owner", "role", "scopes", "created", "expires", "revoked")
-    for token in found:
+    for token in result:
         table.add_row(
             one_line(token.id),
             one_line(token.owner),

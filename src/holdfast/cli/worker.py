@@ -148,12 +148,12 @@ def workers(store: StoreUrl = None, as_json: AsJson = False) -> None:
         async with chosen_store(store) as opened:
             return await opened.holders()
 
-    found = asyncio.run(work())
+    result = asyncio.run(work())
     if as_json:
-        print_json({"workers": [asdict(holder) for holder in found]})
+        print_json({"workers": [asdict(holder) for holder in result]})
         return
     table = new_table("id", "name", "sessions", "until")
-    for holder in found:
+    for holder in result:
         table.add_row(
             one_line(holder.id), one_line(holder.name), str(holder.sessions), time_text(holder.deadline)
         )

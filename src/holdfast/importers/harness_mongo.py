@@ -28,10 +28,10 @@ class Mongo(HarnessSource):
         names = await self._database.list_collection_names()
         if "runs" not in names:
             raise self.bad("it has no collection runs; it is no step store of the harness")
-        found: set[str] = set()
+        results: set[str] = set()
         for name in _KNOWN:
-            found.update(map(str, await self._database[name].distinct("run_id")))
-        return sorted(found)
+            results.update(map(str, await self._database[name].distinct("run_id")))
+        return sorted(results)
 
     async def run(self, run_id: str) -> Found | None:
         records = await self._records("runs", run_id, "started_at")

@@ -102,10 +102,12 @@ class FileSource(HarnessSource):
 
     def _run_ids(self) -> list[str]:
         marks = ("run.json", "events.jsonl", "tool_effects.jsonl", "snapshots")
-        found = [path.name for path in self._root.iterdir() if any((path / mark).exists() for mark in marks)]
-        if not found:
+        results = [
+            path.name for path in self._root.iterdir() if any((path / mark).exists() for mark in marks)
+        ]
+        if not results:
             raise self.bad("no folder in it has the records of a run; it is no step store")
-        return sorted(found)
+        return sorted(results)
 
     async def run(self, run_id: str) -> Found | None:
         path = self._root / run_id / "run.json"

@@ -85,12 +85,12 @@ async def import_openhands(
     if session_id is not None:
         reader.owner = (await store.session(session_id)).owner
     notes, left = Notes(), Notes()
-    found = await asyncio.to_thread(reader.find, notes)
-    progress(0, len(found))
+    result = await asyncio.to_thread(reader.find, notes)
+    progress(0, len(result))
     new: list[_LogFiles] = []
     present = 0
     records: Counter[str] = Counter()
-    for files in found:
+    for files in result:
         command, outputs = await asyncio.to_thread(reader.read, files, notes)
         how = await _import_status(store, command, outputs)
         if how is None:
@@ -102,7 +102,7 @@ async def import_openhands(
             present += 1
         progress(1, None)
     if not dry_run:
-        progress(0, len(found) + len(new))
+        progress(0, len(result) + len(new))
         detail: dict[str, Any] = {"system": SYSTEM, "imported": dict(records)}
         for batch in _batches(new):
             made = [await asyncio.to_thread(reader.read, files, Notes()) for files in batch]
@@ -117,7 +117,7 @@ async def import_openhands(
         source=str(folder),
         unit="commands",
         dry_run=dry_run,
-        found=len(found),
+        found=len(result),
         imported=len(new),
         present=present,
         records=dict(records),

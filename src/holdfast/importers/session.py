@@ -249,28 +249,28 @@ def _stays(text: str, threshold: int) -> int:
     return sum(len(piece.encode()) for piece in pieces if isinstance(piece, str))
 
 
-async def import_status(store: Store, found: Ready, *, source: str, system: str) -> ImportStatus:
+async def import_status(store: Store, ready: Ready, *, source: str, system: str) -> ImportStatus:
     """Say whether a session is new to the store, or how the one that it has compares. Raises `BadImport`."""
-    if await store.erased_at(found.id) is not None:
+    if await store.erased_at(ready.id) is not None:
         return "erased"
     try:
-        await store.session(found.id)
+        await store.session(ready.id)
     except SessionNotFound:
-        for run_id in found.run_ids:
+        for run_id in ready.run_ids:
             try:
                 other = await store.run(run_id)
             except NotFound:
                 continue
-            problem = f"run {run_id} of session {found.id} is here already, in session {other.session_id}"
+            problem = f"run {run_id} of session {ready.id} is here already, in session {other.session_id}"
             raise BadImport(source=source, problem=problem) from None
         return "new"
     cursor, before = None, False
     while True:
-        page = await store.audit_log(session_id=found.id, cursor=cursor)
+        page = await store.audit_log(session_id=ready.id, cursor=cursor)
         for entry in page.items:
             detail: Any = json.loads(entry.detail) if entry.action == "import" else {}
             if detail.get("system") == system:
-                if detail.get("sha256") == found.sha256:
+                if detail.get("sha256") == ready.sha256:
                     return "present"
                 before = True
         cursor = page.next_cursor
@@ -278,11 +278,11 @@ async def import_status(store: Store, found: Ready, *, source: str, system: str)
             return "changed" if before else "foreign"
 
 
-async def put(store: Store, media: MediaStore, found: Ready, *, system: str, actor: str) -> dict[str, int]:
+async def put(store: Store, media: MediaStore, ready: Ready, *, system: str, actor: str) -> dict[str, int]:
     """Add a session to the store, in one transaction. What is large in its messages goes to the media store before."""
     messages = [
         Message(segment=row["segment"], position=row["position"], body=row["body"])
-        for name, row in found.rows
+        for name, row in ready.rows
         if name == "messages"
     ]
     batch = Batch(messages=messages)
@@ -291,13 +291,13 @@ async def put(store: Store, media: MediaStore, found: Ready, *, system: str, act
         await large.move_out(batch)
     moved = iter(batch.messages)
     rows: list[tuple[str, Mapping[str, Any]]] = [
-        (name, {**row, "body": next(moved).body} if name == "messages" else row) for name, row in found.rows
+        (name, {**row, "body": next(moved).body} if name == "messages" else row) for name, row in ready.rows
     ]
     rows += [
-        ("blob_references", {"session_id": found.id, "sha256": digest}) for digest in sorted(batch.blobs)
+        ("blob_references", {"session_id": ready.id, "sha256": digest}) for digest in sorted(batch.blobs)
     ]
-    detail = lenient_json({"system": system, "sha256": found.sha256, "imported": found.counts()})
-    return await store.import_rows(found.id, lambda: iter(rows), actor=actor, detail=detail)
+    detail = lenient_json({"system": system, "sha256": ready.sha256, "imported": ready.counts()})
+    return await store.import_rows(ready.id, lambda: iter(rows), actor=actor, detail=detail)
 
 
 def message_of(body: Json, *, source: str, where: str) -> ModelMessage:
@@ -335,21 +335,21 @@ async def import_sessions(
     present = 0
     progress(0, len(drafts))
     for make in drafts:
-        found = await _made(make, store, source, notes)
-        how = await import_status(store, found, source=source, system=system)
+        result = await _made(make, store, source, notes)
+        how = await import_status(store, result, source=source, system=system)
         if how == "new":
             new.append(make)
-            records.update(found.counts() if dry_run else {})
+            records.update(result.counts() if dry_run else {})
         elif how == "present":
             present += 1
         else:
-            left.add(LEFT_ALONE[how], found.id)
+            left.add(LEFT_ALONE[how], result.id)
         progress(1, None)
     if not dry_run:
         progress(0, len(drafts) + len(new))
         for make in new:
-            found = await _made(make, store, source, Notes())
-            records.update(await put(store, media, found, system=system, actor=actor))
+            result = await _made(make, store, source, Notes())
+            records.update(await put(store, media, result, system=system, actor=actor))
             progress(1, None)
     return Report(
         system=system,

@@ -231,8 +231,8 @@ class MediaStore(ABC):
             return None
         if isinstance(self._public_url, str):
             return f"{self._public_url.rstrip('/')}/{quote(blob.key or blob.sha256)}"
-        found = self._public_url(blob)
-        return await found if inspect.isawaitable(found) else found
+        result = self._public_url(blob)
+        return await result if inspect.isawaitable(result) else result
 
     async def delete(self, uri: str, context: MediaContext = ANY) -> None:
         """Delete content that no session refers to, else raise `Conflict`. Raises `MediaNotFound`."""
@@ -280,12 +280,12 @@ class MediaStore(ABC):
     # How bytes and register go together
 
     async def _put(self, blob: Blob, data: bytes) -> str:
-        found = await self.store.put_blob(blob)
+        result = await self.store.put_blob(blob)
         replaces = None
-        if found.id != blob.id:
-            if await self._present(found):
-                return found.uri
-            replaces = found.id  # its bytes are lost; here they are again
+        if result.id != blob.id:
+            if await self._present(result):
+                return result.uri
+            replaces = result.id  # its bytes are lost; here they are again
             await self.store.put_blob(blob, anew=True)
         return await self.settle(blob, lambda: self._write(blob, data), replaces=replaces)
 
@@ -439,13 +439,13 @@ class MediaWriter:
         try:
             await self._flush()
             blob = media._named(self._blob, self._digest.hexdigest(), self._size, self._context)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
-            found = await media.store.name_blob(blob)
-            if found.id != blob.id:
-                if await media._present(found):  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
+            result = await media.store.name_blob(blob)
+            if result.id != blob.id:
+                if await media._present(result):  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
                     await media.discard(self._blob)
-                    self.uri = found.uri
+                    self.uri = result.uri
                     return
-                replaces = found.id
+                replaces = result.id
                 await media.store.name_blob(blob, anew=True)
         except BaseException:
             await media.discard(self._blob)

@@ -70,11 +70,11 @@ def digests(texts: Iterable[str | None]) -> list[str]:
 
 def references(texts: Iterable[str | None]) -> Counter[str]:
     """Return how often these texts refer to each digest."""
-    found: Counter[str] = Counter()
+    results: Counter[str] = Counter()
     for text in texts:
         if text is not None and _OPENING in text:
-            found.update(match[2] for match in _MARK.finditer(text) if match[2])
-    return found
+            results.update(match[2] for match in _MARK.finditer(text) if match[2])
+    return results
 
 
 def is_changed(text: str) -> bool:

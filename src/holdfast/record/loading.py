@@ -1,10 +1,11 @@
-"""Limits how many large histories are in memory at once. A worker has many turns; a few large ones must not take all memory."""
+"""Limits how many large histories of one owner are in memory at once, so that one owner cannot take all memory of a worker."""
 
 import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
+from weakref import WeakValueDictionary
 
 from holdfast.errors import HistoryTooLarge
 from holdfast.store import Store
@@ -14,15 +15,16 @@ _AT_ONCE: Final = 4
 
 
 class LargeHistories:
-    """The places for turns with a large history. A turn has at most one, from when it loads its history until it ends."""
+    """The places for turns with a large history, some for each owner. A turn has one from when it loads its history until it ends."""
 
     def __init__(self, at_once: int = _AT_ONCE) -> None:
-        self._places = asyncio.Semaphore(at_once)
+        self._at_once = at_once
+        self._places = WeakValueDictionary[str, asyncio.Semaphore]()
 
     @contextmanager
-    def turn(self) -> Generator[None, None, None]:
+    def turn(self, owner: str) -> Generator[None, None, None]:
         """Count what is loaded within this block, and in tasks that it starts, as one turn."""
-        place = _Place(self._places)
+        place = _Place(self._places.setdefault(owner, asyncio.Semaphore(self._at_once)))
         token = _current.set(place)
         try:
             yield
@@ -36,14 +38,20 @@ class _Place:
         self._places = places
         self._lock = asyncio.Lock()
         self._is_taken = False
+        self._is_over = False
 
     async def take(self) -> None:
         async with self._lock:
-            if not self._is_taken:
-                await self._places.acquire()
+            if self._is_taken or self._is_over:
+                return
+            await self._places.acquire()
+            if self._is_over:  # a task that outlives its turn has no place
+                self._places.release()
+            else:
                 self._is_taken = True
 
     def leave(self) -> None:
+        self._is_over = True
         if self._is_taken:
             self._is_taken = False
             self._places.release()

@@ -190,10 +190,10 @@ def read_archive(file: IO[bytes], *, longest: int, finish: Callable[[Archive], N
 
 def verify_archive(file: IO[bytes], *, longest: int) -> Archive:
     """Read a whole archive and return what it holds. Raises `BadArchive`. Blocks: call it on a thread."""
-    found: list[Archive] = []
-    for _ in read_archive(file, longest=longest, finish=found.append):
+    results: list[Archive] = []
+    for _ in read_archive(file, longest=longest, finish=results.append):
         pass
-    return found[0]
+    return results[0]
 
 
 class _ArchiveReader:

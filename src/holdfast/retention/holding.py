@@ -42,18 +42,18 @@ async def refuse_held(store: Store, session_id: str) -> None:
     if not any(policy.hold for policy in policies):
         return
     session = await store.session(session_id)
-    found = applied(
+    rule = applied(
         policies,
         agent=session.agent,
         metadata=session.metadata,
         created_at=session.created_at,
         active_at=session.active_at,
     )
-    if found is not None and found.policy.hold:
+    if rule is not None and rule.policy.hold:
         raise RetentionRefused(
             session_id=session_id,
             guard="hold",
-            problem=f"the policy {found.name} holds it",
+            problem=f"the policy {rule.name} holds it",
             lift="Change the policy in the settings.",
         )
 

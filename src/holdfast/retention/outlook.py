@@ -32,14 +32,14 @@ async def outlook(store: Store, session_id: str) -> Outlook:
     """Return what is going to happen to a session. Raises `SessionNotFound`."""
     session = await store.session(session_id)
     state = await store.retention_state(session_id)
-    found = applied(
+    rule = applied(
         store.settings.retention,
         agent=session.agent,
         metadata=session.metadata,
         created_at=session.created_at,
         active_at=session.active_at,
     )
-    terms = None if found is None else found.policy
+    terms = None if rule is None else rule.policy
     held_by = "session" if session.hold else "policy" if terms is not None and terms.hold else None
     is_over = session.status == "cleaned" and (terms is None or terms.action != "erase")
     guard = problem = None
@@ -50,9 +50,9 @@ async def outlook(store: Store, session_id: str) -> Outlook:
             guard, problem = str(error.facts["guard"]), str(error)
     return Outlook(
         session_id=session_id,
-        policy=None if found is None else found.name,
+        policy=None if rule is None else rule.name,
         terms=terms,
-        due_at=None if found is None or held_by or is_over else found.due_at,
+        due_at=None if rule is None or held_by or is_over else rule.due_at,
         held_by=held_by,
         guard=guard,
         problem=problem,

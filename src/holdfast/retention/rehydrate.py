@@ -54,18 +54,21 @@ async def import_archive(store: Store, media: MediaStore, archive: IO[bytes], *,
     If the store has it and it is cleaned there, it is brought back. Raises `SessionExists` if it has content.
     """
     longest = longest_line(store.settings.max_payload_bytes)
-    found = await asyncio.to_thread(verify_archive, archive, longest=longest)
-    session_id = found.session_id
+    verified = await asyncio.to_thread(verify_archive, archive, longest=longest)
+    session_id = verified.session_id
     if await store.erased_at(session_id) is not None:
         raise SessionErased(id=session_id)
     try:
         state = await store.retention_state(session_id)
     except SessionNotFound:
-        await _put_blobs(media, archive, found, longest)
+        await _put_blobs(media, archive, verified, longest)
         counts = await store.import_rows(
-            session_id, lambda: rows_of(archive, found, longest=longest), actor=actor, detail=_detail(found)
+            session_id,
+            lambda: rows_of(archive, verified, longest=longest),
+            actor=actor,
+            detail=_detail(verified),
         )
-        return Restored(session_id=session_id, archive_sha256=found.sha256, restored=counts)
+        return Restored(session_id=session_id, archive_sha256=verified.sha256, restored=counts)
     if state.status != "cleaned":
         raise SessionExists(id=session_id)
     await asyncio.to_thread(archive.seek, 0)
@@ -76,24 +79,24 @@ async def _restore(
     store: Store, media: MediaStore, session_id: str, archive: IO[bytes], actor: str
 ) -> Restored:
     longest = longest_line(store.settings.max_payload_bytes)
-    found = await asyncio.to_thread(verify_archive, archive, longest=longest)
-    if found.session_id != session_id:
-        raise BadArchive(problem=f"it is of session {found.session_id}, not {session_id}")
+    verified = await asyncio.to_thread(verify_archive, archive, longest=longest)
+    if verified.session_id != session_id:
+        raise BadArchive(problem=f"it is of session {verified.session_id}, not {session_id}")
     # Content nobody refers to yet: if the rest fails, the collector takes it.
-    await _put_blobs(media, archive, found, longest)
+    await _put_blobs(media, archive, verified, longest)
     async with held(store, session_id) as lease:
         counts = await store.import_rows(
             session_id,
-            lambda: rows_of(archive, found, longest=longest),
+            lambda: rows_of(archive, verified, longest=longest),
             lease=lease,
             actor=actor,
-            detail=_detail(found),
+            detail=_detail(verified),
         )
-    return Restored(session_id=session_id, archive_sha256=found.sha256, restored=counts)
+    return Restored(session_id=session_id, archive_sha256=verified.sha256, restored=counts)
 
 
-async def _put_blobs(media: MediaStore, archive: IO[bytes], found: Archive, longest: int) -> None:
-    if found.counts.get("blob_references"):  # else there is no need to read it once more
+async def _put_blobs(media: MediaStore, archive: IO[bytes], verified: Archive, longest: int) -> None:
+    if verified.counts.get("blob_references"):  # else there is no need to read it once more
         await put_blobs(media, archive, longest=longest)
 
 

@@ -170,10 +170,10 @@ class _Sweep:
             return False
         self._kept = await _kept(self._store, self._policies)
         for agent in await self._store.agents():
-            async for due, found in self._due(agent):
+            async for due, rule in self._due(agent):
                 if self._limit is not None and self._outcomes.total() >= self._limit:
                     return True
-                await self._act(due, found)
+                await self._act(due, rule)
                 if self._problem is not None:
                     return True
         return False
@@ -187,28 +187,28 @@ class _Sweep:
                     by, agent=agent, older_than=days * DAY, cursor=cursor, limit=_PAGE
                 )
                 for due in page.items:
-                    found = _applied(self._policies, due)
+                    rule = _applied(self._policies, due)
                     if (
-                        found is not None
-                        and found.is_due(due.now)
-                        and (by != "cleaned" or found.policy.action == "erase")
-                        and not (by == "age" and _is_idle(found.policy, due))  # it came before
-                        and due.session_id not in self._kept.get(found.name, ())
+                        rule is not None
+                        and rule.is_due(due.now)
+                        and (by != "cleaned" or rule.policy.action == "erase")
+                        and not (by == "age" and _is_idle(rule.policy, due))  # it came before
+                        and due.session_id not in self._kept.get(rule.name, ())
                     ):
-                        yield due, found
+                        yield due, rule
                 cursor = page.next_cursor
                 if cursor is None:
                     break
 
-    async def _act(self, due: Due, found: Applied) -> None:
+    async def _act(self, due: Due, rule: Applied) -> None:
         """Do what the policy says to one session; whatever comes of it, the others go on."""
-        policy, action = found.policy, found.policy.action or "clean"
+        policy, action = rule.policy, rule.policy.action or "clean"
         idle_days = policy.idle_days if policy.idle_days and _is_idle(policy, due) else 0.0
         outcome: Result = "failed"
         guard = problem = None
         deleted: Mapping[str, int] = {}
         try:
-            deleted = await self._carry_out(due.session_id, action, idle_days, found.name)
+            deleted = await self._carry_out(due.session_id, action, idle_days, rule.name)
             outcome = "dry_run" if self._dry_run else "erased" if action == "erase" else "cleaned"
             self._failures = 0
         except RetentionRefused as error:
@@ -226,7 +226,7 @@ class _Sweep:
             self._tell(
                 Outcome(
                     session_id=due.session_id,
-                    policy=found.name,
+                    policy=rule.name,
                     action=action,
                     outcome=outcome,
                     guard=guard,
@@ -279,8 +279,8 @@ class _Sweep:
                 return gone
 
     def _holds(self, due: Due) -> bool:
-        found = _applied(self._policies, due)
-        return found is not None and found.policy.hold
+        rule = _applied(self._policies, due)
+        return rule is not None and rule.policy.hold
 
     async def _shell(self) -> int:
         keep = self._store.settings.shell_retention_seconds
@@ -336,20 +336,20 @@ async def _kept(store: Store, policies: Sequence[Policy]) -> Mapping[str, set[st
     while any(left > 0 for left in wanted.values()):
         page = await store.sessions(cursor=cursor, limit=_PAGE)
         for session in page.items:
-            found = applied(
+            rule = applied(
                 policies,
                 agent=session.agent,
                 metadata=session.metadata,
                 created_at=session.created_at,
                 active_at=session.active_at,
             )
-            left = 0 if found is None else wanted.get(found.name, 0)
-            if found is None or left <= 0 or session.status == "cleaned":
+            left = 0 if rule is None else wanted.get(rule.name, 0)
+            if rule is None or left <= 0 or session.status == "cleaned":
                 continue
             runs = len((await store.runs(session_id=session.id, limit=min(left, 1000))).items)
             if runs:
-                kept[found.name].add(session.id)
-                wanted[found.name] = left - runs
+                kept[rule.name].add(session.id)
+                wanted[rule.name] = left - runs
         cursor = page.next_cursor
         if cursor is None:
             break

@@ -113,7 +113,7 @@ class SessionRunner:
         facts = {"session_id": self._session_id, "submission_id": submission.id}
         try:
             with (
-                self._histories.turn(),
+                self._histories.turn(self._work.session.owner),
                 span(f"holdfast {submission.kind}", TURN, within=submission.trace, **facts),
             ):
                 if submission.kind == "message":

@@ -237,7 +237,9 @@ async def _say_ours(request: Request, error: Any) -> JSONResponse:
 
 async def _say_invalid(request: Request, error: Any) -> JSONResponse:
     del request
-    problems = [{"where": place_of(found["loc"]), "problem": str(found["msg"])} for found in error.errors()]
+    problems = [
+        {"where": place_of(result["loc"]), "problem": str(result["msg"])} for result in error.errors()
+    ]
     first = problems[0]
     message = f"{first['where']}: {first['problem']}".encode("utf-8", "replace").decode()
     return _error(422, "bad_input", message, problems=problems[:20])

@@ -135,10 +135,10 @@ class Authenticator:
         return principal
 
     async def _stored(self, key: str) -> Principal:
-        found = await self.store.token(key)
-        if found is None:
+        result = await self.store.token(key)
+        if result is None:
             raise Unauthenticated(problem="This token is not known, has expired or was revoked.")
-        return Principal(owner=found.owner, role=found.role, scopes=frozenset(found.scopes))
+        return Principal(owner=result.owner, role=result.role, scopes=frozenset(result.scopes))
 
     async def authorize(
         self, connection: HTTPConnection, rule: Rule, path: Mapping[str, Any], *, token: str | None = None
@@ -315,5 +315,5 @@ def _signing_keys(text: bytes) -> dict[str | None, jwt.PyJWK]:
         document = None
     if not isinstance(document, dict):
         raise jwt.PyJWKSetError("this is not a JSON object")
-    found = jwt.PyJWKSet.from_dict(cast("dict[str, Any]", document))
-    return {key.key_id: key for key in found.keys if key.public_key_use in {None, "sig"}}
+    result = jwt.PyJWKSet.from_dict(cast("dict[str, Any]", document))
+    return {key.key_id: key for key in result.keys if key.public_key_use in {None, "sig"}}

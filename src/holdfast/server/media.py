@@ -78,14 +78,14 @@ async def _chunks(media: MediaStore, uri: str, start: int, stop: int) -> AsyncGe
 
 def _part(headers: Headers, size: int, etag: str) -> tuple[int, int] | None:
     """Return which bytes are asked for; None for all of them, as also for what is not understood."""
-    found = _RANGE.fullmatch(headers.get("range", ""))
-    if found is None or not (found[1] or found[2]) or headers.get("if-range", etag) != etag:
+    result = _RANGE.fullmatch(headers.get("range", ""))
+    if result is None or not (result[1] or result[2]) or headers.get("if-range", etag) != etag:
         return None
-    if not found[1]:
-        start, stop = max(0, size - int(found[2])), size
+    if not result[1]:
+        start, stop = max(0, size - int(result[2])), size
     else:
-        start, stop = int(found[1]), min(int(found[2] or size - 1), size - 1) + 1
-        if found[2] and int(found[2]) < start:
+        start, stop = int(result[1]), min(int(result[2] or size - 1), size - 1) + 1
+        if result[2] and int(result[2]) < start:
             return None
     if start >= stop:
         problem = f"There are {size} bytes; none of them was asked for."

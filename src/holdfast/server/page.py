@@ -46,13 +46,13 @@ class StaticFile:
 
 
 def _read() -> dict[str, StaticFile]:
-    found: dict[str, StaticFile] = {}
+    results: dict[str, StaticFile] = {}
     for entry in (files("holdfast.server") / "web").iterdir():
         kind = _TYPES.get(entry.name.rpartition(".")[2])
         if kind is not None:
             body = entry.read_bytes()
-            found[entry.name] = StaticFile(body, kind, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
-    return found
+            results[entry.name] = StaticFile(body, kind, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+    return results
 
 
 FILES: Final = _read()
@@ -128,10 +128,10 @@ async def sign_out(request: Request) -> Response:
 @route(router, "GET", "/static/{name}", "public", include_in_schema=False)
 async def static(request: Request, name: str) -> Response:
     """Send one of the page's files."""
-    found = FILES.get(name)
-    if found is None:
+    result = FILES.get(name)
+    if result is None:
         raise NotFound(what="file", id=name[:200])
-    return found.answer(request)
+    return result.answer(request)
 
 
 def _keep(request: Request, answer: Response, token: str) -> None:

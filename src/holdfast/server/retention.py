@@ -196,21 +196,21 @@ def _ids(children: Iterable[Erased]) -> Iterator[str]:
 @route(router, "GET", "/api/sessions/{session_id}/retention", "read")
 async def read_outlook(request: Request, session_id: SessionId) -> OutlookOut:
     """Show which policy applies to a session, when it is due, and what stands against it now."""
-    found = await outlook(store_of(request), session_id)
-    terms = found.terms
+    result = await outlook(store_of(request), session_id)
+    terms = result.terms
     return OutlookOut(
         session_id=session_id,
-        policy=found.policy,
+        policy=result.policy,
         action=terms and terms.action,
         idle_days=terms and terms.idle_days,
         max_age_days=terms and terms.max_age_days,
         keep_last_runs=terms and terms.keep_last_runs,
-        due_at=found.due_at,
-        held_by=found.held_by,
-        guard=found.guard,
-        problem=found.problem,
-        cleaned_at=found.cleaned_at,
-        archive=None if found.archive is None else to_uri(found.archive),
+        due_at=result.due_at,
+        held_by=result.held_by,
+        guard=result.guard,
+        problem=result.problem,
+        cleaned_at=result.cleaned_at,
+        archive=None if result.archive is None else to_uri(result.archive),
     )
 
 

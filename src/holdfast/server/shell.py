@@ -141,8 +141,8 @@ async def batch_get_bash_events(
     request: Request, event_ids: Annotated[list[Uuid], Query(min_length=1, max_length=_BATCH)]
 ) -> list[BashEvent | None]:
     """Return these events, in this order; null for each that is not there."""
-    found = await _shell(request).events(event_ids, owner=principal_of(request).sees)
-    return [None if event is None else shown(event) for event in found]
+    result = await _shell(request).events(event_ids, owner=principal_of(request).sees)
+    return [None if event is None else shown(event) for event in result]
 
 
 @route(router, "GET", "/api/bash/bash_events/{event_id}", "shell")

@@ -227,20 +227,20 @@ def _resend(mode: str | None, everything: str | None) -> bool:
 
 def _object(text: str | None, *, most_values: int = MOST_VALUES) -> dict[str, Any]:
     try:
-        found: Any = parse_json(text or "", "message", most_values=most_values)
+        result: Any = parse_json(text or "", "message", most_values=most_values)
     except BadText:
-        found = None
-    if not isinstance(found, dict):
+        result = None
+    if not isinstance(result, dict):
         raise BadInput(problem="a message is a JSON object")
-    return cast("dict[str, Any]", found)
+    return cast("dict[str, Any]", result)
 
 
 def _token(text: str) -> str:
     try:
-        found = _object(text, most_values=_MOST_FIELDS)
+        result = _object(text, most_values=_MOST_FIELDS)
     except BadInput:
         raise KeyError from None
-    key = found["session_api_key"] if found.get("type") == "auth" else None
+    key = result["session_api_key"] if result.get("type") == "auth" else None
     if not isinstance(key, str) or not key:
         raise KeyError
     return key
@@ -248,11 +248,11 @@ def _token(text: str) -> str:
 
 def _asked(text: str | None) -> NewCommand | None:
     """Return the command that a message asks for; None for a greeting that was not needed, or has come twice."""
-    found = _object(text)
-    if found.get("type") == "auth" and set(found) <= {"type", "session_api_key"}:
+    result = _object(text)
+    if result.get("type") == "auth" and set(result) <= {"type", "session_api_key"}:
         return None
     try:
-        return NewCommand.model_validate(found)
+        return NewCommand.model_validate(result)
     except ValidationError as error:
         first = error.errors()[0]
         raise BadInput(problem=f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error

@@ -92,26 +92,26 @@ class Feed:
 
     async def _running(self) -> list[Command]:
         page = await self._store.commands(state="running", owner=self._owner, limit=_MANY)
-        found = list(page.items)
+        result = list(page.items)
         while page.next_cursor is not None:
             page = await self._store.commands(
                 state="running", owner=self._owner, cursor=page.next_cursor, limit=_MANY
             )
-            found += page.items
-        return found
+            result += page.items
+        return result
 
     async def _late(self) -> list[Command]:
         """Return the commands since the overlap began."""
-        found: list[Command] = []
+        results: list[Command] = []
         cursor = None
         while True:
             page = await self._store.shell_events(
                 kind="command", owner=self._owner, since=self._from, cursor=cursor, limit=_PAGE
             )
-            found += [event for event in page.items if isinstance(event, Command)]
+            results += [event for event in page.items if isinstance(event, Command)]
             cursor = page.next_cursor
             if cursor is None:
-                return found
+                return results
 
     def _note(self, command: Command) -> bool:
         """Say whether it is new. Then its output is followed from the beginning."""

@@ -154,10 +154,10 @@ def _descendants() -> list[int]:
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
                 parent = int(file.read().rpartition(b")")[2].split()[1])
                 children.setdefault(parent, []).append(int(name))
-    found = list(children.get(os.getpid(), ()))
-    for pid in found:
-        found += children.get(pid, ())
-    return found
+    result = list(children.get(os.getpid(), ()))
+    for pid in result:
+        result += children.get(pid, ())
+    return result
 
 
 def _order(line: socket.socket) -> "dict[str, Any] | None":

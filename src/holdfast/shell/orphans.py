@@ -24,17 +24,17 @@ def service_name(host: str) -> str:
 
 async def record_orphans(store: Store, host: str) -> list[Command]:
     """End and record the commands of dead services, and return them as they are now on record."""
-    found: list[Command] = []
+    results: list[Command] = []
     page = await store.commands(state="running", limit=_PAGE)
     while page.items:
         for command in page.items:
             if not _is_served(command, host):
                 with contextlib.suppress(CommandLost):  # another was quicker
-                    found.append(await _record(store, command, host))
+                    results.append(await _record(store, command, host))
         if page.next_cursor is None:
             break
         page = await store.commands(state="running", cursor=page.next_cursor, limit=_PAGE)
-    return found
+    return results
 
 
 def _is_served(command: Command, host: str) -> bool:

@@ -151,21 +151,21 @@ def lives(pid: int, started: int | None) -> bool:
 
 async def end(command_id: str, pid: int, started: int | None) -> bool:
     """End what is left of a command: its keeper, and all of its process session. Say whether anything was alive."""
-    found = False
+    result = False
     if lives(pid, started):
-        found = True
+        result = True
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGTERM)
         deadline = asyncio.get_running_loop().time() + _END_SECONDS
         while lives(pid, started) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 - not our child
             await asyncio.sleep(0.01)
     while started is not None and (members := _session(pid, f"{MARK}={command_id}".encode())):
-        found = True
+        result = True
         for member in members:
             with contextlib.suppress(OSError):
                 os.kill(member, signal.SIGKILL)
         await asyncio.sleep(0.01)
-    return found
+    return result
 
 
 def _session(leader: int, mark: bytes) -> list[int]:

@@ -272,10 +272,10 @@ class ShellService:
 
     async def event(self, event_id: str, *, owner: str | None = None) -> Command | Output:
         """Return one event of the log. Raises `NotFound`."""
-        (found,) = await self.store.shell_events_by_id([event_id], owner=owner)
-        if found is None:
+        (result,) = await self.store.shell_events_by_id([event_id], owner=owner)
+        if result is None:
             raise NotFound(what="event", id=event_id)
-        return found
+        return result
 
     async def events(
         self, event_ids: Sequence[str], *, owner: str | None = None
@@ -362,10 +362,10 @@ def _check_timeout(timeout: float | None) -> None:
 
 def _check_folder(path: str) -> None:
     try:
-        found = stat.S_ISDIR(os.stat(path).st_mode)  # noqa: PTH116 - says why it cannot
+        result = stat.S_ISDIR(os.stat(path).st_mode)  # noqa: PTH116 - says why it cannot
     except (OSError, ValueError) as error:
         raise NoFolder(path=path) from error
-    if not found:
+    if not result:
         raise NoFolder(path=path)
 
 

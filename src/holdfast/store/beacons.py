@@ -59,10 +59,10 @@ class FileBeacons:
         """Return the holders whose processes are gone, once: their files are removed."""
         if fcntl is None:
             return []
-        found: list[str] = []
+        results: list[str] = []
         with suppress(FileNotFoundError):
-            found += [p.name for p in self._folder.iterdir() if p.name not in self._lit and _is_unlocked(p)]
-        return found
+            results += [p.name for p in self._folder.iterdir() if p.name not in self._lit and _is_unlocked(p)]
+        return results
 
     def close(self) -> None:
         """Let go of all that are left; their holders are gone."""

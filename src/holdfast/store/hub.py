@@ -80,10 +80,10 @@ class Hub:
         if not self._signals:
             return
         with self._lock:
-            found = [*topics]
+            results = [*topics]
             # Whatever changes a session may have changed its drafts; a command is told by its id alone.
-            found += [name(topic) for topic in found for name in (drafts, outputs)]
-            _ring([signal for topic in found for signal in self._signals.get(topic, ())])
+            results += [name(topic) for topic in results for name in (drafts, outputs)]
+            _ring([signal for topic in results for signal in self._signals.get(topic, ())])
 
     def at(self, numbers: Mapping[str, int]) -> None:
         """Ring for those who have another number than this."""

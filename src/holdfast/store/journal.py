@@ -111,10 +111,10 @@ class JournalMethods(Transactions):
             seen: list[Draft] = []
             while True:
                 signal.bell.clear()
-                signal.after, found = await self._drafts(session_id)
-                if found != seen:
-                    yield found
-                    seen = found
+                signal.after, result = await self._drafts(session_id)
+                if result != seen:
+                    yield result
+                    seen = result
                 else:
                     await signal.bell.wait()
 
@@ -159,14 +159,14 @@ class JournalMethods(Transactions):
 
     async def drafts(self, session_id: str) -> list[Draft]:
         """Return what is streamed right now."""
-        _, found = await self._drafts(session_id)
-        return found
+        _, result = await self._drafts(session_id)
+        return result
 
     @reading
     def _drafts(self, session_id: str) -> Tx[tuple[int, list[Draft]]]:
         rows = yield from self._of_session(session_id, op("drafts", session_id=session_id))
-        found = [from_row(Draft, row, text=row["body"]) for row in rows]
-        return max((row["at"] for row in rows), default=-1), found
+        results = [from_row(Draft, row, text=row["body"]) for row in rows]
+        return max((row["at"] for row in rows), default=-1), results
 
 
 def _mark(topic: str) -> str:

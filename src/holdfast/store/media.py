@@ -130,10 +130,10 @@ class MediaMethods(Transactions):
         }
         rows = yield op("unneeded_blobs", location=location, after=after, limit=page_limit(limit), **ages)
         more = to_cursor(rows[0]["looked"]) if rows and rows[0]["seen"] == limit else None
-        found = [row for row in rows if row["unneeded"]]
-        if found and not dry_run:
-            found = yield from self._condemn([row["id"] for row in found], ages)
-        return Page(items=[to_blob(row) for row in found], next_cursor=more)
+        results = [row for row in rows if row["unneeded"]]
+        if results and not dry_run:
+            results = yield from self._condemn([row["id"] for row in results], ages)
+        return Page(items=[to_blob(row) for row in results], next_cursor=more)
 
     @writing(repeatable=True)
     def condemn_blob(self, location: str, sha256: str) -> Tx[Blob]:

@@ -146,8 +146,8 @@ class RetentionMethods(Transactions):
 
     def _condemn_content(self, digests: list[str], session_id: str | None, grace: float) -> Tx[list[Blob]]:
         """Let go of content and mark, in the same transaction, what nobody else needs."""
-        found = yield op("blobs_of", digests=digests)
-        ids = [row["id"] for row in found]
+        rows = yield op("blobs_of", digests=digests)
+        ids = [row["id"] for row in rows]
         yield op("lock_blobs", ids=ids)
         if session_id is not None:
             # The same rows, in the same order, as those whose digests these are.

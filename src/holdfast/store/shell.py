@@ -117,10 +117,10 @@ class ShellMethods(Transactions):
 
     def _written_before(self, id: str, command: Command, ids: Sequence[str]) -> Tx[Command]:
         """Return the command if these outputs are in already, as when the answer got lost; else say what is wrong."""
-        found = yield op("commands", id=id, limit=1)
-        if not found:
+        rows = yield op("commands", id=id, limit=1)
+        if not rows:
             raise CommandLost(id=id, reason="its record is gone")
-        stored = _command(found[0])
+        stored = _command(rows[0])
         if stored.holder == command.holder and stored.outputs == command.outputs + len(ids):
             last = yield op("outputs_by_id", ids=ids[-1:])
             if last:
@@ -317,12 +317,12 @@ class ShellMethods(Transactions):
         """Return these events of the log, in this order; None for each that is not there, or not this owner's."""
         known = [check_uuid(each, "event") for each in ids]
         wanted = known
-        found: dict[str, Command | Output] = {}
+        results: dict[str, Command | Output] = {}
         for row in (yield op("outputs_by_id", ids=wanted, owner=owner)):
-            found[row["id"]] = _output(row)
+            results[row["id"]] = _output(row)
         for row in (yield op("commands_by_id", ids=wanted, owner=owner)):
-            found[row["id"]] = _command(row)
-        return [found.get(each) for each in known]
+            results[row["id"]] = _command(row)
+        return [results.get(each) for each in known]
 
     @writing(repeatable=True)
     def purge_commands(self, *, older_than: float, owner: str | None = None, limit: int = 1000) -> Tx[int]:

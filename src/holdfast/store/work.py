@@ -33,10 +33,10 @@ class WorkMethods(LeaseMethods, SubmissionMethods):
 
     @reading
     def _any_ready(self, holder: Holder, agents: list[str] | None) -> Tx[bool]:
-        (found,) = yield op("any_ready", holder=holder.id, agents=agents)
-        if not found["live"]:
+        (result,) = yield op("any_ready", holder=holder.id, agents=agents)
+        if not result["live"]:
             raise HolderLost(id=holder.id)
-        return bool(found["ready"])
+        return bool(result["ready"])
 
     @writing(repeatable=True)
     def _next_work(

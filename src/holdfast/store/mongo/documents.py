@@ -101,8 +101,8 @@ def plain_errors() -> Generator[None, None, None]:
     try:
         yield
     except BulkWriteError as error:
-        found: list[Any] = dict(error.details).get("writeErrors") or []
-        first: Any = found[0] if found else {"errmsg": "a bulk write failed", "code": error.code}
+        results: list[Any] = dict(error.details).get("writeErrors") or []
+        first: Any = results[0] if results else {"errmsg": "a bulk write failed", "code": error.code}
         details = {name: first[name] for name in ("keyPattern", "keyValue") if name in first}
         kind = DuplicateKeyError if first["code"] == _DUPLICATE else OperationFailure
         raise kind(first["errmsg"], first["code"], details) from None
@@ -335,8 +335,8 @@ class Documents:
         """Add rows; of one that is there already, `merge` says from the old and the new what it becomes, if anything."""
         new = [MongoRow(row) for row in rows]
         keys = [_key(table, row) for row in new]
-        found = await self.find(table, {"_id": {"$in": keys}})
-        old = {_frozen(row["_id"]): row for row in found}
+        result = await self.find(table, {"_id": {"$in": keys}})
+        old = {_frozen(row["_id"]): row for row in result}
         changes: list[InsertOne[MongoRow] | ReplaceOne[MongoRow] | UpdateOne] = []
         pieces: list[MongoRow] = []
         replaced: list[MongoRow] = []

@@ -41,8 +41,8 @@ def topics_of(change: Mapping[str, Any]) -> list[str]:
     updated = change.get("updateDescription", {}).get("updatedFields", {})
     match change["ns"]["coll"]:
         case "heads":
-            found = [key] if "seq" in updated or change["operationType"] != "update" else []
-            return [*found, READY] if updated.get("ready_at") else found
+            result = [key] if "seq" in updated or change["operationType"] != "update" else []
+            return [*result, READY] if updated.get("ready_at") else result
         case "submissions":
             return [inbox(key["session_id"])] if change["operationType"] == "insert" else []
         case "drafts":

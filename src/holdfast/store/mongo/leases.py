@@ -95,8 +95,8 @@ async def _ready(db: Documents, agents: Sequence[str] | None, limit: int) -> lis
     if agents is not None:
         where["agent"] = {"$in": agents}
     crowd = (db.attempt - 1) * _CROWD
-    found = await db.find("heads", where, sort=[("ready_at", 1)], limit=limit + crowd, fields=["_id"])
-    ids = [row["_id"] for row in found]
+    rows = await db.find("heads", where, sort=[("ready_at", 1)], limit=limit + crowd, fields=["_id"])
+    ids = [row["_id"] for row in rows]
     return random.sample(ids, min(limit, len(ids))) if crowd else ids
 
 
@@ -256,10 +256,10 @@ async def tell_begun(db: Documents, *, events: Sequence[Sequence[object]]) -> li
 
 async def claimed_sessions(db: Documents, **ours: object) -> list[MongoRow]:
     heads = await tenure(db, **ours)
-    found = await by_key(db, "sessions", [head["session_id"] for head in heads])
+    result = await by_key(db, "sessions", [head["session_id"] for head in heads])
     rows: list[MongoRow] = []
-    for row in await view(db, list(found.values())):
-        status = found[row["id"]]["status"]
+    for row in await view(db, list(result.values())):
+        status = result[row["id"]]["status"]
         fresh = not await db.find("checkpoints", span("checkpoints", row["id"]), limit=1, fields=["_id"])
         rows.append(MongoRow(row, status="queued" if status in {"idle", "failed"} else status, fresh=fresh))
     return sorted(rows, key=lambda row: (row["active_at"], row["id"]))

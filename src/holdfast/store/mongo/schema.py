@@ -141,15 +141,15 @@ async def has_migrations(db: Documents) -> list[MongoRow]:
 
 async def other_tables(db: Documents) -> list[MongoRow]:
     """Return a collection of something else that has a name of ours; others are none of our business."""
-    found: list[str] = []
+    results: list[str] = []
     for _ in range(_PATIENCE):
-        found = sorted(COLLECTIONS.intersection(await db.database.list_collection_names()))
-        if found != ["migrations"] or await db["migrations"].find_one({}) is not None:
+        results = sorted(COLLECTIONS.intersection(await db.database.list_collection_names()))
+        if results != ["migrations"] or await db["migrations"].find_one({}) is not None:
             break
         await asyncio.sleep(_PAUSE_SECONDS)  # another process is about to say that it is ours
     if await has_migrations(db):
         return []
-    return [MongoRow(name=name) for name in found[:1]]
+    return [MongoRow(name=name) for name in results[:1]]
 
 
 async def schema_version(db: Documents) -> list[MongoRow]:

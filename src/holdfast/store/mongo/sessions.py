@@ -39,31 +39,31 @@ async def sessions(
         where["agent"] = agent
     if search is not None:
         where["$expr"] = {"$gte": [{"$indexOfCP": ["$title_folded", {"$literal": search}]}, 0]}
-    found: list[MongoRow] = []
+    rows: list[MongoRow] = []
     place = None if active_before is None else (active_before, id_before)
-    while len(found) < limit:
+    while len(rows) < limit:
         further = {} if place is None else beyond("$lt", active_at=place[0], id=place[1])
         page = await db.find(
             "sessions", {**where, **further}, sort=[("active_at", -1), ("id", -1)], limit=limit
         )
-        found += [row for row in await view(db, page) if status in {None, row["status"]}]
+        rows += [row for row in await view(db, page) if status in {None, row["status"]}]
         if len(page) < limit:
             break
         place = (page[-1]["active_at"], page[-1]["id"])
-    return found[:limit]
+    return rows[:limit]
 
 
-async def view(db: Documents, found: Sequence[MongoRow]) -> list[MongoRow]:
+async def view(db: Documents, sessions: Sequence[MongoRow]) -> list[MongoRow]:
     """Return sessions as people see them.
 
     What is said to be running without a live holder is not: it is queued if something waits, else idle.
     """
-    ids = [row["id"] for row in found]
+    ids = [row["id"] for row in sessions]
     heads = await by_key(db, "heads", ids)
     live = await live_holders(db, [head["holder"] for head in heads.values()])
     pending, active = await open_submissions(db, ids)
     rows: list[MongoRow] = []
-    for session in found:
+    for session in sessions:
         head = heads.get(session["id"])
         if head is None:
             continue
@@ -99,9 +99,9 @@ async def by_key(db: Documents, table: str, keys: Sequence[str | None]) -> dict[
 
 async def live_holders(db: Documents, ids: Sequence[str | None]) -> dict[str | None, MongoRow]:
     """Return those of these holders whose deadline has not passed."""
-    found = await by_key(db, "holders", ids)
-    now = await db.now() if found else 0
-    return {key: row for key, row in found.items() if row["deadline"] > now}
+    result = await by_key(db, "holders", ids)
+    now = await db.now() if result else 0
+    return {key: row for key, row in result.items() if row["deadline"] > now}
 
 
 async def open_submissions(db: Documents, ids: Sequence[str]) -> tuple[Counter[str], Counter[str]]:

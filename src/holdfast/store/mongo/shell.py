@@ -165,8 +165,8 @@ async def commands_to_purge(
     """Find what has ended long enough ago, oldest first. What belongs to a session on hold is passed over."""
     until = await db.now() - older_than_us
     place: tuple[int, str] | None = None
-    found: list[MongoRow] = []
-    while len(found) < limit:
+    rows: list[MongoRow] = []
+    while len(rows) < limit:
         where: dict[str, Any] = {"purged_at": None, "ended_at": {"$gt": 0, "$lte": until}, **_owned(owner)}
         if place is not None:
             where = {"$and": [where, beyond("$gt", ended_at=place[0], id=place[1])]}
@@ -180,11 +180,11 @@ async def commands_to_purge(
         ids = [row["session_id"] for row in page if row["session_id"] is not None]
         held = await db.find("sessions", {"_id": {"$in": ids}, "hold": 1}, fields=["_id"]) if ids else []
         on_hold = {row["_id"] for row in held}
-        found += [row for row in page if row["session_id"] not in on_hold]
+        rows += [row for row in page if row["session_id"] not in on_hold]
         if len(page) < limit:
             break
         place = (page[-1]["ended_at"], page[-1]["id"])
-    return found[:limit]
+    return rows[:limit]
 
 
 async def purge_outputs(db: Documents, *, command_id: str, limit: int) -> list[MongoRow]:

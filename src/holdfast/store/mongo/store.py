@@ -359,8 +359,8 @@ class MongoStore(Store):
         try:
             async with database.client.start_session(snapshot=True) as session:
                 db = Documents(database, session)
-                found = await retention.export_session(db, session_id=session_id)
-                yield SESSION.name, _of(SESSION, found)
+                result = await retention.export_session(db, session_id=session_id)
+                yield SESSION.name, _of(SESSION, result)
                 for table in TABLES:
                     async for page in _pages(db, table, session_id):
                         yield table.name, page

@@ -47,8 +47,8 @@ async def _due(
     if after is not None:
         until["$gte"] = after
         where |= beyond("$gt", **{column: after, "id": after_id})
-    found = await db.find("sessions", where, sort=[(column, 1), ("id", 1)], limit=limit)
-    return [MongoRow(row, place=row[column], now=now) for row in found]
+    rows = await db.find("sessions", where, sort=[(column, 1), ("id", 1)], limit=limit)
+    return [MongoRow(row, place=row[column], now=now) for row in rows]
 
 
 async def due_submissions(
@@ -65,8 +65,8 @@ async def due_submissions(
     del agent  # of all
     now = await db.now()
     place = None if after is None else (after, after_id, after_position)
-    found: list[MongoRow] = []
-    while len(found) < limit:
+    rows: list[MongoRow] = []
+    while len(rows) < limit:
         ended: dict[str, int] = {"$gt": 0, "$lte": now - older_us}
         where: dict[str, Any] = {"ended_at": ended}
         if place is not None:
@@ -84,18 +84,18 @@ async def due_submissions(
             session = sessions.get(row["session_id"])
             if session is not None and not session["hold"]:
                 own = {"submission_id": row["id"], "position": row["position"], "place": row["ended_at"]}
-                found.append(MongoRow(session, **own, now=now))
+                rows.append(MongoRow(session, **own, now=now))
         if len(page) < limit:
             break
         place = (page[-1]["ended_at"], page[-1]["session_id"], page[-1]["position"])
-    return found[:limit]
+    return rows[:limit]
 
 
 async def drop_submissions(db: Documents, *, ids: Sequence[str]) -> list[MongoRow]:
     where = {"id": {"$in": ids}, "ended_at": {"$gt": 0}}
-    found = await db.find("submissions", where, fields=["session_id"])
-    sessions = await by_key(db, "sessions", [row["session_id"] for row in found])
-    free = [r["_id"] for r in found if not sessions.get(r["session_id"], MongoRow())["hold"]]
+    rows = await db.find("submissions", where, fields=["session_id"])
+    sessions = await by_key(db, "sessions", [row["session_id"] for row in rows])
+    free = [r["_id"] for r in rows if not sessions.get(r["session_id"], MongoRow())["hold"]]
     return await db.delete("submissions", {"_id": {"$in": free}}) if free else []
 
 

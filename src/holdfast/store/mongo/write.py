@@ -43,9 +43,9 @@ async def write(db: Documents, lease: Lease, writing: Writing, *, at: int | None
     for arm in ARMS:
         if rows := writing.rows.get(arm):
             names = [name for name, _ in ARMS[arm]]
-            found = await _WRITE[arm](db, seq, [MongoRow(zip(names, row, strict=True)) for row in rows])
+            result = await _WRITE[arm](db, seq, [MongoRow(zip(names, row, strict=True)) for row in rows])
             problem_of = _COUNTED.get(arm)
-            if problem_of and (problem := problem_of(found, writing)):
+            if problem_of and (problem := problem_of(result, writing)):
                 raise problem
     if not writing.release:
         return seq, False
@@ -163,9 +163,9 @@ async def _change_submissions(db: Documents, seq: int, rows: Rows) -> int:
     del seq
     now = await db.now()
     where = {"id": {"$in": [r["id"] for r in rows]}, "session_id": rows[0]["session_id"], "ended_at": None}
-    found = {row["id"]: row for row in await db.find("submissions", where)}
+    results = {row["id"]: row for row in await db.find("submissions", where)}
     for change in rows:
-        if (row := found.get(change["id"])) is None:
+        if (row := results.get(change["id"])) is None:
             continue
         state, reason = change["state"], change["reason"]
         # Given back without a reason, it is as if it had not been taken.
@@ -179,7 +179,7 @@ async def _change_submissions(db: Documents, seq: int, rows: Rows) -> int:
             attempts=row["attempts"] - int(returned),
             ended_at=now if state in _ENDED else None,
         )
-    return len(found)
+    return len(results)
 
 
 async def _drop_drafts(db: Documents, seq: int, rows: Rows) -> int:
@@ -199,12 +199,12 @@ async def _refer_blobs(db: Documents, seq: int, rows: Rows) -> int:
 
 async def hold_stored(db: Documents, digests: Sequence[str]) -> set[str]:
     """Return which of these contents are stored. They are changed, so that who collects them meanwhile begins again."""
-    found = await db.find("blobs", {"sha256": {"$in": list(digests)}, "state": "stored"})
-    if found:
+    rows = await db.find("blobs", {"sha256": {"$in": list(digests)}, "state": "stored"})
+    if rows:
         await db["blobs"].update_many(
-            {"_id": {"$in": [row["_id"] for row in found]}}, {"$inc": {"held": 1}}, session=db.session
+            {"_id": {"$in": [row["_id"] for row in rows]}}, {"$inc": {"held": 1}}, session=db.session
         )
-    return {row["sha256"] for row in found}
+    return {row["sha256"] for row in rows}
 
 
 async def _set_status(db: Documents, seq: int, rows: Rows) -> int:

@@ -214,8 +214,8 @@ class PostgresStore(SqlStore):
             )
             try:
                 async with connection.transaction(isolation="repeatable_read", readonly=True):
-                    found = await execute(connection, op("export_session", session_id=session_id))
-                    yield SESSION.name, _of(SESSION, found)
+                    result = await execute(connection, op("export_session", session_id=session_id))
+                    yield SESSION.name, _of(SESSION, result)
                     for table in TABLES:
                         after: Mapping[str, object] = {}
                         while True:

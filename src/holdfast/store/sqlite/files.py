@@ -65,7 +65,7 @@ def _is_recent(state: tuple[int, int, int] | None) -> bool:
 
 def _state(path: str) -> tuple[int, int, int] | None:
     try:
-        found = os.stat(path)  # noqa: PTH116 - quicker, and this runs with every commit
+        result = os.stat(path)  # noqa: PTH116 - quicker, and this runs with every commit
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_ctime_ns  # a restore sets the other times back
+    return result.st_dev, result.st_ino, result.st_ctime_ns  # a restore sets the other times back

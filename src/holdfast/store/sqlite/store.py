@@ -306,10 +306,10 @@ def _pages(
     connection: sqlite3.Connection, session_id: str
 ) -> Generator[tuple[str, list[dict[str, object]]], None, None]:
     """Read what a session contains, row by row, and hand it on in pages of a bounded size."""
-    found = connection.execute(
+    result = connection.execute(
         library.text("export_session", "sqlite"), {"session_id": session_id}
     ).fetchall()
-    yield SESSION.name, [dict(row) for row in found]
+    yield SESSION.name, [dict(row) for row in result]
     for table in TABLES:
         cursor = connection.execute(page_text(table), {"session_id": session_id})
         rows: list[dict[str, object]] = []
