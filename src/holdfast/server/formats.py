@@ -230,8 +230,9 @@ class StreamFormatter:
             return self._close_part()
         if self._run is None:
             await self._catch_up(event.run_id, event.seq)
-        if event.run_id != self._run:
-            return []
+        return await self._of_run(event, facts) if event.run_id == self._run else []
+
+    async def _of_run(self, event: Event, facts: Mapping[str, Any]) -> list[str]:
         match event.kind:
             case "message" if event.message is not None:
                 (message,) = load(await MediaOffloader(self.store).back([event.message]))

@@ -1,7 +1,7 @@
 """The hot path: a batch as rows, grouped by the statement ("arm") that writes them. Each engine has its own arms."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, TypeAlias, cast
 
 from holdfast.errors import BadInput, Conflict, MediaCollected
@@ -76,92 +76,10 @@ class Writing:
         self.chain = batch.chain
         if batch.release and batch.status in {None, "running"}:
             raise BadInput(problem="a session that is let go is not running: give its status")
-        self.rows: dict[str, list[Row]] = {}
-        if events:
-            self.rows["add_events"] = [
-                (
-                    session_id,
-                    self.count - number,
-                    check_id(event.kind, "kind of event"),
-                    event.run_id,
-                    event.step,
-                    event.payload,
-                    *(event.message or _NOWHERE),
-                )
-                for number, event in enumerate(events, 1)
-            ]
-        if batch.segments:
-            self.rows["add_segments"] = [(session_id, s.number, s.parent, s.start) for s in batch.segments]
-        if batch.messages:
-            self.rows["add_messages"] = [(session_id, m.segment, m.position, m.body) for m in batch.messages]
-        if batch.checkpoints:
-            self.rows["add_checkpoints"] = [
-                (
-                    session_id,
-                    check_id(c.id, "checkpoint id"),
-                    c.run_id,
-                    c.step,
-                    check_choice(c.kind, CHECKPOINT_KINDS, "kind of checkpoint"),
-                    c.segment,
-                    c.length,
-                )
-                for c in batch.checkpoints
-            ]
-        if batch.runs:
-            _once([run.id for run in batch.runs], "run")
-            self.rows["put_runs"] = [
-                (
-                    session_id,
-                    check_id(r.id, "run id"),
-                    r.parent_id,
-                    r.agent,
-                    check_choice(r.status, RUN_STATUSES, "run's status"),
-                    r.error,
-                    r.metadata,
-                )
-                for r in batch.runs
-            ]
-        if batch.effects:
-            _once([(effect.run_id, effect.call_id) for effect in batch.effects], "effect")
-            self.rows["put_effects"] = [
-                (
-                    session_id,
-                    e.run_id,
-                    e.call_id,
-                    e.tool,
-                    check_choice(e.state, EFFECT_STATES, "effect's state"),
-                    e.step,
-                    e.arguments_digest,
-                    e.idempotency_key,
-                    e.result,
-                    e.error,
-                    e.summary,
-                    *(e.message or _NOWHERE),
-                    e.attempts,
-                )
-                for e in batch.effects
-            ]
-        if batch.submissions:
-            _once([change.id for change in batch.submissions], "submission")
-            self.rows["change_submissions"] = [
-                (
-                    session_id,
-                    check_id(c.id, "submission id"),
-                    check_choice(c.state, SUBMISSION_STATES, "submission's state"),
-                    c.reason,
-                    c.run_id,
-                )
-                for c in batch.submissions
-            ]
-        if batch.drafts_done:
-            self.rows["drop_drafts"] = [(session_id, run_id) for run_id in batch.drafts_done]
-        if batch.blobs:
-            self.rows["refer_blobs"] = [
-                (session_id, check_id(sha256)) for sha256 in dict.fromkeys(batch.blobs)
-            ]
-        if batch.status is not None:
-            status = check_choice(batch.status, STATUSES, "session's status")
-            self.rows["set_status"] = [(session_id, status, batch.waiting_for)]
+        _once([run.id for run in batch.runs], "run")
+        _once([(effect.run_id, effect.call_id) for effect in batch.effects], "effect")
+        _once([change.id for change in batch.submissions], "submission")
+        self.rows = {arm: rows for arm, rows in _rows(session_id, batch, events).items() if rows}
         self.size = sum(_check_texts(arm, rows, check) for arm, rows in self.rows.items())
         for event in batch.events:
             parse_json(event.payload, "payload")
@@ -181,6 +99,83 @@ class Writing:
         """Say that it is not written: what builds on it must not be."""
         if self.chain is not None and self.chain.failed is None and isinstance(error, Exception):
             self.chain.failed = error
+
+
+def _rows(session_id: str, batch: Batch, events: Sequence[NewEvent]) -> dict[str, list[Row]]:
+    """Return the rows of each arm, with their columns in the order of `ARMS`."""
+    return {
+        "add_events": [
+            (
+                session_id,
+                len(events) - number,
+                check_id(event.kind, "kind of event"),
+                event.run_id,
+                event.step,
+                event.payload,
+                *(event.message or _NOWHERE),
+            )
+            for number, event in enumerate(events, 1)
+        ],
+        "add_segments": [(session_id, s.number, s.parent, s.start) for s in batch.segments],
+        "add_messages": [(session_id, m.segment, m.position, m.body) for m in batch.messages],
+        "add_checkpoints": [
+            (
+                session_id,
+                check_id(c.id, "checkpoint id"),
+                c.run_id,
+                c.step,
+                check_choice(c.kind, CHECKPOINT_KINDS, "kind of checkpoint"),
+                c.segment,
+                c.length,
+            )
+            for c in batch.checkpoints
+        ],
+        "put_runs": [
+            (
+                session_id,
+                check_id(r.id, "run id"),
+                r.parent_id,
+                r.agent,
+                check_choice(r.status, RUN_STATUSES, "run's status"),
+                r.error,
+                r.metadata,
+            )
+            for r in batch.runs
+        ],
+        "put_effects": [
+            (
+                session_id,
+                e.run_id,
+                e.call_id,
+                e.tool,
+                check_choice(e.state, EFFECT_STATES, "effect's state"),
+                e.step,
+                e.arguments_digest,
+                e.idempotency_key,
+                e.result,
+                e.error,
+                e.summary,
+                *(e.message or _NOWHERE),
+                e.attempts,
+            )
+            for e in batch.effects
+        ],
+        "change_submissions": [
+            (
+                session_id,
+                check_id(c.id, "submission id"),
+                check_choice(c.state, SUBMISSION_STATES, "submission's state"),
+                c.reason,
+                c.run_id,
+            )
+            for c in batch.submissions
+        ],
+        "drop_drafts": [(session_id, run_id) for run_id in batch.drafts_done],
+        "refer_blobs": [(session_id, check_id(sha256)) for sha256 in dict.fromkeys(batch.blobs)],
+        "set_status": []
+        if batch.status is None
+        else [(session_id, check_choice(batch.status, STATUSES, "session's status"), batch.waiting_for)],
+    }
 
 
 def _check_texts(arm: str, rows: list[Row], check: Callable[[str, str], int]) -> int:
