@@ -39,6 +39,8 @@ def _bounded(text: str) -> int:
 
 _MOST_DIGITS: Final = 310
 """As many as the largest floating-point number has. Reading a longer one takes time that grows with its square."""
+_LONGEST_INT: Final = 4300
+"""Python reads no longer one by default. Pydantic writes them, and a tool may return one."""
 MOST_VALUES: Final = 100_000
 """How many values a JSON text from outside may have. Values cost a hundred times as much as the bytes they are written with."""
 MOST_RECORDED_VALUES: Final = 2_000_000
@@ -47,6 +49,9 @@ _STRING: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """A string, also one without an end: or each quote in it would be the start of another look at the rest."""
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _STRICT: Final = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_bounded)
+_TOLERANT: Final = json.JSONDecoder(
+    parse_constant=_refuse, parse_int=lambda text: int(text) if len(text) < _LONGEST_INT else text
+)
 _LENIENT: Final = json.JSONDecoder(parse_constant=lambda _: None)
 
 
@@ -117,6 +122,11 @@ def has_lone_surrogates(text: str, value: Any) -> bool:
     except UnicodeEncodeError:
         return True
     return False
+
+
+def read_recorded(text: Json) -> Any:
+    """Return the value of a text that was recorded. A number with more digits than Python reads becomes a string of them."""
+    return _TOLERANT.decode(text)
 
 
 def read_json(text: Json) -> Any:

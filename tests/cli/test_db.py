@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.store.schema import LATEST
+from tests import forking
 from tests.conftest import Engine
 
 COMMAND = Path(sys.executable).parent / "holdfast"
 
 
 def holdfast(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False, cwd=folder)
+    return forking.run([COMMAND, *arguments], cwd=folder)
 
 
 @pytest.mark.processes

@@ -14,17 +14,15 @@ from typing import Any
 import pytest
 
 from holdfast.store import Store, open_store
+from tests import forking
 from tests.conftest import Engine
 
 pytestmark = pytest.mark.processes
 
 
 def holdfast(*arguments: str, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return forking.run(
         [sys.executable, "-m", "holdfast", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
         cwd=cwd,
         env=os.environ | {"COLUMNS": "200"} | more,
     )
@@ -122,11 +120,8 @@ def test_completion(shell: str):
         "fish": {"_TYPER_COMPLETE_ARGS": "holdfast do", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
     }[shell]
     program = Path(sys.executable).with_name("holdfast")
-    done = subprocess.run(
+    done = forking.run(
         [program],
-        capture_output=True,
-        text=True,
-        check=False,
         env=os.environ | typed | {"_HOLDFAST_COMPLETE": f"complete_{shell}"},
     )
     assert "doctor" in done.stdout

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from holdfast.store import open_store
+from tests import forking
+from tests.forking import Forked
 from tests.importers.sources import harness_folder
 from tests.importers.test_agentex import TASK, WHOLE
 from tests.importers.test_openhands import run
@@ -17,7 +19,7 @@ from tests.importers.test_openhands import run
 def holdfast(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "holdfast", *arguments]
     environment = os.environ | {"HOLDFAST_STORE": f"sqlite:///{folder}/store.db"}
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
+    return forking.run(command, cwd=folder, env=environment)
 
 
 def ready(folder: Path) -> None:
@@ -86,7 +88,7 @@ def test_a_terminal_is_shown_how_far_it_is(tmp_path: Path):
         "COLUMNS": "100",
         "HOLDFAST_STORE": f"sqlite:///{tmp_path}/store.db",
     }
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=end, env=environment)
+    process = Forked(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=end, env=environment)
     os.close(end)
     shown = b""
     with suppress(OSError):  # the terminal is gone with the process

@@ -11,6 +11,7 @@ import pytest
 from holdfast.media import MediaContext, open_media
 from holdfast.store import open_store
 from holdfast.types import Batch
+from tests import forking
 from tests.builders import held_session
 
 
@@ -19,10 +20,10 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(place: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def run(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     options = ("--store", f"sqlite:///{place}/s.db", "--media", f"disk://{place}/media")
     command = [sys.executable, "-m", "holdfast", "media", *arguments, *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=place)
+    return forking.run(command, cwd=place)
 
 
 def fill(place: Path) -> tuple[str, str, Path, str]:
@@ -94,8 +95,6 @@ def test_verify(place: Path):
 def test_a_bad_media_url(place: Path):
     fill(place)
     command = [sys.executable, "-m", "holdfast", "media", "list", "--store", f"sqlite:///{place}/s.db"]
-    done = subprocess.run(
-        [*command, "--media", "ftp://x", "--json"], capture_output=True, text=True, check=False, cwd=place
-    )
+    done = forking.run([*command, "--media", "ftp://x", "--json"], cwd=place)
     assert done.returncode == 2
     assert json.loads(done.stdout)["error"]["code"] == "unknown_media"

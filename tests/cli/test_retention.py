@@ -10,12 +10,14 @@ from pathlib import Path
 
 from holdfast.media import open_media
 from holdfast.store import open_store
+from tests import forking
+from tests.forking import Forked
 from tests.promises.sessions import fill
 
 
 def holdfast(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "holdfast", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return forking.run(command, cwd=folder)
 
 
 async def test_there_and_back(tmp_path: Path):
@@ -54,9 +56,7 @@ async def test_a_terminal_is_shown_how_far_it_is(tmp_path: Path):
         terminal, end = pty.openpty()
         command = [sys.executable, "-m", "holdfast", "sessions", *arguments, "--store", url]
         environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
-        process = subprocess.Popen(
-            command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=end, env=environment
-        )
+        process = Forked(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=end, env=environment)
         os.close(end)
         shown = b""
         with suppress(OSError):  # the other end is closed

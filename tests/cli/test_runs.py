@@ -15,6 +15,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from holdfast import Holdfast, Store, open_store
 from holdfast.types import Batch, NewEvent, Run
+from tests import forking
 from tests.cli.test_db import COMMAND
 
 WORKS = """
@@ -61,11 +62,8 @@ class Recorded:
 
     def holdfast(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         inherited = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-        return subprocess.run(
+        return forking.run(
             [COMMAND, "runs", *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
             cwd=self.folder,
             env={**inherited, "HOLDFAST_STORE": f"sqlite:///{self.folder}/runs.db", **environment},
         )

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests import forking
 from tests.cli.test_db import COMMAND
+from tests.forking import Forked
 
 STORE = "sqlite:///shell.db"
 
@@ -17,12 +19,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def shell(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
+    return forking.run(
         [COMMAND, "shell", *arguments, "--store", STORE],
         cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=60,
     )
 
@@ -60,7 +59,7 @@ def test_errors_are_one_line(folder: Path):
 
 
 def test_output_is_read_stopped_and_purged_from_other_processes(folder: Path):
-    with subprocess.Popen(
+    with Forked(
         [COMMAND, "shell", "run", "echo up; sleep 100", "--store", STORE],
         cwd=folder,
         stdout=subprocess.PIPE,
@@ -69,7 +68,7 @@ def test_output_is_read_stopped_and_purged_from_other_processes(folder: Path):
         assert running.stdout
         assert running.stdout.readline() == "up\n"
         (command,) = listed(folder, "--running")
-        with subprocess.Popen(
+        with Forked(
             [COMMAND, "shell", "output", "--follow", command["id"], "--store", STORE],
             cwd=folder,
             stdout=subprocess.PIPE,
@@ -92,7 +91,7 @@ def test_output_is_read_stopped_and_purged_from_other_processes(folder: Path):
 
 
 def test_an_interrupt_ends_the_command(folder: Path):
-    with subprocess.Popen(
+    with Forked(
         [COMMAND, "shell", "run", "echo up; sleep 100", "--store", STORE],
         cwd=folder,
         stdout=subprocess.PIPE,

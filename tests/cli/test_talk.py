@@ -16,6 +16,7 @@ import pytest
 from holdfast import open_store
 from tests.cli.test_db import COMMAND
 from tests.conftest import Engine
+from tests.forking import Forked
 
 BOT = """
 import asyncio
@@ -80,15 +81,15 @@ class Terminal:
 
     folder: Path
     url: str
-    started: list["subprocess.Popen[str]"] = field(default_factory=list["subprocess.Popen[str]"])
+    started: list[Forked] = field(default_factory=list[Forked])
 
     @property
     def environment(self) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
         return {**inherited, "HOLDFAST_STORE": self.url, "PYTHONDONTWRITEBYTECODE": "1"}
 
-    def start(self, *arguments: str) -> "subprocess.Popen[str]":
-        process = subprocess.Popen(
+    def start(self, *arguments: str) -> Forked:
+        process = Forked(
             [COMMAND, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -135,7 +136,7 @@ class Terminal:
 class Working:
     """A worker process and what it has said so far."""
 
-    process: "subprocess.Popen[str]"
+    process: Forked
     said: str = ""
 
     async def says(self, wanted: str) -> None:

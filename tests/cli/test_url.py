@@ -12,6 +12,7 @@ import pytest
 
 from holdfast import Store, open_store
 from holdfast.server.auth import digest
+from tests import forking
 from tests.cli.test_db import COMMAND
 from tests.cli.test_talk import BOT
 from tests.conftest import Engine
@@ -29,14 +30,11 @@ class Terminal:
 
     async def holdfast(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return await asyncio.to_thread(
-            subprocess.run,
+            forking.run,
             [COMMAND, *arguments],
-            capture_output=True,
-            text=True,
             cwd=self.folder,
             env=os.environ | {"COLUMNS": "200"} | self.environment,
             timeout=60,
-            check=False,
         )
 
     async def text(self, *arguments: str) -> str:

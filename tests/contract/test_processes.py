@@ -20,6 +20,7 @@ from holdfast.store.schema import LATEST
 from holdfast.types import Batch, Draft, NewEvent, SubmissionChange
 from tests.builders import held_session, new_session, ticks, until
 from tests.conftest import Engine
+from tests.forking import AsyncForked, start_forked
 from tests.servers import Postgres, postgres
 
 pytestmark = pytest.mark.processes
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.processes
 class Child:
     """A process of tests/children.py and what it has said."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: AsyncForked) -> None:
         self.process = process
         self.said: list[dict[str, Any]] = []
 
@@ -56,7 +57,7 @@ class Child:
 
 @asynccontextmanager
 async def child(*arguments: str) -> AsyncGenerator[Child, None]:
-    process = await asyncio.create_subprocess_exec(
+    process = await start_forked(
         *(sys.executable, "-m", "tests.children", *arguments),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

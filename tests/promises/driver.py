@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.forking import Forked, start_forked
+
 
 class Crash:
     """Where the runs that are to be killed live: in the database that `url` names, or in a `{place}` of their own."""
@@ -24,7 +26,7 @@ class Crash:
     async def _run(self, policy: str, mode: str, points: list[str]) -> list[dict[str, Any]]:
         place = self._folder / f"{policy}-{mode}-{len(list(self._folder.iterdir()))}-{points[0]}"
         place.mkdir()
-        process = await asyncio.create_subprocess_exec(
+        process = await start_forked(
             *(sys.executable, "-m", "tests.promises.crash", self._url, str(place), policy, mode, *points),
             stdout=asyncio.subprocess.PIPE,
         )
@@ -37,7 +39,7 @@ class Cutters:
     """Processes on a store, each of which is killed at a step."""
 
     def __init__(self, url: str) -> None:
-        self._process = subprocess.Popen(
+        self._process = Forked(
             [sys.executable, "-m", "tests.promises.cutter", url],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -29,6 +29,7 @@ from holdfast.server.auth import digest, new_token
 from holdfast.types import Batch, Run
 from tests.builders import new_session, until
 from tests.conftest import Engine
+from tests.forking import start_forked
 from tests.promises.sessions import fill
 from tests.server.fronts import Front, front
 
@@ -475,7 +476,7 @@ async def test_beyond_this_machine_nobody_comes_in_without_a_token(tmp_path: Pat
     store = f"sqlite:///{tmp_path}/store.db"
 
     async def refused(*options: str, **settings: str) -> None:
-        process = await asyncio.create_subprocess_exec(
+        process = await start_forked(
             *(sys.executable, "-m", "holdfast", "serve", "--role", "front", "--port", "0", *options),
             cwd=tmp_path,
             env=os.environ | {"HOLDFAST_STORE": store, **settings},

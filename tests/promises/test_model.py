@@ -21,6 +21,7 @@ from holdfast.store import Store
 from holdfast.types import Batch, Event, Submission, SubmissionChange
 from tests.builders import within
 from tests.conftest import Engine
+from tests.forking import AsyncForked, start_forked
 from tests.promises.actors import NEVER, lifetime
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
@@ -89,7 +90,7 @@ async def _one_actor(
     chance: random.Random,
     to: Histories,
 ) -> None:
-    process = await asyncio.create_subprocess_exec(
+    process = await start_forked(
         *(sys.executable, "-m", "tests.promises.actors", engine.url, name, str(seed), str(seconds), *ids),
         stdout=asyncio.subprocess.PIPE,
     )
@@ -116,7 +117,7 @@ async def _one_actor(
         await process.wait()
 
 
-async def _hit(process: asyncio.subprocess.Process, chance: random.Random, ttl: float) -> None:
+async def _hit(process: AsyncForked, chance: random.Random, ttl: float) -> None:
     """Pause it now and then, mostly for longer than its deadline; kill it in the end, perhaps."""
     with suppress(ProcessLookupError):
         while True:

@@ -7,13 +7,15 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from tests.forking import AsyncForked, start_forked
+
 ROOT = Path(__file__).parents[2]
 
 
 class WorkerProcess:
     """One `holdfast worker`, and what it says."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: AsyncForked) -> None:
         self.process = process
         self.said: list[str] = []
         self._listening = asyncio.create_task(self._listen())
@@ -46,7 +48,7 @@ async def worker(
     environment = (
         os.environ | {"HOLD": str(hold)} | {f"HOLDFAST_{k.upper()}": str(v) for k, v in settings.items()}
     )
-    process = await asyncio.create_subprocess_exec(
+    process = await start_forked(
         sys.executable,
         "-m",
         "holdfast",

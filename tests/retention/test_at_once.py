@@ -16,6 +16,7 @@ from holdfast.retention import clean, erase, rehydrate, sweep, write_archive
 from holdfast.retention.archive import longest_line, verify_archive
 from holdfast.store import Store, open_store
 from tests.conftest import Engine
+from tests.forking import start_forked
 from tests.promises.sessions import fill
 from tests.promises.test_exact_return import export
 from tests.record.agents import call, scripted
@@ -78,9 +79,7 @@ async def test_of_two_processes_one_does_it(engine: Engine, tmp_path: Path):
         rows = sum((await store.content_counts(session_id)).values())
         command = [*(sys.executable, "-m", "holdfast", "sessions", "clean", session_id), "--force", "--json"]
         processes = [
-            await asyncio.create_subprocess_exec(
-                *command, "--store", engine.url, cwd=tmp_path, stdout=asyncio.subprocess.PIPE
-            )
+            await start_forked(*command, "--store", engine.url, cwd=tmp_path, stdout=asyncio.subprocess.PIPE)
             for _ in range(3)
         ]
         answers = [json.loads((await process.communicate())[0]) for process in processes]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.client import AsyncClient
+from tests.forking import AsyncForked, start_forked
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 class Front:
     """One `holdfast serve`, where it is, and the token that it printed."""
 
-    process: asyncio.subprocess.Process
+    process: AsyncForked
     url: str
     token: str
 
@@ -33,7 +34,7 @@ async def front(
 ) -> AsyncGenerator[Front, None]:
     """Start a server on a free port and kill it in the end, if it still lives."""
     environment = os.environ | {f"HOLDFAST_{name.upper()}": str(value) for name, value in settings.items()}
-    process = await asyncio.create_subprocess_exec(
+    process = await start_forked(
         *(sys.executable, "-m", "holdfast", "serve", "--store", store, "--port", "0", *options),
         cwd=ROOT,
         env=environment,

@@ -19,6 +19,7 @@ import pytest
 from holdfast import Store, open_store
 from holdfast.client import AsyncClient, ServerError
 from tests.conftest import Engine
+from tests.forking import start_forked
 from tests.promises.workers import lines, worker
 from tests.server.fronts import front
 
@@ -196,7 +197,7 @@ async def test_a_port_that_is_taken(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for command in (["serve", "--role", "front"], ["demo"]):
-            process = await asyncio.create_subprocess_exec(
+            process = await start_forked(
                 *(sys.executable, "-m", "holdfast", *command, "--port", str(port)),
                 cwd=tmp_path,
                 stdout=asyncio.subprocess.PIPE,

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -21,14 +20,15 @@ from holdfast.store import Store
 from holdfast.types import Command
 from tests.builders import until
 from tests.conftest import Engine
+from tests.forking import AsyncForked, start_forked
 from tests.shell.conftest import leftovers
 
 pytestmark = pytest.mark.processes
 
 
 @asynccontextmanager
-async def serving(url: str, *commands: str) -> AsyncGenerator[tuple[Process, list[dict[str, Any]]], None]:
-    process = await asyncio.create_subprocess_exec(
+async def serving(url: str, *commands: str) -> AsyncGenerator[tuple[AsyncForked, list[dict[str, Any]]], None]:
+    process = await start_forked(
         *(sys.executable, "-m", "tests.shell.serve", url, *commands),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

@@ -110,3 +110,15 @@ async def test_a_command_whose_call_is_cancelled_while_it_starts_is_stopped(
                 break
             await asyncio.sleep(0.05)
     assert found[0].state == "stopped"
+
+
+async def test_commands_of_other_sessions_do_not_exist(service: ShellService, store: Store):
+    await store.create_session(agent="bot", owner="ada", id="hers")
+    hers = await service.start("echo secret; sleep 100", session_id="hers")
+    for tool in ("shell_output", "shell_stop"):
+        model, told = script(ToolCallPart(tool, {"command_id": hers.id}))
+        agent = Agent(model, name="bot", toolsets=[shell_tools(service)], capabilities=[Holdfast(store)])
+        await agent.run("go", conversation_id=f"his-{tool}")
+        assert "There is no command" in str(told[0])
+    assert (await store.command(hers.id)).state == "running"
+    await service.stop(hers.id)

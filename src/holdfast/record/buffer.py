@@ -5,9 +5,10 @@ next of them, but not long: a timer writes it if that does not come.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, UserContent, UserPromptPart
 
@@ -148,26 +149,35 @@ class Buffer:
         if not self._offloader.concerns(batch) and not self._order.locked():
             await self._write(batch)
             return
+        async with self._order:
+            self._check()
+            if (unput := await self._put_and_write(batch, self._write)) is not None:
+                self._take_back(batch, unput)
+                raise unput
+            self._offloader.written(batch)
+
+    async def _put_and_write(
+        self, batch: Batch, write: Callable[[Batch], Awaitable[object]]
+    ) -> BaseException | None:
+        """Put large content into the media store, then write. Return the error if the content could not be put."""
         is_put = False
 
-        async def write(batch: Batch) -> None:
+        async def put(batch: Batch) -> None:
             nonlocal is_put
             is_put = True
             try:
-                await self._write(batch)
+                await write(batch)
             except MediaCollected:
                 is_put = False
                 raise
 
-        async with self._order:
-            self._check()
-            try:
-                await self._offloader.write(batch, write)
-            except BaseException as error:
-                if not is_put:
-                    self._take_back(batch, error)
+        try:
+            await self._offloader.write(batch, put)
+        except BaseException as error:
+            if is_put:
                 raise
-            self._offloader.written(batch)
+            return error
+        return None
 
     async def write_note(self, effect: Effect) -> None:
         """Write what was noted of a call that runs. No other batch builds on that."""
@@ -176,15 +186,17 @@ class Buffer:
     async def write_failure(self, batch: Batch) -> None:
         """Write how the run failed, also behind a batch that could not be written."""
         batch.chain = self._chain if self._chain.failed is None else None
-        try:
-            await self._offloader.move_out(batch)
-        except HoldfastError:  # that a call was carried out matters more than its result
+        write = partial(self._store.write, self.lease)
+        if (unput := await self._put_and_write(batch, write)) is not None:
+            if not isinstance(unput, HoldfastError):
+                raise unput
+            # That a call was carried out matters more than its result.
             batch.effects = [ledger.without_result(effect) for effect in batch.effects]
             # Nothing of the history: in messages that were not moved out, references are not escaped either.
             batch.segments, batch.messages, batch.checkpoints = [], [], []
             for event in batch.events:
                 event.message = None
-        await self._store.write(self.lease, batch)
+            await write(batch)
 
     def _take(self, effects: Sequence[Effect] = ()) -> Batch:
         """Return a batch of the events and effects that wait, and of these effects; of each in its last state."""

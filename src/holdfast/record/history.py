@@ -4,7 +4,6 @@ A step appends only its new messages. What is new is found by identity with what
 was replaced by an equal one is not new, one that was changed in place is. A change in the middle opens a new segment.
 """
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
@@ -21,7 +20,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_core import PydanticSerializationError
 
-from holdfast.jsontext import lenient_json
+from holdfast.jsontext import lenient_json, read_recorded
 from holdfast.record.loading import admit
 from holdfast.store import Store
 from holdfast.types import Checkpoint, Json, Message, Segment
@@ -82,7 +81,7 @@ def load(bodies: Iterable[Json]) -> list[ModelMessage]:
     try:
         return ModelMessagesTypeAdapter.validate_json(text)
     except ValidationError:
-        return ModelMessagesTypeAdapter.validate_python(json.loads(text))
+        return ModelMessagesTypeAdapter.validate_python(read_recorded(text))
 
 
 async def read_history(store: Store, session_id: str, checkpoint: Checkpoint) -> list[str]:

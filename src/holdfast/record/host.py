@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any, Literal, Protocol
 
 from pydantic_ai.messages import ModelMessage
@@ -72,9 +73,22 @@ class RunHost(Protocol):
 
 
 class StandaloneRun(RunHost):
-    """A run that an application starts. It creates its session if there is none, and holds the lease by itself."""
+    """A run that an application starts. It creates its session if there is none, and holds the lease by itself.
 
-    def __init__(self, store: Store, offloader: MediaOffloader, *, owner: str, ttl: float | None) -> None:
+    With `continues`, the checkpoint whose messages the run starts with, or None for a session without one, the run is refused if the
+    session has another one by the time it is held.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        offloader: MediaOffloader,
+        *,
+        owner: str,
+        ttl: float | None,
+        continues: Checkpoint | EllipsisType | None = ...,
+    ) -> None:
+        self._continues = continues
         self._store = store
         self._offloader = offloader
         self._owner = owner
@@ -89,6 +103,9 @@ class StandaloneRun(RunHost):
             raise Conflict(problem=f"run {run.id} is on record already; an explicit run id is used once")
         async with held(self._store, session_id, ttl=self._ttl) as lease:
             latest = (await self._store.checkpoints(session_id=session_id, limit=1)).items
+            if self._continues is not ... and (latest[0] if latest else None) != self._continues:
+                problem = f"session {session_id} continued while its history was read; read it again"
+                raise Conflict(problem=problem)
             if not latest:
                 yield RunStart(lease, None, [])
                 return

@@ -23,7 +23,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_core import PydanticSerializationError
 
-from holdfast.jsontext import lenient_json
+from holdfast.jsontext import lenient_json, read_recorded
 from holdfast.record.history import dump, dump_all, load
 from holdfast.store import Store
 from holdfast.types import Effect, Json
@@ -196,7 +196,7 @@ def answered(effect: Effect, part: Any, message: tuple[int, int]) -> Effect | No
 
 def replay(effect: Effect) -> Any:
     """Give a recorded result again: return it, or raise what the tool told the model, or what it waits for."""
-    record: dict[str, Any] = json.loads(effect.result or "{}")
+    record: dict[str, Any] = read_recorded(effect.result or "{}")
     kind = record.get("kind")
     if kind in {"approval", "again"}:
         raise ApprovalRequired(record["metadata"])

@@ -12,12 +12,14 @@ from pydantic_ai.run import AgentRunResult
 
 from holdfast.errors import Conflict, NotFound
 from holdfast.ids import new_id
+from holdfast.jsontext import read_recorded
 from holdfast.leases import held
 from holdfast.media import MediaStore
 from holdfast.record import ledger
 from holdfast.record.calls import missing_tools
 from holdfast.record.capability import Holdfast
 from holdfast.record.history import load, read_history
+from holdfast.record.host import StandaloneRun
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.validity import pending_calls
 from holdfast.store import Store
@@ -101,7 +103,7 @@ async def resume(agent: Agent[Any, Any], store: Store, run_id: str, **options: A
         prompt,
         message_history=messages,
         conversation_id=run.session_id,
-        capabilities=[await _recording(agent, store, run.session_id, {"resumes": run_id})],
+        capabilities=[await _recording(agent, store, run.session_id, latest[0], {"resumes": run_id})],
         **options,
     )
 
@@ -129,11 +131,13 @@ async def continue_session(
 ) -> AgentRunResult[Any]:
     """Send the next message of a session, from its last checkpoint or from any other.
 
-    Calls that an interrupted run left open are closed first: with what the ledger knows of them, else with a note.
+    Calls that an interrupted run left open are closed first: with what the ledger knows of them, else with a note. Raises `Conflict`
+    if another run continued the session meanwhile.
     """
+    page = await store.checkpoints(session_id=session_id, limit=1)
+    latest = page.items[0] if page.items else None
     if checkpoint is None:
-        latest = (await store.checkpoints(session_id=session_id, limit=1)).items
-        checkpoint = latest[0] if latest else None
+        checkpoint = latest
     elif checkpoint.session_id != session_id:
         raise NotFound(what=f"checkpoint of session {session_id} with the id", id=checkpoint.id)
     media = _media(agent)
@@ -145,7 +149,7 @@ async def continue_session(
         prompt,
         message_history=[*messages, *closing],
         conversation_id=session_id,
-        capabilities=[await _recording(agent, store, session_id, {})],
+        capabilities=[await _recording(agent, store, session_id, latest, {})],
         **options,
     )
 
@@ -211,7 +215,7 @@ async def last_prompt(store: Store, checkpoint: Checkpoint) -> int | None:
 
 
 def _is_prompt(body: Json) -> bool:
-    message: dict[str, Any] = json.loads(body)
+    message: dict[str, Any] = read_recorded(body)
     return message["kind"] == "request" and any(p["part_kind"] == "user-prompt" for p in message["parts"])
 
 
@@ -333,17 +337,27 @@ def _media(agent: Agent[Any, Any]) -> MediaStore | None:
 
 
 async def _recording(
-    agent: Agent[Any, Any], store: Store, session_id: str, metadata: dict[str, Any]
+    agent: Agent[Any, Any],
+    store: Store,
+    session_id: str,
+    latest: Checkpoint | None,
+    metadata: dict[str, Any],
 ) -> Holdfast:
-    """Return the capability for this run: as the agent's own, but in this store, and by default for the session's owner."""
+    """Return the capability for this run: as the agent's own, but in this store, and by default for the session's owner.
+
+    The run starts only if the session still has this `latest` checkpoint then.
+    """
     own = _own(agent) or Holdfast(store)
+    owner = own.owner or (await store.session(session_id)).owner
+    offloader = MediaOffloader(store, own.media, own.media_threshold)
     return Holdfast(
         store,
         agent=own.agent,
-        owner=own.owner or (await store.session(session_id)).owner,
+        owner=owner,
         metadata=own.metadata | metadata,
         policies=own.policies,
         lease_ttl=own.lease_ttl,
         media=own.media,
         media_threshold=own.media_threshold,
+        host=StandaloneRun(store, offloader, owner=owner, ttl=own.lease_ttl, continues=latest),
     )

@@ -12,13 +12,13 @@ import tempfile
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import IO, Any, Final, NoReturn, cast
+from typing import IO, Any, Final, cast
 
 from pydantic_core import from_json, to_json
 
 from holdfast.errors import ArchiveFailed, ArchiveTooNew, BadArchive, BadId, BadInput, BadText
 from holdfast.ids import check_id
-from holdfast.jsontext import MOST_RECORDED_VALUES, has_many_values
+from holdfast.jsontext import MOST_RECORDED_VALUES, has_many_values, read_recorded
 from holdfast.media import MediaContext, MediaStore, to_uri, walker
 from holdfast.retention.packing import Packer, unpack
 from holdfast.store import Store
@@ -361,15 +361,11 @@ def _is_readable(text: str) -> bool:
     if has_many_values(text, MOST_RECORDED_VALUES):
         return False
     try:
-        value: Any = json.loads(text, parse_constant=_refuse)
+        value: Any = read_recorded(text)
     except (ValueError, RecursionError):
         return False
     parts: Any = cast("dict[str, Any]", value).get("parts") if isinstance(value, dict) else None
     return not isinstance(parts, list) or len(cast("list[Any]", parts)) <= _MOST_PARTS
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(constant)
 
 
 def _check_media(row: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from holdfast.errors import BadInput
-from holdfast.jsontext import strict_json
+from holdfast.jsontext import read_recorded, strict_json
 from holdfast.store import Store
 from holdfast.types import Json, Run
 
@@ -89,6 +89,6 @@ async def given_answers(store: Store, session_id: str, chain: Iterable[Run]) -> 
                 elif event.kind == "approval_requested":
                     for call in json.loads(event.payload)["calls"]:
                         given.pop(call["call_id"], None)
-                elif event.message is not None and json.loads(event.message).get("kind") == "response":
+                elif event.message is not None and read_recorded(event.message).get("kind") == "response":
                     given.clear()
     return given

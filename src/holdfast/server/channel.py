@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TypeAlias
 
 from starlette.types import Send
@@ -23,8 +23,7 @@ _KEPT = 512
 _KEPT_BYTES = 4 * 1024 * 1024
 _PAGE = 500
 _PAGE_BYTES = 256 * 1024
-_CATCHING_UP = 4
-"""How many clients of one session read from the store at once. A client that does not read keeps one page in memory."""
+"""What a client that does not read keeps in memory, about."""
 _READING = 8
 """How many pages a process reads and encodes at once, so that other requests get their turn in between."""
 _RUNS = 32
@@ -148,7 +147,6 @@ class Channel:
         grace: float | None = None,
         reading: asyncio.Semaphore | None = None,
     ) -> None:
-        self.catching_up = asyncio.Semaphore(_CATCHING_UP)
         self._reading = reading or asyncio.Semaphore(_READING)
         self.clients: set[Subscriber] = set()
         self.ended: str | None = None
@@ -200,8 +198,9 @@ class Channel:
                 new = self._ring[at:]
                 after += len(new)
                 await client.send(new[0] if len(new) == 1 else b"".join(new))
-            elif at < 0 and (reached := await self._catch_up(client, after)) > after:
-                after = reached
+            elif at < 0 and (behind := await self._encoded(after))[1]:
+                after, encoded = behind
+                await client.send(encoded)
             elif seen is not self.drafts and self.is_due(after):
                 seen = self.drafts
                 if text := gained(self.drafts, shown):
@@ -219,27 +218,16 @@ class Channel:
         """Say whether who has the events up to a number has all that came before the drafts."""
         return all(draft.follows <= after for draft in self.drafts.values())
 
-    async def _catch_up(self, client: Subscriber, after: int) -> int:
-        """Send events that are no longer kept here, a page at a time, and return the number of the last one."""
-        async with self.catching_up:
-            while not client.gone and not client.refused and after < self._base:
-                async with self._reading:
-                    page = await self._events(after)
-                    encoded = b"".join(map(encode, page))
-                if not page:
-                    break
-                after = page[-1].seq
-                await client.send(encoded)
-        return after
+    async def page(self, after: int) -> list[Event]:
+        """Return some of the events that follow a number, from the store."""
+        async with self._reading:
+            return await self._events(after)
 
-    @asynccontextmanager
-    async def page(self, after: int) -> AsyncGenerator[list[Event], None]:
-        """Hand out some of the events that follow a number, from the store, to one of a few clients that are behind."""
-        is_behind = self.latest - after > _PAGE
-        async with self.catching_up if is_behind else nullcontext():
-            async with self._reading:
-                events = await self._events(after)
-            yield events
+    async def _encoded(self, after: int) -> tuple[int, bytes]:
+        """Return some of the events that follow a number as the bytes that go out, and the number of the last one."""
+        async with self._reading:
+            events = await self._events(after)
+            return (events[-1].seq if events else after), b"".join(map(encode, events))
 
     async def _events(self, after: int) -> list[Event]:
         return await self._store.events(self._session_id, after=after, limit=_PAGE, max_bytes=_PAGE_BYTES)

@@ -203,19 +203,19 @@ class StreamFormatter:
 
     async def _tell(self, channel: Channel, client: Subscriber, after: int) -> int:
         """Send a page of what follows a number, and return the number of its last event."""
-        async with channel.page(after) as page:
-            text = ""
-            for event in page:
-                after = event.seq
-                text += numbered(await self.add(event), after)
-                self._told_all = not self.follow and self._run is None and event.kind in _ENDS
-                if len(text) >= _PIECE or self._told_all:
-                    await client.send(text.encode("utf-8", "replace"))
-                    text = ""
-                if self._told_all:
-                    return after
-            if page:
+        text = ""
+        page = await channel.page(after)
+        for event in page:
+            after = event.seq
+            text += numbered(await self.add(event), after)
+            self._told_all = not self.follow and self._run is None and event.kind in _ENDS
+            if len(text) >= _PIECE or self._told_all:
                 await client.send(text.encode("utf-8", "replace"))
+                text = ""
+            if self._told_all:
+                return after
+        if page:
+            await client.send(text.encode("utf-8", "replace"))
         return after
 
     async def add(self, event: Event) -> list[str]:

@@ -62,32 +62,39 @@ def shell_tools(
             raise
         return _shown(result.command, result.stdout, result.stderr, max_characters)
 
-    @tools.tool_plain
+    async def own_command(ctx: RunContext[Any], command_id: str) -> Command:
+        """Return a command of this run's session. To others it does not exist."""
+        try:
+            command = await service.store.command(command_id)
+        except (BadInput, NotFound) as error:
+            raise ModelRetry(str(error)) from error
+        session_id = await _session(service, ctx.conversation_id)
+        if command.session_id != session_id or (session_id is None and command.owner != owner):
+            raise ModelRetry(str(NotFound(what="command", id=command_id)))
+        return command
+
+    @tools.tool
     async def shell_output(
+        ctx: RunContext[Any],
         command_id: Annotated[str, Field(description="What `shell_run` returned.")],
         after: Annotated[int, Field(description="The `next_after` of the call before.", ge=-1)] = -1,
     ) -> dict[str, Any]:
         """Return how a command stands and what it has written, from number `after` on."""
-        try:
-            command = await service.store.command(command_id)
-            outputs = await service.store.outputs(command_id, after=after, limit=_PAGE)
-        except (BadInput, NotFound) as error:
-            raise ModelRetry(str(error)) from error
+        command = await own_command(ctx, command_id)
+        outputs = await service.store.outputs(command.id, after=after, limit=_PAGE)
         stdout = "".join(output.stdout or "" for output in outputs)
         stderr = "".join(output.stderr or "" for output in outputs)
         last = outputs[-1].order if outputs else after
         more = {"next_after": last, "has_more": command.outputs > last + 1}
         return {**_shown(command, stdout, stderr, max_characters), **more}
 
-    @tools.tool_plain
+    @tools.tool
     async def shell_stop(
+        ctx: RunContext[Any],
         command_id: Annotated[str, Field(description="What `shell_run` returned.")],
     ) -> dict[str, Any]:
         """Stop a command that runs."""
-        try:
-            command = await service.stop(command_id)
-        except (BadInput, NotFound) as error:
-            raise ModelRetry(str(error)) from error
+        command = await service.stop((await own_command(ctx, command_id)).id)
         return {"command_id": command.id, "state": command.state, "exit_code": command.exit_code}
 
     return tools
