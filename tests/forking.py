@@ -306,7 +306,7 @@ def _become(asked: Mapping[str, Any], files: list[int]) -> None:
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=-1), open(2, "w", buffering=1)  # noqa: SIM115
     sys.argv = asked["argv"]
     sys.modules["__main__"] = types.ModuleType("__main__")
-    sys.path[0] = asked["cwd"]
+    sys.path[:1] = [asked["cwd"], *filter(None, asked["env"].get("PYTHONPATH", "").split(os.pathsep))]
     code = 1
     try:
         if asked["module"]:

@@ -372,6 +372,7 @@ async def test_a_worker_says_how_it_ended(terminal: Terminal):
     async with terminal.worker("bot:agent", "--grace", "60") as worker:
         await terminal.text("send", "t", "wait", "--agent", "bot")
         await terminal.becomes("t", "running")
+        await terminal.becomes("s", "idle")  # it was cut off, and this worker continues it first
         worker.process.send_signal(signal.SIGTERM)
         await worker.says("is told to stop and hands over 1 sessions")
         assert await worker.ends(signal.SIGTERM) == 4
