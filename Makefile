@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run tour test mongo-test browser-test check format bench bench-compare torture audit clean
+.PHONY: help run tour test test-all mongo-test browser-test check format bench bench-compare torture audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -13,12 +13,15 @@ run: .venv/ready ## the demo: a server, a scripted agent and a page to look at, 
 tour: .venv/ready ## a tour of the store in the terminal, on a real file with real processes
 	$(BIN)/python examples/tour.py
 
-test: check ## lint, types and all tests, against real servers
+test: check ## lint, types and the tests to run before a commit, against real servers
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-all: check ## all tests: every engine, and a kill at every boundary
+	$(BIN)/python -m pytest -n 2 --dist worksteal --all
 
 mongo-test: .venv/ready ## what every store must pass, on MongoDB only; needs a mongod, or a replica set in HOLDFAST_TEST_MONGODB
 	@test -n "$$HOLDFAST_TEST_MONGODB" || command -v mongod >/dev/null || { echo "There is no mongod on the path, and HOLDFAST_TEST_MONGODB is not set."; exit 1; }
-	$(BIN)/python -m pytest -n 2 --dist worksteal -k mongodb tests/contract tests/media tests/promises tests/retention
+	$(BIN)/python -m pytest -n 2 --dist worksteal --all -k mongodb tests/contract tests/media tests/promises tests/retention
 
 browser-test: .venv/ready ## the page in a real browser; needs chromium and playwright, and says how to get them
 	@command -v chromium >/dev/null || { echo "There is no chromium. On Debian: apt-get install -y --no-install-recommends chromium"; exit 1; }

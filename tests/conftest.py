@@ -1,5 +1,6 @@
 import os
-from collections.abc import AsyncGenerator, Generator
+import time
+from collections.abc import AsyncGenerator, Generator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -146,6 +147,24 @@ async def postgres_url(
         truncated.append(url)
 
 
+@dataclass(frozen=True)
+class Boundaries:
+    """Some of the boundaries at which a process is killed: one of `every` so many, beginning with one that the seed chooses."""
+
+    every: int
+    seed: int
+
+    def of(self, points: Sequence[str]) -> list[str]:
+        return list(points[self.seed % self.every :: self.every])
+
+    def steps(self, engine: Engine) -> range:
+        """Return the numbers of the steps to kill at. The last ones are beyond the end of what is killed."""
+        every = (
+            max(self.every, 5) if engine.name == "mongodb" else self.every
+        )  # its server may run in an emulator
+        return range(1 + self.seed % every, 1000, every)
+
+
 @pytest.fixture(params=["sqlite", "memory", "postgres", "mongodb"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
     """Every engine in turn. A test that is marked `processes` is not run on memory, which only one process can see."""
@@ -170,6 +189,19 @@ async def store(engine: Engine) -> AsyncGenerator[Store, None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="do the drills at full length; takes minutes")
+    parser.addoption("--all", action="store_true", help="run all tests, and kill at every boundary")
+    parser.addoption("--seed", type=int, help="which third of the boundaries to kill at; by default any")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.seed is None:
+        config.option.seed = int(time.time())  # workers have the value of the process that starts them
+
+
+@pytest.fixture
+def boundaries(request: pytest.FixtureRequest) -> Boundaries:
+    """The boundaries to kill at: with `--all` each of them, else a third."""
+    return Boundaries(every=1 if request.config.getoption("--all") else 3, seed=request.config.option.seed)
 
 
 @pytest.fixture
@@ -186,6 +218,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if on(item, "mongodb") and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_MONGODB_SECONDS))
     alone = [item for item in items if on(item, "memory") and item.get_closest_marker("processes")]
+    if not config.getoption("--all"):
+        alone += [item for item in items if on(item, "memory") or item.get_closest_marker("thorough")]
     without: list[pytest.Item] = []
     if MONGODB not in os.environ and mongod() is None:
         without = [item for item in items if on(item, "mongodb") or item.get_closest_marker("mongodb")]
@@ -199,7 +233,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _left_out(config: pytest.Config) -> list[str]:
     """Say aloud what an engine takes no part in, and why."""
     alone, without = config.stash.get(_dropped, 0), config.stash.get(_without_mongodb, 0)
-    lines = [f"memory takes no part in {alone} tests: only one process can see it"]
+    lines = [
+        f"{alone} tests are left out: those of the memory store that need other processes; without --all, all of these and more"
+    ]
+    if not config.getoption("--all"):
+        lines.append(f"kills at a third of the boundaries: --seed {config.option.seed}")
     if without:
         reason = f"there is no mongod on the path, and {MONGODB} is not set"
         lines.append(f"MongoDB takes no part in {without} tests: {reason}")

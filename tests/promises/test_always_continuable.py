@@ -2,13 +2,14 @@
 
 import pytest
 
+from tests.conftest import Boundaries
 from tests.promises.driver import Crash, every_point
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 
-async def test_the_next_message_works_after_a_kill_at_every_boundary(crash: Crash):
-    for facts in await crash.run("report", "continue", await every_point(crash)):
+async def test_the_next_message_works_after_a_kill_at_every_boundary(crash: Crash, boundaries: Boundaries):
+    for facts in await crash.run("report", "continue", boundaries.of(await every_point(crash))):
         assert facts["ended"] == -9, facts
         assert facts["went"] == 0, facts
         assert facts["output"] == "went on", facts

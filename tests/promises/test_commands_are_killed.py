@@ -12,7 +12,7 @@ from holdfast import Holdfast, continue_session, load_history
 from holdfast.ids import new_id
 from holdfast.store import Store, open_store
 from holdfast.types import Checkpoint
-from tests.conftest import Engine
+from tests.conftest import Boundaries, Engine
 from tests.promises.driver import Cutters
 from tests.runtime.agents import ended, kinds, working
 from tests.upgrade.app import agent
@@ -40,12 +40,12 @@ async def history(store: Store, session_id: str) -> list[ModelMessage]:
 
 @pytest.mark.parametrize("kind", TOLD)
 async def test_a_killed_command_is_finished_once(
-    engine: Engine, cutters: Cutters, tmp_path: Path, kind: str, long: bool
+    engine: Engine, cutters: Cutters, tmp_path: Path, kind: str, boundaries: Boundaries
 ):
-    every = 5 if engine.name == "mongodb" and not long else 1  # its server may run in an emulator
+    steps = boundaries.steps(engine)
     async with open_store(engine.url) as store:
         killed, code = 0, -9
-        for at in range(1, 1000, every):
+        for at in steps:
             session_id, between = await talked(store)
             before = await history(store, session_id)
             payload = {"checkpoint_id": between.id} if kind == "rewind" else {}
@@ -72,5 +72,5 @@ async def test_a_killed_command_is_finished_once(
             if code == 0:
                 break
         assert code == 0
-        assert killed >= (1 if every > 1 else 4)
+        assert killed >= 4 // steps.step
         assert await store.check() == []

@@ -5,24 +5,25 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import Boundaries
 from tests.promises.driver import Crash, every_point
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 
-async def test_killed_at_every_boundary_and_resumed(crash: Crash):
+async def test_killed_at_every_boundary_and_resumed(crash: Crash, boundaries: Boundaries):
     """Whatever was killed whenever: each completed call ran once, and the answer is that of an undisturbed run."""
     points = await every_point(crash)
     assert len(points) >= 25
     assert "began#0" in points  # on record, and no model was asked yet
-    for facts in await crash.run("report", "resume", points):
+    for facts in await crash.run("report", "resume", boundaries.of(points)):
         _check(facts)
         assert len(set(facts["log"])) == len(facts["log"]), facts
 
 
-async def test_a_tool_declared_safe_is_run_again_with_the_same_key(crash: Crash):
+async def test_a_tool_declared_safe_is_run_again_with_the_same_key(crash: Crash, boundaries: Boundaries):
     points = [p for p in await every_point(crash) if p.startswith(("did-", "in-"))]
-    for facts in await crash.run("retry", "resume", points):
+    for facts in await crash.run("retry", "resume", boundaries.of(points)):
         _check(facts)
         assert facts["unknown"] == 0
         # All three took effect, and a call that ran twice had the same key both times.

@@ -10,7 +10,7 @@ from holdfast.media import collect, open_media
 from holdfast.retention import clean, erase, import_archive, rehydrate
 from holdfast.store import Store, open_store
 from tests.builders import until
-from tests.conftest import Engine
+from tests.conftest import Boundaries, Engine
 from tests.promises.driver import Cutters
 from tests.promises.sessions import fill
 from tests.promises.test_exact_return import export
@@ -35,7 +35,10 @@ async def whole(store: Store, session_id: str, before: bytes) -> None:
 
 
 @pytest.mark.parametrize("action", ["clean", "rehydrate"])
-async def test_a_killed_one_is_tried_again(engine: Engine, cutters: Cutters, tmp_path: Path, action: str):
+async def test_a_killed_one_is_tried_again(
+    engine: Engine, cutters: Cutters, tmp_path: Path, action: str, boundaries: Boundaries
+):
+    steps = boundaries.steps(engine)
     file = tmp_path / "archive"
     async with open_store(engine.url) as store:
         media = open_media(store=store)
@@ -43,7 +46,7 @@ async def test_a_killed_one_is_tried_again(engine: Engine, cutters: Cutters, tmp
         before = await export(store, session_id)
         file.write_bytes(before)
         killed, code = 0, -9
-        for at in range(1, 1000):
+        for at in steps:
             if action == "rehydrate":
                 await clean(store, media, session_id, actor="test", force=True)
             code = await asyncio.to_thread(cutters.run, session_id, action, at, file)
@@ -66,18 +69,18 @@ async def test_a_killed_one_is_tried_again(engine: Engine, cutters: Cutters, tmp
             if code == 0:
                 break
         assert code == 0
-        assert killed >= (20 if action == "clean" else 12)
+        assert killed >= (20 if action == "clean" else 12) // steps.step
 
 
 async def test_a_killed_import_is_whole_or_not_there(
-    engine: Engine, cutters: Cutters, tmp_path: Path, long: bool
+    engine: Engine, cutters: Cutters, tmp_path: Path, boundaries: Boundaries
 ):
-    every = 5 if engine.name == "mongodb" and not long else 1  # its server may run in an emulator
+    steps = boundaries.steps(engine)
     file = tmp_path / "archive"
     async with open_store("sqlite://:memory:") as source, open_store(engine.url) as store:
         media = open_media(store=store)
         killed, code = 0, -9
-        for at in range(1, 1000, every):
+        for at in steps:
             session_id = await fill(source, open_media(store=source), ["hello"] * 8, blobs=[b"one", b"two"])
             before = await export(source, session_id)
             file.write_bytes(before)
@@ -93,14 +96,16 @@ async def test_a_killed_import_is_whole_or_not_there(
             if code == 0:
                 break
         assert code == 0
-        assert killed >= 12 // every
+        assert killed >= 12 // steps.step
 
 
-async def test_a_killed_erasure_is_finished(engine: Engine, cutters: Cutters, tmp_path: Path):
+async def test_a_killed_erasure_is_finished(
+    engine: Engine, cutters: Cutters, tmp_path: Path, boundaries: Boundaries
+):
     async with open_store(engine.url) as store:
         media = open_media(store=store)
         code = -9
-        for at in range(1, 1000):
+        for at in boundaries.steps(engine):
             session_id = await fill(store, media, ["hello"] * 10, blobs=[b"one"])
             code = await asyncio.to_thread(cutters.run, session_id, "erase", at, tmp_path)
             await freed(store, session_id)
