@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run tour test mongo-test browser-test check format bench bench-compare torture audit clean
+.PHONY: help run tour test mongo-test browser-test container-test check format bench bench-compare torture audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -24,6 +24,9 @@ browser-test: .venv/ready ## the page in a real browser; needs chromium and play
 	@command -v chromium >/dev/null || { echo "There is no chromium. On Debian: apt-get install -y --no-install-recommends chromium"; exit 1; }
 	@$(BIN)/python -c 'import playwright' 2>/dev/null || { echo "There is no playwright. $(BIN)/python -m pip install -c constraints.txt --group browser"; exit 1; }
 	$(BIN)/python -m pytest tests/browser
+
+container-test: .venv/ready ## build the image without Docker and run it; needs root and the package index
+	$(BIN)/python -m pytest -m release tests/release/test_container.py
 
 check: .venv/ready
 	$(BIN)/ruff check .
