@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run tour test mongo-test browser-test container-test check format bench bench-compare torture audit clean
+.PHONY: help run tour test mongo-test browser-test docs-test container-test check format bench bench-compare torture audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -25,6 +25,9 @@ browser-test: .venv/ready ## the page in a real browser; needs chromium and play
 	@$(BIN)/python -c 'import playwright' 2>/dev/null || { echo "There is no playwright. $(BIN)/python -m pip install -c constraints.txt --group browser"; exit 1; }
 	$(BIN)/python -m pytest tests/browser
 
+docs-test: .venv/ready ## every example and reference in README and docs
+	$(BIN)/python -m pytest tests/test_docs.py tests/test_examples.py
+
 container-test: .venv/ready ## build the image without Docker and run it; needs root and the package index
 	$(BIN)/python -m pytest -m release tests/release/test_container.py
 
@@ -32,6 +35,9 @@ check: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@if command -v actionlint >/dev/null; then actionlint; else echo "actionlint is not on the path; the workflows were checked against their schema only."; fi
 
 format: .venv/ready
 	$(BIN)/ruff format .
