@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run tour test mongo-test browser-test docs-test container-test check format bench bench-compare torture audit clean
+.PHONY: help run tour test mongo-test browser-test check format bench bench-compare torture audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -25,6 +25,7 @@ browser-test: .venv/ready ## the page in a real browser; needs chromium and play
 	@$(BIN)/python -c 'import playwright' 2>/dev/null || { echo "There is no playwright. $(BIN)/python -m pip install -c constraints.txt --group browser"; exit 1; }
 	$(BIN)/python -m pytest tests/browser
 
+.PHONY: docs-test container-test
 docs-test: .venv/ready ## every example and reference in README and docs
 	$(BIN)/python -m pytest tests/test_docs.py tests/test_examples.py
 
