@@ -28,10 +28,20 @@ browser-test: .venv/ready ## the page in a real browser; needs chromium and play
 	@$(BIN)/python -c 'import playwright' 2>/dev/null || { echo "There is no playwright. $(BIN)/python -m pip install -c constraints.txt --group browser"; exit 1; }
 	$(BIN)/python -m pytest tests/browser
 
+.PHONY: docs-test container-test
+docs-test: .venv/ready ## every example and reference in README and docs
+	$(BIN)/python -m pytest tests/test_docs.py tests/test_examples.py
+
+container-test: .venv/ready ## build the image without Docker and run it; needs root and the package index
+	$(BIN)/python -m pytest -m release tests/release/test_container.py
+
 check: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@if command -v actionlint >/dev/null; then actionlint; else echo "actionlint is not on the path; the workflows were checked against their schema only."; fi
 
 format: .venv/ready
 	$(BIN)/ruff format .
