@@ -47,7 +47,7 @@ dist: .venv/ready ## build the sdist and the wheel into dist/
 	$(BIN)/uv build --quiet --build-constraint constraints.txt
 
 wheel-test: .venv/ready ## install the wheel into empty environments, with and without extras, and use it
-	$(BIN)/python -m pytest -m release tests/release
+	$(BIN)/python -m pytest -m release tests/release/test_wheel.py
 
 oldest-test: .venv/ready ## the store and the recorder with the oldest versions that pyproject.toml allows
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/oldest
