@@ -2,7 +2,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run tour test test-all mongo-test browser-test check format bench bench-compare torture audit clean
+.PHONY: help run tour test test-all mongo-test browser-test check format dist wheel-test oldest-test bench bench-compare torture audit clean
+
+# A .venv of another Python version is replaced, if PYTHON is set.
+ifneq ($(origin PYTHON),file)
+ifneq ($(shell $(PYTHON) -V),$(shell $(BIN)/python -V 2>/dev/null))
+.PHONY: .venv/ready
+CLEAR := --clear
+endif
+endif
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -47,6 +55,19 @@ format: .venv/ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+dist: .venv/ready ## build the sdist and the wheel into dist/
+	rm -rf dist
+	$(BIN)/uv build --quiet --build-constraint constraints.txt
+
+wheel-test: .venv/ready ## install the wheel into empty environments, with and without extras, and use it
+	$(BIN)/python -m pytest -m release tests/release/test_wheel.py
+
+oldest-test: .venv/ready ## the store and the recorder with the oldest versions that pyproject.toml allows
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/oldest
+	$(BIN)/uv pip compile --quiet --resolution lowest-direct --all-extras --python $(BIN)/python -o build/oldest/versions.txt pyproject.toml
+	$(BIN)/uv pip install --quiet --python build/oldest -r build/oldest/versions.txt --group dev -e .
+	build/oldest/bin/python -m pytest -n 2 --dist worksteal -k 'not postgres and not mongodb' tests/contract tests/record
+
 bench: .venv/ready ## every claim about speed, measured side by side
 	$(BIN)/python -m benchmarks.store
 	$(BIN)/python -m benchmarks.media
@@ -72,7 +93,7 @@ audit: ## the pinned dependencies against the published advisories; needs the ne
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Holdfast needs Python 3.11 or later")'
 	@echo "Setting up .venv; this takes about half a minute."
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(CLEAR) .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.3' -c constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --build-constraint constraints.txt -e '.[ag-ui,credentials,mongo,postgres,s3,server]' --group dev
 	touch $@

@@ -4,7 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import HoldfastError
-from holdfast.store import Store, open_store
 
 if TYPE_CHECKING:
     from holdfast.record import (
@@ -21,6 +20,9 @@ if TYPE_CHECKING:
         rewind,
         settle_effect,
     )
+    from holdfast.store import Store, open_store
+
+__version__ = "0.1.0"
 
 __all__ = [
     "ExternalMedia",
@@ -42,8 +44,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the recorder, and Pydantic AI with it, when it is asked for: the command line starts without."""
+    """Import a name on first use, so that `import holdfast` does not load Pydantic AI."""
     if name in __all__:
-        return getattr(import_module("holdfast.record"), name)
+        module = "holdfast.store" if name in {"Store", "open_store"} else "holdfast.record"
+        return getattr(import_module(module), name)
     message = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(message)

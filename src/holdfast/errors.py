@@ -394,6 +394,6 @@ class Stopping(HoldfastError):
 
 
 class MissingExtra(HoldfastError):
-    """This needs the extra `{extra}`. In the checkout of Holdfast, run: pip install -e '.[{extra}]'"""
+    """This feature requires the extra `{extra}`. Install it with: pip install 'holdfast[{extra}]'"""
 
     code = "missing_extra"

@@ -2,11 +2,11 @@
 
 import json
 import sys
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
+from holdfast import __version__
 from holdfast.cli import (
     db,
     demo,
@@ -60,7 +60,7 @@ for command in (
 
 def _say_version(wanted: bool) -> None:
     if wanted:
-        echo(f"holdfast {version('holdfast')}")
+        echo(f"holdfast {__version__}")
         raise typer.Exit
 
 

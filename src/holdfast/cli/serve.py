@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, nullcontext, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,6 +63,7 @@ def run_server(
 
     With words for a demo they are said before the address, and a worker can be killed from the page.
     """
+    import_module("holdfast.server")  # raises MissingExtra before a port or a store is opened
     with _listen(settings.host, settings.port) as listening:
         return asyncio.run(_serve(app, settings, listening, workers=workers, shell=shell, demo=demo))
 
