@@ -1,8 +1,8 @@
 """Starts Python processes quickly: a server has imported what takes long, and forks.
 
 `Forked` is a `subprocess.Popen` for `python -m module` and for the `holdfast` command. The process is a real one: it has its own
-pid, signals, working directory, environment and files. Where there is no fork server, as on other systems than Linux, it is an
-ordinary process.
+pid, signals, working directory, environment and files. With another PYTHONPATH than that of the tests, and on other systems than
+Linux, it is an ordinary process.
 """
 
 import asyncio
@@ -48,6 +48,7 @@ LIBRARIES = (
 )
 """Nothing that looks at the environment when it is imported, as `prometheus_client` and what imports it do."""
 COMMAND = Path(sys.executable).parent / "holdfast"
+_PYTHONPATH = os.environ.get("PYTHONPATH")
 _LENGTH = 8
 _server: "tuple[int, socket.socket] | None" = None
 _lock = threading.Lock()
@@ -63,7 +64,9 @@ class Forked(subprocess.Popen[Any]):
         start = super()._execute_child  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
         named: dict[str, Any] = inspect.signature(start).bind(*given).arguments  # pyright: ignore[reportUnknownArgumentType]
         module = _module(named["args"])
-        if module is None or not sys.platform.startswith("linux"):
+        environment = dict(named["env"] if named["env"] is not None else os.environ)
+        imports_alike = environment.get("PYTHONPATH") == _PYTHONPATH
+        if module is None or not imports_alike or not sys.platform.startswith("linux"):
             start(*given)
             return
         pipes = [named["p2cread"], named["c2pwrite"], named["errwrite"]]
@@ -72,7 +75,7 @@ class Forked(subprocess.Popen[Any]):
             "module": module[0],
             "argv": module[1],
             "cwd": os.fspath(named["cwd"] or Path.cwd()),
-            "env": dict(named["env"] if named["env"] is not None else os.environ),
+            "env": environment,
             "session": bool(named["start_new_session"]),
         }
         self._status = _ask(asked, files)
@@ -306,7 +309,7 @@ def _become(asked: Mapping[str, Any], files: list[int]) -> None:
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=-1), open(2, "w", buffering=1)  # noqa: SIM115
     sys.argv = asked["argv"]
     sys.modules["__main__"] = types.ModuleType("__main__")
-    sys.path[:1] = [asked["cwd"], *filter(None, asked["env"].get("PYTHONPATH", "").split(os.pathsep))]
+    sys.path[0] = asked["cwd"]
     code = 1
     try:
         if asked["module"]:

@@ -223,7 +223,7 @@ async def test_what_is_erased_while_another_session_is_exported_goes_when_that_e
     files = [tmp_path / "s.db", tmp_path / "s.db-wal"]
     async with open_store(url) as store:
         media = open_media(store=store)
-        marked = await fill(store, media, [MARK * 100])
+        marked = await fill(store, media, [MARK * 20])
         other = await fill(store, media, ["hello"] * 100)
         pieces = write_archive(store, media, other)
         await anext(pieces)

@@ -340,6 +340,7 @@ async def test_bodies_in_usual_chunks_are_accepted(server: Server, more: int, si
     assert await connection.status() == 201
 
 
+@pytest.mark.parametrize("server", [PATIENT_SECONDS], indirect=True)
 async def test_a_chunked_body_may_arrive_in_any_pieces(server: Server):
     connection = await server.connect()
     body = chunked(BODY, 5).removesuffix(b"\r\n") + b"X: a trailer\r\n\r\n"
