@@ -242,7 +242,7 @@ def _exactly(source: socket.socket, count: int) -> bytes:
 
 
 def serve(asking: socket.socket) -> None:
-    """Fork for whoever asks, until nobody can ask any more."""
+    """Fork a process for each request, until the test run closes its end of the socket."""
     for name in LIBRARIES:
         with suppress(ImportError):
             importlib.import_module(name)

@@ -40,7 +40,7 @@ def _bounded(text: str) -> int:
 _MOST_DIGITS: Final = 310
 """As many as the largest floating-point number has. Reading a longer one takes time that grows with its square."""
 _LONGEST_INT: Final = 4300
-"""Python reads no longer one by default. Pydantic writes them, and a tool may return one."""
+"""The most digits that Python reads by default. Pydantic writes longer numbers, and a tool may return one."""
 MOST_VALUES: Final = 100_000
 """How many values a JSON text from outside may have. Values cost a hundred times as much as the bytes they are written with."""
 MOST_RECORDED_VALUES: Final = 2_000_000

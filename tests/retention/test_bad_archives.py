@@ -263,7 +263,7 @@ async def test_a_record_with_very_many_values_is_refused(store: Store, archived:
 
 
 async def test_names_and_metadata_of_media_are_bounded(store: Store, archived: tuple[str, bytes]):
-    """Content is stored once for all: a long name would be in the archives of everybody who has the same content."""
+    """Content that several owners have is stored once: a long name would be in the archives of all of them."""
     session_id, archive = archived
     for change in (
         {"file_name": "x" * 1001},

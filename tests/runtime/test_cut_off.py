@@ -237,7 +237,7 @@ async def test_a_store_without_room_for_a_moment_costs_no_message(
 
 
 async def test_a_call_that_is_known_to_have_failed_is_not_asked_about(store: Store, session: str):
-    """Else "run it again" would be asked for ever: the answer changes nothing about a call that has ended."""
+    """Otherwise the question would come back after every answer: an answer does not change a call that has ended."""
     wired: list[str] = []
     waited: list[int] = []
     told: list[str] = []

@@ -75,8 +75,8 @@ class RunHost(Protocol):
 class StandaloneRun(RunHost):
     """A run that an application starts. It creates its session if there is none, and holds the lease by itself.
 
-    With `continues`, the checkpoint whose messages the run starts with, or None for a session without one, the run is refused if the
-    session has another one by the time it is held.
+    `continues` is the checkpoint that the run starts from, or None for a session without one. If the session has another latest
+    checkpoint when the run holds it, the run is refused.
     """
 
     def __init__(

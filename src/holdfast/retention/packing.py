@@ -10,7 +10,7 @@ _GZIP: Final = b"\x1f\x8b"
 _READ: Final = 1024 * 1024
 _FREE_BYTES: Final = 64 * 1024 * 1024
 _LARGEST_RATIO: Final = 200
-"""A larger archive than `_FREE_BYTES` must not have been more than this many times larger before it was compressed."""
+"""Beyond `_FREE_BYTES`, an archive may grow at most this many times when it is decompressed."""
 
 
 class Packer:

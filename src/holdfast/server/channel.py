@@ -23,7 +23,7 @@ _KEPT = 512
 _KEPT_BYTES = 4 * 1024 * 1024
 _PAGE = 500
 _PAGE_BYTES = 256 * 1024
-"""What a client that does not read keeps in memory, about."""
+"""About as much as a client that does not read keeps in memory."""
 _READING = 8
 """How many pages a process reads and encodes at once, so that other requests get their turn in between."""
 _RUNS = 32

@@ -172,21 +172,21 @@ class SubmissionMethods(Transactions):
                 rows = yield op("queued_submission", session_id=lease.session_id, id=id)
             if not rows:
                 return None
-            result = from_row(Submission, rows[0])
+            first = from_row(Submission, rows[0])
             seq = yield from self._fence(lease, 1)
-            key = {"session_id": lease.session_id, "position": result.position}
-            if result.attempts < max_attempts:
+            key = {"session_id": lease.session_id, "position": first.position}
+            if first.attempts < max_attempts:
                 taken = yield op("claim_submission", **key)
                 submission = from_row(Submission, taken[0])
                 yield _event(submission, "submission_started", seq, started(submission))
                 return submission
-            reason = f"given up after {result.attempts} attempts that never ended"
-            if result.reason is not None:
-                reason += f"; the last one said: {result.reason}"
+            reason = f"given up after {first.attempts} attempts that never ended"
+            if first.reason is not None:
+                reason += f"; the last one said: {first.reason}"
             yield op("bury_submission", reason=reason, **key)
-            if result.run_id is not None:
-                yield op("bury_run", session_id=lease.session_id, id=result.run_id, reason=reason)
-            yield _event(result, "submission_failed", seq, _facts(result, state="dead", reason=reason))
+            if first.run_id is not None:
+                yield op("bury_run", session_id=lease.session_id, id=first.run_id, reason=reason)
+            yield _event(first, "submission_failed", seq, _facts(first, state="dead", reason=reason))
 
     async def _put_back(self, lease: Lease, taken: Submission | None) -> None:
         if taken is not None:
