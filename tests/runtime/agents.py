@@ -1,10 +1,13 @@
-"""What the runtime's tests have in common: a worker in this process, and waiting for what it does."""
+"""Shared by the tests of the runtime: a worker in this process, waiting for its work, and an agent that echoes."""
 
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from holdfast import Store
 from holdfast.runtime import Worker
@@ -68,3 +71,25 @@ async def kinds(store: Store, session_id: str) -> list[str]:
 async def texts(store: Store, session_id: str) -> str:
     """Return all messages of a session as one text."""
     return "\n".join(event.message or "" for event in await store.events(session_id, limit=1000))
+
+
+def said(messages: list[ModelMessage]) -> list[str]:
+    return [
+        str(part.content)
+        for message in messages
+        if isinstance(message, ModelRequest)
+        for part in message.parts
+        if isinstance(part, UserPromptPart)
+    ]
+
+
+def echo() -> FunctionModel:
+    """Answer with everything the user said so far."""
+
+    def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        return ModelResponse(parts=[TextPart(" | ".join(said(messages)))])
+
+    async def stream(messages: list[ModelMessage], info: AgentInfo):
+        yield " | ".join(said(messages))
+
+    return FunctionModel(respond, stream_function=stream)

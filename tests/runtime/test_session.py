@@ -14,36 +14,13 @@ from holdfast import Store, open_store
 from holdfast.config import load_settings
 from holdfast.errors import BadInput, StoreFull, TurnInProgress
 from holdfast.ids import new_id
-from holdfast.jsontext import parse_json
 from holdfast.record.recovery import find_resume_point
 from holdfast.record.validity import is_provider_valid
 from holdfast.runtime import AgentSetup, Worker, current_session
 from holdfast.types import Batch, Lease, Session, Submission
 from tests.conftest import Engine
 from tests.record.agents import call, scripted
-from tests.runtime.agents import ended, is_kind, kinds, reread, send, texts, until, working
-
-
-def said(messages: list[ModelMessage]) -> list[str]:
-    return [
-        str(part.content)
-        for message in messages
-        if isinstance(message, ModelRequest)
-        for part in message.parts
-        if isinstance(part, UserPromptPart)
-    ]
-
-
-def echo() -> FunctionModel:
-    """Answer with everything the user said so far."""
-
-    def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        return ModelResponse(parts=[TextPart(" | ".join(said(messages)))])
-
-    async def stream(messages: list[ModelMessage], info: AgentInfo):
-        yield " | ".join(said(messages))
-
-    return FunctionModel(respond, stream_function=stream)
+from tests.runtime.agents import echo, ended, is_kind, kinds, reread, said, send, texts, until, working
 
 
 @pytest.fixture
@@ -218,142 +195,6 @@ async def test_a_message_that_is_rejected_when_busy(store: Store, session: str):
     async with working(store, Agent(echo())):
         await until(store, session, is_kind("submission_done"))
         assert (await ended(store, await send(store, session, "three", when_busy="reject"))).state == "done"
-
-
-def paying(*, editable: bool = False) -> tuple[Agent[None, Any], list[int]]:
-    paid: list[int] = []
-    agent: Agent[None, Any] = Agent(scripted([call("pay", "c1", amount=5)]))
-
-    @agent.tool_plain(requires_approval=True, metadata={"editable": editable})
-    def pay(amount: int) -> str:
-        paid.append(amount)
-        return f"paid {amount}"
-
-    return agent, paid
-
-
-async def test_nan_in_a_models_arguments_does_not_get_into_the_journal(store: Store, session: str):
-    agent: Agent[None, Any] = Agent(scripted([call("weigh", "c1", grams=float("nan"))]))
-
-    @agent.tool_plain(requires_approval=True)
-    def weigh(grams: float) -> str:
-        return f"{grams}"
-
-    async with working(store, agent):
-        asked = await ask(store, session)
-    assert asked["arguments"] == {"grams": None}
-    after = 0
-    while page := await store.events(session, after=after):
-        after = page[-1].seq
-        for event in page:
-            parse_json(event.payload, "payload")
-            parse_json(event.message or "null", "message")
-
-
-async def ask(store: Store, session: str) -> dict[str, Any]:
-    """Have the agent ask, and return the one call it asks about."""
-    await send(store, session, "pay")
-    asked = (await until(store, session, is_kind("approval_requested")))[-1]
-    (found,) = json.loads(asked.payload)["calls"]
-    return found
-
-
-async def answer(store: Store, session: str, **facts: Any) -> Any:
-    return await store.submit(session, "approval", json.dumps(facts), lane="control")
-
-
-async def test_an_approval_is_durable_and_holds_no_worker(store: Store, session: str):
-    agent, paid = paying()
-    async with working(store, agent):
-        asked = await ask(store, session)
-    assert (asked["tool"], asked["arguments"]) == ("pay", {"amount": 5})
-    waiting = await store.session(session)
-    assert (waiting.status, waiting.waiting_for, waiting.holder) == ("waiting", "pay (c1)", None)
-    assert paid == []
-    later = await send(store, session, "are you there?")  # waits behind the question
-    async with working(store, agent):  # another worker, much later
-        given = await answer(store, session, call_id="c1", digest=asked["digest"], approved=True)
-        assert (await ended(store, given)).state == "done"
-        assert (await ended(store, later)).state == "done"
-    assert paid == [5]
-    assert "paid 5" in await texts(store, session)
-    assert [run.status for run in (await store.runs(session_id=session)).items] == ["completed"] * 3
-    assert (await store.effects(session, unresolved=True)).items == []
-
-
-async def test_a_denial_tells_the_model_why(store: Store, session: str):
-    agent, paid = paying()
-    async with working(store, agent):
-        asked = await ask(store, session)
-        await answer(
-            store, session, call_id="c1", digest=asked["digest"], approved=False, feedback="too expensive"
-        )
-        await until(store, session, is_kind("submission_done"), after=0)
-        await until(store, session, is_kind("run_completed"))
-    assert paid == []
-    assert "too expensive" in await texts(store, session)
-
-
-async def test_an_answer_to_something_else_is_refused(store: Store, session: str):
-    agent, paid = paying()
-    async with working(store, agent):
-        asked = await ask(store, session)
-        wrong = await answer(store, session, call_id="c1", digest="0" * 64, approved=True)
-        assert "other arguments" in str((await ended(store, wrong)).reason)
-        stranger = await answer(store, session, call_id="c9", digest=asked["digest"], approved=True)
-        assert "nobody asks" in str((await ended(store, stranger)).reason)
-        edited = await answer(
-            store, session, call_id="c1", digest=asked["digest"], approved=True, arguments={"amount": 1}
-        )
-        assert "cannot be edited" in str((await ended(store, edited)).reason)
-        assert (await store.session(session)).status == "waiting"
-        await answer(store, session, call_id="c1", digest=asked["digest"], approved=True)
-        await until(store, session, is_kind("run_completed"))
-        again = await answer(store, session, call_id="c1", digest=asked["digest"], approved=True)
-        assert (await ended(store, again)).state == "failed"
-    assert paid == [5]
-
-
-async def test_edited_arguments_where_the_tool_allows_it(store: Store, session: str):
-    agent, paid = paying(editable=True)
-    async with working(store, agent):
-        asked = await ask(store, session)
-        await answer(
-            store, session, call_id="c1", digest=asked["digest"], approved=True, arguments={"amount": 1}
-        )
-        await until(store, session, is_kind("run_completed"))
-    assert paid == [1]
-
-
-async def test_several_calls_wait_until_all_are_answered(store: Store, session: str):
-    paid: list[int] = []
-    agent: Agent[None, Any] = Agent(scripted([call("pay", "c1", amount=1), call("pay", "c2", amount=2)]))
-
-    @agent.tool_plain(requires_approval=True)
-    def pay(amount: int) -> str:
-        paid.append(amount)
-        return "paid"
-
-    async with working(store, agent):
-        await send(store, session, "pay")
-        asked = (await until(store, session, is_kind("approval_requested")))[-1]
-        first, second = json.loads(asked.payload)["calls"]
-        one = await answer(store, session, call_id="c1", digest=first["digest"], approved=True)
-        assert (await ended(store, one)).state == "done"
-        assert (await store.session(session)).status == "waiting"
-        await answer(store, session, call_id="c2", digest=second["digest"], approved=False)
-        await until(store, session, is_kind("run_completed"))
-    assert paid == [1]
-
-
-async def test_an_interrupt_ends_a_turn_that_waits(store: Store, session: str):
-    agent, paid = paying()
-    async with working(store, agent):
-        await ask(store, session)
-        await ended(store, await store.submit(session, "interrupt", lane="control"))
-        assert (await ended(store, await send(store, session, "never mind"))).state == "done"
-    assert paid == []
-    assert is_provider_valid((await find_resume_point(store, session, None)).messages)
 
 
 @pytest.mark.parametrize("threshold", [1024, 10_000_000], ids=["in media", "in messages"])
@@ -606,25 +447,6 @@ async def test_an_interrupt_reaches_the_functions_of_an_agent(store: Store, sess
     assert (failed.state, failed.reason) == ("failed", "interrupted")
 
 
-async def test_a_compaction_that_is_cut_off_is_handed_over(store: Store, session: str):
-    inside = asyncio.Event()
-
-    async def wait(_: object) -> Any:
-        inside.set()
-        await asyncio.Event().wait()
-
-    async def shorten(_: object) -> list[ModelMessage]:
-        return [ModelRequest(parts=[UserPromptPart("short")]), ModelResponse(parts=[TextPart("yes")])]
-
-    async with working(store, AgentSetup(agent=Agent(scripted()), compact=wait), grace=0):
-        await ended(store, await send(store, session, "hello"))
-        asked = await store.submit(session, "compact")
-        await asyncio.wait_for(inside.wait(), 10)
-    assert (await reread(store, asked)).state == "queued"
-    async with working(store, AgentSetup(agent=Agent(scripted()), compact=shorten)):
-        assert (await ended(store, asked)).state == "done"
-
-
 async def test_a_tool_that_swallows_its_cancellation_does_not_go_on_after_an_interrupt(
     store: Store, session: str
 ):
@@ -680,17 +502,3 @@ async def test_an_agent_with_an_output_validator_is_served(store: Store, session
     async with working(store, agent):
         assert (await ended(store, await send(store, session, "hello"))).state == "done"
     assert seen
-
-
-async def test_a_compactor_may_change_the_messages_in_place(store: Store, session: str):
-    async def keep_last(messages: Any) -> Any:
-        del messages[:-2]
-        return messages
-
-    async with working(store, AgentSetup(agent=Agent(echo()), compact=keep_last)):
-        for text in ("one", "two", "three"):
-            await ended(store, await send(store, session, text))
-        assert (await ended(store, await store.submit(session, "compact"))).state == "done"
-        await ended(store, await send(store, session, "four"))
-    place = await find_resume_point(store, session, None)
-    assert said(place.messages) == ["three", "four"]

@@ -9,7 +9,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 
 from holdfast.errors import Conflict
 from holdfast.ids import new_id
-from holdfast.record.history import RecordedHistory
+from holdfast.record.history import open_history
 from holdfast.record.recovery import find_resume_point
 from holdfast.runtime.agents import AgentSetup, Compactor
 from holdfast.runtime.leased import LeasedSession
@@ -39,19 +39,13 @@ async def prepare_compaction(
     async def compact() -> Batch:
         # A copy: it may change messages in place, and what it changed is found by comparison.
         shorter = await (setup.compact or _summary_by(setup))(deepcopy(messages))
-        segments = len(await leased.store.segments(leased.id))
-        growth = RecordedHistory(at.segment, segments, messages).grow(list(shorter))
+        history = await open_history(leased.store, leased.id, at, messages)
+        growth = history.grow(list(shorter))
         payload = json.dumps({"before": len(messages), "after": len(shorter)})
         return Batch(
             segments=growth.segments,
             messages=growth.messages,
-            checkpoints=[
-                Checkpoint(
-                    id=new_id(),
-                    segment=segments + 1 if growth.segments else at.segment,
-                    length=len(shorter),
-                )
-            ],
+            checkpoints=[Checkpoint(id=new_id(), segment=history.segment, length=len(shorter))],
             events=[NewEvent(kind="compacted", payload=payload)],
         )
 

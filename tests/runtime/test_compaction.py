@@ -1,0 +1,76 @@
+"""Compaction: a shorter history replaces the one that a session has."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+
+from holdfast import Store
+from holdfast.record.recovery import find_resume_point
+from holdfast.runtime import AgentSetup
+from tests.record.agents import scripted
+from tests.runtime.agents import echo, ended, reread, said, send, working
+
+
+@pytest.fixture
+async def session(store: Store) -> str:
+    return (await store.create_session(agent="agent", owner="you")).id
+
+
+async def test_a_compaction_that_is_cut_off_is_handed_over(store: Store, session: str):
+    inside = asyncio.Event()
+
+    async def wait(_: object) -> Any:
+        inside.set()
+        await asyncio.Event().wait()
+
+    async def shorten(_: object) -> list[ModelMessage]:
+        return [ModelRequest(parts=[UserPromptPart("short")]), ModelResponse(parts=[TextPart("yes")])]
+
+    async with working(store, AgentSetup(agent=Agent(scripted()), compact=wait), grace=0):
+        await ended(store, await send(store, session, "hello"))
+        asked = await store.submit(session, "compact")
+        await asyncio.wait_for(inside.wait(), 10)
+    assert (await reread(store, asked)).state == "queued"
+    async with working(store, AgentSetup(agent=Agent(scripted()), compact=shorten)):
+        assert (await ended(store, asked)).state == "done"
+
+
+async def test_a_compactor_may_change_the_messages_in_place(store: Store, session: str):
+    async def keep_last(messages: Any) -> Any:
+        del messages[:-2]
+        return messages
+
+    async with working(store, AgentSetup(agent=Agent(echo()), compact=keep_last)):
+        for text in ("one", "two", "three"):
+            await ended(store, await send(store, session, text))
+        assert (await ended(store, await store.submit(session, "compact"))).state == "done"
+        await ended(store, await send(store, session, "four"))
+    place = await find_resume_point(store, session, None)
+    assert said(place.messages) == ["three", "four"]
+
+
+async def keep_beginning(messages: Any) -> Any:
+    return messages[:2]
+
+
+@pytest.mark.parametrize("back", ["undo", "rewind"])
+@pytest.mark.parametrize("compact", [None, keep_beginning], ids=["summary", "beginning"])
+async def test_a_session_is_compacted_after_it_went_back(store: Store, session: str, compact: Any, back: str):
+    """The next message cannot be appended to the segment, which has the messages that were taken back."""
+    async with working(store, AgentSetup(agent=Agent(echo()), compact=compact)):
+        await ended(store, await send(store, session, "one"))
+        (first,) = (await store.checkpoints(session_id=session, limit=1)).items
+        await ended(store, await send(store, session, "two"))
+        await ended(store, await send(store, session, "three"))
+        payload = json.dumps({"checkpoint_id": first.id}) if back == "rewind" else "{}"
+        assert (await ended(store, await store.submit(session, back, payload))).state == "done"
+        compacted = await ended(store, await store.submit(session, "compact"))
+        assert (compacted.state, compacted.reason) == ("done", None)
+        assert (await ended(store, await send(store, session, "four"))).state == "done"
+    point = await find_resume_point(store, session, None)
+    assert said(point.messages)[-1] == "four"
+    assert "three" not in said(point.messages)
