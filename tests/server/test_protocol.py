@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -171,12 +172,21 @@ async def test_an_upgrade_whose_handshake_does_not_end_is_closed(server: Server)
 
 @pytest.mark.parametrize("server", [PATIENT_SECONDS], indirect=True)
 async def test_a_slow_body_that_keeps_moving_is_accepted(server: Server):
-    connection = await server.connect()
-    await connection.send(SIGN_IN + b"Content-Length: %d\r\n\r\n" % len(BODY))
-    for number in range(len(BODY)):
-        await connection.send(BODY[number : number + 1])
-        await asyncio.sleep(PATIENT_SECONDS * 1.5 / len(BODY))
-    assert await connection.status() == 204
+    """A client that a busy machine held up proves nothing, and tries again."""
+    for _ in range(20):
+        connection = await server.connect()
+        sent_at = [time.monotonic()]
+        with suppress(ConnectionError):
+            await connection.send(SIGN_IN + b"Content-Length: %d\r\n\r\n" % len(BODY))
+            for number in range(len(BODY)):
+                await asyncio.sleep(PATIENT_SECONDS * 1.2 / len(BODY))
+                await connection.send(BODY[number : number + 1])
+                sent_at.append(time.monotonic())
+            assert await connection.status() == 204
+            return
+        longest_pause = max(after - before for before, after in pairwise(sent_at))
+        assert longest_pause > PATIENT_SECONDS / 2 or sent_at[-1] - sent_at[0] > PATIENT_SECONDS * 1.7
+    pytest.fail("The machine is too busy for this test.")
 
 
 async def test_a_body_that_the_application_does_not_read_yet_is_not_late(server: Server):
