@@ -65,8 +65,7 @@ def parse_json(text: str, what: str, *, most_values: int = MOST_VALUES) -> Any:
         raise BadText(what=what, problem=_TOO_DEEP) from None
     except ValueError as error:
         raise BadText(what=what, problem=f"is not JSON: {error}") from None
-    # At most half of the characters can open something, so most texts need no further look.
-    if len(text) > 2 * DEEPEST and is_too_deep(value):
+    if len(text) > 2 * DEEPEST and text.count("{") + text.count("[") > DEEPEST and is_too_deep(value):
         raise BadText(what=what, problem=_TOO_DEEP)
     return value
 
@@ -84,7 +83,7 @@ _TOO_DEEP: Final = f"is nested more than {DEEPEST} levels deep"
 
 def has_many_values(text: str, most: int) -> bool:
     """Return whether a JSON text has more values than that, without parsing it."""
-    return _most_values(text) > most and _most_values(_STRING.sub("", text)) > most
+    return len(text) > most and _most_values(text) > most and _most_values(_STRING.sub("", text)) > most
 
 
 def _most_values(text: str) -> int:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias, cast
 
 from holdfast.errors import BadInput, Conflict, MediaCollected
 from holdfast.ids import check_choice, check_id
@@ -14,7 +14,12 @@ from holdfast.types import (
     STATUSES,
     SUBMISSION_STATES,
     Batch,
+    Checkpoint,
+    Effect,
+    Message,
     NewEvent,
+    Run,
+    Segment,
     SubmissionChange,
 )
 
@@ -76,19 +81,14 @@ class Writing:
         self.chain = batch.chain
         if batch.release and batch.status in {None, "running"}:
             raise BadInput(problem="a session that is let go is not running: give its status")
-        _once([run.id for run in batch.runs], "run")
-        _once([(effect.run_id, effect.call_id) for effect in batch.effects], "effect")
-        _once([change.id for change in batch.submissions], "submission")
-        self.rows = {arm: rows for arm, rows in _rows(session_id, batch, events).items() if rows}
-        self.size = sum(_check_texts(arm, rows, check) for arm, rows in self.rows.items())
-        for event in batch.events:
-            parse_json(event.payload, "payload")
-        for run in batch.runs:
-            parse_object(run.metadata, "metadata")
-        for message in batch.messages:
-            check_recorded(message.body, "message")
-        for effect in batch.effects:
-            check_recorded(effect.result or "", "result")
+        self.rows: dict[str, list[Row]] = {}
+        self.size = 0
+        for arm, items in _items(batch, events):
+            if items:
+                to_row = _TO_ROW[arm]
+                rows = self.rows[arm] = [(session_id, *to_row(item)) for item in items]
+                self.size += _check_texts(arm, rows, check)
+        _check_batch(batch)
 
     def refuse(self) -> None:
         """Raise what a batch before this one has failed with."""
@@ -101,81 +101,106 @@ class Writing:
             self.chain.failed = error
 
 
-def _rows(session_id: str, batch: Batch, events: Sequence[NewEvent]) -> dict[str, list[Row]]:
-    """Return the rows of each arm, with their columns in the order of `ARMS`."""
-    return {
-        "add_events": [
-            (
-                session_id,
-                len(events) - number,
-                check_id(event.kind, "kind of event"),
-                event.run_id,
-                event.step,
-                event.payload,
-                *(event.message or _NOWHERE),
-            )
-            for number, event in enumerate(events, 1)
-        ],
-        "add_segments": [(session_id, s.number, s.parent, s.start) for s in batch.segments],
-        "add_messages": [(session_id, m.segment, m.position, m.body) for m in batch.messages],
-        "add_checkpoints": [
-            (
-                session_id,
-                check_id(c.id, "checkpoint id"),
-                c.run_id,
-                c.step,
-                check_choice(c.kind, CHECKPOINT_KINDS, "kind of checkpoint"),
-                c.segment,
-                c.length,
-            )
-            for c in batch.checkpoints
-        ],
-        "put_runs": [
-            (
-                session_id,
-                check_id(r.id, "run id"),
-                r.parent_id,
-                r.agent,
-                check_choice(r.status, RUN_STATUSES, "run's status"),
-                r.error,
-                r.metadata,
-            )
-            for r in batch.runs
-        ],
-        "put_effects": [
-            (
-                session_id,
-                e.run_id,
-                e.call_id,
-                e.tool,
-                check_choice(e.state, EFFECT_STATES, "effect's state"),
-                e.step,
-                e.arguments_digest,
-                e.idempotency_key,
-                e.result,
-                e.error,
-                e.summary,
-                *(e.message or _NOWHERE),
-                e.attempts,
-            )
-            for e in batch.effects
-        ],
-        "change_submissions": [
-            (
-                session_id,
-                check_id(c.id, "submission id"),
-                check_choice(c.state, SUBMISSION_STATES, "submission's state"),
-                c.reason,
-                c.run_id,
-            )
-            for c in batch.submissions
-        ],
-        "drop_drafts": [(session_id, run_id) for run_id in batch.drafts_done],
-        "refer_blobs": [(session_id, check_id(sha256)) for sha256 in dict.fromkeys(batch.blobs)],
-        "set_status": []
-        if batch.status is None
-        else [(session_id, check_choice(batch.status, STATUSES, "session's status"), batch.waiting_for)],
-    }
+def _items(batch: Batch, events: Sequence[NewEvent]) -> tuple[tuple[str, Sequence[Any]], ...]:
+    """Return the items of a batch by the arm that writes them. An event is numbered back from the last one."""
+    return (
+        ("add_events", [(len(events) - number, event) for number, event in enumerate(events, 1)]),
+        ("add_segments", batch.segments),
+        ("add_messages", batch.messages),
+        ("add_checkpoints", batch.checkpoints),
+        ("put_runs", batch.runs),
+        ("put_effects", batch.effects),
+        ("change_submissions", batch.submissions),
+        ("drop_drafts", batch.drafts_done),
+        ("refer_blobs", batch.blobs and list(dict.fromkeys(batch.blobs))),
+        ("set_status", () if batch.status is None else (batch,)),
+    )
+
+
+def _event_row(item: tuple[int, NewEvent]) -> Row:
+    later, event = item
+    kind = check_id(event.kind, "kind of event")
+    return later, kind, event.run_id, event.step, event.payload, *(event.message or _NOWHERE)
+
+
+def _segment_row(segment: Segment) -> Row:
+    return segment.number, segment.parent, segment.start
+
+
+def _message_row(message: Message) -> Row:
+    return message.segment, message.position, message.body
+
+
+def _checkpoint_row(checkpoint: Checkpoint) -> Row:
+    return (
+        check_id(checkpoint.id, "checkpoint id"),
+        checkpoint.run_id,
+        checkpoint.step,
+        check_choice(checkpoint.kind, CHECKPOINT_KINDS, "kind of checkpoint"),
+        checkpoint.segment,
+        checkpoint.length,
+    )
+
+
+def _run_row(run: Run) -> Row:
+    status = check_choice(run.status, RUN_STATUSES, "run's status")
+    return check_id(run.id, "run id"), run.parent_id, run.agent, status, run.error, run.metadata
+
+
+def _effect_row(effect: Effect) -> Row:
+    return (
+        effect.run_id,
+        effect.call_id,
+        effect.tool,
+        check_choice(effect.state, EFFECT_STATES, "effect's state"),
+        effect.step,
+        effect.arguments_digest,
+        effect.idempotency_key,
+        effect.result,
+        effect.error,
+        effect.summary,
+        *(effect.message or _NOWHERE),
+        effect.attempts,
+    )
+
+
+def _change_row(change: SubmissionChange) -> Row:
+    state = check_choice(change.state, SUBMISSION_STATES, "submission's state")
+    return check_id(change.id, "submission id"), state, change.reason, change.run_id
+
+
+def _status_row(batch: Batch) -> Row:
+    return check_choice(str(batch.status), STATUSES, "session's status"), batch.waiting_for
+
+
+_TO_ROW: Final[Mapping[str, Callable[[Any], Row]]] = {
+    "add_events": _event_row,
+    "add_segments": _segment_row,
+    "add_messages": _message_row,
+    "add_checkpoints": _checkpoint_row,
+    "put_runs": _run_row,
+    "put_effects": _effect_row,
+    "change_submissions": _change_row,
+    "drop_drafts": lambda run_id: (run_id,),
+    "refer_blobs": lambda sha256: (check_id(sha256),),
+    "set_status": _status_row,
+}
+"""Makes the columns of a row, after the session, in the order of `ARMS`."""
+
+
+def _check_batch(batch: Batch) -> None:
+    """Raise `BadInput` if a batch names something twice, or has a text that no reader accepts."""
+    _once([run.id for run in batch.runs], "run")
+    _once([(effect.run_id, effect.call_id) for effect in batch.effects], "effect")
+    _once([change.id for change in batch.submissions], "submission")
+    for event in batch.events:
+        parse_json(event.payload, "payload")
+    for run in batch.runs:
+        parse_object(run.metadata, "metadata")
+    for message in batch.messages:
+        check_recorded(message.body, "message")
+    for effect in batch.effects:
+        check_recorded(effect.result or "", "result")
 
 
 def _check_texts(arm: str, rows: list[Row], check: Callable[[str, str], int]) -> int:
@@ -219,5 +244,5 @@ def _ending(change: SubmissionChange) -> NewEvent | None:
 
 
 def _once(keys: list[object] | list[str] | list[tuple[str, str]], what: str) -> None:
-    if len(set(keys)) != len(keys):
+    if len(keys) > 1 and len(set(keys)) != len(keys):
         raise BadInput(problem=f"a batch names the same {what} twice; give each in its last state only")

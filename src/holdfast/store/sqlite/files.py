@@ -25,7 +25,11 @@ class DatabaseFiles:
         self._url = url
         self._path = path
         self._opened: dict[str, tuple[int, int] | None] = {} if path is None else {path: _identity(path)}
-        self._folders: dict[str, tuple[int, int, int] | None] = {}
+        self._folders: list[str] = []
+        self._states: list[
+            tuple[int, int, int] | None
+        ] = []  # of the folders, when the files were last compared
+        self._settled_ns = 0  # from this time on, a change of a folder cannot look like the last one
         self._replaced: str | None = None
 
     def note(self) -> None:
@@ -34,19 +38,21 @@ class DatabaseFiles:
         if self._path is not None:
             real = os.path.realpath(self._path)  # the others are beside it, not beside a link to it
             self._opened |= {name: _identity(name) for name in (f"{real}-wal", f"{real}-shm")}
-            self._folders = {str(Path(name).parent): None for name in (self._path, real)}
+            self._folders = sorted({str(Path(name).parent) for name in (self._path, real)})
 
     def check(self) -> None:
         """Raise `StoreReplaced` unless all files are still there. Costs one look at the folder if nothing changed there."""
         self.refuse()
-        folders = {folder: _state(folder) for folder in self._folders}
-        if folders and folders == self._folders and not any(map(_is_recent, folders.values())):
+        states = [_state(folder) for folder in self._folders]
+        if states and states == self._states and time.time_ns() > self._settled_ns:
             return
         for path, opened in self._opened.items():
             if _identity(path) != opened:
                 self._replaced = path
         self.refuse()
-        self._folders = folders
+        self._states = states
+        changed = [time.time_ns() if state is None else state[2] for state in states]
+        self._settled_ns = max(changed, default=0) + _RECENT_NS
 
     def refuse(self) -> None:
         """Raise `StoreReplaced` if a check has failed before."""
@@ -57,10 +63,6 @@ class DatabaseFiles:
 def _identity(path: str) -> tuple[int, int] | None:
     state = _state(path)
     return None if state is None else state[:2]
-
-
-def _is_recent(state: tuple[int, int, int] | None) -> bool:
-    return state is None or time.time_ns() - state[2] < _RECENT_NS
 
 
 def _state(path: str) -> tuple[int, int, int] | None:
