@@ -25,8 +25,10 @@ async def prepare_compaction(
     """Return a turn for the compaction, and the code of the agent that makes its batch. Raises `Conflict`."""
     point = await find_resume_point(leased.store, leased.id, None)
     at, messages = point.checkpoint, point.messages
-    if at is None or len(messages) != at.length:
-        raise Conflict(problem="there is nothing to compact, or a run was cut off: send a message first")
+    if at is None or not messages:
+        raise Conflict(problem="the session has no messages to compact")
+    if len(messages) != at.length:
+        raise Conflict(problem="the last run was cut off; send a message before you compact the session")
     setup = leased.setup(session)
     turn = Turn(
         lease=leased.lease,
