@@ -27,6 +27,7 @@ from holdfast.media import MediaStore
 from holdfast.record import ledger
 from holdfast.record.buffer import Beginning, Buffer
 from holdfast.record.calls import Calls, missing_tools
+from holdfast.record.closing import close_open_calls
 from holdfast.record.history import open_history
 from holdfast.record.host import Failure, RunHost, RunStart, StandaloneRun
 from holdfast.record.ledger import Policy
@@ -54,6 +55,9 @@ async def annotate_effect(
 class Holdfast(AbstractCapability[Any]):
     """Record every run of the agent in a store. The session is the run's `conversation_id`.
 
+    A run without a `message_history` continues the session from its recorded history. With `fresh` it starts with an empty
+    one instead. A run that a tool starts in the conversation of its own agent is a child with a session and a history of its own.
+
     `policies` says by tool name what becomes of a call whose outcome is unknown after a crash; a tool may say it
     itself with `metadata={"recovery": "retry"}`. New sessions belong to `owner`; by default to the owner of the run whose tool
     starts this one, else to `local`. A session of another owner does not exist for this agent. Content of at least `media_threshold` bytes goes to the `media` store;
@@ -75,8 +79,10 @@ class Holdfast(AbstractCapability[Any]):
         host: RunHost | None = None,
         media: MediaStore | None = None,
         media_threshold: int | None = None,
+        fresh: bool = False,
     ) -> None:
         self.id = "holdfast"
+        self.fresh = fresh
         self.media = media
         self.media_threshold = media_threshold
         self.store = store
@@ -101,9 +107,7 @@ class Holdfast(AbstractCapability[Any]):
         """Return what records this one run."""
         del ctx
         outer = _recorder.get()
-        if outer is None or not outer.is_active:  # a task that it started may outlive it
-            return _Recorder(self, parent=self.parent_run_id, owner=self.owner or "local")
-        return _Recorder(self, parent=self.parent_run_id or outer.run_id, owner=self.owner or outer.owner)
+        return _Recorder(self, outer if outer is not None and outer.is_active else None)
 
 
 class _Recorder(AbstractCapability[Any]):
@@ -112,15 +116,17 @@ class _Recorder(AbstractCapability[Any]):
     _calls: Calls
     _buffer: Buffer
 
-    def __init__(self, settings: Holdfast, *, parent: str | None, owner: str) -> None:
+    def __init__(self, settings: Holdfast, outer: "_Recorder | None") -> None:
         self.id = settings.id
-        self.owner = owner
+        self.owner = owner = settings.owner or (outer.owner if outer else "local")
         self.run_id = ""
+        self.session_id = ""
+        self.outer = outer  # records the run whose tool starts this one
         self.is_active = False
         self._caller: asyncio.Task[Any] | None = None  # runs the agent; `wrap_run` has a task of its own
         self._settings = settings
-        self._parent = parent
-        self._store = settings.store
+        self._parent = settings.parent_run_id or (outer.run_id if outer else None)
+        self.store = settings.store
         self._offloader = MediaOffloader(settings.store, settings.media, settings.media_threshold)
         self._host: RunHost = settings.host or StandaloneRun(
             settings.store, self._offloader, owner=owner, ttl=settings.lease_ttl
@@ -139,13 +145,34 @@ class _Recorder(AbstractCapability[Any]):
             message = "a run without an id cannot be recorded"
             raise RuntimeError(message)
         self.run_id = ctx.run_id
+        self.session_id = self._own_session(ctx.conversation_id)
         agent = self._settings.agent or getattr(ctx.agent, "name", None) or "agent"
         with _ended_with(self._caller):
-            async with self._host.enter(ctx.conversation_id, ctx.run_id, agent) as start:
+            async with self._host.enter(self.session_id, ctx.run_id, agent) as start:
+                await self._continue(ctx, start)
                 await self._begin(ctx, start, agent)
                 result = await self._run(handler)
                 await self._complete(result)
                 return result
+
+    def _own_session(self, conversation_id: str) -> str:
+        """Return the session of this run. The conversation of the run that started it is held by that run."""
+        outer = self.outer
+        while outer is not None:
+            if outer.session_id == conversation_id and outer.store is self.store:
+                return self.run_id
+            outer = outer.outer
+        return conversation_id
+
+    async def _continue(self, ctx: RunContext[Any], start: RunStart) -> None:
+        """Continue from the recorded history if the caller gave none. The host of a turn always gives one."""
+        if ctx.messages or self._settings.fresh or self._settings.host is not None:
+            return
+        ctx.messages.extend(start.messages)
+        if ctx.prompt is not None:
+            ctx.messages.extend(
+                await close_open_calls(self.store, self.session_id, start.messages, self._offloader)
+            )
 
     async def _run(self, handler: Any) -> AgentRunResult[Any]:
         token = _recorder.set(self)
@@ -270,13 +297,13 @@ class _Recorder(AbstractCapability[Any]):
     async def _begin(self, ctx: RunContext[Any], start: RunStart, agent: str) -> None:
         """Find the place in the recorded history where this run continues, and record that it has begun."""
         lease = start.lease
-        history = await open_history(self._store, lease.session_id, start.checkpoint, start.messages)
+        history = await open_history(self.store, lease.session_id, start.checkpoint, start.messages)
         waited = await self._waited(start)
         self._calls = Calls(self.run_id, self._settings.policies)
         await self._inherit_calls(ctx, start)
         metadata = lenient_json(self._settings.metadata)
         self._buffer = Buffer(
-            self._store,
+            self.store,
             lease,
             Run(id=self.run_id, agent=agent, parent_id=self._parent, metadata=metadata),
             host=self._host,
@@ -292,7 +319,7 @@ class _Recorder(AbstractCapability[Any]):
         at = start.checkpoint
         if at is None or at.run_id is None or not pending_calls(start.messages):
             return []
-        last = await self._store.run(at.run_id)
+        last = await self.store.run(at.run_id)
         return [replace(last, status="completed")] if last.status == "waiting" else []
 
     async def _inherit_calls(self, ctx: RunContext[Any], start: RunStart) -> None:
@@ -302,7 +329,7 @@ class _Recorder(AbstractCapability[Any]):
         if not pending:
             return
         messages = ctx.messages if carried_out else start.messages
-        await self._calls.inherit(self._store, start.lease.session_id, messages, pending)
+        await self._calls.inherit(self.store, start.lease.session_id, messages, pending)
         await self._calls.load_results(self._offloader.effects_back)
         self._calls.inherited = bool(carried_out and self._calls.tools)
 
