@@ -1,12 +1,14 @@
 """A run in a conversation that is on record: it continues from there. A delegate has a history of its own."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from pydantic_ai import Agent, RunContext
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolReturnPart
 
 from holdfast import Holdfast, Store, fork, load_history, resume
+from holdfast.errors import StoreMissing
 from tests.record.agents import call, recorded, scripted
 from tests.runtime.agents import echo, said
 
@@ -131,3 +133,18 @@ async def test_a_parent_that_is_resumed_does_not_repeat_a_delegate_that_complete
     assert len(started) == 1
     responses = [m for m in await history(store, "talk") if isinstance(m, ModelResponse)]
     assert len(responses) == 2
+
+
+async def test_an_agent_of_a_specification_is_recorded(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/store.db"
+    spec = {"model": "test", "name": "clerk", "capabilities": [{"Holdfast": url}]}
+    agent = Agent.from_spec(spec, custom_capability_types=[Holdfast])
+    await agent.run("one", conversation_id="talk")
+    result = await agent.run("two", conversation_id="talk")
+    assert said(result.all_messages()) == ["one", "two"]
+
+
+async def test_a_store_that_cannot_be_opened_is_named(tmp_path: Path):
+    agent = Agent(echo(), capabilities=[Holdfast.from_spec(f"sqlite:///{tmp_path}/missing/store.db")])
+    with pytest.raises(StoreMissing, match="missing"):
+        await agent.run("one")

@@ -8,9 +8,9 @@ set aside with the beginning if no request comes in that moment. It never runs a
 
 import asyncio
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic_ai import CallToolsNode, RunContext
@@ -33,7 +33,7 @@ from holdfast.record.host import Failure, RunHost, RunStart, StandaloneRun
 from holdfast.record.ledger import Policy
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.validity import pending_calls
-from holdfast.store import Store
+from holdfast.store import Store, open_store
 from holdfast.types import Batch, Effect, NewEvent, Run
 
 _recorder: ContextVar["_Recorder | None"] = ContextVar("holdfast_recorder", default=None)
@@ -52,8 +52,11 @@ async def annotate_effect(
         await recorder.annotate(ctx.tool_call_id, summary, key)
 
 
+@dataclass(init=False, eq=False)
 class Holdfast(AbstractCapability[Any]):
     """Record every run of the agent in a store. The session is the run's `conversation_id`.
+
+    Pass an open store, or a URL: then each run opens the store and closes it, which suits scripts and `Agent.from_spec`.
 
     A run without a `message_history` continues the session from its recorded history. With `fresh` it starts with an empty
     one instead. A run that a tool starts in the conversation of its own agent is a child with a session and a history of its own.
@@ -67,7 +70,7 @@ class Holdfast(AbstractCapability[Any]):
 
     def __init__(
         self,
-        store: Store,
+        store: Store | str,
         *,
         agent: str | None = None,
         owner: str | None = None,
@@ -113,12 +116,15 @@ class Holdfast(AbstractCapability[Any]):
 class _Recorder(AbstractCapability[Any]):
     """Records one run. Its hooks are the moments of a run, in their order."""
 
+    store: Store
+    _offloader: MediaOffloader
+    _host: RunHost
     _calls: Calls
     _buffer: Buffer
 
     def __init__(self, settings: Holdfast, outer: "_Recorder | None") -> None:
         self.id = settings.id
-        self.owner = owner = settings.owner or (outer.owner if outer else "local")
+        self.owner = settings.owner or (outer.owner if outer else "local")
         self.run_id = ""
         self.session_id = ""
         self.outer = outer  # records the run whose tool starts this one
@@ -126,11 +132,6 @@ class _Recorder(AbstractCapability[Any]):
         self._caller: asyncio.Task[Any] | None = None  # runs the agent; `wrap_run` has a task of its own
         self._settings = settings
         self._parent = settings.parent_run_id or (outer.run_id if outer else None)
-        self.store = settings.store
-        self._offloader = MediaOffloader(settings.store, settings.media, settings.media_threshold)
-        self._host: RunHost = settings.host or StandaloneRun(
-            settings.store, self._offloader, owner=owner, ttl=settings.lease_ttl
-        )
 
     def get_ordering(self) -> CapabilityOrdering:
         return CapabilityOrdering(position="outermost")
@@ -145,21 +146,34 @@ class _Recorder(AbstractCapability[Any]):
             message = "a run without an id cannot be recorded"
             raise RuntimeError(message)
         self.run_id = ctx.run_id
-        self.session_id = self._own_session(ctx.conversation_id)
         agent = self._settings.agent or getattr(ctx.agent, "name", None) or "agent"
         with _ended_with(self._caller):
-            async with self._host.enter(self.session_id, ctx.run_id, agent) as start:
-                await self._continue(ctx, start)
-                await self._begin(ctx, start, agent)
-                result = await self._run(handler)
-                await self._complete(result)
-                return result
+            async with self._opened() as self.store:
+                self._use_store()
+                self.session_id = self._own_session(ctx.conversation_id)
+                async with self._host.enter(self.session_id, ctx.run_id, agent) as start:
+                    await self._continue(ctx, start)
+                    await self._begin(ctx, start, agent)
+                    result = await self._run(handler)
+                    await self._complete(result)
+                    return result
+
+    def _opened(self) -> AbstractAsyncContextManager[Store]:
+        store = self._settings.store
+        return open_store(store) if isinstance(store, str) else nullcontext(store)
+
+    def _use_store(self) -> None:
+        settings = self._settings
+        self._offloader = MediaOffloader(self.store, settings.media, settings.media_threshold)
+        self._host = settings.host or StandaloneRun(
+            self.store, self._offloader, owner=self.owner, ttl=settings.lease_ttl
+        )
 
     def _own_session(self, conversation_id: str) -> str:
         """Return the session of this run. The conversation of the run that started it is held by that run."""
         outer = self.outer
         while outer is not None:
-            if outer.session_id == conversation_id and outer.store is self.store:
+            if outer.session_id == conversation_id and outer.store.url == self.store.url:
                 return self.run_id
             outer = outer.outer
         return conversation_id
