@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.usage import RequestUsage
 
 from holdfast import Store
 from holdfast.record.recovery import find_resume_point
@@ -82,3 +84,26 @@ async def test_nothing_is_compacted_after_everything_was_undone(store: Store, se
         assert "no messages to compact" in str(compacted.reason)
         assert (await ended(store, await send(store, session, "two"))).state == "done"
     assert said((await find_resume_point(store, session, None)).messages) == ["two"]
+
+
+async def test_the_model_of_the_session_writes_the_summary_and_its_tokens_are_on_record(store: Store):
+    def summarize(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        return ModelResponse(
+            parts=[TextPart("small talk")], usage=RequestUsage(input_tokens=7, output_tokens=2)
+        )
+
+    setup = AgentSetup(
+        agent=Agent(echo(), name="agent"), models={"small": FunctionModel(summarize, model_name="small-1")}
+    )
+    metadata = json.dumps({"model": "small"})
+    session = (await store.create_session(agent="agent", owner="you", metadata=metadata)).id
+    async with working(store, setup):
+        await ended(store, await send(store, session, "one"))
+        assert (await ended(store, await store.submit(session, "compact"))).state == "done"
+    events = await store.events(session)
+    (at,) = [n for n, event in enumerate(events) if event.kind == "compacted"]
+    request = events[at - 1]
+    assert request.kind == "model_request_completed"
+    facts = json.loads(request.payload)
+    assert (facts["model"], facts["usage"]["input_tokens"]) == ("small-1", 7)
+    assert "small talk" in said((await find_resume_point(store, session, None)).messages)[0]

@@ -234,8 +234,7 @@ class _Recorder(AbstractCapability[Any]):
         except BaseException as error:
             self._buffer.add(self._event(ctx, "model_request_failed", error=_said(error)))
             raise
-        facts = {"model": response.model_name, "usage": _usage(response), "cost": _cost(response)}
-        self._buffer.add(self._event(ctx, "model_request_completed", **facts))
+        self._buffer.add(self._event(ctx, "model_request_completed", **response_facts(response)))
         self._calls.made_by(response)
         return response
 
@@ -455,9 +454,11 @@ def _said(error: BaseException) -> str:
     return text.replace("\x00", "\\x00").encode("utf-8", "replace").decode()
 
 
-def _usage(response: ModelResponse) -> dict[str, int]:
+def response_facts(response: ModelResponse) -> dict[str, Any]:
+    """Return what an event says about a completed model request: the model, the tokens and the price."""
     usage = response.usage
-    return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+    tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+    return {"model": response.model_name, "usage": tokens, "cost": _cost(response)}
 
 
 def _cost(response: ModelResponse) -> str | None:
