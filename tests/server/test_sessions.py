@@ -12,7 +12,7 @@ from holdfast import Store
 from holdfast.server.auth import digest
 from holdfast.types import Batch, Effect, NewEvent, Run
 from tests.runtime.agents import working
-from tests.runtime.test_session import paying
+from tests.runtime.test_approvals import paying
 
 
 @pytest.fixture
