@@ -6,17 +6,12 @@ answers stand right behind their calls, and a call without an answer is on the l
 
 import asyncio
 import json
-from collections import Counter
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypeGuard
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_ai.messages import (
-    ModelMessage,
-    ModelRequest,
-    ModelResponse,
     TextPart,
     ThinkingPart,
     ToolCallPart,
@@ -25,12 +20,11 @@ from pydantic_ai.messages import (
 )
 
 from holdfast.errors import BadImport
+from holdfast.importers.conversation import Conversation
 from holdfast.importers.report import Notes, Progress, Report, microseconds, nothing
-from holdfast.importers.session import Body, Place, SessionDraft, import_sessions
+from holdfast.importers.session import SessionDraft, import_sessions
 from holdfast.jsontext import lenient_json
 from holdfast.media import MediaStore
-from holdfast.record import ledger
-from holdfast.record.history import dump
 from holdfast.store import Store
 
 SYSTEM: Final = "scale-agentex"
@@ -197,30 +191,6 @@ def _strange(record: _Known, what: str, notes: Notes, where: str) -> None:
         notes.add(f"a field of {what} that is not known: {name}"[:200], where)
 
 
-@dataclass(slots=True)
-class _TaskTurn:
-    """One message of the history, and the messages of the task that it was made of."""
-
-    by_model: bool
-    at: datetime
-    parts: list[Any] = field(default_factory=list[Any])
-    of: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    answers: "_TaskTurn | None" = None
-
-    def add(self, part: Any, of: dict[str, Any]) -> None:
-        """Add a part, and what else is known of it."""
-        self.parts.append(part)
-        self.of.append(of)
-
-    def calls(self) -> list[ToolCallPart]:
-        """Return the tool calls that it makes."""
-        return [part for part in self.parts if isinstance(part, ToolCallPart)]
-
-    def answered(self) -> set[str]:
-        """Return which of them have an answer."""
-        return set() if self.answers is None else {part.tool_call_id for part in self.answers.parts}
-
-
 class _Task:
     """One task, and how it becomes a session."""
 
@@ -240,45 +210,20 @@ class _Task:
         self._draft = SessionDraft(
             snapshot.task_id, source=source, system=SYSTEM, agent=self._agent, owner=owner
         )
-        self._run_id = f"agentex-{snapshot.task_id}"[:128]
-        self._turns: list[_TaskTurn] = []
         known = [item.created_at for item in (*snapshot.messages, *snapshot.task_states) if item.created_at]
         self._began = min(map(_aware, known), default=since)
         self._clock = self._began
+        self._conversation = Conversation(
+            self._draft, agent=self._agent, key="agentex", began=self._began, notes=notes
+        )
 
     def draft(self) -> SessionDraft:
         """Return the task as a session."""
         for message in self._snapshot.messages:
             self._take(message)
-        draft, began, run_id = self._draft, microseconds(self._began), self._run_id
-        draft.event("imported", began, {"system": SYSTEM})
-        first = draft.event("run_started", began, {"agent": self._agent, "parent": None}, run_id=run_id)
-        turns, pending = self._closed()
-        messages = [self._message(turn) for turn in turns]
-        segment, places = draft.history.add([Body(dump(message)) for message in messages])
-        for turn, place in zip(turns, places, strict=True):
-            payload = {"agentex": turn.of} if turn.of else {}
-            draft.event("message", microseconds(turn.at), payload, run_id=run_id, message=place)
-        if messages:
-            kind = "interrupted" if pending else "settled"
-            draft.checkpoint(draft.latest, kind, segment, len(places), run_id=run_id, step=None)
-        self._ledger(turns, places)
-        how = "interrupted" if pending else "completed"
-        draft.event(f"run_{how}", draft.latest, run_id=run_id)
-        draft.add(
-            "runs",
-            id=run_id,
-            parent_id=None,
-            agent=self._agent,
-            status=how,
-            error=None,
-            metadata=lenient_json({"imported_from": SYSTEM}),
-            first_seq=first,
-            started_at=began,
-            ended_at=draft.latest,
-        )
+        self._conversation.finish()
         self._add_states()
-        return draft
+        return self._draft
 
     def _take(self, message: _TaskMessage) -> None:
         """Find the place of a message of the task in the history."""
@@ -301,110 +246,20 @@ class _Task:
                 self._say(content.author, json.dumps(content.data, ensure_ascii=False), at, of)
             case _Reasoning():
                 said = content.content or content.summary
-                self._turn(by_model=True, at=at).add(ThinkingPart("\n\n".join(said)), of)
+                self._conversation.turn(by_model=True, at=at).add(ThinkingPart("\n\n".join(said)), of)
             case _ToolRequest():
                 call = ToolCallPart(content.name, content.arguments, content.tool_call_id)
-                turn = self._turn(by_model=True, at=at)
-                if any(other.tool_call_id == call.tool_call_id for other in turn.calls()):
-                    turn = self._turn(by_model=True, at=at, fresh=True)
-                turn.add(call, of)
+                self._conversation.call(call, at, of)
             case _ToolResponse():
-                self._answer(content, at, of, where)
+                outcome = "failed" if content.is_error else "success"
+                answer = ToolReturnPart(
+                    content.name, content.content, content.tool_call_id, timestamp=at, outcome=outcome
+                )
+                self._conversation.answer(answer, at, of, where)
 
     def _say(self, author: str, text: str, at: datetime, of: dict[str, Any]) -> None:
         part = TextPart(text) if author == "agent" else UserPromptPart(text, timestamp=at)
-        self._turn(by_model=author == "agent", at=at).add(part, of)
-
-    def _turn(self, *, by_model: bool, at: datetime, fresh: bool = False) -> _TaskTurn:
-        """Return the last message of the history if more can be added to it, else a new one."""
-        last = self._turns[-1] if self._turns else None
-        if last is None or fresh or last.by_model != by_model or last.answers is not None:
-            last = _TaskTurn(by_model, at)
-            self._turns.append(last)
-        return last
-
-    def _answer(self, content: _ToolResponse, at: datetime, of: dict[str, Any], where: str) -> None:
-        """Put an answer right behind its call, whatever was said in between."""
-        for turn in reversed(self._turns):
-            if any(call.tool_call_id == content.tool_call_id for call in turn.calls()):
-                if content.tool_call_id in turn.answered():
-                    break
-                turn.answers = turn.answers or _TaskTurn(by_model=False, at=at)
-                outcome = "failed" if content.is_error else "success"
-                part = ToolReturnPart(
-                    content.name, content.content, content.tool_call_id, timestamp=at, outcome=outcome
-                )
-                turn.answers.add(part, of)
-                return
-        self._notes.add("tool responses without a request: kept as text", where)
-        result = content.content if isinstance(content.content, str) else lenient_json(content.content)
-        text = f"Result of the tool {content.name} ({content.tool_call_id}): {result}"
-        self._turn(by_model=False, at=at).add(UserPromptPart(text, timestamp=at), of)
-
-    def _closed(self) -> tuple[list[_TaskTurn], bool]:
-        """Return the history with every call answered that was gone on from; and whether calls wait at its end."""
-        turns: list[_TaskTurn] = []
-        pending = False
-        for turn in self._turns:
-            turns.append(turn)
-            missing = [call for call in turn.calls() if call.tool_call_id not in turn.answered()]
-            answers = turn.answers
-            if missing and turn is self._turns[-1]:
-                pending = True
-            elif missing:
-                answers = answers or _TaskTurn(by_model=False, at=turn.at)
-                for call in missing:
-                    part = ToolReturnPart(
-                        call.tool_name, _LOST, call.tool_call_id, timestamp=turn.at, outcome="interrupted"
-                    )
-                    answers.parts.append(part)
-            for call in missing:
-                self._notes.add(
-                    "tool requests without a response: their outcome is unknown", call.tool_call_id
-                )
-            if answers is not None:
-                turns.append(answers)
-        return turns, pending
-
-    def _message(self, turn: _TaskTurn) -> ModelMessage:
-        task, run_id = self._snapshot.task_id, self._run_id
-        if turn.by_model:
-            return ModelResponse(parts=turn.parts, timestamp=turn.at, run_id=run_id, conversation_id=task)
-        return ModelRequest(parts=turn.parts, timestamp=turn.at, run_id=run_id, conversation_id=task)
-
-    def _ledger(self, turns: list[_TaskTurn], places: list[Place]) -> None:
-        """Add an entry for each call. A call that nothing answers was begun, and nobody knows what came of it."""
-        made: Counter[str] = Counter()
-        for turn, following, place in zip(turns, [*turns[1:], None], [*places[1:], None], strict=True):
-            for call in turn.calls():
-                name = ledger.entry(call.tool_call_id, made[call.tool_call_id])
-                made[call.tool_call_id] += 1
-                answers = [] if following is None else following.parts
-                answer: ToolReturnPart[Any] | None = next(
-                    (part for part in answers if _answers(part, call.tool_call_id)), None
-                )
-                failed = answer is not None and answer.outcome == "failed"
-                state = "started" if answer is None else "failed" if failed else "completed"
-                segment, position = (None, None) if answer is None or place is None else place
-                began = microseconds(turn.at)
-                self._draft.add(
-                    "effects",
-                    run_id=self._run_id,
-                    call_id=name,
-                    tool=call.tool_name,
-                    state=state,
-                    step=None,
-                    arguments_digest=ledger.digest(call.args_as_dict()),
-                    idempotency_key=None,
-                    result=None,
-                    error="the tool reported an error" if failed else None,
-                    summary=None,
-                    segment=segment,
-                    position=position,
-                    attempts=1,
-                    started_at=began,
-                    ended_at=None if answer is None else max(began, microseconds(answer.timestamp)),
-                )
+        self._conversation.turn(by_model=author == "agent", at=at).add(part, of)
 
     def _add_states(self) -> None:
         """Add the state: that of the one agent, or those of all by their ids."""
@@ -427,11 +282,6 @@ class _Task:
         ]
         self._draft.event("state_changed", at, {"version": 1, "agentex": of})
         self._draft.add("states", version=1, body=lenient_json(body), at=at)
-
-
-def _answers(part: object, call_id: str) -> TypeGuard[ToolReturnPart[Any]]:
-    """Say whether a part has the result of a call."""
-    return isinstance(part, ToolReturnPart) and part.tool_call_id == call_id and part.outcome != "interrupted"
 
 
 def _in_history(content: _Content) -> set[str]:
