@@ -106,6 +106,51 @@ def agentex(
     _say(asyncio.run(work()), as_json)
 
 
+@app.command(name="ml-intern")
+def ml_intern(
+    source: Annotated[str, typer.Argument(help="mongodb://…", metavar="SOURCE")],
+    database: Annotated[
+        str | None, typer.Option(help="The database; else that of the URL.", show_default=False)
+    ] = None,
+    owner: Annotated[
+        str | None,
+        typer.Option(help="Owner of the sessions; else the user of each session there.", show_default=False),
+    ] = None,
+    agent: Annotated[str, typer.Option(help="The agent that continues the sessions.")] = "ml-intern",
+    deleted: Annotated[
+        bool, typer.Option("--deleted", help="Import sessions that were deleted there, too.")
+    ] = False,
+    dry_run: DryRun = False,
+    store: StoreUrl = None,
+    media: MediaUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import the sessions of ml-intern from its MongoDB."""
+
+    async def work() -> "Report":
+        from holdfast.importers import import_ml_intern
+        from holdfast.importers.harness_address import without_password
+        from holdfast.importers.mongo import open_database
+
+        name = without_password(source)
+        async with opened_media(store, media) as kept, open_database(source, name, database) as opened:
+            with _shown(as_json) as progress:
+                return await import_ml_intern(
+                    kept.store,
+                    kept,
+                    opened,
+                    source=name,
+                    owner=owner,
+                    agent=agent,
+                    deleted=deleted,
+                    actor=actor(),
+                    dry_run=dry_run,
+                    progress=progress,
+                )
+
+    _say(asyncio.run(work()), as_json)
+
+
 @app.command()
 def openhands(
     folder: Annotated[Path, typer.Argument(help="The folder of bash events.")],

@@ -3,17 +3,15 @@
 import hashlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from importlib import import_module
 from typing import Any
 
-from holdfast.errors import BadImport, MissingExtra
 from holdfast.importers.harness_sources import Found, HarnessSource, is_object, looked_up, referred
+from holdfast.importers.mongo import open_database
 from holdfast.importers.report import Notes
 from holdfast.types import Json
 
 _KNOWN = ("runs", "events", "snapshots", "tool_effects")
 _AT_ONCE = 1000
-_PATIENCE_MS = 30_000
 
 
 class Mongo(HarnessSource):
@@ -90,19 +88,5 @@ class Mongo(HarnessSource):
 @asynccontextmanager
 async def open_mongo(address: str, name: str, database: str | None) -> AsyncGenerator[HarnessSource, None]:
     """Open the database that the address names, or `database`."""
-    try:
-        pymongo: Any = import_module("pymongo")
-        errors: Any = import_module("pymongo.errors")
-    except ModuleNotFoundError as error:
-        raise MissingExtra(extra="mongo") from error
-    try:
-        client = pymongo.AsyncMongoClient(address, serverSelectionTimeoutMS=_PATIENCE_MS)
-        try:
-            yield Mongo(name, client[database] if database else client.get_default_database())
-        finally:
-            await client.close()
-    except errors.ConfigurationError as error:
-        problem = f"{error}; name the database in the URL or with --database"
-        raise BadImport(source=name, problem=problem) from error
-    except (errors.PyMongoError, ValueError) as error:
-        raise BadImport(source=name, problem=f"it cannot be read: {error}") from error
+    async with open_database(address, name, database) as opened:
+        yield Mongo(name, opened)
