@@ -24,6 +24,11 @@ def carried() -> str | None:
     return carrier.get(_FIELD)
 
 
+def mark_span(**ids: str) -> None:
+    """Set ids on the span that the caller is in, such as that of the run in Pydantic AI's instrumentation."""
+    trace.get_current_span().set_attributes({f"holdfast.{key}": value for key, value in ids.items()})
+
+
 @contextmanager
 def span(name: str, role: SpanKind, *, within: str | None = None, **ids: str) -> Generator[Span, None, None]:
     """Be in a span, as a child of the context that was kept, if one is given. What goes wrong is told by its type."""

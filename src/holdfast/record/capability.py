@@ -34,6 +34,7 @@ from holdfast.record.ledger import Policy
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.validity import pending_calls
 from holdfast.store import Store, open_store
+from holdfast.tracing import mark_span
 from holdfast.types import Batch, Effect, NewEvent, Run
 
 _recorder: ContextVar["_Recorder | None"] = ContextVar("holdfast_recorder", default=None)
@@ -151,6 +152,7 @@ class _Recorder(AbstractCapability[Any]):
             async with self._opened() as self.store:
                 self._use_store()
                 self.session_id = self._own_session(ctx.conversation_id)
+                mark_span(session_id=self.session_id, run_id=self.run_id)
                 async with self._host.enter(self.session_id, ctx.run_id, agent) as start:
                     await self._continue(ctx, start)
                     await self._begin(ctx, start, agent)
