@@ -16,6 +16,7 @@ from holdfast.client import AsyncClient
 from tests.promises.workers import lines
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(90)
 async def test_the_demo_survives_what_it_says_to_try(tmp_path: Path):
     quick = {"HOLDFAST_LEASE_TTL_SECONDS": "2", "HOLDFAST_LEASE_RENEW_SECONDS": "0.5"}

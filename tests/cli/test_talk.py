@@ -378,6 +378,7 @@ async def test_a_worker_says_how_it_ended(terminal: Terminal):
         assert await worker.ends(signal.SIGTERM) == 4
 
 
+@pytest.mark.thorough
 async def test_a_worker_ends_although_a_tool_swallows_its_cancellation(terminal: Terminal):
     async with terminal.worker("bot:agent", "--grace", "0.2") as worker:
         await terminal.text("send", "s", "cling", "--agent", "bot")

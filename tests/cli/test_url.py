@@ -46,6 +46,7 @@ class Terminal:
         return json.loads(await self.text(*arguments, "--json"))
 
 
+@pytest.mark.thorough("postgres")
 async def test_everything_works_over_a_server(
     engine: Engine, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -456,6 +456,7 @@ async def test_a_group_is_written_once_though_asking_for_its_fate_is_cut_off_too
         assert [e.payload for e in await store.events(session_id)] == ['"exactly-once"', "{}"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ["postgres"], indirect=True)
 async def test_a_silent_server_is_given_up(engine: Engine, postgres_server: Postgres):
     """No reset, no answer: calls end with an error of ours, and so does closing."""

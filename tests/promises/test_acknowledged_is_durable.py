@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 SESSIONS = 5
 
 
+@pytest.mark.thorough("postgres")
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
 async def test_a_power_cut_takes_nothing_that_was_acknowledged(engine: str, tmp_path: Path):
     """Front, worker and, where there is one, the server die in the same moment, three times over."""

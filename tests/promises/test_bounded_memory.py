@@ -58,6 +58,7 @@ async def fill(url: str) -> str:
     return session_id
 
 
+@pytest.mark.thorough("postgres")
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"], indirect=True)
 async def test_a_server_gives_out_large_sessions_in_bounded_memory(engine: Engine):
     session_id = await fill(engine.url)

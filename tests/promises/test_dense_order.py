@@ -16,6 +16,7 @@ from tests.server.fronts import front
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
+@pytest.mark.thorough("postgres")
 async def test_streams_that_reconnect_at_random_miss_nothing_and_see_nothing_twice(
     engine: Engine, store: Store, long: bool
 ):

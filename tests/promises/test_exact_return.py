@@ -141,6 +141,7 @@ async def test_a_compressed_archive_is_the_same_each_time(store: Store):
     assert await export(store, session_id) == before
 
 
+@pytest.mark.thorough
 async def test_content_that_shrinks_a_thousandfold_comes_back(tmp_path: Path):
     """A blank picture, and a result that is all structure: no limit against hostile archives may refuse our own."""
     async with open_store(f"sqlite:///{tmp_path}/s.db") as store:

@@ -53,6 +53,7 @@ async def recorded(file: Path, steps: int) -> tuple[int, int]:
     return texts, rows
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(240)
 async def test_what_is_stored_grows_with_the_steps(tmp_path: Path):
     short, half, whole = [await recorded(tmp_path / f"{n}.db", n) for n in (100, 200, 400)]

@@ -112,6 +112,7 @@ async def test_a_tool_that_exits_fails_its_own_call_only(engine: Engine, store: 
     assert "run_interrupted" not in await kinds(store, beside)
 
 
+@pytest.mark.thorough("postgres")
 async def test_many_sessions_while_workers_die(engine: Engine, store: Store, tmp_path: Path, long: bool):
     """A message each to 200 sessions on three workers, one of which is killed every second: all done, none twice."""
     number_of_sessions = 30 if engine.name == "mongodb" and not long else 200
@@ -145,6 +146,7 @@ async def test_many_sessions_while_workers_die(engine: Engine, store: Store, tmp
 @pytest.mark.parametrize(
     "start", [postgres, pytest.param(mongo, marks=ONLY_WITH_MONGOD)], ids=["postgres", "mongodb"]
 )
+@pytest.mark.thorough("postgres")
 async def test_the_database_goes_away_for_a_while(tmp_path: Path, start: Callable[[], Any]):
     """The server is stopped hard for five seconds in the middle of turns: no lost work, no double work."""
     with start() as server:

@@ -74,6 +74,7 @@ async def test_a_tool_that_blocks_its_worker_for_long_does_not_freeze_other_sess
     assert len((tmp_path / "stalled").read_text().splitlines()) == 1
 
 
+@pytest.mark.thorough("postgres")
 @pytest.mark.parametrize("engine", ["postgres", "mongodb"], indirect=True)
 @pytest.mark.parametrize("skew", ["3600", "-3600"])
 async def test_a_worker_whose_clock_is_wrong_by_an_hour(

@@ -73,6 +73,7 @@ def server() -> Generator[Postgres, None, None]:
         yield server
 
 
+@pytest.mark.thorough("after 1")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("point", ["model 1", "after 1"])
 async def test_postgres_is_killed_and_comes_back(server: Postgres, point: str):

@@ -96,6 +96,7 @@ async def pragma(store: Any, text: str) -> int:
     return rows[0][0] if rows else 0
 
 
+@pytest.mark.thorough("postgres")
 async def test_while_it_is_archived(disk: Disk):
     size = 4 if disk.server is None else 32
     async with open_store(disk.url) as store:
@@ -153,6 +154,7 @@ async def test_an_import_does_not_half_happen(tmp_path: Path):
         assert await export(store, session_id) == archive
 
 
+@pytest.mark.thorough
 async def test_where_archives_and_temporary_files_are(tmp_path: Path):
     """The database has space; the folder of media, and that of temporary files, has not."""
     async with open_store(f"sqlite:///{tmp_path}/store.db") as store:

@@ -282,6 +282,7 @@ async def test_it_is_off_unless_configured(engine: Engine):
         assert await store.holders() == []
 
 
+@pytest.mark.thorough("postgres")
 @pytest.mark.processes
 async def test_workers_sweep_and_one_that_is_killed_is_replaced(engine: Engine, long: bool):
     """Real workers: one is killed in the middle of its sweep, another finishes it; turns go on beside it."""

@@ -236,6 +236,7 @@ async def test_a_store_without_room_for_a_moment_costs_no_message(
     assert len(refused) <= 3
 
 
+@pytest.mark.thorough("postgres")
 async def test_a_call_that_is_known_to_have_failed_is_not_asked_about(store: Store, session: str):
     """Otherwise the question would come back after every answer: an answer does not change a call that has ended."""
     wired: list[str] = []

@@ -116,6 +116,7 @@ async def test_a_server_that_is_told_to_stop_ends_its_commands(store: Store, eng
     assert leftovers() == []
 
 
+@pytest.mark.thorough
 async def test_a_database_that_goes_away_under_a_running_command(tmp_path: Path):
     """The command goes on meanwhile, and all it wrote is there afterwards, once."""
     gate = tmp_path / "gate"
