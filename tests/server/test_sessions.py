@@ -12,7 +12,7 @@ from holdfast import Store
 from holdfast.server.auth import digest
 from holdfast.types import Batch, Effect, NewEvent, Run
 from tests.runtime.agents import working
-from tests.runtime.test_session import paying
+from tests.runtime.test_approvals import paying
 
 
 @pytest.fixture
@@ -77,6 +77,9 @@ async def test_an_approval_over_http(store: Store, http: httpx2.AsyncClient, ses
             while (await http.get(path)).json()["status"] != "idle":
                 await asyncio.sleep(0.02)
     assert paid == [5]
+    events = (await http.get(f"{path}/events")).json()["items"]
+    (answered,) = [event["payload"] for event in events if event["kind"] == "approval_answered"]
+    assert answered == answer | {"by": "owner"}  # who decided is on record
     runs = (await http.get(f"{path}/runs")).json()["items"]
     assert [run["status"] for run in runs] == ["completed", "completed"]
     run = f"/api/runs/{runs[0]['id']}"

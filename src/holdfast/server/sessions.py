@@ -199,7 +199,8 @@ async def interrupt(request: Request, session_id: SessionId) -> SubmissionOut:
 @route(router, "POST", "/api/sessions/{session_id}/approvals", "write", status_code=202)
 async def answer(request: Request, session_id: SessionId, body: Answer) -> SubmissionOut:
     """Answer what the session asks; bound to the digest of the exact arguments."""
-    return await _submit(request, session_id, "approval", body.model_dump(exclude_none=True), lane="control")
+    given = body.model_dump(exclude_none=True) | {"by": principal_of(request).owner}
+    return await _submit(request, session_id, "approval", given, lane="control")
 
 
 @route(router, "POST", "/api/sessions/{session_id}/undo", "write", status_code=202)
