@@ -118,6 +118,7 @@ class SessionOut(Shown):
     created_at: datetime
     active_at: datetime
     cleaned_at: datetime | None
+    parent_id: str | None = Field(description="The session that delegated to this one.")
     metadata: Annotated[dict[str, Any], BeforeValidator(read_json)]
 
 
