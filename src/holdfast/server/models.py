@@ -243,6 +243,14 @@ class SubmissionOut(Shown):
     ended_at: datetime | None
 
 
+class SubmissionDetail(SubmissionOut):
+    """A submission with its payload."""
+
+    payload: Annotated[Any, BeforeValidator(lambda text: read_json(text) if text else None)] = Field(
+        None, description="What was sent, if `payloads` was asked for."
+    )
+
+
 class EventOut(BaseModel):
     """One entry of a session's journal."""
 

@@ -35,6 +35,7 @@ from holdfast.server.models import (
     SessionDetail,
     SessionOut,
     StateBody,
+    SubmissionDetail,
     SubmissionOut,
     event_json,
 )
@@ -180,14 +181,15 @@ async def list_submissions(
     request: Request,
     session_id: SessionId,
     state: SubmissionState | None = None,
+    payloads: Annotated[bool, Query(description="Also return what was sent.")] = False,
     cursor: CursorText = None,
     limit: Limit = 50,
-) -> Items[SubmissionOut]:
+) -> Items[SubmissionDetail]:
     """List what was asked of a session, in order, with what came of it."""
     page = await store_of(request).submissions(
-        session_id, state=state, payloads=False, cursor=cursor, limit=limit
+        session_id, state=state, payloads=payloads, cursor=cursor, limit=limit
     )
-    return Items[SubmissionOut].of(page)
+    return Items[SubmissionDetail].of(page)
 
 
 @route(router, "POST", "/api/sessions/{session_id}/interrupt", "write", status_code=202)
