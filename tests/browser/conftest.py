@@ -21,7 +21,7 @@ Page: TypeAlias = Any
 """A page of playwright, which is in the dependency group `browser` and may be absent."""
 HERE = Path(__file__).parent
 TOKEN = "hf_of-the-browser-tests"
-_OPTIONS = [
+OPTIONS = [
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
@@ -144,7 +144,7 @@ async def site(tmp_path: Path) -> AsyncGenerator[Site, None]:
     async_playwright = import_module("playwright.async_api").async_playwright
     async with async_playwright() as playwright:
         path = shutil.which("chromium")
-        browser = await playwright.chromium.launch(executable_path=path, args=_OPTIONS)
+        browser = await playwright.chromium.launch(executable_path=path, args=OPTIONS)
         site = Site(f"sqlite:///{tmp_path}/store.db", browser)
         try:
             yield site

@@ -1,0 +1,186 @@
+"""The views of the page. All tests share one server and one browser; each has a tab of its own."""
+
+import base64
+import json
+import re
+import shutil
+from collections.abc import AsyncGenerator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from holdfast.store import open_store
+from holdfast.types import Batch, Run
+from tests.browser.conftest import OPTIONS, Site, new_session, say, texts
+
+pytestmark = [pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
+PICTURE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+WIDTHS = "[...document.querySelectorAll('.column, .page')].map((one) => one.getBoundingClientRect().width)"
+SMALL = """() => [...document.querySelectorAll('button, select, textarea, summary, .tabs a, aside > header a, .sessions li a')]
+    .filter((one) => one.checkVisibility() && one.getBoundingClientRect().height < 44)
+    .map((one) => one.outerHTML)"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Site, None]:
+    folder = tmp_path_factory.mktemp("views")
+    async with import_module("playwright.async_api").async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=OPTIONS)
+        site = Site(f"sqlite:///{folder}/store.db", browser)
+        try:
+            await site.start()
+            yield site
+            assert site.problems == []
+        finally:
+            await browser.close()
+            await site.stop()
+
+
+async def test_create_a_session_with_its_first_message(site: Site):
+    page = await site.open()
+    await page.get_by_role("button", name="New", exact=True).click()
+    await page.get_by_label("When nobody watches").select_option("interrupt")
+    await page.get_by_label("First message").focus()
+    assert await page.get_by_label("First message").evaluate("(one) => one === document.activeElement")
+    await page.keyboard.type("say hello there")
+    await page.keyboard.press("Enter")
+    await page.locator("article.answer", has_text="hello there").wait_for()
+    await page.locator(".session .status.idle").wait_for()
+    assert await texts(page, ".session h2") == ["say hello there✎"]
+    assert "say hello there" in await texts(page, ".sessions .title")
+    assert await page.locator(".session .badge", has_text="attached").count() == 1
+    picture = {"name": "dot.png", "mimeType": "image/png", "buffer": PICTURE}
+    await page.get_by_label("Picture", exact=True).set_input_files(picture)
+    await page.get_by_role("img", name="dot.png").wait_for()
+    await say(page, "look at this")
+    await page.locator("article.user img.picture").wait_for()
+    await page.locator("article.answer", has_text="nothing to do").wait_for()
+    await page.get_by_role("button", name="Compact").click()
+    await page.locator(".mark", has_text="The history was shortened").wait_for()
+
+
+async def test_the_inbox_and_an_edit_that_is_refused(site: Site):
+    page = await site.open()
+    await new_session(page, "Tidy up")
+    await say(page, "remove the notes")
+    card = page.get_by_role("region", name="Approval of remove")
+    await card.wait_for()
+    row = page.locator(".sessions li", has_text="Tidy up")
+    assert await row.locator(".status.waiting").count() == 1  # as soon as the header has it
+    await page.get_by_role("link", name="Inbox 1").click()
+    for refused in ("inbox", "conversation"):
+        await card.get_by_role("button", name="Edit…").click()
+        await card.get_by_role("textbox").fill('{"path": "all.txt"}')
+        await card.get_by_role("button", name="Approve as edited").click()
+        await card.get_by_role("alert").get_by_text("not accepted").wait_for()
+        assert "all.txt" in await card.get_by_role("textbox").input_value()
+        await card.get_by_role("button", name="Back").click()
+        if refused == "inbox":
+            await page.get_by_role("link", name="Tidy up").first.click()
+            await page.get_by_role("log").wait_for()
+    await card.get_by_role("button", name="Approve", exact=True).click()
+    await page.locator("article.answer", has_text="ended after 1: removed notes.txt").wait_for()
+    (when,) = await texts(page, "details.tool .tool-time >> text=approved by")
+    assert when.startswith("approved by local, ")
+    await page.get_by_label("Filter by status").select_option("cleaned")
+    await page.get_by_text("No session matches.").wait_for()
+    await page.get_by_label("Filter by status").select_option("idle")
+    await row.wait_for()
+
+
+async def test_delegates_and_a_message_that_failed(site: Site):
+    async with open_store(site.store) as store:
+        holder = await store.join("a writer")
+        ids: list[str] = []
+        for title, parent in (("Parent", None), ("Delegate", "run-of-Parent")):
+            session = await store.create_session(agent="agent", owner="local", title=title)
+            lease = await store.acquire(session.id, holder)
+            await store.write(
+                lease, Batch(runs=[Run(id=f"run of {title}".replace(" ", "-"), parent_id=parent)])
+            )
+            await store.release(lease)
+            ids.append(session.id)
+        await store.submit(ids[0], "message", json.dumps({"text": "lost words", "content": []}))
+        await store.leave(holder)
+    page = await site.open(f"/#/s/{ids[0]}")
+    await page.locator(".mark.bad", has_text="The message failed").wait_for()
+    await page.locator("article.user.failed", has_text="lost words").wait_for()
+    below = page.locator(".sessions li", has_text="Parent").get_by_role("list", name="Delegates")
+    await below.get_by_text("Delegate").click()
+    await page.get_by_role("link", name="delegated by another session").wait_for()
+
+
+async def test_timeline_ledger_and_workers(site: Site, tmp_path: Path):
+    page = await site.open()
+    address = await new_session(page, "Work")
+    await say(page, f"work 2 {tmp_path / 'mark'}")
+    await page.get_by_text("ended after 2").wait_for()
+    widths = await page.evaluate(WIDTHS)
+    await page.get_by_role("link", name="Timeline").click()
+    await page.locator(".axis text").first.wait_for()
+    assert re.match(r"\d+:\d\d:\d\d", await page.locator(".axis text").first.text_content())
+    assert "pause, cut out" in (await texts(page, ".legend"))[0]
+    widths += await page.evaluate(WIDTHS)
+    await page.get_by_role("link", name="Ledger").click()
+    await page.locator(".effects summary").first.click()
+    await page.locator(".effects").get_by_text('"number": 0').wait_for()
+    assert await texts(page, ".effects .badge") == ["done", "done"]
+    widths += await page.evaluate(WIDTHS)
+    await page.get_by_role("link", name="Show it in the conversation").first.click()
+    await page.locator("details.tool.chosen[open]", has_text='"number": 0').wait_for()
+    assert page.url.startswith(f"{address}/call/")
+    await page.get_by_role("link", name="Workers").click()
+    await page.locator("td", has_text="alive").first.wait_for()
+    widths += await page.evaluate(WIDTHS)
+    assert len(set(widths)) == 1
+    assert (await texts(page, "th")) == ["worker", "agents", "runs", "up for", "state"]
+    assert "agent idle" in (await texts(page, "tbody tr"))[0]
+
+
+async def test_clean_without_an_archive_asks_first(site: Site):
+    page = await site.open()
+    await new_session(page, "Short-lived")
+    await say(page, "say keep this")
+    await page.locator("article.answer", has_text="keep this").wait_for()
+    await page.locator(".session .status.idle").wait_for()
+    await page.get_by_role("link", name="Retention").click()
+    clean = page.get_by_role("button", name="Clean now")
+    await clean.click()
+    refused = page.get_by_role("alert")
+    await refused.get_by_text("second").wait_for()
+    assert "Not cleaned: it was active" in await refused.inner_text()
+    assert "--" not in await refused.inner_text()
+    await page.get_by_label("Only if idle for").fill("0")
+    await page.get_by_label("Keep an archive").uncheck()
+    await clean.click()
+    asks = page.get_by_role("dialog", name="Delete for good")
+    await asks.get_by_text("There is no archive of this session on the server").wait_for()
+    await asks.get_by_role("button", name="Cancel").click()
+    assert await page.locator(".session .status.idle").count() == 1
+    await clean.click()
+    await asks.get_by_role("button", name="Archive and clean").click()
+    await page.locator(".session .status.cleaned").wait_for()
+    await page.get_by_role("region", name="Audit").get_by_text("kept an archive").wait_for()
+    await page.get_by_role("link", name="Conversation").click()
+    cleaned = page.get_by_role("region", name="Cleaned")
+    await cleaned.get_by_role("button", name="Restore").click()
+    await page.locator("article.answer", has_text="keep this").wait_for()
+
+
+async def test_touch_targets_are_large_enough(site: Site):
+    phone: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+    page = await site.open(**phone)
+    await new_session(page, "By hand")
+    await say(page, "remove it")
+    await page.get_by_role("region", name="Approval of remove").wait_for()
+    for view in ("Conversation", "Timeline", "Ledger", "Retention"):
+        await page.get_by_role("link", name=view).click()
+        assert await page.evaluate(SMALL) == []
+    await page.get_by_role("link", name="All sessions").click()
+    await page.locator(".sessions .title").first.wait_for()
+    assert await page.evaluate(SMALL) == []
