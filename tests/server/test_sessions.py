@@ -40,6 +40,9 @@ async def test_the_life_of_a_session(http: httpx2.AsyncClient):
     assert (shown["status"], shown["pending"], shown["hold"], shown["asked"]) == ("queued", 1, True, [])
     listed = (await http.get(f"{path}/submissions")).json()["items"]
     assert [item["submission_id"] for item in listed] == [sent.json()["submission_id"]]
+    assert listed[0]["payload"] is None
+    with_payloads = await http.get(f"{path}/submissions", params={"payloads": True})
+    assert with_payloads.json()["items"][0]["payload"] == {"text": "hi"}
     found = (await http.get("/api/sessions", params={"search": "TWO", "limit": 1})).json()
     assert [item["id"] for item in found["items"]] == [session["id"]]
     rest = await http.get("/api/sessions", params={"cursor": found["next_cursor"]})

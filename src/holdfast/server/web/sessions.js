@@ -1,7 +1,7 @@
 // The list of sessions, live, and the dialog that creates one.
 import { html, useEffect, useRef, useState } from "./preact.js";
 import * as api from "./api.js";
-import { STATUS, ago, titleFrom, titleOf } from "./words.js";
+import { REASON, STATUS, ago, titleFrom, titleOf } from "./words.js";
 
 const EVERY = 2000;
 const WATCHING = [
@@ -17,6 +17,7 @@ function Row({ session, chosen, below }) {
       <span class="title">${titleOf(session)}</span>
       <span class="facts">
         <span class=${`status ${session.status}`}>${STATUS[session.status] ?? session.status}</span>
+        ${REASON[session.waiting_for] && html`<span class="badge">${REASON[session.waiting_for]}</span>`}
         <span>${session.agent}</span>
         <time datetime=${session.active_at}>${ago(session.active_at)}</time>
         ${session.holder && html`<span title="The worker that runs it">${session.holder}</span>`}

@@ -10,6 +10,8 @@ export const STATUS = {
   failed: "failed",
 };
 
+export const REASON = { worker: "no worker", resume: "interrupted" };
+
 // One vocabulary for tool calls, model requests and runs, in every view: the badge and its explanation.
 const OUTCOMES = {
   planned: ["planned", "It has not started."],

@@ -68,11 +68,11 @@ export function Workers({ agents }) {
           ${found.map((worker) => {
             const shell = /^shell (\d+) \d+ (\S+)/.exec(worker.name);
             return html`<tr key=${worker.id}>
-              <td class="mono">${shell ? `process ${shell[1]} on ${shell[2]}` : worker.name}</td>
-              <td>${shell ? "–" : (worker.agents ?? agents).join(", ") || "–"}</td>
-              <td>${shell ? "shell commands" : html`<${Running} worker=${worker} sessions=${sessions} />`}</td>
-              <td>${lasting(now - startedAt(worker))}</td>
-              <td><${State} left=${Date.parse(worker.deadline) - now} /></td>
+              <td class="mono" data-label="worker">${shell ? `process ${shell[1]} on ${shell[2]}` : worker.name}</td>
+              <td data-label="agents">${shell ? "–" : (worker.agents ?? agents).join(", ") || "–"}</td>
+              <td data-label="runs">${shell ? "shell commands" : html`<${Running} worker=${worker} sessions=${sessions} />`}</td>
+              <td data-label="up for">${lasting(now - startedAt(worker))}</td>
+              <td data-label="state"><${State} left=${Date.parse(worker.deadline) - now} /></td>
             </tr>`;
           })}
         </tbody>
