@@ -117,16 +117,17 @@ async def test_delegates_and_a_message_that_failed(site: Site):
 
 async def test_timeline_ledger_and_workers(site: Site, tmp_path: Path):
     page = await site.open()
-    address = await new_session(page, "Work")
+    address = await new_session(page, "")
     await say(page, f"work 2 {tmp_path / 'mark'}")
     await page.get_by_text("ended after 2").wait_for()
+    await page.locator(".sessions .title", has_text="work 2").wait_for()  # its title is its first message
     widths = await page.evaluate(WIDTHS)
-    await page.get_by_role("link", name="Timeline").click()
+    await page.get_by_role("link", name="Timeline", exact=True).click()
     await page.locator(".axis text").first.wait_for()
     assert re.match(r"\d+:\d\d:\d\d", await page.locator(".axis text").first.text_content())
     assert "pause, cut out" in (await texts(page, ".legend"))[0]
     widths += await page.evaluate(WIDTHS)
-    await page.get_by_role("link", name="Ledger").click()
+    await page.get_by_role("link", name="Ledger", exact=True).click()
     await page.locator(".effects summary").first.click()
     await page.locator(".effects").get_by_text('"number": 0').wait_for()
     assert await texts(page, ".effects .badge") == ["done", "done"]
@@ -134,7 +135,7 @@ async def test_timeline_ledger_and_workers(site: Site, tmp_path: Path):
     await page.get_by_role("link", name="Show it in the conversation").first.click()
     await page.locator("details.tool.chosen[open]", has_text='"number": 0').wait_for()
     assert page.url.startswith(f"{address}/call/")
-    await page.get_by_role("link", name="Workers").click()
+    await page.get_by_role("link", name="Workers", exact=True).click()
     await page.locator("td", has_text="alive").first.wait_for()
     widths += await page.evaluate(WIDTHS)
     assert len(set(widths)) == 1

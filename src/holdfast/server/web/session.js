@@ -182,17 +182,24 @@ function Facts({ detail, usage }) {
   </p>`;
 }
 
+// A session without a title is shown by its first message.
+function withTitle(detail, journal) {
+  const first = journal.items.find((item) => item.type === "user")?.content;
+  return detail && !detail.title && typeof first === "string" ? { ...detail, title: titleFrom(first) } : detail;
+}
+
 export function Session({ id, view, call, me, onDetail }) {
   const [life, setLife] = useState(0); // what was cleaned or brought back is read anew
   const { journal, link, reason } = useJournal(id, life);
-  const [detail, reread] = useDetail(id, journal.seq);
+  const [read, reread] = useDetail(id, journal.seq);
+  const detail = withTitle(read, journal);
   const { queued, send } = useSent(id, journal);
   const [problem, setProblem] = useState(null);
   const [background, setBackground] = useState(false);
   const status = detail?.status ?? "idle";
   useEffect(() => {
     if (detail) onDetail(detail);
-  }, [detail]);
+  }, [read, detail?.title]);
   const busy = BUSY.has(status) || journal.queue.size > 0;
   useEffect(() => {
     setBackground(false);
@@ -201,14 +208,14 @@ export function Session({ id, view, call, me, onDetail }) {
   useEffect(() => {
     if (detail) document.title = `${status === "waiting" ? "● " : ""}${titleOf(detail)} · Holdfast`;
     if (detail && !BUSY.has(status)) setBackground(false);
-  }, [detail]);
+  }, [read, detail?.title]);
 
   const before = useRef(null);
   useEffect(() => {
     if (!detail) return;
     if (before.current?.id === id && before.current.cleaned !== detail.cleaned_at) setLife((n) => n + 1);
     before.current = { id, cleaned: detail.cleaned_at };
-  }, [detail]);
+  }, [read]);
 
   const ask = (what, then = () => {}) => async () => {
     setProblem(null);
@@ -222,7 +229,7 @@ export function Session({ id, view, call, me, onDetail }) {
   };
   const say = (text, when, pictures) => {
     // A failure leaves the session without a title, which does no harm.
-    if (detail && !detail.title && !journal.runs.size && text.trim()) api.changeSession(id, { title: titleFrom(text) }).then(reread, () => {});
+    if (read && !read.title && !journal.runs.size && text.trim()) api.changeSession(id, { title: titleFrom(text) }).then(reread, () => {});
     return send(text, when, pictures);
   };
   const at = (name) => `#/s/${encodeURIComponent(id)}${name ? `/${name}` : ""}`;
