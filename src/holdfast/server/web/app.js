@@ -47,11 +47,11 @@ function SignIn({ reason, onDone }) {
   return html`<main class="sign-in">
     <form onSubmit=${send}>
       <h1>Holdfast</h1>
+      ${problem && html`<p class="error" role="alert">${problem}</p>`}
       <p>Sign in with a token. <code>holdfast serve</code> prints an address with one when it starts. <code>holdfast token create</code> creates more.</p>
       <label>Token
         <input type="password" autocomplete="current-password" required autofocus value=${token} onInput=${(event) => setToken(event.target.value)} />
       </label>
-      ${problem && html`<p class="error" role="alert">${problem}</p>`}
       <button type="submit" class="primary">Sign in</button>
     </form>
   </main>`;
@@ -102,11 +102,11 @@ function Welcome({ demo }) {
 
 // How many sessions wait for a person. It is read again when the open session begins or ends to wait.
 function useWaiting(me, current) {
-  const [number, setNumber] = useState(0);
+  const [number, setNumber] = useState("");
   const waits = current?.status === "waiting";
   useEffect(() => {
     if (me === null) return undefined;
-    const read = () => document.hidden || api.listSessions({ status: "waiting" }).then((page) => setNumber(page.items.length), () => {});
+    const read = () => document.hidden || api.listSessions({ status: "waiting" }).then((page) => setNumber(page.items.length ? `${page.items.length}${page.next_cursor ? "+" : ""}` : ""), () => {});
     read();
     const timer = setInterval(read, WAITING);
     return () => clearInterval(timer);
@@ -175,7 +175,7 @@ function App() {
       <header>
         <a class="brand" href="#/"><img src="/static/icon.svg" alt="" width="22" height="22" /> Holdfast</a>
         <nav aria-label="Pages">
-          <a href="#/inbox" aria-current=${here.name === "inbox" ? "page" : undefined}>Inbox${waiting > 0 && html` <span class="number">${waiting}</span>`}</a>
+          <a href="#/inbox" aria-current=${here.name === "inbox" ? "page" : undefined}>Inbox${waiting && html` <span class="number">${waiting}</span>`}</a>
           <a href="#/workers" aria-current=${here.name === "workers" ? "page" : undefined}>Workers</a>
         </nav>
       </header>

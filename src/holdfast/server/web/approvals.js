@@ -1,7 +1,7 @@
 // A tool call that waits for a decision. The answer names the digest of the exact arguments it is about.
 import { html, useEffect, useState } from "./preact.js";
 import { answer, failures } from "./api.js";
-import { pretty } from "./words.js";
+import { plainly, pretty } from "./words.js";
 
 const EVERY = 1000;
 
@@ -26,7 +26,7 @@ export function Approval({ sessionId, asked, failed = null, onSent }) {
   }
 
   function refuse(reason) {
-    setProblem(`The answer was not accepted: ${reason}`);
+    setProblem(`The answer was not accepted: ${plainly(reason)}`);
     setSent(null);
   }
 

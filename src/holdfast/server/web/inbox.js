@@ -1,5 +1,5 @@
 // Everything that waits for a person, in all sessions, oldest first.
-import { html, useCallback, useEffect, useState } from "./preact.js";
+import { html, useCallback, useEffect, useRef, useState } from "./preact.js";
 import * as api from "./api.js";
 import { Approval } from "./approvals.js";
 import { ago, titleOf } from "./words.js";
@@ -8,12 +8,20 @@ const EVERY = 2000;
 
 export function Inbox() {
   const [found, setFound] = useState(null);
+  const [more, setMore] = useState(false);
   const [trouble, setTrouble] = useState(null);
+  const known = useRef(new Map()); // what was read of each session, until it changes
+  const detailOf = async (session) => {
+    const before = known.current.get(session.id);
+    return before?.seq === session.seq ? before : api.readSession(session.id).catch(() => null);
+  };
   const read = useCallback(async () => {
     try {
-      const { items } = await api.listSessions({ status: "waiting" });
-      const details = await Promise.all(items.map((session) => api.readSession(session.id).catch(() => null)));
-      setFound(details.filter((detail) => detail?.status === "waiting").reverse());
+      const page = await api.listSessions({ status: "waiting" });
+      const details = (await Promise.all(page.items.map(detailOf))).filter((detail) => detail?.status === "waiting");
+      known.current = new Map(details.map((detail) => [detail.id, detail]));
+      setFound(details.reverse());
+      setMore(page.next_cursor !== null);
       setTrouble(null);
     } catch (error) {
       setTrouble(error.message);
@@ -47,6 +55,7 @@ export function Inbox() {
           ${!session.asked.length && html`<p class="hint">It waits for ${session.waiting_for ?? "an answer"}. Open the session to continue.</p>`}
         </article>`,
       )}
+      ${more && html`<p class="hint">More sessions wait. They appear here when these are answered.</p>`}
     </div>
   </section>`;
 }

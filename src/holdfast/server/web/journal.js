@@ -1,6 +1,8 @@
 // What the events of a session add up to: the conversation, its tool calls, its runs and what is queued.
 // It takes events in order and forgets nothing; kinds it does not know change nothing.
 
+import { plainly } from "./words.js";
+
 const ENDED = new Set(["run_completed", "run_failed", "run_interrupted", "approval_requested"]);
 
 const HANDOVERS = {
@@ -298,9 +300,13 @@ export class Journal {
     const last = this.items.at(-1);
     if (reason === "interrupted" || (last?.kind === "run_failed" && last.run === event.run_id)) return;
     const kind = this._asked.get(payload.submission_id) ?? "submission";
+    if (kind === "approval") {
+      this._mark(event, "note", `An answer was not accepted: ${plainly(reason)}`); // its card returns to its form
+      return;
+    }
     // Without a run, the message is nowhere else in the conversation.
     const submission = kind === "message" && event.run_id === null ? payload.submission_id : null;
-    this._mark(event, "bad", `The ${kind === "compact" ? "compaction" : kind.replaceAll("_", " ")} failed: ${reason}`, { submission, session: this.session });
+    this._mark(event, "bad", `The ${kind === "compact" ? "compaction" : kind.replaceAll("_", " ")} failed: ${plainly(reason)}`, { submission, session: this.session });
   }
 
   _returned(event, part) {

@@ -5,9 +5,9 @@ import { REASON, STATUS, ago, titleFrom, titleOf } from "./words.js";
 
 const EVERY = 2000;
 const WATCHING = [
-  ["", "The turn continues (background session)"],
-  ["handover", "After 3 minutes, the turn moves to the background (attached session)"],
-  ["interrupt", "After 3 minutes, the turn stops (attached session)"],
+  ["", "Background: continue the turn"],
+  ["handover", "Attached: hand over after 3 min"],
+  ["interrupt", "Attached: stop after 3 min"],
 ];
 
 function Row({ session, chosen, below }) {
@@ -175,6 +175,7 @@ function NewSession({ agents, onClose }) {
           ${WATCHING.map(([value, label]) => html`<option value=${value}>${label}</option>`)}
         </select>
       </label>
+      ${unwatched && html`<p class="hint">3 minutes after the last reader left, the turn ${unwatched === "interrupt" ? "stops" : "moves to the background"}.</p>`}
       ${problem && html`<p class="error" role="alert">${problem}</p>`}
       <div class="row">
         <button type="submit" class="primary" disabled=${sending}>Create</button>
