@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tests.browser.conftest import Page, Site, texts
 from tests.builders import until
 from tests.promises.workers import lines
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 ROOT = Path(__file__).parents[2]
 SHOTS = Path(os.environ.get("SCREENSHOTS", ROOT / "build" / "screenshots"))
 
@@ -34,7 +35,7 @@ async def shoot(page: Page, name: str) -> None:
     await page.screenshot(path=SHOTS / f"{name}.png")
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def demo(site: Site, tmp_path: Path) -> AsyncGenerator[str, None]:
     """`holdfast demo`, and the address that it prints."""
     quick = {"HOLDFAST_LEASE_TTL_SECONDS": "2", "HOLDFAST_LEASE_RENEW_SECONDS": "0.5"}

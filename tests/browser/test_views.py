@@ -3,18 +3,14 @@
 import base64
 import json
 import re
-import shutil
-from collections.abc import AsyncGenerator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from holdfast.store import open_store
 from holdfast.types import Batch, Run
-from tests.browser.conftest import OPTIONS, Site, new_session, say, texts
+from tests.browser.conftest import Site, new_session, say, texts
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
 PICTURE = base64.b64decode(
@@ -26,23 +22,8 @@ SMALL = """() => [...document.querySelectorAll('button, select, textarea, summar
     .map((one) => one.outerHTML)"""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Site, None]:
-    folder = tmp_path_factory.mktemp("views")
-    async with import_module("playwright.async_api").async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=OPTIONS)
-        site = Site(f"sqlite:///{folder}/store.db", browser)
-        try:
-            await site.start()
-            yield site
-            assert site.problems == []
-        finally:
-            await browser.close()
-            await site.stop()
-
-
-async def test_create_a_session_with_its_first_message(site: Site):
-    page = await site.open()
+async def test_create_a_session_with_its_first_message(shared: Site):
+    page = await shared.open()
     await page.get_by_role("button", name="New", exact=True).click()
     await page.keyboard.type("say hello there")  # the message has the focus
     await page.get_by_label("When nobody watches").select_option("interrupt")
@@ -62,8 +43,8 @@ async def test_create_a_session_with_its_first_message(site: Site):
     await page.locator(".mark", has_text="The history was shortened").wait_for()
 
 
-async def test_the_inbox_and_an_edit_that_is_refused(site: Site):
-    page = await site.open()
+async def test_the_inbox_and_an_edit_that_is_refused(shared: Site):
+    page = await shared.open()
     await new_session(page, "Tidy up")
     await say(page, "remove the notes")
     card = page.get_by_role("region", name="Approval of remove")
@@ -91,8 +72,8 @@ async def test_the_inbox_and_an_edit_that_is_refused(site: Site):
     await row.wait_for()
 
 
-async def test_delegates_and_a_message_that_failed(site: Site):
-    async with open_store(site.store) as store:
+async def test_delegates_and_a_message_that_failed(shared: Site):
+    async with open_store(shared.store) as store:
         holder = await store.join("a writer")
         ids: list[str] = []
         for title, parent in (("Parent", None), ("Delegate", "run-of-Parent")):
@@ -105,7 +86,7 @@ async def test_delegates_and_a_message_that_failed(site: Site):
             ids.append(session.id)
         await store.submit(ids[0], "message", json.dumps({"text": "lost words", "content": []}))
         await store.leave(holder)
-    page = await site.open(f"/#/s/{ids[0]}")
+    page = await shared.open(f"/#/s/{ids[0]}")
     await page.locator(".mark.bad", has_text="The message failed").wait_for()
     await page.locator("article.user.failed", has_text="lost words").wait_for()
     below = page.locator(".sessions li", has_text="Parent").get_by_role("list", name="Delegates")
@@ -113,8 +94,8 @@ async def test_delegates_and_a_message_that_failed(site: Site):
     await page.get_by_role("link", name="delegated by another session").wait_for()
 
 
-async def test_timeline_ledger_and_workers(site: Site, tmp_path: Path):
-    page = await site.open()
+async def test_timeline_ledger_and_workers(shared: Site, tmp_path: Path):
+    page = await shared.open()
     address = await new_session(page, "")
     await say(page, f"work 2 {tmp_path / 'mark'}")
     await page.get_by_text("ended after 2").wait_for()
@@ -141,8 +122,8 @@ async def test_timeline_ledger_and_workers(site: Site, tmp_path: Path):
     assert "agent idle" in (await texts(page, "tbody tr"))[0]
 
 
-async def test_clean_without_an_archive_asks_first(site: Site):
-    page = await site.open()
+async def test_clean_without_an_archive_asks_first(shared: Site):
+    page = await shared.open()
     await new_session(page, "Short-lived")
     await say(page, "say keep this")
     await page.locator("article.answer", has_text="keep this").wait_for()
@@ -171,9 +152,9 @@ async def test_clean_without_an_archive_asks_first(site: Site):
     await page.locator("article.answer", has_text="keep this").wait_for()
 
 
-async def test_touch_targets_are_large_enough(site: Site):
+async def test_touch_targets_are_large_enough(shared: Site):
     phone: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
-    page = await site.open(**phone)
+    page = await shared.open(**phone)
     await new_session(page, "By hand")
     await say(page, "remove it")
     await page.get_by_role("region", name="Approval of remove").wait_for()

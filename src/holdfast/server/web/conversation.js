@@ -129,7 +129,7 @@ function ToolCall({ call }) {
     <summary>
       <span class="tool-name">${call.tool}</span>
       <span class="tool-brief">${brief(call.arguments)}</span>
-      ${call.answer && html`<span class="tool-time" title=${moment(call.answer.at)}>${decision(call.answer)}, ${clock(call.answer.at)}</span>`}
+      ${call.answer && html`<span class="tool-time decision" title=${moment(call.answer.at)}>${decision(call.answer)}, ${clock(call.answer.at)}</span>`}
       <span class="tool-time">${call.state === "running" ? html`<${Running} since=${call.started} />` : duration}</span>
       <span class=${`badge ${className}`} title=${meaning}>${label}${call.byHand ? " by hand" : ""}</span>
     </summary>
