@@ -17,6 +17,11 @@ PICTURE = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
 WIDTHS = "[...document.querySelectorAll('.column, .page')].map((one) => one.getBoundingClientRect().width)"
+BREAKS = """import("/static/timeline.js").then(({ stretches, scale }) => {
+    const { breaks, place } = scale(stretches([{ from: 0, to: 1000 }, { from: 121000, to: 122000 }], []), 800);
+    return [breaks.map((one) => one.label), place(121000) - place(1000) < 100];
+})"""
+"""A pause of two minutes is a narrow break."""
 SMALL = """() => [...document.querySelectorAll('button, select, textarea, summary, .tabs a, aside > header a, .sessions li a')]
     .filter((one) => one.checkVisibility() && one.getBoundingClientRect().height < 44)
     .map((one) => one.outerHTML)"""
@@ -104,6 +109,7 @@ async def test_timeline_ledger_and_workers(shared: Site, tmp_path: Path):
     await page.get_by_role("link", name="Timeline", exact=True).click()
     await page.locator(".axis text").first.wait_for()
     assert re.match(r"\d+:\d\d:\d\d", await page.locator(".axis text").first.text_content())
+    assert await page.evaluate(BREAKS) == [["2 min"], True]
     assert "pause, cut out" in (await texts(page, ".legend"))[0]
     widths += await page.evaluate(WIDTHS)
     await page.get_by_role("link", name="Ledger", exact=True).click()

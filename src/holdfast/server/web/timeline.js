@@ -30,7 +30,7 @@ const MARKS = {
 const STEPS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600].map((seconds) => seconds * 1000);
 
 // Returns the stretches of time in which something happened.
-function stretches(spans, marks) {
+export function stretches(spans, marks) {
   const points = [...spans.map((span) => [span.from, span.to]), ...marks.map((mark) => [mark.time, mark.time])];
   points.sort((one, other) => one[0] - other[0]);
   const parts = [];
@@ -43,7 +43,7 @@ function stretches(spans, marks) {
 }
 
 // Returns what places a time on so many pixels, the ticks of the axis, and the breaks.
-function scale(parts, width) {
+export function scale(parts, width) {
   const worked = Math.max(1, parts.reduce((sum, part) => sum + part.to - part.from, 0));
   const each = Math.max(0.001, (width - LEFT - RIGHT - BREAK * Math.max(0, parts.length - 1)) / worked);
   const step = STEPS.find((one) => one * each >= TICK) ?? STEPS.at(-1);

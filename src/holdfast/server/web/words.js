@@ -46,7 +46,7 @@ export function lasting(milliseconds) {
   if (milliseconds < 950) return `${Math.max(0, Math.round(milliseconds))} ms`;
   if (milliseconds < 59_950) return `${(milliseconds / 1000).toFixed(1)} s`;
   const seconds = Math.round(milliseconds / 1000);
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min${seconds % 60 ? ` ${seconds % 60} s` : ""}`;
   const hours = Math.floor(seconds / 3600);
   return hours < 48 ? `${hours} h ${Math.floor((seconds % 3600) / 60)} min` : count(Math.floor(hours / 24), "day");
 }
