@@ -58,7 +58,7 @@ function Entry({ id, effect, state, call, onSettled }) {
         <span class="tool-brief">${effect.summary ?? ""}</span>
         ${effect.attempts > 1 && html`<span class="tool-time">${effect.attempts} attempts</span>`}
         <span class="tool-time">${clock(effect.started_at)}</span>
-        ${effect.ended_at && effect.started_at && html`<span class="tool-time">${lasting(Date.parse(effect.ended_at) - Date.parse(effect.started_at))}</span>`}
+        ${effect.ended_at && effect.attempts > 0 && html`<span class="tool-time">${lasting(Date.parse(effect.ended_at) - Date.parse(effect.started_at))}</span>`}
         <span class=${`badge ${className}`} title=${meaning}>${label}</span>
       </summary>
       <div class="tool-body">
