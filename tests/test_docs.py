@@ -84,7 +84,7 @@ def test_the_example_of_the_readme_runs(tmp_path: Path):
         [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     steps = [line.split() for line in done.stdout.splitlines()]
-    assert [int(number) for number, _ in steps] == list(range(1, 13))
+    assert [int(number) for number, _ in steps] == list(range(1, 19))
     assert (steps[0][1], steps[-1][1]) == ("run_started", "run_completed")
 
 

@@ -250,7 +250,7 @@ class StoreError(HoldfastError):
 
 
 class UnknownStore(StoreError):
-    """No store speaks {url!r}. Use sqlite:///path/file.db, sqlite://:memory:, postgresql://user@host/database or mongodb://host/database."""
+    """Unknown store URL {url!r}. Use sqlite:///path/file.db, sqlite://:memory:, postgresql://user@host/database or mongodb://host/database."""
 
     code = "unknown_store"
 
@@ -370,7 +370,7 @@ class MediaFull(MediaError):
 
 
 class UnknownMedia(MediaError):
-    """No media store speaks {url!r}. Use database, disk:///path, s3://bucket/prefix, gs://bucket/prefix or az://account/container/prefix."""
+    """Unknown media URL {url!r}. Use database, disk:///path, s3://bucket/prefix, gs://bucket/prefix or az://account/container/prefix."""
 
     code = "unknown_media"
 

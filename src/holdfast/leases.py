@@ -109,6 +109,8 @@ class Renewal:
         self._warned = False
         self._since = time.monotonic()
         self.is_lost = False
+        self.was_blocked = False
+        """Whether it was lost because code blocked the event loop."""
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
@@ -169,6 +171,7 @@ class Renewal:
             if self._stopped.is_set():
                 return
             if self._blocked() > self._loop_timeout:
+                self.was_blocked = True
                 self._give_up(f"its event loop has not responded for {self._blocked():.0f} s")
                 return
             sent = time.monotonic()

@@ -144,17 +144,17 @@ class Submission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionChange:
-    """What became of a claimed submission: ended, waiting for something, or given back to the queue.
+    """The new state of a claimed submission: ended, waiting for something, or returned to the queue.
 
-    Given back without a reason, it is as if it had not been taken; with one, that was an attempt.
-
-    `run_id` ties it to the run that carries it out, so that whoever takes over knows which run to resume.
+    `run_id` names the run that carries it out, which the next worker resumes. `attempts` replaces the number of attempts that
+    count so far.
     """
 
     id: str
     state: SubmissionState
     reason: str | None = None
     run_id: str | None = None
+    attempts: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

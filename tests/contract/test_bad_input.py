@@ -196,7 +196,7 @@ async def test_a_holder_that_was_made_up(store: Store):
     ],
 )
 def test_an_unknown_scheme_is_an_error(url: str):
-    with pytest.raises(UnknownStore, match="No store speaks"):
+    with pytest.raises(UnknownStore, match="Unknown store URL"):
         open_store(url)
 
 

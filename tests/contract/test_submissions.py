@@ -143,6 +143,25 @@ async def test_given_back_to_the_queue(store: Store):
     assert (again.id, again.attempts, again.reason) == (submission.id, 2, "model unavailable")
 
 
+async def test_an_attempt_that_does_not_count(store: Store):
+    lease, holder = await held_session(store)
+    submission = await store.submit(lease.session_id, "message")
+    first = await taken(store, lease)
+    change = SubmissionChange(id=submission.id, state="queued", attempts=first.attempts - 1)
+    await store.write(lease, Batch(submissions=[change]))
+    again = await taken(store, lease)
+    assert again.attempts == 1
+    await store.leave(holder)
+    await store.uncount_attempt(again)  # without the lease, which another worker may have
+    lease = await store.acquire(lease.session_id, await store.join("next", ttl=60))
+    last = await taken(store, lease)
+    assert last.attempts == 1
+    await store.write(lease, Batch(submissions=[SubmissionChange(id=submission.id, state="done")]))
+    await store.uncount_attempt(last)
+    ended = (await store.submissions(lease.session_id)).items[0]
+    assert (ended.state, ended.attempts) == ("done", 1)
+
+
 async def test_a_poison_submission_ends_as_a_dead_letter(store: Store):
     session_id = await new_session(store)
     poison, healthy = [await store.submit(session_id, "message") for _ in range(2)]

@@ -6,6 +6,7 @@ from holdfast.config import Settings
 from holdfast.errors import MissingExtra, UnknownMedia
 from holdfast.media.base import MediaContext, MediaStore, MediaWriter, digest_of, to_uri
 from holdfast.media.collect import Collection, collect
+from holdfast.plugins import MEDIA, find_plugin
 from holdfast.store import Store
 
 __all__ = [
@@ -27,7 +28,8 @@ def open_media(url: str | None = None, *, store: Store, settings: Settings | Non
 
     Without a URL it is the one of the settings, which are the store's unless they are given. `disk:///var/media` is
     absolute, `disk://media` relative to the working folder. Buckets need the extra `s3`, and take their
-    credentials and endpoint from the usual variables, such as `AWS_ACCESS_KEY_ID` and `AWS_ENDPOINT_URL`.
+    credentials and endpoint from the usual variables, such as `AWS_ACCESS_KEY_ID` and `AWS_ENDPOINT_URL`. Other packages may
+    register further schemes.
     """
     url = (settings or store.settings).media if url is None else url
     scheme, _, rest = url.partition("://")
@@ -47,4 +49,6 @@ def open_media(url: str | None = None, *, store: Store, settings: Settings | Non
                 raise
             raise MissingExtra(extra="s3") from error
         return S3Media.from_url(url, store)
+    if rest and (make := find_plugin(MEDIA, scheme)):
+        return make(url, store=store)
     raise UnknownMedia(url=url)

@@ -8,9 +8,9 @@ set aside with the beginning if no request comes in that moment. It never runs a
 
 import asyncio
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic_ai import CallToolsNode, RunContext
@@ -27,12 +27,13 @@ from holdfast.media import MediaStore
 from holdfast.record import ledger
 from holdfast.record.buffer import Beginning, Buffer
 from holdfast.record.calls import Calls, missing_tools
+from holdfast.record.closing import close_open_calls
 from holdfast.record.history import open_history
 from holdfast.record.host import Failure, RunHost, RunStart, StandaloneRun
 from holdfast.record.ledger import Policy
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.validity import pending_calls
-from holdfast.store import Store
+from holdfast.store import Store, open_store
 from holdfast.types import Batch, Effect, NewEvent, Run
 
 _recorder: ContextVar["_Recorder | None"] = ContextVar("holdfast_recorder", default=None)
@@ -51,8 +52,14 @@ async def annotate_effect(
         await recorder.annotate(ctx.tool_call_id, summary, key)
 
 
+@dataclass(init=False, eq=False)
 class Holdfast(AbstractCapability[Any]):
     """Record every run of the agent in a store. The session is the run's `conversation_id`.
+
+    Pass an open store, or a URL: then each run opens the store and closes it, which suits scripts and `Agent.from_spec`.
+
+    A run without a `message_history` continues the session from its recorded history. With `fresh` it starts with an empty
+    one instead. A run that a tool starts in the conversation of its own agent is a child with a session and a history of its own.
 
     `policies` says by tool name what becomes of a call whose outcome is unknown after a crash; a tool may say it
     itself with `metadata={"recovery": "retry"}`. New sessions belong to `owner`; by default to the owner of the run whose tool
@@ -63,7 +70,7 @@ class Holdfast(AbstractCapability[Any]):
 
     def __init__(
         self,
-        store: Store,
+        store: Store | str,
         *,
         agent: str | None = None,
         owner: str | None = None,
@@ -75,8 +82,10 @@ class Holdfast(AbstractCapability[Any]):
         host: RunHost | None = None,
         media: MediaStore | None = None,
         media_threshold: int | None = None,
+        fresh: bool = False,
     ) -> None:
         self.id = "holdfast"
+        self.fresh = fresh
         self.media = media
         self.media_threshold = media_threshold
         self.store = store
@@ -101,30 +110,28 @@ class Holdfast(AbstractCapability[Any]):
         """Return what records this one run."""
         del ctx
         outer = _recorder.get()
-        if outer is None or not outer.is_active:  # a task that it started may outlive it
-            return _Recorder(self, parent=self.parent_run_id, owner=self.owner or "local")
-        return _Recorder(self, parent=self.parent_run_id or outer.run_id, owner=self.owner or outer.owner)
+        return _Recorder(self, outer if outer is not None and outer.is_active else None)
 
 
 class _Recorder(AbstractCapability[Any]):
     """Records one run. Its hooks are the moments of a run, in their order."""
 
+    store: Store
+    _offloader: MediaOffloader
+    _host: RunHost
     _calls: Calls
     _buffer: Buffer
 
-    def __init__(self, settings: Holdfast, *, parent: str | None, owner: str) -> None:
+    def __init__(self, settings: Holdfast, outer: "_Recorder | None") -> None:
         self.id = settings.id
-        self.owner = owner
+        self.owner = settings.owner or (outer.owner if outer else "local")
         self.run_id = ""
+        self.session_id = ""
+        self.outer = outer  # records the run whose tool starts this one
         self.is_active = False
         self._caller: asyncio.Task[Any] | None = None  # runs the agent; `wrap_run` has a task of its own
         self._settings = settings
-        self._parent = parent
-        self._store = settings.store
-        self._offloader = MediaOffloader(settings.store, settings.media, settings.media_threshold)
-        self._host: RunHost = settings.host or StandaloneRun(
-            settings.store, self._offloader, owner=owner, ttl=settings.lease_ttl
-        )
+        self._parent = settings.parent_run_id or (outer.run_id if outer else None)
 
     def get_ordering(self) -> CapabilityOrdering:
         return CapabilityOrdering(position="outermost")
@@ -141,11 +148,45 @@ class _Recorder(AbstractCapability[Any]):
         self.run_id = ctx.run_id
         agent = self._settings.agent or getattr(ctx.agent, "name", None) or "agent"
         with _ended_with(self._caller):
-            async with self._host.enter(ctx.conversation_id, ctx.run_id, agent) as start:
-                await self._begin(ctx, start, agent)
-                result = await self._run(handler)
-                await self._complete(result)
-                return result
+            async with self._opened() as self.store:
+                self._use_store()
+                self.session_id = self._own_session(ctx.conversation_id)
+                async with self._host.enter(self.session_id, ctx.run_id, agent) as start:
+                    await self._continue(ctx, start)
+                    await self._begin(ctx, start, agent)
+                    result = await self._run(handler)
+                    await self._complete(result)
+                    return result
+
+    def _opened(self) -> AbstractAsyncContextManager[Store]:
+        store = self._settings.store
+        return open_store(store) if isinstance(store, str) else nullcontext(store)
+
+    def _use_store(self) -> None:
+        settings = self._settings
+        self._offloader = MediaOffloader(self.store, settings.media, settings.media_threshold)
+        self._host = settings.host or StandaloneRun(
+            self.store, self._offloader, owner=self.owner, ttl=settings.lease_ttl
+        )
+
+    def _own_session(self, conversation_id: str) -> str:
+        """Return the session of this run. The conversation of the run that started it is held by that run."""
+        outer = self.outer
+        while outer is not None:
+            if outer.session_id == conversation_id and outer.store.url == self.store.url:
+                return self.run_id
+            outer = outer.outer
+        return conversation_id
+
+    async def _continue(self, ctx: RunContext[Any], start: RunStart) -> None:
+        """Continue from the recorded history if the caller gave none. The host of a turn always gives one."""
+        if ctx.messages or self._settings.fresh or self._settings.host is not None:
+            return
+        ctx.messages.extend(start.messages)
+        if ctx.prompt is not None:
+            ctx.messages.extend(
+                await close_open_calls(self.store, self.session_id, start.messages, self._offloader)
+            )
 
     async def _run(self, handler: Any) -> AgentRunResult[Any]:
         token = _recorder.set(self)
@@ -193,8 +234,7 @@ class _Recorder(AbstractCapability[Any]):
         except BaseException as error:
             self._buffer.add(self._event(ctx, "model_request_failed", error=_said(error)))
             raise
-        facts = {"model": response.model_name, "usage": _usage(response), "cost": _cost(response)}
-        self._buffer.add(self._event(ctx, "model_request_completed", **facts))
+        self._buffer.add(self._event(ctx, "model_request_completed", **response_facts(response)))
         self._calls.made_by(response)
         return response
 
@@ -270,13 +310,13 @@ class _Recorder(AbstractCapability[Any]):
     async def _begin(self, ctx: RunContext[Any], start: RunStart, agent: str) -> None:
         """Find the place in the recorded history where this run continues, and record that it has begun."""
         lease = start.lease
-        history = await open_history(self._store, lease.session_id, start.checkpoint, start.messages)
+        history = await open_history(self.store, lease.session_id, start.checkpoint, start.messages)
         waited = await self._waited(start)
         self._calls = Calls(self.run_id, self._settings.policies)
         await self._inherit_calls(ctx, start)
         metadata = lenient_json(self._settings.metadata)
         self._buffer = Buffer(
-            self._store,
+            self.store,
             lease,
             Run(id=self.run_id, agent=agent, parent_id=self._parent, metadata=metadata),
             host=self._host,
@@ -292,7 +332,7 @@ class _Recorder(AbstractCapability[Any]):
         at = start.checkpoint
         if at is None or at.run_id is None or not pending_calls(start.messages):
             return []
-        last = await self._store.run(at.run_id)
+        last = await self.store.run(at.run_id)
         return [replace(last, status="completed")] if last.status == "waiting" else []
 
     async def _inherit_calls(self, ctx: RunContext[Any], start: RunStart) -> None:
@@ -302,7 +342,7 @@ class _Recorder(AbstractCapability[Any]):
         if not pending:
             return
         messages = ctx.messages if carried_out else start.messages
-        await self._calls.inherit(self._store, start.lease.session_id, messages, pending)
+        await self._calls.inherit(self.store, start.lease.session_id, messages, pending)
         await self._calls.load_results(self._offloader.effects_back)
         self._calls.inherited = bool(carried_out and self._calls.tools)
 
@@ -414,9 +454,11 @@ def _said(error: BaseException) -> str:
     return text.replace("\x00", "\\x00").encode("utf-8", "replace").decode()
 
 
-def _usage(response: ModelResponse) -> dict[str, int]:
+def response_facts(response: ModelResponse) -> dict[str, Any]:
+    """Return what an event says about a completed model request: the model, the tokens and the price."""
     usage = response.usage
-    return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+    tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+    return {"model": response.model_name, "usage": tokens, "cost": _cost(response)}
 
 
 def _cost(response: ModelResponse) -> str | None:

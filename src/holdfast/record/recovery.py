@@ -18,6 +18,7 @@ from holdfast.media import MediaStore
 from holdfast.record import ledger
 from holdfast.record.calls import missing_tools
 from holdfast.record.capability import Holdfast
+from holdfast.record.closing import close_open_calls
 from holdfast.record.history import load, read_history
 from holdfast.record.host import StandaloneRun
 from holdfast.record.offloader import MediaOffloader
@@ -144,7 +145,7 @@ async def continue_session(
     messages: list[ModelMessage] = []
     if checkpoint is not None:
         messages = await load_history(store, checkpoint, media=media)
-    closing = await _closing(store, session_id, messages, MediaOffloader(store, media))
+    closing = await close_open_calls(store, session_id, messages, MediaOffloader(store, media))
     return await agent.run(
         prompt,
         message_history=[*messages, *closing],
@@ -183,7 +184,7 @@ async def find_resume_point(
         chain.append(run)
         run_id = json.loads(run.metadata).get("resumes")
     if checkpoint is None or checkpoint.run_id not in {run.id for run in chain}:
-        closing = await _closing(store, session_id, messages, MediaOffloader(store, media))
+        closing = await close_open_calls(store, session_id, messages, MediaOffloader(store, media))
         return ResumePoint(
             messages=[*messages, *closing], checkpoint=checkpoint, recorded=messages, chain=chain, begun=False
         )
@@ -272,44 +273,6 @@ async def settle_effect(
         await store.audit(actor=actor, action="settle effect", session_id=run.session_id, detail=detail)
         await MediaOffloader(store, media).write(batch, partial(store.write, lease))
     return (await store.effects(run.session_id, run_id=run_id, call_id=call_id)).items[0]
-
-
-async def _closing(
-    store: Store, session_id: str, messages: Sequence[ModelMessage], offloader: MediaOffloader
-) -> list[ModelMessage]:
-    """Return the request that answers the calls left open at the end of a history."""
-    known = await pending_effects(store, session_id, messages)
-    parts: list[ToolReturnPart] = []
-    for call in pending_calls(messages):
-        effect, outcome = known[call.tool_call_id], "success"
-        if effect is None:
-            content: Any = "This call was not carried out: the run was interrupted before it."
-        elif ledger.is_known(effect):
-            content = _content(*await offloader.effects_back([effect]))
-        else:
-            content = ledger.unknown(effect)
-            outcome = "denied" if ledger.waits_for(effect) == "approval" else "interrupted"
-        parts.append(ToolReturnPart(call.tool_name, content, call.tool_call_id, outcome=outcome))
-    return [ModelRequest(parts=parts)] if parts else []
-
-
-async def pending_effects(
-    store: Store, session_id: str, messages: Sequence[ModelMessage]
-) -> dict[str, Effect | None]:
-    """Return what the ledger knows of the calls left open at the end of a history."""
-    run_id = ledger.origin(messages, "")
-    before = ledger.calls_before(messages, run_id)
-    ids = [call.tool_call_id for call in pending_calls(messages)]
-    latest = await ledger.latest_entries(store, session_id, run_id, ids) if ids else {}
-    return {call_id: ledger.open_entry(before[call_id], latest.get(call_id))[1] for call_id in ids}
-
-
-def _content(effect: Effect) -> Any:
-    try:
-        value = ledger.replay(effect)
-    except (ledger.ToolRetryError, ledger.ToolFailedError) as told:
-        return str(told)
-    return getattr(value, "return_value", value)
 
 
 def know_tools(agent: Agent[Any, Any], messages: Sequence[ModelMessage]) -> None:

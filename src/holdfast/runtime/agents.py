@@ -1,6 +1,7 @@
 """The agents that a worker serves, and what their sessions are given."""
 
 import importlib
+import json
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ class AgentSetup:
 
     `deps` makes the dependencies of a session. A session whose metadata names one of `models` is run on that model.
     `run_timeout` ends a run that takes longer; for single tools Pydantic AI has `tool_timeout`. `compact` shortens a
-    history; without it the model is asked for a summary.
+    history; without it the model of the session writes a summary.
     """
 
     agent: Agent[Any, Any]
@@ -43,6 +44,16 @@ class AgentSetup:
         """Return the dependencies of a session."""
         made = None if self.deps is None else self.deps(session)
         return await made if isawaitable(made) else made
+
+    def model_of(self, session: Session) -> Model | str | None:
+        """Return the model that the session's metadata names, or None for that of the agent. Raises `BadInput`."""
+        name = json.loads(session.metadata).get("model")
+        if name is None:
+            return None
+        if name not in self.models:
+            allowed = ", ".join(sorted(self.models)) or "none"
+            raise BadInput(problem=f"the session asks for model {name!r}; allowed are: {allowed}")
+        return self.models[name]
 
     def can_stream(self, model: Model | str | None) -> bool:
         """Say whether the model's answer can be streamed; the test double without a stream function cannot."""

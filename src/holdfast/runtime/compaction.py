@@ -3,15 +3,17 @@
 import json
 from collections.abc import Awaitable, Sequence
 from copy import deepcopy
+from typing import Any
 
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 
 from holdfast.errors import Conflict
 from holdfast.ids import new_id
+from holdfast.jsontext import lenient_json
+from holdfast.record.capability import response_facts
 from holdfast.record.history import open_history
 from holdfast.record.recovery import find_resume_point
-from holdfast.runtime.agents import AgentSetup, Compactor
 from holdfast.runtime.leased import LeasedSession
 from holdfast.runtime.turn import Turn
 from holdfast.types import Batch, Checkpoint, NewEvent, Session, Submission
@@ -25,9 +27,12 @@ async def prepare_compaction(
     """Return a turn for the compaction, and the code of the agent that makes its batch. Raises `Conflict`."""
     point = await find_resume_point(leased.store, leased.id, None)
     at, messages = point.checkpoint, point.messages
-    if at is None or len(messages) != at.length:
-        raise Conflict(problem="there is nothing to compact, or a run was cut off: send a message first")
+    if at is None or not messages:
+        raise Conflict(problem="the session has no messages to compact")
+    if len(messages) != at.length:
+        raise Conflict(problem="the last run was cut off; send a message before you compact the session")
     setup = leased.setup(session)
+    model = setup.model_of(session) or setup.agent.model
     turn = Turn(
         lease=leased.lease,
         submission=submission,
@@ -37,8 +42,12 @@ async def prepare_compaction(
     )
 
     async def compact() -> Batch:
+        requests: list[NewEvent] = []
         # A copy: it may change messages in place, and what it changed is found by comparison.
-        shorter = await (setup.compact or _summary_by(setup))(deepcopy(messages))
+        if setup.compact is not None:
+            shorter = await setup.compact(deepcopy(messages))
+        else:
+            shorter, requests = await _summarize(model, deepcopy(messages))
         history = await open_history(leased.store, leased.id, at, messages)
         growth = history.grow(list(shorter))
         payload = json.dumps({"before": len(messages), "after": len(shorter)})
@@ -46,16 +55,24 @@ async def prepare_compaction(
             segments=growth.segments,
             messages=growth.messages,
             checkpoints=[Checkpoint(id=new_id(), segment=history.segment, length=len(shorter))],
-            events=[NewEvent(kind="compacted", payload=payload)],
+            events=[*requests, NewEvent(kind="compacted", payload=payload)],
         )
 
     return turn, compact()
 
 
-def _summary_by(setup: AgentSetup) -> Compactor:
-    async def compact(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
-        result = await Agent(setup.agent.model).run(_PROMPT, message_history=messages)
-        said = f"Summary of the conversation so far:\n\n{result.output}"
-        return [ModelRequest(parts=[UserPromptPart(said)]), ModelResponse(parts=[TextPart("Understood.")])]
-
-    return compact
+async def _summarize(
+    model: Any, messages: Sequence[ModelMessage]
+) -> tuple[Sequence[ModelMessage], list[NewEvent]]:
+    """Let the model of the session summarize the history. Return the new history, and the requests that it took as events."""
+    result = await Agent(model).run(_PROMPT, message_history=messages)
+    summary = f"Summary of the conversation so far:\n\n{result.output}"
+    requests = [
+        NewEvent(kind="model_request_completed", payload=lenient_json(response_facts(message)))
+        for message in result.new_messages()
+        if isinstance(message, ModelResponse)
+    ]
+    return [
+        ModelRequest(parts=[UserPromptPart(summary)]),
+        ModelResponse(parts=[TextPart("Understood.")]),
+    ], requests

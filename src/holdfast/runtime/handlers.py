@@ -37,7 +37,9 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
     ]
     if {call.tool_call_id for call in asked} - set(given) - {answer.call_id for answer in new}:
         return Batch(events=events)
-    queued = SubmissionChange(id=waiting.id, state="queued", run_id=waiting.run_id)
+    queued = SubmissionChange(
+        id=waiting.id, state="queued", run_id=waiting.run_id, attempts=waiting.attempts - 1
+    )
     return Batch(events=events, submissions=[queued], status="idle")
 
 

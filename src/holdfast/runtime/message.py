@@ -1,17 +1,14 @@
 """Carrying out a message as a run of a Pydantic AI agent. Nothing else in the runtime runs a turn."""
 
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from pydantic_ai import Agent, DeferredToolRequests
 
-from holdfast.errors import BadInput
 from holdfast.record.capability import Holdfast
 from holdfast.record.ledger import ended_calls
 from holdfast.record.recovery import ResumePoint, find_resume_point, know_tools
 from holdfast.runtime import approvals
-from holdfast.runtime.agents import AgentSetup
 from holdfast.runtime.attachment import attachment
 from holdfast.runtime.drafts import Drafting
 from holdfast.runtime.leased import LeasedSession
@@ -65,7 +62,7 @@ async def prepare_turn(
         policies=setup.policies,
         host=turn,
     )
-    model = _model(session, setup)
+    model = setup.model_of(session)
 
     async def run() -> Any:
         return await setup.agent.run(
@@ -83,17 +80,6 @@ async def prepare_turn(
         )
 
     return turn, run()
-
-
-def _model(session: Session, setup: AgentSetup) -> Any:
-    """Return the model that the session's metadata asks for, if the agent allows it."""
-    name = json.loads(session.metadata).get("model")
-    if name is None:
-        return None
-    if name not in setup.models:
-        allowed = ", ".join(sorted(setup.models)) or "none"
-        raise BadInput(problem=f"the session asks for model {name!r}; allowed are: {allowed}")
-    return setup.models[name]
 
 
 def _output_type(agent: Agent[Any, Any]) -> Any:

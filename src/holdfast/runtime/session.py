@@ -7,6 +7,7 @@ was, and the worker that takes the session next continues from what is on record
 import asyncio
 import json
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -36,7 +37,7 @@ _SHORT_SECONDS = 0.05
 _CUT_OFF_SECONDS = 1.0
 """How long the code of an agent that is cancelled may take to end. What it does later is not recorded."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 60.0
-"""How long a session is kept after its store failed: four times as long with each attempt."""
+"""How long a session is kept after its store failed: four times as long with each failure in a row."""
 _log = logging.getLogger(__name__)
 
 
@@ -52,8 +53,10 @@ class SessionRunner:
         max_attempts: int = 5,
         credential_key: str | None = None,
         histories: LargeHistories | None = None,
+        store_failures: Counter[str] | None = None,
     ) -> None:
         self._store = store
+        self._store_failures = Counter[str]() if store_failures is None else store_failures
         self._histories = histories or LargeHistories()
         self._work = work
         self._lease = work.lease
@@ -65,6 +68,8 @@ class SessionRunner:
         self._stopping = asyncio.Event()
         self._left = 0  # how many submissions may still be taken
         self._steering = False  # whether a message waits to enter the turn
+        self.unfinished: Submission | None = None
+        """The submission that is carried out, or was when the session was lost or its store failed."""
 
     def hand_over(self, reason: str) -> None:
         """Stop at the next settled point; another worker continues."""
@@ -101,7 +106,11 @@ class SessionRunner:
                 )
             if submission is None:
                 return
+            self.unfinished = submission
             waiting = await self._carry_out(submission, session)
+            if not self._lease.lost:
+                self.unfinished = None
+                self._store_failures.pop(self._session_id, None)
             session = submission = None  # what was read before the first one may be old now
 
     @property
@@ -139,7 +148,9 @@ class SessionRunner:
         with suppress(HoldfastError):
             change = SubmissionChange(id=submission.id, state="queued", reason=str(error))
             await self._store.write(self._lease, Batch(submissions=[change], status="idle"))
-        seconds = min(_FIRST_PAUSE_SECONDS * 4 ** (submission.attempts - 1), _LONGEST_PAUSE_SECONDS)
+        failures = self._store_failures[self._session_id]
+        self._store_failures[self._session_id] += 1
+        seconds = min(_FIRST_PAUSE_SECONDS * 4 ** min(failures, 9), _LONGEST_PAUSE_SECONDS)
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
@@ -258,7 +269,14 @@ class SessionRunner:
                     NewEvent(kind="handover", run_id=turn.run_id, payload=json.dumps({"reason": reason}))
                 ],
                 runs=ended,
-                submissions=[SubmissionChange(id=turn.submission.id, state="queued", run_id=turn.run_id)],
+                submissions=[
+                    SubmissionChange(
+                        id=turn.submission.id,
+                        state="queued",
+                        run_id=turn.run_id,
+                        attempts=turn.submission.attempts - 1,
+                    )
+                ],
                 drafts_done=[turn.run_id] if turn.run_id else [],
                 status="idle",
             ),

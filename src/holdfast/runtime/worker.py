@@ -11,7 +11,14 @@ from contextlib import suppress
 from typing import Any
 
 from holdfast.counting import count
-from holdfast.errors import HolderLost, HoldfastError, LeaseLost, NotFound, StoreClosed
+from holdfast.errors import (
+    HolderLost,
+    HoldfastError,
+    LeaseLost,
+    NotFound,
+    StoreClosed,
+    StoreError,
+)
 from holdfast.leases import Renewal, join, process_name
 from holdfast.logs import log_context
 from holdfast.record.loading import LargeHistories
@@ -20,7 +27,7 @@ from holdfast.runtime.agents import Agents, by_name
 from holdfast.runtime.session import SessionRunner
 from holdfast.store import Store
 from holdfast.tasks import end
-from holdfast.types import Holder, Lease, Work
+from holdfast.types import Holder, Lease, Submission, Work
 
 _LOOK_SECONDS = 1.0
 _AT_ONCE = 8
@@ -62,8 +69,11 @@ class Worker:
         self._credential_key = credential_key
         self._stopping = asyncio.Event()
         self._lost = asyncio.Event()
+        self._renewal: Renewal | None = None
+        self._uncounted: list[Submission] = []  # whose last attempt is not to count
         self._running: dict[SessionRunner, asyncio.Task[None]] = {}
         self._histories = LargeHistories()
+        self._store_failures: Counter[str] = Counter()  # in a row, by session
         self.counters: Counter[str] = Counter()
 
     def stop(self) -> None:
@@ -91,10 +101,13 @@ class Worker:
         """Serve as one holder, until stopped or lost."""
         holder = await join(self._store, self.name, ttl=self._ttl)
         self._lost.clear()
-        renewal = Renewal(self._store, holder, lost=self._lost.set, every=self._renew, in_thread=True)
+        self._renewal = renewal = Renewal(
+            self._store, holder, lost=self._lost.set, every=self._renew, in_thread=True
+        )
         rescuer = asyncio.create_task(self._rescue())
         _log.info("worker %s serves %s", self.name, ", ".join(sorted(self._agents)))
         try:
+            await self._uncount_attempts()
             await self._claim_until_stopped(holder)
             return await self._drain(holder)
         finally:
@@ -144,6 +157,7 @@ class Worker:
             max_attempts=self._max_attempts,
             credential_key=self._credential_key,
             histories=self._histories,
+            store_failures=self._store_failures,
         )
         task = asyncio.create_task(self._serve(runner, lease), name=f"session {lease.session_id}")
         self._running[runner] = task
@@ -163,17 +177,36 @@ class Worker:
         except HoldfastError as error:
             _log.warning("session %s is left to others: %s", lease.session_id, error)
             self.counters["failed"] += 1
+            if not isinstance(error, StoreError):
+                runner.unfinished = None
         except Exception:  # noqa: BLE001 - a boundary: the other sessions go on
             _log.exception("session %s failed", lease.session_id)
             self.counters["failed"] += 1
+            runner.unfinished = None
         finally:
+            if runner.unfinished is not None and not (self._renewal and self._renewal.was_blocked):
+                self._uncounted.append(runner.unfinished)
             await self._release(lease)
             self._running.pop(runner, None)
+
+    async def _uncount_attempts(self) -> None:
+        """Do not count attempts that ended because the store failed, or the process had too little time to renew.
+
+        Attempts count if the worker dies, or if code of an agent blocks its event loop.
+        """
+        while self._uncounted:
+            submission = self._uncounted.pop()
+            try:
+                await self._store.uncount_attempt(submission)
+            except HoldfastError:
+                self._uncounted.append(submission)
+                raise
 
     async def _release(self, lease: Lease) -> None:
         """Let go of a session, however often that takes: nobody else can while our deadline is renewed."""
         while not (lease.released or self._lost.is_set()):
             try:
+                await self._uncount_attempts()  # before another worker looks at the count
                 await self._store.release(lease)
             except (NotFound, StoreClosed):
                 return

@@ -2,6 +2,7 @@
 
 from holdfast.config import Settings, load_settings
 from holdfast.errors import MissingExtra, UnknownStore
+from holdfast.plugins import STORES, find_plugin
 from holdfast.store.store import Store
 
 __all__ = ["Store", "open_store"]
@@ -12,8 +13,9 @@ def open_store(url: str | None = None, *, upgrade: bool = True, settings: Settin
 
     `sqlite:///file.db` is relative to the working folder, `sqlite:////var/lib/file.db` absolute, `sqlite://:memory:`
     lives as long as the store; `postgresql://user@host/database` needs the extra `postgres`; `mongodb://host/database`
-    the extra `mongo`, and a replica set. Without a URL it is the one of the settings. These are read from the environment and holdfast.toml unless they are given. The schema is
-    brought up to date on opening, unless `upgrade` is false: then an old one is refused.
+    the extra `mongo`, and a replica set. Other packages may register further schemes. Without a URL it is the one of the settings, which
+    are read from the environment and holdfast.toml unless they are given. The schema is upgraded on opening, unless `upgrade` is
+    false: then an old one is rejected.
     """
     settings = settings or load_settings()
     url = settings.store if url is None else url
@@ -46,4 +48,6 @@ def open_store(url: str | None = None, *, upgrade: bool = True, settings: Settin
             return MongoStore(url, upgrade=upgrade, settings=settings)
         except ValueError as error:
             raise UnknownStore(url=url) from error
+    if rest and (make := find_plugin(STORES, scheme)):
+        return make(url, upgrade=upgrade, settings=settings)
     raise UnknownStore(url=url)

@@ -188,6 +188,14 @@ class SubmissionMethods(Transactions):
                 yield op("bury_run", session_id=lease.session_id, id=first.run_id, reason=reason)
             yield _event(first, "submission_failed", seq, _facts(first, state="dead", reason=reason))
 
+    @writing()
+    def uncount_attempt(self, submission: Submission) -> Tx[None]:
+        """Do not count an attempt that ended because its worker lost the lease through no fault of the submission.
+
+        Needs no lease: another worker may have the session by now. Does nothing if the submission has ended.
+        """
+        yield op("uncount_attempt", session_id=submission.session_id, position=submission.position)
+
     async def _put_back(self, lease: Lease, taken: Submission | None) -> None:
         if taken is not None:
             await self._requeue(lease, taken)

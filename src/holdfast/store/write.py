@@ -47,7 +47,9 @@ ARMS: Final[Mapping[str, tuple[tuple[str, Kind], ...]]] = {
         "session_id text, run_id text, call_id text, tool text, state text, step bigint, arguments_digest text,"
         " idempotency_key text, result text, error text, summary text, segment bigint, position bigint, attempts bigint"
     ),
-    "change_submissions": _columns("session_id text, id text, state text, reason text, run_id text"),
+    "change_submissions": _columns(
+        "session_id text, id text, state text, reason text, run_id text, attempts bigint"
+    ),
     "drop_drafts": _columns("session_id text, run_id text"),
     "refer_blobs": _columns("session_id text, sha256 text"),
     "set_status": _columns("session_id text, status text, waiting_for text"),
@@ -166,7 +168,7 @@ def _effect_row(effect: Effect) -> Row:
 
 def _change_row(change: SubmissionChange) -> Row:
     state = check_choice(change.state, SUBMISSION_STATES, "submission's state")
-    return check_id(change.id, "submission id"), state, change.reason, change.run_id
+    return check_id(change.id, "submission id"), state, change.reason, change.run_id, change.attempts
 
 
 def _status_row(batch: Batch) -> Row:

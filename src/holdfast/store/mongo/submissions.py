@@ -55,6 +55,11 @@ async def claim_submission(db: Documents, **key: object) -> list[MongoRow]:
     return [await claim(db, row) for row in await db.find("submissions", {"_id": key, **_OPEN})]
 
 
+async def uncount_attempt(db: Documents, **key: object) -> list[MongoRow]:
+    rows = await db.find("submissions", {"_id": key, "ended_at": None, "attempts": {"$gt": 0}})
+    return [await db.change("submissions", r, attempts=r["attempts"] - 1) for r in rows]
+
+
 async def put_back(db: Documents, **key: object) -> list[MongoRow]:
     rows = await db.find("submissions", {"_id": key, "ended_at": None, "state": "claimed"})
     return [await db.change("submissions", r, state="queued", attempts=r["attempts"] - 1) for r in rows]

@@ -168,15 +168,13 @@ async def _change_submissions(db: Documents, seq: int, rows: Rows) -> int:
         if (row := results.get(change["id"])) is None:
             continue
         state, reason = change["state"], change["reason"]
-        # Given back without a reason, it is as if it had not been taken.
-        returned = state == "queued" and reason is None
         await db.change(
             "submissions",
             row,
             state=state,
             reason=row["reason"] if reason is None and state != "done" else reason,
             run_id=change["run_id"] or row["run_id"],
-            attempts=row["attempts"] - int(returned),
+            attempts=row["attempts"] if change["attempts"] is None else change["attempts"],
             ended_at=now if state in _ENDED else None,
         )
     return len(results)

@@ -65,11 +65,10 @@ ON CONFLICT (session_id, run_id, call_id) DO UPDATE SET
   ended_at = coalesce(effects.ended_at, excluded.ended_at);
 
 -- name: change_submissions
--- Given back without a reason, it is as if it had not been taken.
 UPDATE submissions SET state = rows.state,
   reason = CASE WHEN rows.state = 'done' THEN rows.reason ELSE coalesce(rows.reason, submissions.reason) END,
   run_id = coalesce(rows.run_id, submissions.run_id),
-  attempts = submissions.attempts - CASE WHEN rows.state = 'queued' AND rows.reason IS NULL THEN 1 ELSE 0 END,
+  attempts = coalesce(rows.attempts, submissions.attempts),
   ended_at = CASE WHEN rows.state IN ('done', 'failed', 'dead') THEN now_us() END
 FROM change_submissions_rows AS rows
 WHERE submissions.id = rows.id AND submissions.session_id = rows.session_id AND submissions.ended_at IS NULL

@@ -51,6 +51,10 @@ RETURNING *;
 UPDATE submissions SET state = 'queued', attempts = attempts - 1
 WHERE session_id = :session_id AND position = :position AND ended_at IS NULL AND state = 'claimed';
 
+-- name: uncount_attempt
+UPDATE submissions SET attempts = attempts - 1
+WHERE session_id = :session_id AND position = :position AND ended_at IS NULL AND attempts > 0;
+
 -- name: bury_submission
 UPDATE submissions SET state = 'dead', reason = :reason, ended_at = now_us()
 WHERE session_id = :session_id AND position = :position AND ended_at IS NULL;

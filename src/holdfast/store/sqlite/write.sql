@@ -45,10 +45,9 @@ ON CONFLICT (session_id, run_id, call_id) DO UPDATE SET
   ended_at = coalesce(effects.ended_at, excluded.ended_at);
 
 -- name: change_submissions
--- Given back without a reason, it is as if it had not been taken.
 UPDATE submissions SET state = ?3, reason = CASE WHEN ?3 = 'done' THEN ?4 ELSE coalesce(?4, reason) END,
   run_id = coalesce(?5, run_id),
-  attempts = attempts - CASE WHEN ?3 = 'queued' AND ?4 IS NULL THEN 1 ELSE 0 END,
+  attempts = coalesce(?6, attempts),
   ended_at = CASE WHEN ?3 IN ('done', 'failed', 'dead') THEN now_us() END
 WHERE id = ?2 AND session_id = ?1 AND ended_at IS NULL;
 
