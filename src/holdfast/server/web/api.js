@@ -83,9 +83,9 @@ export const answer = (id, given) => post(`${session(id)}/approvals`, given);
 export const fork = (id, place) => post(`${session(id)}/fork`, place);
 export const rewind = (id, place) => post(`${session(id)}/rewind`, place);
 export const submit = (id, facts) => post(`${session(id)}/submissions`, facts);
-// The submissions that failed, with what was sent.
-export const failures = async (id) => {
-  const pages = await Promise.all(["failed", "dead"].map((state) => all(`${session(id)}/submissions?state=${state}&payloads=true&limit=1000`)));
+// The submissions that failed; with `payloads`, also what was sent.
+export const failures = async (id, payloads = false) => {
+  const pages = await Promise.all(["failed", "dead"].map((state) => all(`${session(id)}/submissions?state=${state}&payloads=${payloads}&limit=1000`)));
   return pages.flatMap((page) => page.items);
 };
 export const checkpoints = (runId) => all(`${run(runId)}/checkpoints?limit=1000`);

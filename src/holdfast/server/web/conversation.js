@@ -178,7 +178,7 @@ function Part({ part }) {
 function FailedMessage({ session, submission }) {
   const [sent, setSent] = useState(null);
   useEffect(() => {
-    api.failures(session).then(
+    api.failures(session, true).then(
       (found) => setSent(found.find((one) => one.submission_id === submission)?.payload ?? null),
       () => {}, // the mark above names the reason all the same
     );
