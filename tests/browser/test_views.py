@@ -22,7 +22,7 @@ BREAKS = """import("/static/timeline.js").then(({ stretches, scale }) => {
     return [breaks.map((one) => one.label), place(121000) - place(1000) < 100];
 })"""
 """A pause of two minutes is a narrow break."""
-SMALL = """() => [...document.querySelectorAll('button, select, textarea, summary, .tabs a, aside > header a, .sessions li a')]
+SMALL = """() => [...document.querySelectorAll('button, [role=button], select, textarea, summary, .tabs a, aside > header a, .sessions li a')]
     .filter((one) => one.checkVisibility() && one.getBoundingClientRect().height < 44)
     .map((one) => one.outerHTML)"""
 
@@ -166,6 +166,9 @@ async def test_touch_targets_are_large_enough(shared: Site):
     await page.get_by_role("region", name="Approval of remove").wait_for()
     for view in ("Conversation", "Timeline", "Ledger", "Retention"):
         await page.get_by_role("link", name=view).click()
+        await page.locator(
+            {"Timeline": "rect.span", "Ledger": ".effects li"}.get(view, "h3")
+        ).first.wait_for()
         assert await page.evaluate(SMALL) == []
     await page.get_by_role("link", name="All sessions").click()
     await page.locator(".sessions .title").first.wait_for()

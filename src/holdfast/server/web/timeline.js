@@ -4,9 +4,10 @@ import * as api from "./api.js";
 import { Message } from "./conversation.js";
 import { clock, count, lasting, outcome } from "./words.js";
 
-const ROW = 52;
+const HIGH = matchMedia("(pointer: coarse)").matches ? 44 : 12; // a finger needs more than a mouse
+const ROW = 2 * HIGH + 28;
 const TOP = 44; // the axis and the signs
-const LANE = { model: 6, tool: 20 }; // a request takes a moment, a tool may take long: neither hides the other
+const LANE = { model: 6, tool: HIGH + 8 }; // a request takes a moment, a tool may take long: neither hides the other
 const LEFT = 12;
 const RIGHT = 40;
 const GAP = 3_000; // a longer pause is a break
@@ -152,11 +153,11 @@ export function Timeline({ id, journal, version }) {
           const words = `${run.parent ? "↳ " : ""}${run.agent || "run"} · ${outcome(run.status).label} · ${clock(run.at)}`;
           return html`<g key=${run.id}>
             <text class="run-label" x=${Math.max(LEFT, Math.min(x(from), width - words.length * LETTER - 8))} y=${y}>${words}</text>
-            <rect class=${`run ${outcome(run.status).className}${run.session ? " other" : ""}`} x=${x(from)} y=${y + 4} width=${Math.max(3, x(to) - x(from))} height="30" rx="4" />
+            <rect class=${`run ${outcome(run.status).className}${run.session ? " other" : ""}`} x=${x(from)} y=${y + 4} width=${Math.max(3, x(to) - x(from))} height=${2 * HIGH + 6} rx="4" />
             ${run.session &&
             html`<a href=${`#/s/${encodeURIComponent(run.session)}`} aria-label=${`Open the session of ${run.agent}`}>
-              <rect class="span delegate" x=${x(from)} y=${y + 12} width=${Math.max(7, x(to) - x(from))} height="14" rx="2"><title>${run.agent}, ${lasting(to - from)}, in its own session</title></rect>
-              <${Label} text=${run.agent} x=${x(from)} y=${y + 22} width=${x(to) - x(from)} />
+              <rect class="span delegate" x=${x(from)} y=${y + 12} width=${Math.max(7, x(to) - x(from))} height=${HIGH + 2} rx="2"><title>${run.agent}, ${lasting(to - from)}, in its own session</title></rect>
+              <${Label} text=${run.agent} x=${x(from)} y=${y + HIGH / 2 + 16} width=${x(to) - x(from)} />
             </a>`}
             ${spans.map((span) => {
               const name = span.kind === "model" ? "model" : span.label;
@@ -165,11 +166,11 @@ export function Timeline({ id, journal, version }) {
               return html`<rect
                 key=${span.seq}
                 class=${`span ${span.kind} ${outcome(span.state).className}${on}`}
-                x=${x(span.from)} y=${y + LANE[span.kind]} width=${Math.max(7, x(span.to) - x(span.from))} height="12" rx="2"
+                x=${x(span.from)} y=${y + LANE[span.kind]} width=${Math.max(7, x(span.to) - x(span.from))} height=${HIGH} rx="2"
                 tabindex="0" role="button" aria-label=${about}
                 onClick=${choose(span)} onKeyDown=${onKey(span)}
               ><title>${about}</title></rect>
-              <${Label} text=${name} x=${x(span.from)} y=${y + LANE[span.kind] + 9.5} width=${x(span.to) - x(span.from)} />`;
+              <${Label} text=${name} x=${x(span.from)} y=${y + LANE[span.kind] + HIGH / 2 + 3.5} width=${x(span.to) - x(span.from)} />`;
             })}
           </g>`;
         })}
