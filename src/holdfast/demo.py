@@ -53,7 +53,7 @@ I am a scripted agent: no network, no key, real tools. Say `prepare a release`, 
 
 - **close this tab** and open it again: the turn has gone on without you;
 - **kill the worker** with the button below: another one goes on, and nothing is done twice;
-- **export, clean, rehydrate**: in the view *Retention*.
+- **export, clean, restore**: in the view *Retention*.
 
 ```python
 while True:
@@ -118,6 +118,13 @@ async def respond(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterato
         yield word
 
 
+async def _summarize(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+    """Say what a compaction keeps of the conversation."""
+    del info
+    said = [str(prompt) for message in messages if (prompt := _prompt(message)) is not None]
+    return ModelResponse(parts=[TextPart(f"The person asked: {'; '.join(said[:-1]) or 'nothing yet'}.")])
+
+
 def _results(turn: list[ModelMessage]) -> list[ToolReturnPart]:
     return [part for message in turn for part in message.parts if isinstance(part, ToolReturnPart)]
 
@@ -175,7 +182,9 @@ def _prompt(message: ModelMessage) -> Any:
 
 _model: Final = os.environ.get(MODEL)
 agent: Agent[None, str] = Agent(
-    _model or FunctionModel(stream_function=respond), name="demo", instructions=_TASK if _model else None
+    _model or FunctionModel(_summarize, stream_function=respond),
+    name="demo",
+    instructions=_TASK if _model else None,
 )
 reviewer: Agent[None, str] = Agent(
     _model or FunctionModel(_review, stream_function=_review_aloud),
@@ -245,8 +254,8 @@ async def draw() -> list[str | BinaryImage]:
 
 
 def _picture(values: tuple[int, ...], width: int = 420, height: int = 180) -> bytes:
-    """Return bars as a PNG, written by hand: there is nothing to install."""
-    paper, ink, line = b"\xf2\xf6\xf5", b"\x0f\x76\x6e", b"\xb9\xc8\xc5"
+    """Return bars as a PNG, written by hand: there is nothing to install. It is transparent, to suit a light and a dark page."""
+    paper, ink, line = b"\0\0\0\0", b"\x1a\x9c\x90\xff", b"\x80\x90\x8c\x60"
     each = width // len(values)
     rows: list[bytes] = []
     for y in range(height):
@@ -262,7 +271,7 @@ def _picture(values: tuple[int, ...], width: int = 420, height: int = 180) -> by
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    head = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)
     body = zlib.compress(b"".join(rows), 0)  # not small on purpose: what is large is media
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 

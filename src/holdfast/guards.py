@@ -1,7 +1,5 @@
 """The guards that refuse to delete a session. They look only at a `RetentionState`, which the caller has read under the session's lock."""
 
-from datetime import timedelta
-
 from holdfast.errors import RetentionRefused
 from holdfast.types import RetentionState
 
@@ -30,12 +28,11 @@ def refuse_cleaning(state: RetentionState, *, idle: float, force: bool) -> None:
             "Let the consumer read on and move its cursor, or use force.",
         )
     if state.idle < idle:
-        lacks = timedelta(seconds=round(idle - state.idle))
         raise _refused(
             state,
             "idle",
-            f"it was active {timedelta(seconds=round(state.idle))} ago",
-            f"Wait for {lacks}, or name fewer idle days (`--idle-days 0`), or use force.",
+            f"it was active {_duration(state.idle)} ago",
+            f"Wait {_duration(idle - state.idle)}, or require fewer idle days, or use force.",
         )
 
 
@@ -46,9 +43,7 @@ def refuse_erasing(state: RetentionState) -> None:
 
 def _refuse_always(state: RetentionState) -> None:
     if state.hold:
-        raise _refused(
-            state, "hold", "it is on hold", "Lift the hold first: `holdfast sessions hold ID --off`."
-        )
+        raise _refused(state, "hold", "it is on hold", "Lift the hold first.")
     if state.holder is not None:
         raise _refused(
             state,
@@ -63,6 +58,19 @@ def _refuse_always(state: RetentionState) -> None:
             f"{state.commands} of its shell commands are running",
             "Stop them, or wait for their end; force does not help.",
         )
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration in its two largest units, as people say it."""
+    left = round(seconds)
+    words: list[str] = []
+    for unit, size in (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1)):
+        number, left = divmod(left, size)
+        if number:
+            words.append(f"{number} {unit}{'' if number == 1 else 's'}")
+        elif words:
+            break
+    return " ".join(words[:2]) or "0 seconds"
 
 
 def _refused(state: RetentionState, guard: str, problem: str, lift: str) -> RetentionRefused:

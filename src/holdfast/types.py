@@ -67,6 +67,8 @@ class Session:
     active_at: datetime
     cleaned_at: datetime | None
     archive: str | None = None
+    parent_id: str | None = None
+    """The session of the same owner that delegated to this one. A session that was just claimed does not have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The agent that the browser talks to. Its model is scripted by what the user says, and streams.
 
 `say WORDS` says them, one after the other. `work N MARK` calls `act` N times, which appends a line to the file that MARK names
-and takes HOLD seconds. `deploy` asks a person. `talk` goes on for half a minute. `drip N` says N
+and takes HOLD seconds. `deploy` and `remove` ask a person, who may edit the arguments of `deploy` only. `talk` goes on for half a minute. `drip N` says N
 characters, one at a time. `huge N` calls a tool whose result has N characters.
 """
 
@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from pydantic_ai import Agent
-from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart, UserPromptPart
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
 from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
 
 
@@ -35,6 +42,8 @@ async def respond(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterato
         case ["deploy", *_] if not results:
             yield {0: DeltaThinkingPart(content="Deploying needs a yes.")}
             yield call(messages, "deploy", {"target": "staging"})
+        case ["remove", *_] if not results:
+            yield call(messages, "remove", {"path": "notes.txt"})
         case ["huge", size] if not results:
             yield call(messages, "huge", {"size": int(size)})
         case ["talk"]:
@@ -57,6 +66,12 @@ async def respond(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterato
             yield f"ended after {len(results)}: {said}"
 
 
+async def summarize(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+    """Answer a compaction, which does not stream."""
+    del info
+    return ModelResponse(parts=[TextPart(f"{len(messages)} messages")])
+
+
 def prompt(message: ModelMessage) -> Any:
     if not isinstance(message, ModelRequest):
         return None
@@ -64,7 +79,7 @@ def prompt(message: ModelMessage) -> Any:
     return said[-1] if said else None  # one that was interrupted may stand before it
 
 
-agent: Agent[None, str] = Agent(FunctionModel(stream_function=respond), name="agent")
+agent: Agent[None, str] = Agent(FunctionModel(summarize, stream_function=respond), name="agent")
 
 
 @agent.tool_plain
@@ -78,6 +93,11 @@ async def act(mark: str, number: int) -> str:
 @agent.tool_plain(requires_approval=True, metadata={"editable": True})
 async def deploy(target: str) -> str:
     return f"<img src=x onerror=window.hurt=1> on {target}"
+
+
+@agent.tool_plain(requires_approval=True)
+async def remove(path: str) -> str:
+    return f"removed {path}"
 
 
 @agent.tool_plain

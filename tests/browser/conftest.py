@@ -4,7 +4,7 @@ import os
 import shutil
 import socket
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,6 +13,7 @@ from signal import SIGKILL
 from typing import Any, TypeAlias
 
 import pytest
+import pytest_asyncio
 
 from holdfast.store import open_store
 from tests.server.fronts import Front, front
@@ -139,19 +140,54 @@ def _free_port() -> int:
         return taken.getsockname()[1]
 
 
-@pytest.fixture
-async def site(tmp_path: Path) -> AsyncGenerator[Site, None]:
-    async_playwright = import_module("playwright.async_api").async_playwright
-    async with async_playwright() as playwright:
-        path = shutil.which("chromium")
-        browser = await playwright.chromium.launch(executable_path=path, args=_OPTIONS)
-        site = Site(f"sqlite:///{tmp_path}/store.db", browser)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncGenerator[Any, None]:
+    async with import_module("playwright.async_api").async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=_OPTIONS)
         try:
-            yield site
-            assert site.problems == []
+            yield browser
         finally:
             await browser.close()
-            await site.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def site(browser: Any, tmp_path: Path) -> AsyncGenerator[Site, None]:
+    """A site of its own, which the test starts."""
+    site = Site(f"sqlite:///{tmp_path}/store.db", browser)
+    try:
+        async with _visited(site):
+            yield site
+    finally:
+        await site.stop()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Site, None]:
+    site = Site(f"sqlite:///{tmp_path_factory.mktemp('shared')}/store.db", browser)
+    try:
+        await site.start()
+        yield site
+    finally:
+        await site.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def shared(running: Site) -> AsyncGenerator[Site, None]:
+    """A site that runs already. It has the sessions of other tests."""
+    async with _visited(running):
+        yield running
+
+
+@asynccontextmanager
+async def _visited(site: Site) -> AsyncGenerator[None, None]:
+    """Close all tabs in the end, and check that none of them complained."""
+    try:
+        yield
+        assert site.problems == []
+    finally:
+        site.problems.clear()
+        for context in site.browser.contexts:
+            await context.close()
 
 
 async def new_session(page: Page, title: str = "A session") -> str:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tests.browser.conftest import Page, Site, texts
 from tests.builders import until
 from tests.promises.workers import lines
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 ROOT = Path(__file__).parents[2]
 SHOTS = Path(os.environ.get("SCREENSHOTS", ROOT / "build" / "screenshots"))
 
@@ -34,7 +35,7 @@ async def shoot(page: Page, name: str) -> None:
     await page.screenshot(path=SHOTS / f"{name}.png")
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def demo(site: Site, tmp_path: Path) -> AsyncGenerator[str, None]:
     """`holdfast demo`, and the address that it prints."""
     quick = {"HOLDFAST_LEASE_TTL_SECONDS": "2", "HOLDFAST_LEASE_RENEW_SECONDS": "0.5"}
@@ -103,28 +104,28 @@ async def test_the_three_things_to_try(site: Site, demo: str, tmp_path: Path):
     await page.get_by_role("region", name="Step").wait_for()
     await shoot(page, "timeline")
     await page.get_by_role("link", name="Ledger").click()
-    await page.get_by_text("outcome unknown").wait_for()
+    await page.locator(".effects .badge.unknown").wait_for()
     await shoot(page, "ledger")
     await keep_clean_and_bring_back(page, tmp_path / "archive.gz")
     await page.get_by_role("link", name="Conversation").click()
     await page.get_by_text("That is all").wait_for()
     assert await texts(page, "article") == said
     await page.get_by_role("link", name="Workers").click()
-    await page.get_by_text("runs shell commands").wait_for()
+    await page.get_by_text("shell commands", exact=True).wait_for()
     await shoot(page, "workers")
 
 
 async def keep_clean_and_bring_back(page: Page, archive: Path) -> None:
-    """3. Export, clean behind its guards, rehydrate by dropping the file."""
+    """3. Export, clean behind its guards, restore by dropping the file."""
     await page.get_by_role("link", name="Retention").click()
     cleaning = page.get_by_role("region", name="Clean")
-    await cleaning.get_by_role("button", name="What would go?").click()
+    await cleaning.get_by_role("button", name="Preview").click()
     await cleaning.get_by_role("alert").get_by_text("it was active").wait_for()
     await shoot(page, "retention")
     async with page.expect_download() as download:
         await page.get_by_role("link", name="Export the archive").click()
     await (await download.value).save_as(archive)
-    await cleaning.get_by_label("Idle for at least").fill("0")
+    await cleaning.get_by_label("Only if idle for").fill("0")
     await page.get_by_label("Hold:").check()
     await page.locator(".session .badge", has_text="on hold").wait_for()
     await cleaning.get_by_role("button", name="Clean now").click()
@@ -132,15 +133,14 @@ async def keep_clean_and_bring_back(page: Page, archive: Path) -> None:
     await page.get_by_label("Hold:").uncheck()
     await page.locator(".session .badge", has_text="on hold").wait_for(state="detached")
     await cleaning.get_by_label("Keep an archive").uncheck()
-    await cleaning.get_by_role("button", name="What would go?").click()
+    await cleaning.get_by_role("button", name="Preview").click()
     await cleaning.get_by_role("status").get_by_text("messages").wait_for()
     await cleaning.get_by_role("button", name="Clean now").click()
-    back = page.get_by_role("region", name="Rehydrate")
-    await back.wait_for()
-    await page.get_by_role("region", name="Audit").get_by_text("clean", exact=True).wait_for()
+    await page.get_by_role("button", name="Delete for good").click()
+    back = page.get_by_role("region", name="Restore")
+    await back.get_by_text("There is no archive on the server").wait_for()
+    await page.get_by_role("region", name="Audit").get_by_text("local cleaned it").wait_for()
     await shoot(page, "cleaned")
-    await back.get_by_role("button", name="use the one that was kept").click()
-    await back.get_by_role("alert").wait_for()  # none was kept
     await drop(page, b"not an archive", "nonsense.gz")
     await back.get_by_role("alert").get_by_text("rchive").wait_for()
     await drop(page, archive.read_bytes(), archive.name)

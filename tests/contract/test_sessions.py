@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.errors import BadCursor, BadInput, NotYet, SessionExists, SessionNotFound, VersionConflict
 from holdfast.store import Store
-from holdfast.types import Batch, Session
+from holdfast.types import Batch, Run, Session
 from tests.builders import held_session, new_session, ticks
 
 
@@ -155,3 +155,17 @@ async def test_audit_is_listed_newest_first(store: Store):
     assert [json.loads(e.detail)["n"] for e in (*page.items, *rest.items)] == [4, 3, 2, 1, 0]
     assert rest.next_cursor is None
     assert len((await store.audit_log(session_id="s1")).items) == 2
+
+
+async def test_a_delegates_session_names_the_session_that_delegated(store: Store):
+    parent, _ = await held_session(store)
+    await store.write(parent, Batch(runs=[Run(id="asking")]))
+    child, _ = await held_session(store)
+    await store.write(child, Batch(runs=[Run(id="asked", parent_id="asking")]))
+    await store.write(child, Batch(runs=[Run(id="later")]))
+    foreign = await store.create_session(agent="scribe", owner="somebody else")
+    lease = await store.acquire(foreign.id, await store.join("test"))
+    await store.write(lease, Batch(runs=[Run(id="foreign", parent_id="asking")]))
+    assert (await store.session(child.session_id)).parent_id == parent.session_id
+    listed = {session.id: session.parent_id for session in (await store.sessions()).items}
+    assert listed == {parent.session_id: None, child.session_id: parent.session_id, foreign.id: None}

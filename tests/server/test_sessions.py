@@ -40,6 +40,9 @@ async def test_the_life_of_a_session(http: httpx2.AsyncClient):
     assert (shown["status"], shown["pending"], shown["hold"], shown["asked"]) == ("queued", 1, True, [])
     listed = (await http.get(f"{path}/submissions")).json()["items"]
     assert [item["submission_id"] for item in listed] == [sent.json()["submission_id"]]
+    assert listed[0]["payload"] is None
+    with_payloads = await http.get(f"{path}/submissions", params={"payloads": True})
+    assert with_payloads.json()["items"][0]["payload"] == {"text": "hi"}
     found = (await http.get("/api/sessions", params={"search": "TWO", "limit": 1})).json()
     assert [item["id"] for item in found["items"]] == [session["id"]]
     rest = await http.get("/api/sessions", params={"cursor": found["next_cursor"]})
@@ -77,6 +80,9 @@ async def test_an_approval_over_http(store: Store, http: httpx2.AsyncClient, ses
             while (await http.get(path)).json()["status"] != "idle":
                 await asyncio.sleep(0.02)
     assert paid == [5]
+    events = (await http.get(f"{path}/events")).json()["items"]
+    (answered,) = [event["payload"] for event in events if event["kind"] == "approval_answered"]
+    assert answered == answer | {"by": "owner"}  # who decided is on record
     runs = (await http.get(f"{path}/runs")).json()["items"]
     assert [run["status"] for run in runs] == ["completed", "completed"]
     run = f"/api/runs/{runs[0]['id']}"

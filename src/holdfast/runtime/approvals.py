@@ -36,7 +36,7 @@ def new_answers(
             raise Conflict(problem=f"call {answer.call_id} was answered before, and differently")
         if answer.arguments is not None and not _is_editable(setup, call.tool_name):
             raise Conflict(
-                problem=f"the arguments of {call.tool_name} cannot be edited: its tool does not say so"
+                problem=f"the arguments of {call.tool_name} cannot be edited, because its tool does not allow it"
             )
         if before is None:
             new.append(answer)

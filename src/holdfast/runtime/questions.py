@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import field
 from typing import Any, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -24,10 +25,12 @@ class ApprovalAnswer:
     approved: bool
     feedback: str | None = None
     arguments: dict[str, Any] | None = None
+    by: str | None = field(default=None, compare=False)
+    """Who decided. The same decision by another person is the same answer."""
 
     def as_json(self) -> Json:
         """Return it as the payload of its event."""
-        given = {"feedback": self.feedback, "arguments": self.arguments}
+        given = {"feedback": self.feedback, "arguments": self.arguments, "by": self.by}
         facts = {name: value for name, value in given.items() if value is not None}
         return strict_json(
             {"call_id": self.call_id, "digest": self.digest, "approved": self.approved, **facts}, "answer"

@@ -118,6 +118,7 @@ class SessionOut(Shown):
     created_at: datetime
     active_at: datetime
     cleaned_at: datetime | None
+    parent_id: str | None = Field(description="The session that delegated to this one.")
     metadata: Annotated[dict[str, Any], BeforeValidator(read_json)]
 
 
@@ -240,6 +241,14 @@ class SubmissionOut(Shown):
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
+
+
+class SubmissionDetail(SubmissionOut):
+    """A submission with its payload."""
+
+    payload: Annotated[Any, BeforeValidator(lambda text: read_json(text) if text else None)] = Field(
+        None, description="What was sent, if `payloads` was asked for."
+    )
 
 
 class EventOut(BaseModel):

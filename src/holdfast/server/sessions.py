@@ -35,6 +35,7 @@ from holdfast.server.models import (
     SessionDetail,
     SessionOut,
     StateBody,
+    SubmissionDetail,
     SubmissionOut,
     event_json,
 )
@@ -180,14 +181,15 @@ async def list_submissions(
     request: Request,
     session_id: SessionId,
     state: SubmissionState | None = None,
+    payloads: Annotated[bool, Query(description="Also return what was sent.")] = False,
     cursor: CursorText = None,
     limit: Limit = 50,
-) -> Items[SubmissionOut]:
+) -> Items[SubmissionDetail]:
     """List what was asked of a session, in order, with what came of it."""
     page = await store_of(request).submissions(
-        session_id, state=state, payloads=False, cursor=cursor, limit=limit
+        session_id, state=state, payloads=payloads, cursor=cursor, limit=limit
     )
-    return Items[SubmissionOut].of(page)
+    return Items[SubmissionDetail].of(page)
 
 
 @route(router, "POST", "/api/sessions/{session_id}/interrupt", "write", status_code=202)
@@ -199,7 +201,8 @@ async def interrupt(request: Request, session_id: SessionId) -> SubmissionOut:
 @route(router, "POST", "/api/sessions/{session_id}/approvals", "write", status_code=202)
 async def answer(request: Request, session_id: SessionId, body: Answer) -> SubmissionOut:
     """Answer what the session asks; bound to the digest of the exact arguments."""
-    return await _submit(request, session_id, "approval", body.model_dump(exclude_none=True), lane="control")
+    given = body.model_dump(exclude_none=True) | {"by": principal_of(request).owner}
+    return await _submit(request, session_id, "approval", given, lane="control")
 
 
 @route(router, "POST", "/api/sessions/{session_id}/undo", "write", status_code=202)

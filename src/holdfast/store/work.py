@@ -70,7 +70,7 @@ class WorkMethods(LeaseMethods, SubmissionMethods):
                     taken_from=row["orphaned_by"],
                     seq=row["seq"],
                 ),
-                session=from_row(Session, row),
+                session=from_row(Session, row, parent_id=None),
                 submission=begun.get(row["id"]),
                 fresh=bool(row["fresh"]),
             )

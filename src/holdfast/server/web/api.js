@@ -36,7 +36,19 @@ export async function request(method, path, body, file = null) {
     () => ({}),
   );
   if (answer.status === 401 && path !== "/sign-in") tellRefused();
-  throw new ApiError(answer.status, said.code ?? "http_error", said.message ?? `The server answered ${answer.status}.`);
+  throw new ApiError(answer.status, said.code ?? "http_error", messageOf(said) ?? `The server answered ${answer.status}.`);
+}
+
+// Messages that name options of the command line, or the session that is open anyway, in terms of the page.
+const MESSAGES = {
+  unauthenticated: "This token is unknown, expired or revoked.",
+  session_cleaned: "This session was cleaned. Restore it first.",
+  payload_too_large: "This is larger than the server accepts.",
+};
+
+function messageOf({ code, message }) {
+  if (code === "retention_refused") return message?.replace(/^Session \S+ is left as it is: /, "Not cleaned: ");
+  return MESSAGES[code] ?? message;
 }
 
 export const get = (path) => request("GET", path);
@@ -66,10 +78,16 @@ export const changeSession = (id, change) => request("PATCH", session(id), chang
 export const interrupt = (id) => post(`${session(id)}/interrupt`);
 export const background = (id) => post(`${session(id)}/background`);
 export const undo = (id) => post(`${session(id)}/undo`);
+export const compact = (id) => post(`${session(id)}/compact`);
 export const answer = (id, given) => post(`${session(id)}/approvals`, given);
 export const fork = (id, place) => post(`${session(id)}/fork`, place);
 export const rewind = (id, place) => post(`${session(id)}/rewind`, place);
 export const submit = (id, facts) => post(`${session(id)}/submissions`, facts);
+// The submissions that failed; with `payloads`, also what was sent.
+export const failures = async (id, payloads = false) => {
+  const pages = await Promise.all(["failed", "dead"].map((state) => all(`${session(id)}/submissions?state=${state}&payloads=${payloads}&limit=1000`)));
+  return pages.flatMap((page) => page.items);
+};
 export const checkpoints = (runId) => all(`${run(runId)}/checkpoints?limit=1000`);
 export const effects = (runId) => all(`${run(runId)}/effects?limit=1000`);
 export const settle = (runId, callId, outcome) => post(`${run(runId)}/effects/${encodeURIComponent(callId)}`, outcome);
@@ -79,7 +97,7 @@ export const output = (id, commandId, after) => get(`${session(id)}/commands/${c
 export const outlook = (id) => get(`${session(id)}/retention`);
 export const clean = (id, terms) => post(`${session(id)}/clean`, terms);
 export const exportOf = (id) => `${session(id)}/export?gzip=true`;
-export const audit = (limit) => get(`/api/audit?limit=${limit}`);
+export const audit = (id) => get(`/api/audit?session_id=${encodeURIComponent(id)}&limit=200`);
 export const killWorker = (id) => post("/api/demo/kill", { session_id: id });
 export const rehydrate = (id, file) => request("POST", `${session(id)}/rehydrate`, undefined, file);
 export const eventsOf = (id) => `${session(id)}/events`;

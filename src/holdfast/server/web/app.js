@@ -1,21 +1,27 @@
-// The page: what the address names is shown. Nothing here knows a token; the browser keeps it in a cookie.
+// The page shows what the address names. No script sees the token: the browser keeps it in a cookie.
 import { html, render, useEffect, useState } from "./preact.js";
 import * as api from "./api.js";
+import { Inbox } from "./inbox.js";
 import { Session } from "./session.js";
 import { Sessions } from "./sessions.js";
 import { Workers } from "./workers.js";
 
 const ID = /^[A-Za-z0-9][A-Za-z0-9._:@=+~-]*$/;
 const PROBLEMS = new Map([
-  ["refused", "That token is not known, has expired or was revoked."],
+  ["refused", "This token is unknown, expired or revoked."],
   ["foreign", "The link with the token was opened from another site. Copy it into the address bar, or paste the token here."],
+  ["changed", "The server no longer accepts your token. It was restarted with a new one, or yours expired or was revoked. Your sessions are safe: sign in to see them."],
 ]);
+const KNOWN = "holdfast/signed-in"; // that this browser has been signed in
+const WAITING = 10_000;
 
 function place() {
-  const [name = "", given = "", view = ""] = location.hash.replace(/^#\/?/, "").split("/");
+  const [name = "", given = "", view = "", rest = ""] = location.hash.replace(/^#\/?/, "").split("/");
   const id = decoded(given);
-  if (name === "s" && ID.test(id)) return { name, id, view: ["timeline", "ledger", "retention"].includes(view) ? view : "" };
-  return { name: ["workers", "sign-in"].includes(name) ? name : "", view: id };
+  if (name === "s" && ID.test(id)) {
+    return { name, id, view: ["timeline", "ledger", "retention"].includes(view) ? view : "", call: view === "call" ? decoded(rest) : null };
+  }
+  return { name: ["inbox", "workers", "sign-in"].includes(name) ? name : "", view: id };
 }
 
 function decoded(text) {
@@ -41,12 +47,12 @@ function SignIn({ reason, onDone }) {
   return html`<main class="sign-in">
     <form onSubmit=${send}>
       <h1>Holdfast</h1>
-      <p>Who are you? <code>holdfast serve</code> prints an address with a token; <code>holdfast token create</code> makes more.</p>
+      ${problem && html`<p class="error" role="alert">${problem}</p>`}
+      <p>Sign in with a token. <code>holdfast serve</code> prints an address with one when it starts. <code>holdfast token create</code> creates more.</p>
       <label>Token
         <input type="password" autocomplete="current-password" required autofocus value=${token} onInput=${(event) => setToken(event.target.value)} />
       </label>
-      ${problem && html`<p class="error" role="alert">${problem}</p>`}
-      <button type="submit" class="primary">Come in</button>
+      <button type="submit" class="primary">Sign in</button>
     </form>
   </main>`;
 }
@@ -56,7 +62,7 @@ function Demo() {
   const [problem, setProblem] = useState(null);
   const begin = async () => {
     try {
-      const session = await api.createSession({ agent: "demo", title: "A release" });
+      const session = await api.createSession({ agent: "demo", title: "Prepare a release" });
       await api.submit(session.id, { kind: "message", text: "prepare a release", idempotency_key: api.newKey() });
       location.hash = `#/s/${encodeURIComponent(session.id)}`;
     } catch (error) {
@@ -65,15 +71,15 @@ function Demo() {
   };
   return html`<section class="welcome">
     <h1>Sessions that hold</h1>
-    <p>An agent is about to prepare a release: it plans, runs commands, writes a line into a file, asks a colleague, draws, and asks you. Let it begin, then try to lose it:</p>
+    <p>An agent prepares a release: it plans, runs commands, writes a line to a file, asks another agent for a review, draws a chart, and asks you for approval. Start it, then try to lose it:</p>
     <p><button type="button" class="primary" onClick=${begin}>Prepare a release</button></p>
     ${problem && html`<p class="error" role="alert">${problem}</p>`}
     <ol>
-      <li><strong>Close this tab</strong> in mid-turn and come back. The turn went on without you.</li>
-      <li><strong>Kill the worker</strong> with the button beneath the conversation: it really sends SIGKILL. Another goes on from what is on record, and the line is in its file once.</li>
-      <li><strong>Export, clean, rehydrate</strong> in the view <em>Retention</em>: all of it goes, and comes back byte for byte.</li>
+      <li><strong>Close this tab</strong> during a turn and come back. The turn continued without you.</li>
+      <li><strong>Kill the worker</strong> with the button below the conversation, which sends SIGKILL. Another worker continues from the record, and the line is in its file once.</li>
+      <li><strong>Export, clean, restore</strong> in the view <em>Retention</em>: everything is deleted, and comes back byte for byte.</li>
     </ol>
-    <p class="hint">Keys: <kbd>/</kbd> searches, <kbd>n</kbd> makes a new session.</p>
+    <p class="hint">Keys: <kbd>/</kbd> searches, <kbd>n</kbd> creates a session.</p>
   </section>`;
 }
 
@@ -84,26 +90,46 @@ function Welcome({ demo }) {
   if (demo) return html`<${Demo} />`;
   return html`<section class="welcome">
     <h1>Sessions that hold</h1>
-    <p>Choose a session, or make a new one. Then try to lose it:</p>
+    <p>Choose a session, or create one. Then try to lose it:</p>
     <ol>
-      <li><strong>Close this tab</strong> in mid-turn and come back. The turn went on without you.</li>
-      <li><strong>Kill the worker</strong> in mid-turn. Another goes on from what is on record, and repeats nothing blindly.</li>
+      <li><strong>Close this tab</strong> during a turn and come back. The turn continued without you.</li>
+      <li><strong>Kill the worker</strong> during a turn. Another continues from the record, and repeats no call that may have happened.</li>
       <li><strong>Restart the server.</strong> This page reconnects by itself, without a gap or a duplicate.</li>
     </ol>
-    <p class="hint">Keys: <kbd>/</kbd> searches, <kbd>n</kbd> makes a new session.</p>
+    <p class="hint">Keys: <kbd>/</kbd> searches, <kbd>n</kbd> creates a session.</p>
   </section>`;
+}
+
+// How many sessions wait for a person. It is read again when the open session begins or ends to wait.
+function useWaiting(me, current) {
+  const [number, setNumber] = useState("");
+  const waits = current?.status === "waiting";
+  useEffect(() => {
+    if (me === null) return undefined;
+    const read = () => document.hidden || api.listSessions({ status: "waiting" }).then((page) => setNumber(page.items.length ? `${page.items.length}${page.next_cursor ? "+" : ""}` : ""), () => {});
+    read();
+    const timer = setInterval(read, WAITING);
+    return () => clearInterval(timer);
+  }, [me, current?.id, waits]);
+  return number;
 }
 
 function App() {
   const [here, setHere] = useState(place());
+  const [current, setCurrent] = useState(null);
   const [me, setMe] = useState(null);
   const [out, setOut] = useState(here.name === "sign-in");
+  const [why, setWhy] = useState(here.name === "sign-in" ? here.view : null);
   const [trouble, setTrouble] = useState(null);
+  const waiting = useWaiting(out ? null : me, current);
 
   useEffect(() => {
     const onHash = () => setHere(place());
     addEventListener("hashchange", onHash);
-    api.onRefused(() => setOut(true));
+    api.onRefused(() => {
+      if (localStorage.getItem(KNOWN)) setWhy("changed");
+      setOut(true);
+    });
     return () => removeEventListener("hashchange", onHash);
   }, []);
 
@@ -114,6 +140,7 @@ function App() {
       api.me().then(
         (found) => {
           setMe(found);
+          localStorage.setItem(KNOWN, "yes");
           setTrouble(null);
         },
         (error) => {
@@ -128,6 +155,8 @@ function App() {
 
   const leave = async () => {
     await api.signOut().catch(() => {});
+    localStorage.removeItem(KNOWN);
+    setWhy(null);
     setMe(null);
     setOut(true);
   };
@@ -137,24 +166,26 @@ function App() {
       if (location.hash.startsWith("#/sign-in")) location.hash = "#/";
       setOut(false);
     };
-    return html`<${SignIn} reason=${here.name === "sign-in" ? here.view : null} onDone=${enter} />`;
+    return html`<${SignIn} key=${why} reason=${why} onDone=${enter} />`;
   }
-  if (me === null) return html`<p class="banner" role="status">${trouble ? `${trouble} Trying again.` : "One moment…"}</p>`;
-  const deep = here.name === "s" || here.name === "workers";
+  if (me === null) return html`<p class="banner" role="status">${trouble ? `${trouble} Trying again.` : "Loading…"}</p>`;
+  const deep = here.name !== "";
   return html`<div class=${`frame${deep ? " deep" : ""}`}>
     <aside>
       <header>
         <a class="brand" href="#/"><img src="/static/icon.svg" alt="" width="22" height="22" /> Holdfast</a>
         <nav aria-label="Pages">
+          <a href="#/inbox" aria-current=${here.name === "inbox" ? "page" : undefined}>Inbox${waiting && html` <span class="number">${waiting}</span>`}</a>
           <a href="#/workers" aria-current=${here.name === "workers" ? "page" : undefined}>Workers</a>
-          <button type="button" class="quiet" onClick=${leave} title=${`You are ${me.owner}`}>Sign out</button>
         </nav>
       </header>
-      <${Sessions} chosen=${here.id} agents=${me.agents} />
+      <${Sessions} chosen=${here.id} agents=${me.agents} current=${current?.id === here.id ? current : null} />
+      <footer>Signed in as ${me.owner} <button type="button" class="quiet" onClick=${leave}>Sign out</button></footer>
     </aside>
     <main>
-      ${here.name === "s" && html`<${Session} id=${here.id} view=${here.view} me=${me} />`}
-      ${here.name === "workers" && html`<${Workers} />`}
+      ${here.name === "s" && html`<${Session} id=${here.id} view=${here.view} call=${here.call} me=${me} onDetail=${setCurrent} />`}
+      ${here.name === "inbox" && html`<${Inbox} />`}
+      ${here.name === "workers" && html`<${Workers} agents=${me.agents} />`}
       ${here.name === "" && html`<${Welcome} demo=${me.demo} />`}
     </main>
   </div>`;

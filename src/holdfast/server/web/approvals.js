@@ -1,26 +1,48 @@
-// What a session asks a person. An answer names the digest of the exact arguments it is about.
-import { html, useState } from "./preact.js";
-import { answer } from "./api.js";
-import { pretty } from "./words.js";
+// A tool call that waits for a decision. The answer names the digest of the exact arguments it is about.
+import { html, useEffect, useState } from "./preact.js";
+import { answer, failures } from "./api.js";
+import { plainly, pretty } from "./words.js";
 
-export function Approval({ sessionId, asked, onSent }) {
-  const [mode, setMode] = useState("ask"); // ask, deny, edit, sent
+const EVERY = 1000;
+
+// `failed` has the submissions that failed, with the reason. Without it, the card asks the server for them.
+export function Approval({ sessionId, asked, failed = null, onSent }) {
+  const [mode, setMode] = useState("ask"); // ask, deny, edit
+  const [sent, setSent] = useState(null); // the id of the answer, or "" while it is being sent
   const [feedback, setFeedback] = useState("");
   const [edited, setEdited] = useState(pretty(asked.arguments));
   const [problem, setProblem] = useState(null);
 
   async function send(approved, more = {}) {
     setProblem(null);
-    const before = mode;
-    setMode("sent");
+    setSent("");
     try {
-      await answer(sessionId, { call_id: asked.call_id, digest: asked.digest, approved, ...more });
+      const made = await answer(sessionId, { call_id: asked.call_id, digest: asked.digest, approved, ...more });
+      setSent(made.submission_id);
       onSent();
     } catch (error) {
-      setProblem(error.message);
-      setMode(before);
+      refuse(error.message);
     }
   }
+
+  function refuse(reason) {
+    setProblem(`The answer was not accepted: ${plainly(reason)}`);
+    setSent(null);
+  }
+
+  // A worker may refuse the answer after the server has accepted it.
+  useEffect(() => {
+    if (sent && failed?.has(sent)) refuse(failed.get(sent));
+  });
+  useEffect(() => {
+    if (!sent || failed) return undefined;
+    const look = async () => {
+      const refused = (await failures(sessionId).catch(() => [])).find((one) => one.submission_id === sent);
+      if (refused) refuse(refused.reason);
+    };
+    const timer = setInterval(look, EVERY);
+    return () => clearInterval(timer);
+  }, [sent, failed]);
 
   function sendEdited(event) {
     event.preventDefault();
@@ -44,18 +66,21 @@ export function Approval({ sessionId, asked, onSent }) {
   };
 
   return html`<section class="approval" aria-label=${`Approval of ${asked.tool}`}>
-    <h3>May <code>${asked.tool}</code> be run?</h3>
+    <h3>Run <code>${asked.tool}</code>?</h3>
     ${mode !== "edit" && html`<pre tabindex="0" aria-label="Arguments">${pretty(asked.arguments)}</pre>`}
     ${problem && html`<p class="error" role="alert">${problem}</p>`}
-    ${mode === "ask" &&
+    ${sent !== null && html`<p class="hint" role="status">Answered. The session continues when a worker takes it.</p>`}
+    ${sent === null &&
+    mode === "ask" &&
     html`<div class="row">
       <button type="button" class="primary" onClick=${() => send(true)}>Approve</button>
       <button type="button" onClick=${() => setMode("deny")}>Deny…</button>
       <button type="button" onClick=${() => setMode("edit")}>Edit…</button>
     </div>`}
-    ${mode === "deny" &&
+    ${sent === null &&
+    mode === "deny" &&
     html`<form onSubmit=${deny}>
-      <label>Reason, which the agent is told
+      <label>Reason (the agent reads it)
         <input type="text" value=${feedback} onInput=${(event) => setFeedback(event.target.value)} autofocus />
       </label>
       <div class="row">
@@ -63,17 +88,17 @@ export function Approval({ sessionId, asked, onSent }) {
         <button type="button" onClick=${() => setMode("ask")}>Back</button>
       </div>
     </form>`}
-    ${mode === "edit" &&
+    ${sent === null &&
+    mode === "edit" &&
     html`<form onSubmit=${sendEdited}>
       <label>Arguments as JSON
         <textarea rows="6" spellcheck="false" value=${edited} onInput=${(event) => setEdited(event.target.value)}></textarea>
       </label>
-      <p class="hint">Only tools that allow it accept other arguments.</p>
+      <p class="hint">The tool must allow edited arguments. If it does not, you can still approve or deny it.</p>
       <div class="row">
         <button type="submit" class="primary">Approve as edited</button>
         <button type="button" onClick=${() => setMode("ask")}>Back</button>
       </div>
     </form>`}
-    ${mode === "sent" && html`<p class="hint" role="status">Answered. It goes on when a worker takes it.</p>`}
   </section>`;
 }

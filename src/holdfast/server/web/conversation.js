@@ -2,25 +2,13 @@
 import { Component, html, useEffect, useLayoutEffect, useRef, useState } from "./preact.js";
 import * as api from "./api.js";
 import { Code, Markdown } from "./markdown.js";
-import { clock, lasting, pretty } from "./words.js";
+import { argumentsText, clock, count, lasting, moment, outcome, pretty } from "./words.js";
 
 const SHOWN = 80; // entries at first; earlier ones on demand
 const PREVIEW = 4_000; // characters of a result at first
 const MOST = 200_000;
 
-const STATES = {
-  planned: ["planned", "has not begun"],
-  asks: ["asks", "waits for an answer"],
-  running: ["running", "is running"],
-  recorded: ["recorded", "its result is on record: it is never run again"],
-  replayed: ["replayed", "its result was on record when its worker was gone: it was given again, not done again"],
-  unknown: ["unknown", "it was begun and never seen to end: it was not repeated blindly"],
-  failed: ["failed", "it failed"],
-  denied: ["denied", "a person said no"],
-  "not run": ["not run", "the conversation went on without it"],
-};
-
-function Long({ text, label }) {
+export function Long({ text, label }) {
   const [size, setSize] = useState(PREVIEW);
   if (text.length <= PREVIEW) return html`<${Code} text=${text} label=${label} />`;
   const shown = text.slice(0, size);
@@ -42,15 +30,6 @@ function Running({ since }) {
     return () => clearInterval(timer);
   }, []);
   return html`<span>${lasting(Math.max(0, now - Date.parse(since)))}</span>`;
-}
-
-function argumentsText(given) {
-  if (typeof given !== "string") return pretty(given ?? {});
-  try {
-    return JSON.stringify(JSON.parse(given), null, 2);
-  } catch {
-    return given;
-  }
 }
 
 // What one looks for in a folded card: a single argument is shown as it is.
@@ -120,7 +99,7 @@ function Media({ sha256, type }) {
 }
 
 // A result: the output of a command, text, pictures, or whatever it is.
-function Result({ value }) {
+export function Result({ value }) {
   const kept = typeof value === "string" ? REFERENCE.exec(value) : null;
   if (kept) return html`<${Media} sha256=${kept[1]} />`;
   if (Array.isArray(value) && value.some((one) => one?.kind === "binary")) return html`<${Content} content=${value} />`;
@@ -139,18 +118,23 @@ function hasPicture(value) {
   return (Array.isArray(value) ? value : [value]).some((one) => one?.kind === "binary" && PICTURES.has(one.media_type));
 }
 
+function decision({ approved, by, edited }) {
+  return `${approved ? "approved" : "denied"}${edited ? " with edits" : ""}${by ? ` by ${by}` : ""}`;
+}
+
 function ToolCall({ call }) {
-  const [label, meaning] = STATES[call.state] ?? [call.state, ""];
+  const { label, meaning, className } = outcome(call.state);
   const duration = call.started && call.ended ? lasting(Date.parse(call.ended) - Date.parse(call.started)) : null;
-  return html`<details class=${`tool ${call.state.replace(" ", "-")}`} data-call=${call.id}>
+  return html`<details class=${`tool ${className}`} data-call=${call.id}>
     <summary>
       <span class="tool-name">${call.tool}</span>
       <span class="tool-brief">${brief(call.arguments)}</span>
+      ${call.answer && html`<span class="tool-time decision" title=${moment(call.answer.at)}>${decision(call.answer)}, ${clock(call.answer.at)}</span>`}
       <span class="tool-time">${call.state === "running" ? html`<${Running} since=${call.started} />` : duration}</span>
-      <span class=${`badge ${call.state.replace(" ", "-")}`} title=${meaning}>${label}${call.byHand ? " by hand" : ""}</span>
+      <span class=${`badge ${className}`} title=${meaning}>${label}${call.byHand ? " by hand" : ""}</span>
     </summary>
     <div class="tool-body">
-      ${meaning && html`<p class="hint">This call: ${meaning}.</p>`}
+      ${meaning && html`<p class="hint">${meaning}</p>`}
       <${Long} text=${argumentsText(call.arguments)} label="arguments" />
       ${call.result !== undefined && !hasPicture(call.result) && html`<${Result} value=${call.result} />`}
       ${call.error && html`<p class="error">${call.error}</p>`}
@@ -190,6 +174,19 @@ function Part({ part }) {
   return html`<details class="thinking"><summary>${part.kind}</summary><${Long} text=${pretty(part.part)} label=${part.kind} /></details>`;
 }
 
+// A message that failed before a run had it: it is read from the queue.
+function FailedMessage({ session, submission }) {
+  const [sent, setSent] = useState(null);
+  useEffect(() => {
+    api.failures(session, true).then(
+      (found) => setSent(found.find((one) => one.submission_id === submission)?.payload ?? null),
+      () => {}, // the mark above names the reason all the same
+    );
+  }, [submission]);
+  if (!sent) return null;
+  return html`<article class="user failed" aria-label="Your message, failed"><${Content} content=${sent.text ?? sent.content ?? ""} /></article>`;
+}
+
 class Entry extends Component {
   shouldComponentUpdate(next) {
     return next.version !== this.props.version || next.item !== this.props.item;
@@ -198,7 +195,7 @@ class Entry extends Component {
   render({ item }) {
     const gone = item.undone ? " undone" : "";
     if (item.type === "mark") {
-      return html`<p class=${`mark ${item.tone}`} data-kind=${item.kind}>
+      return html`${item.submission && html`<${FailedMessage} session=${item.session} submission=${item.submission} />`}<p class=${`mark ${item.tone}`} data-kind=${item.kind}>
         <span>${item.text}</span>
         ${item.fork && html` <a href=${`#/s/${encodeURIComponent(item.fork)}`}>Open the fork</a>`}
         <time datetime=${item.at}>${clock(item.at)}</time>
@@ -257,7 +254,7 @@ function Drafts({ journal }) {
   </article>`;
 }
 
-export function Conversation({ journal, version, queued, children }) {
+export function Conversation({ journal, version, queued, call, children }) {
   const box = useRef(null);
   const follows = useRef(true);
   const top = useRef(0);
@@ -273,6 +270,24 @@ export function Conversation({ journal, version, queued, children }) {
     grown.observe(box.current.firstElementChild);
     return () => grown.disconnect();
   }, []);
+  // Show the call that the address names, once it is there.
+  const found = useRef(null);
+  useLayoutEffect(() => {
+    if (!call || found.current === call) return;
+    const place = journal.items.findLastIndex((item) => item.parts?.some((part) => part.call?.id === call));
+    if (place < 0) return;
+    if (journal.items.length - place > shown) {
+      setShown(journal.items.length - place + 10);
+      return;
+    }
+    const card = box.current.querySelector(`[data-call="${CSS.escape(call)}"]`);
+    if (!card) return;
+    found.current = call;
+    follows.current = false;
+    card.open = true;
+    card.classList.add("chosen");
+    card.scrollIntoView({ block: "center" });
+  }, [call, version, shown]);
   const onScroll = () => {
     const { scrollTop, scrollHeight, clientHeight } = box.current;
     // What grows moves nothing: only who goes up does not want to follow any more.
@@ -299,7 +314,8 @@ export function Conversation({ journal, version, queued, children }) {
       ${children}
       ${queued.map(
         (one) => html`<article key=${one.key} class="user queued" aria-label="Queued">
-          <div class="said">${one.text ?? "A message from elsewhere"}</div>
+          <div class="said">${one.text ?? "A message from another client"}</div>
+          ${one.pictures > 0 && html`<span class="chip">${count(one.pictures, "picture")}</span>`}
           <p class="hint">${one.note}</p>
         </article>`,
       )}

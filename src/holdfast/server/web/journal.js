@@ -1,7 +1,14 @@
 // What the events of a session add up to: the conversation, its tool calls, its runs and what is queued.
 // It takes events in order and forgets nothing; kinds it does not know change nothing.
 
+import { plainly } from "./words.js";
+
 const ENDED = new Set(["run_completed", "run_failed", "run_interrupted", "approval_requested"]);
+
+const HANDOVERS = {
+  background: "Moved to the background: another worker continues.",
+  unwatched: "Moved to the background: nobody was watching.",
+};
 
 export class Journal {
   constructor(session) {
@@ -16,6 +23,7 @@ export class Journal {
     this.queue = new Map(); // submission id -> what waits for its turn
     this.usage = { requests: 0, input: 0, output: 0, cost: null };
     this.forks = [];
+    this.failures = new Map(); // submission id -> why it failed
     this._calls = new Map(); // call id -> the last call that had it
     this._path = []; // the items of each message of the history that counts
     this._known = new Map(); // what a message or part is known by -> its item: a history that was replaced is told again
@@ -42,10 +50,7 @@ export class Journal {
         break;
       case "submission_failed":
         this.queue.delete(payload.submission_id);
-        if (payload.reason !== "interrupted") {
-          const kind = (this._asked.get(payload.submission_id) ?? "submission").replaceAll("_", " ");
-          this._mark(event, "bad", `The ${kind} failed: ${payload.reason ?? payload.state}`);
-        }
+        this._failed(event, payload);
         break;
       case "run_started":
         this._runStarted(event, payload);
@@ -72,10 +77,13 @@ export class Journal {
       case "approval_requested":
         this._ran(event, "waiting");
         for (const asked of payload.calls ?? []) this._asks(asked.call_id);
-        this.marks.push({ at: event.at, kind: "asks", text: "asks a person", run: event.run_id });
+        this.marks.push({ at: event.at, kind: "asks", text: "Waits for you.", run: event.run_id });
+        break;
+      case "approval_answered":
+        this._answered(event, payload);
         break;
       case "run_completed":
-        this._ran(event, "completed");
+        this._ran(event, "done");
         break;
       case "run_failed":
         this._ran(event, "failed");
@@ -87,14 +95,14 @@ export class Journal {
         break;
       case "recovered":
         this._cutOff(payload.run_id, event);
-        this._mark(event, "good", "Recovered: its worker was gone, and another goes on from what is on record.");
+        this._mark(event, "good", "Recovered: its worker stopped, and another continued from the record.");
         break;
       case "takeover":
-        this._mark(event, "note", "Taken over: the worker that held it is gone.");
+        this._mark(event, "note", "Taken over: the worker that ran it stopped.");
         break;
       case "handover":
         this._ran(event, "handed over");
-        this._mark(event, "note", `Handed over: ${payload.reason ?? "another worker goes on"}.`);
+        this._mark(event, "note", HANDOVERS[payload.reason] ?? `Handed over: ${payload.reason ?? "another worker continues"}.`);
         break;
       case "rewound":
         this._rewound(event, payload);
@@ -134,7 +142,7 @@ export class Journal {
   }
 
   _runStarted(event, payload) {
-    for (const run of this.runs.values()) if (run.status === "waiting") run.status = "completed"; // this one goes on
+    for (const run of this.runs.values()) if (run.status === "waiting") run.status = "done"; // this one continues it
     const run = { id: event.run_id, agent: payload.agent ?? "", parent: payload.parent ?? null };
     this.runs.set(event.run_id, { ...run, at: event.at, ended: null, status: "running", spans: [] });
     if (event.message) {
@@ -243,12 +251,13 @@ export class Journal {
     return item;
   }
 
-  _callOf(id) {
+  // The last call with this id; the ledger numbers further attempts.
+  callOf(id) {
     return this._calls.get(id) ?? this._calls.get(String(id).replace(/~\d+$/, ""));
   }
 
   _toolCall(event, payload) {
-    const call = this._callOf(payload.call_id);
+    const call = this.callOf(payload.call_id);
     const ended = event.kind !== "tool_call_started";
     const failed = event.kind === "tool_call_failed";
     if (ended) this._close(event, "tool", failed ? "failed" : "done", payload.tool, payload.call_id);
@@ -263,7 +272,7 @@ export class Journal {
       // Another run answers for it without having begun it: from the record, or with that nobody knows.
       call.state = call.ended !== null ? "replayed" : "unknown";
     } else {
-      Object.assign(call, { state: failed ? "failed" : "recorded", ended: event.at, endedIn: event.run_id });
+      Object.assign(call, { state: failed ? "failed" : "done", ended: event.at, endedIn: event.run_id });
       if (payload.error) call.error = payload.error;
       if (payload.by_hand) call.byHand = true;
     }
@@ -271,14 +280,37 @@ export class Journal {
   }
 
   _asks(id) {
-    const call = this._callOf(id);
+    const call = this.callOf(id);
     if (!call) return;
-    call.state = "asks";
+    call.state = "waiting";
     call.item.version++;
   }
 
+  _answered(event, payload) {
+    const call = this.callOf(payload.call_id);
+    if (!call) return;
+    call.answer = { approved: payload.approved, by: payload.by ?? null, at: event.at, edited: payload.arguments !== undefined };
+    if (payload.approved) call.state = "planned";
+    call.item.version++;
+  }
+
+  _failed(event, payload) {
+    const reason = payload.reason ?? payload.state;
+    this.failures.set(payload.submission_id, reason);
+    const last = this.items.at(-1);
+    if (reason === "interrupted" || (last?.kind === "run_failed" && last.run === event.run_id)) return;
+    const kind = this._asked.get(payload.submission_id) ?? "submission";
+    if (kind === "approval") {
+      this._mark(event, "note", `An answer was not accepted: ${plainly(reason)}`); // its card returns to its form
+      return;
+    }
+    // Without a run, the message is nowhere else in the conversation.
+    const submission = kind === "message" && event.run_id === null ? payload.submission_id : null;
+    this._mark(event, "bad", `The ${kind === "compact" ? "compaction" : kind.replaceAll("_", " ")} failed: ${plainly(reason)}`, { submission, session: this.session });
+  }
+
   _returned(event, part) {
-    const call = this._callOf(part.tool_call_id);
+    const call = this.callOf(part.tool_call_id);
     const key = `result/${part.tool_call_id}/${part.timestamp}`;
     if (!call || this._known.has(key)) return;
     if (part.timestamp) this._known.set(key, call.item);
@@ -287,7 +319,7 @@ export class Journal {
     else if (part.part_kind === "retry-prompt") call.state = "failed";
     else if (call.ended === null && call.started !== null) call.state = "unknown";
     else if (call.ended === null) call.state = "not run";
-    else if (call.state === "recorded" && call.endedIn !== event.run_id) call.state = "replayed";
+    else if (call.state === "done" && call.endedIn !== event.run_id) call.state = "replayed";
     call.item.version++;
   }
 

@@ -1,13 +1,23 @@
-// The ledger: every tool call and what came of it; those that nobody knows about first.
+// The ledger: every tool call and its outcome, unknown outcomes first.
 import { html, useEffect, useState } from "./preact.js";
 import * as api from "./api.js";
-import { clock, lasting, pretty } from "./words.js";
+import { Long, Result } from "./conversation.js";
+import { argumentsText, clock, lasting, outcome, pretty } from "./words.js";
 
 const RUNS = 40;
 
 function waits(effect) {
   return effect.state === "started" && ["approval", "external", "again"].includes(effect.result?.kind);
 }
+
+function stateOf(effect, journal) {
+  if (effect.state === "completed") return "done";
+  if (effect.state !== "started") return effect.state;
+  if (waits(effect)) return "waiting";
+  return journal.runs.get(effect.run_id)?.status === "running" ? "running" : "unknown";
+}
+
+const RANK = { unknown: 0, waiting: 1, running: 1 };
 
 export function Ledger({ id, journal }) {
   const [found, setFound] = useState(null);
@@ -26,33 +36,41 @@ export function Ledger({ id, journal }) {
     const timer = setTimeout(read, 150);
     return () => clearTimeout(timer);
   }, [id, journal.seq]);
-  const open = (effect) => effect.state === "started" && !waits(effect);
-  const running = (effect) => open(effect) && journal.runs.get(effect.run_id)?.status === "running";
-  const rank = (effect) => (open(effect) && !running(effect) ? 0 : effect.state === "started" ? 1 : 2);
-  const ordered = (found ?? []).toSorted((one, other) => rank(one) - rank(other));
-  return html`<div class="pane">
+  const entries = (found ?? []).map((effect) => ({ effect, state: stateOf(effect, journal) }));
+  entries.sort((one, other) => (RANK[one.state] ?? 2) - (RANK[other.state] ?? 2));
+  return html`<div class="pane"><div class="page">
     ${problem && html`<p class="banner bad" role="alert">${problem}</p>`}
     ${found !== null && !found.length && html`<p class="empty">No tool was called yet.</p>`}
     <ul class="effects">
-      ${ordered.map(
-        (effect) => html`<li key=${`${effect.run_id}/${effect.call_id}`} class=${rank(effect) === 0 ? "unresolved" : ""}>
-          <div class="row">
-            <span class="tool-name">${effect.tool}</span>
-            <span class=${`badge ${rank(effect) === 0 ? "unknown" : effect.state}`}>
-              ${rank(effect) === 0 ? "outcome unknown" : waits(effect) ? "waits" : running(effect) ? "running" : effect.state}
-            </span>
-            ${effect.attempts > 1 && html`<span class="hint">${effect.attempts} attempts</span>`}
-            <span class="hint">${clock(effect.started_at)}</span>
-            ${effect.ended_at && effect.started_at && html`<span class="hint">${lasting(Date.parse(effect.ended_at) - Date.parse(effect.started_at))}</span>`}
-          </div>
-          <p class="hint mono">${effect.call_id}${effect.summary ? ` · ${effect.summary}` : ""}</p>
-          ${effect.error && html`<p class="error">${effect.error}</p>`}
-          ${rank(effect) === 0 && html`<${Settle} effect=${effect} onSettled=${read} />`}
-        </li>`,
-      )}
+      ${entries.map(({ effect, state }) => html`<${Entry} key=${`${effect.run_id}/${effect.call_id}`} id=${id} effect=${effect} state=${state} call=${journal.callOf(effect.call_id)} onSettled=${read} />`)}
     </ul>
-    ${journal.runs.size > RUNS && html`<p class="hint">Of the last ${RUNS} runs.</p>`}
-  </div>`;
+    ${journal.runs.size > RUNS && html`<p class="hint">Only the last ${RUNS} runs are listed.</p>`}
+  </div></div>`;
+}
+
+function Entry({ id, effect, state, call, onSettled }) {
+  const { label, meaning, className } = outcome(state);
+  const result = effect.result?.content ?? call?.result;
+  return html`<li class=${state === "unknown" ? "unresolved" : ""}>
+    <details class="tool">
+      <summary>
+        <span class="tool-name">${effect.tool}</span>
+        <span class="tool-brief">${effect.summary ?? ""}</span>
+        ${effect.attempts > 1 && html`<span class="tool-time">${effect.attempts} attempts</span>`}
+        <span class="tool-time">${clock(effect.started_at)}</span>
+        ${effect.ended_at && effect.attempts > 0 && html`<span class="tool-time">${lasting(Date.parse(effect.ended_at) - Date.parse(effect.started_at))}</span>`}
+        <span class=${`badge ${className}`} title=${meaning}>${label}</span>
+      </summary>
+      <div class="tool-body">
+        <p class="hint">${meaning} Call <span class="mono">${effect.call_id}</span></p>
+        ${call ? html`<${Long} text=${argumentsText(call.arguments)} label="arguments" />` : html`<p class="hint">Its arguments are not in the conversation any more.</p>`}
+        ${state !== "waiting" && result !== undefined && result !== null && html`<${Result} value=${result} />`}
+        ${call && html`<p><a href=${`#/s/${encodeURIComponent(id)}/call/${encodeURIComponent(call.id)}`}>Show it in the conversation</a></p>`}
+      </div>
+    </details>
+    ${effect.error && html`<p class="error">${effect.error}</p>`}
+    ${state === "unknown" && html`<${Settle} effect=${effect} onSettled=${onSettled} />`}
+  </li>`;
 }
 
 function Settle({ effect, onSettled }) {
@@ -69,10 +87,10 @@ function Settle({ effect, onSettled }) {
     }
   };
   return html`<form class="settle" onSubmit=${send}>
-    <p>It was begun and never seen to end. If you know what came of it, say so.</p>
+    <p>Its worker stopped before the call ended. If you know its outcome, record it here.</p>
     <div class="row">
       <label class="check"><input type="radio" name=${`settle-${effect.call_id}`} checked=${happened === "yes"} onChange=${() => setHappened("yes")} /> It was done, with this result</label>
-      <label class="check"><input type="radio" name=${`settle-${effect.call_id}`} checked=${happened === "no"} onChange=${() => setHappened("no")} /> It failed, because</label>
+      <label class="check"><input type="radio" name=${`settle-${effect.call_id}`} checked=${happened === "no"} onChange=${() => setHappened("no")} /> It failed, for this reason</label>
     </div>
     <div class="row">
       <input type="text" required aria-label=${happened === "yes" ? "Result" : "Reason"} value=${text} onInput=${(event) => setText(event.target.value)} />

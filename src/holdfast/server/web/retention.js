@@ -1,12 +1,10 @@
-// What is kept of a session, for how long, and what a person may do about it: hold, export, clean, bring back.
+// How long a session is kept, and what a person can do about it: hold, export, clean, restore.
 import { html, useEffect, useRef, useState } from "./preact.js";
 import * as api from "./api.js";
 import { count, moment } from "./words.js";
 
-const ENTRIES = 200;
-
-// The policy that applies; a server that has none of this answers 404, and nothing is shown.
-function Policy({ id, version }) {
+// The policy that applies, and the archive that is on the server. A server without retention answers 404.
+function useOutlook(id, version) {
   const [found, setFound] = useState(null);
   useEffect(() => {
     let stopped = false;
@@ -18,23 +16,27 @@ function Policy({ id, version }) {
       stopped = true;
     };
   }, [id, version]);
-  if (found === null) return null;
-  const action = { clean: "It is cleaned", erase: "It is erased", archive: "It is archived and cleaned" }[found.action] ?? "It is dealt with";
+  return found;
+}
+
+function Policy({ outlook }) {
+  if (outlook === null) return null;
+  const action = { clean: "It is cleaned", erase: "It is erased", archive: "It is archived and cleaned" }[outlook.action] ?? "It is processed";
   const terms = [];
-  if (found.idle_days !== null) terms.push(`after ${count(found.idle_days, "idle day")}`);
-  if (found.max_age_days !== null) terms.push(`at the age of ${count(found.max_age_days, "day")}`);
+  if (outlook.idle_days !== null) terms.push(`after ${count(outlook.idle_days, "idle day")}`);
+  if (outlook.max_age_days !== null) terms.push(`at the age of ${count(outlook.max_age_days, "day")}`);
   return html`<section aria-label="Policy">
     <h3>Policy</h3>
-    ${found.policy === null
-      ? html`<p>No policy applies: this session is kept until somebody cleans it.</p>`
-      : html`<p><strong>${found.policy}</strong>. ${action} ${terms.join(" or ")}${found.due_at ? html`, due <time datetime=${found.due_at}>${moment(found.due_at)}</time>` : ""}.</p>`}
-    ${found.keep_last_runs !== null && found.keep_last_runs !== undefined && html`<p class="hint">The last ${count(found.keep_last_runs, "run")} are kept.</p>`}
-    ${found.problem && html`<p class="hint">Against it now: ${found.problem}</p>`}
+    ${outlook.policy === null
+      ? html`<p>No policy applies. This session is kept until somebody cleans it.</p>`
+      : html`<p><strong>${outlook.policy}</strong>. ${action} ${terms.join(" or ")}${outlook.due_at ? html`, due <time datetime=${outlook.due_at}>${moment(outlook.due_at)}</time>` : ""}.</p>`}
+    ${outlook.keep_last_runs !== null && outlook.keep_last_runs !== undefined && html`<p class="hint">The last ${count(outlook.keep_last_runs, "run")} are kept.</p>`}
+    ${outlook.problem && html`<p class="hint">It is kept for now: ${outlook.problem}</p>`}
   </section>`;
 }
 
 function Hold({ id, detail, onChanged, onProblem }) {
-  const [wanted, setWanted] = useState(detail.hold); // what was just clicked, until the server says so too
+  const [wanted, setWanted] = useState(detail.hold); // what was just clicked, until the server confirms it
   useEffect(() => setWanted(detail.hold), [detail.hold]);
   const change = async () => {
     setWanted(!wanted);
@@ -47,7 +49,7 @@ function Hold({ id, detail, onChanged, onProblem }) {
     }
   };
   return html`<p>
-    <label class="check"><input type="checkbox" checked=${wanted} onChange=${change} /> Hold: nobody and nothing may clean this session</label>
+    <label class="check"><input type="checkbox" checked=${wanted} onChange=${change} /> Hold: no person and no policy can clean this session</label>
   </p>`;
 }
 
@@ -57,17 +59,43 @@ function Counts({ deleted }) {
   return html`<p class="counts">${rows.map(([name, number]) => html`<span class="chip">${number.toLocaleString()} ${name.replaceAll("_", " ")}</span> `)}</p>`;
 }
 
-function Clean({ id, admin, onDone }) {
+function archiveWords(outlook) {
+  if (outlook?.archive) return "An archive from an earlier clean is on the server. It lacks everything that happened since.";
+  return "There is no archive of this session on the server. Only a file that you exported can restore it.";
+}
+
+// Asks before everything is deleted without an archive.
+function ForGood({ outlook, onDelete, onArchive, onClose }) {
+  const box = useRef(null);
+  useEffect(() => box.current?.showModal(), []);
+  const then = (what) => () => {
+    box.current.close();
+    what();
+  };
+  return html`<dialog ref=${box} onClose=${onClose} aria-label="Delete for good">
+    <h2>Delete for good?</h2>
+    <p>You are about to delete everything in this session without an archive.</p>
+    <p>${archiveWords(outlook)}</p>
+    <div class="row">
+      <button type="button" class="danger" onClick=${then(onDelete)}>Delete for good</button>
+      <button type="button" onClick=${then(onArchive)}>Archive and clean</button>
+      <button type="button" autofocus onClick=${() => box.current.close()}>Cancel</button>
+    </div>
+  </dialog>`;
+}
+
+function Clean({ id, admin, outlook, onDone }) {
   const [days, setDays] = useState("7");
   const [force, setForce] = useState(false);
   const [keep, setKeep] = useState(true);
   const [answer, setAnswer] = useState(null);
   const [working, setWorking] = useState(false);
-  const ask = async (dry) => {
+  const [asking, setAsking] = useState(false);
+  const ask = async (dry, archive = keep) => {
     setWorking(true);
     setAnswer(null);
     try {
-      const terms = { idle_days: Number(days) || 0, force, dry_run: dry, archive: keep && !dry ? "media" : null };
+      const terms = { idle_days: Number(days) || 0, force, dry_run: dry, archive: archive && !dry ? "media" : null };
       const done = await api.clean(id, terms);
       setAnswer({ dry, deleted: done.deleted });
       if (!dry) onDone();
@@ -78,29 +106,33 @@ function Clean({ id, admin, onDone }) {
   };
   return html`<section aria-label="Clean">
     <h3>Clean</h3>
-    <p>Deletes everything that was said and done. The session stays as an empty shell, and an archive brings it back, byte for byte.</p>
+    <p>Deletes all messages, tool calls and files. The empty session stays, and an archive restores it byte for byte.</p>
     <div class="row">
-      <label>Idle for at least this many days<input type="number" min="0" max="36500" step="any" value=${days} onInput=${(event) => setDays(event.target.value)} /></label>
+      <label>Only if idle for this many days<input type="number" min="0" max="36500" step="any" value=${days} onInput=${(event) => setDays(event.target.value)} /></label>
     </div>
     <p><label class="check"><input type="checkbox" checked=${keep} onChange=${() => setKeep(!keep)} /> Keep an archive on the server</label></p>
-    ${admin && html`<p><label class="check"><input type="checkbox" checked=${force} onChange=${() => setForce(!force)} /> Force: whatever waits, but never what runs or is on hold</label></p>`}
+    ${!keep && html`<p class="hint">${archiveWords(outlook)}</p>`}
+    ${admin && html`<p><label class="check"><input type="checkbox" checked=${force} onChange=${() => setForce(!force)} /> Force: also if messages are pending. Never if it is running or on hold</label></p>`}
     <div class="row">
-      <button type="button" disabled=${working} onClick=${() => ask(true)}>What would go?</button>
-      <button type="button" class="danger" disabled=${working} onClick=${() => ask(false)}>Clean now</button>
+      <button type="button" disabled=${working} onClick=${() => ask(true)}>Preview</button>
+      <button type="button" class="danger" disabled=${working} onClick=${() => (keep ? ask(false) : setAsking(true))}>Clean now</button>
     </div>
     ${answer?.refused && html`<p class="banner bad" role="alert">${answer.refused}</p>`}
     ${answer?.deleted && html`<div role="status"><p>${answer.dry ? "This would be deleted:" : "Deleted:"}</p><${Counts} deleted=${answer.deleted} /></div>`}
+    ${asking && html`<${ForGood} outlook=${outlook} onDelete=${() => ask(false, false)} onArchive=${() => ask(false, true)} onClose=${() => setAsking(false)} />`}
   </section>`;
 }
 
-function Rehydrate({ id, onDone }) {
+// Brings a cleaned session back, from the archive on the server or from a file.
+export function Restore({ id, onDone }) {
+  const outlook = useOutlook(id, 0);
   const [over, setOver] = useState(false);
   const [said, setSaid] = useState(null);
   const [problem, setProblem] = useState(null);
   const field = useRef(null);
   const send = async (file) => {
     setProblem(null);
-    setSaid(file ? `Bringing it back from ${file.name}…` : "Bringing it back from the stored archive…");
+    setSaid(file ? `Restoring from ${file.name}…` : "Restoring from the archive on the server…");
     try {
       await api.rehydrate(id, file);
       onDone();
@@ -115,24 +147,49 @@ function Rehydrate({ id, onDone }) {
     const file = event.dataTransfer.files[0];
     if (file) send(file);
   };
-  return html`<section aria-label="Rehydrate">
-    <h3>Bring it back</h3>
+  return html`<div>
+    ${outlook?.archive
+      ? html`<p>Its archive is on the server. <button type="button" class="primary" disabled=${said !== null} onClick=${() => send(null)}>Restore</button></p>`
+      : outlook && html`<p>There is no archive on the server. If you exported one, choose the file.</p>`}
     <div class=${`drop${over ? " over" : ""}`} onDragOver=${(event) => { event.preventDefault(); setOver(true); }} onDragLeave=${() => setOver(false)} onDrop=${drop}>
-      <p>Drop the archive here, or <button type="button" onClick=${() => field.current.click()}>choose the file</button></p>
+      <p>Drop an archive here, or <button type="button" onClick=${() => field.current.click()}>choose a file</button></p>
       <input ref=${field} type="file" class="unseen" aria-label="Archive" tabindex="-1" onChange=${(event) => event.target.files[0] && send(event.target.files[0])} />
-      <p class="hint">or <button type="button" class="quiet" onClick=${() => send(null)}>use the one that was kept on the server</button></p>
     </div>
     ${said && html`<p role="status">${said}</p>`}
     ${problem && html`<p class="banner bad" role="alert">${problem}</p>`}
-  </section>`;
+  </div>`;
+}
+
+const ACTIONS = {
+  clean: "cleaned it",
+  rehydrate: "restored it",
+  import: "imported it",
+  hold: "put it on hold",
+  "lift hold": "lifted the hold",
+  "settle effect": "settled a tool call",
+};
+
+// What happened, in words. What is not known here is shown as it is.
+function detailWords({ action, detail }) {
+  const { deleted, archive, force, idle_days: days, policy, tool, state, ...rest } = detail ?? {};
+  const words = [];
+  if (deleted) words.push(`deleted ${count(Object.values(deleted).reduce((sum, number) => sum + number, 0), "row")}`);
+  if (action === "clean") words.push(archive ? "kept an archive" : "without an archive");
+  if (policy) words.push(`by the policy ${policy}`);
+  if (force) words.push("with force");
+  if (days) words.push(`idle for ${count(days, "day")}`);
+  if (tool) words.push(`${tool}: ${state === "completed" ? "done" : state}`);
+  const other = Object.entries(rest).filter(([, value]) => ["string", "number"].includes(typeof value) && String(value).length < 80);
+  if (!words.length) for (const [name, value] of other) words.push(`${name.replaceAll("_", " ")} ${value}`);
+  return words.join(", ");
 }
 
 function Audit({ id, version }) {
   const [found, setFound] = useState([]);
   useEffect(() => {
     let stopped = false;
-    api.audit(ENTRIES).then(
-      ({ items }) => stopped || setFound(items.filter((entry) => entry.session_id === id)),
+    api.audit(id).then(
+      ({ items }) => stopped || setFound(items),
       () => {},
     );
     return () => {
@@ -142,27 +199,23 @@ function Audit({ id, version }) {
   if (!found.length) return null;
   return html`<section aria-label="Audit">
     <h3>Audit</h3>
-    <div class="scroll">
-      <table>
-        <thead><tr><th>when</th><th>who</th><th>what</th><th>detail</th></tr></thead>
-        <tbody>
-          ${found.map(
-            (entry) => html`<tr key=${entry.id}>
-              <td><time datetime=${entry.at}>${moment(entry.at)}</time></td>
-              <td>${entry.actor}</td>
-              <td>${entry.action}</td>
-              <td class="mono detail">${JSON.stringify(entry.detail)}</td>
-            </tr>`,
-          )}
-        </tbody>
-      </table>
-    </div>
+    <ul class="plain">
+      ${found.map(
+        (entry) => html`<li key=${entry.id}>
+          <details>
+            <summary><strong>${entry.actor}</strong> ${ACTIONS[entry.action] ?? entry.action} <span class="hint">${detailWords(entry)}</span> <time class="hint" datetime=${entry.at}>${moment(entry.at)}</time></summary>
+            <pre class="plain mono" tabindex="0">${JSON.stringify(entry.detail, null, 2)}</pre>
+          </details>
+        </li>`,
+      )}
+    </ul>
   </section>`;
 }
 
 export function Retention({ id, detail, admin, onChanged, onReset }) {
   const [version, setVersion] = useState(0);
   const [problem, setProblem] = useState(null);
+  const outlook = useOutlook(id, version);
   const changed = () => {
     setVersion(version + 1);
     onChanged();
@@ -173,18 +226,22 @@ export function Retention({ id, detail, admin, onChanged, onReset }) {
     changed();
     onReset();
   };
-  return html`<div class="pane retention">
+  return html`<div class="pane retention"><div class="page">
     ${problem && html`<p class="banner bad" role="alert">${problem}</p>`}
-    ${cleaned && html`<p class="banner">Cleaned ${moment(detail.cleaned_at)}: nothing of what was said is left here.</p>`}
-    <${Policy} id=${id} version=${version} />
+    <${Policy} outlook=${outlook} />
     ${!cleaned &&
     html`<section aria-label="Keep">
       <h3>Keep</h3>
       <${Hold} id=${id} detail=${detail} onChanged=${changed} onProblem=${setProblem} />
-      <p><a class="button" href=${api.exportOf(id)} download=${`${id}.ndjson.gz`}>Export the archive</a> <span class="hint">all of it, in one file that is checked when it comes back</span></p>
+      <p><a class="button" href=${api.exportOf(id)} download=${`${id}.ndjson.gz`}>Export the archive</a> <span class="hint">the whole session in one file</span></p>
     </section>
-    <${Clean} id=${id} admin=${admin} onDone=${done} />`}
-    ${cleaned && html`<${Rehydrate} id=${id} onDone=${done} />`}
+    <${Clean} id=${id} admin=${admin} outlook=${outlook} onDone=${done} />`}
+    ${cleaned &&
+    html`<section aria-label="Restore">
+      <h3>Restore</h3>
+      <p>This session was cleaned on ${moment(detail.cleaned_at)}. Its messages, tool calls and files were deleted.</p>
+      <${Restore} id=${id} onDone=${done} />
+    </section>`}
     ${admin && html`<${Audit} id=${id} version=${version} />`}
-  </div>`;
+  </div></div>`;
 }

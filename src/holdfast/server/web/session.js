@@ -1,17 +1,23 @@
-// One session: its head, its conversation, and the views of its timeline and ledger.
+// One session: its header, its conversation, and the views of its timeline, ledger and retention.
 import { html, useCallback, useEffect, useRef, useState } from "./preact.js";
 import * as api from "./api.js";
 import { Approval } from "./approvals.js";
-import { Composer } from "./composer.js";
+import { Composer, partsOf } from "./composer.js";
 import { Conversation } from "./conversation.js";
 import { Journal } from "./journal.js";
 import { Ledger } from "./ledger.js";
-import { Retention } from "./retention.js";
+import { Restore, Retention } from "./retention.js";
 import { follow } from "./stream.js";
 import { Timeline } from "./timeline.js";
-import { STATUS, count, titleOf } from "./words.js";
+import { STATUS, count, moment, titleFrom, titleOf } from "./words.js";
 
 const BUSY = new Set(["running", "queued", "waiting"]);
+const HINTS = {
+  stop: "Ends this turn. Everything that was done so far stays.",
+  background: "The turn continues on a worker when you close this page.",
+  undo: "Goes back to before your last message. What was said stays on record.",
+  compact: "Replaces the history by a shorter one, so that the model reads less.",
+};
 
 // Follows a session's feed into a journal; draws at most once per frame.
 function useJournal(id, life) {
@@ -92,13 +98,14 @@ function useSent(id, journal) {
       sessionStorage.setItem(`sent/${id}`, JSON.stringify(after.filter((one) => one.submission)));
       return after;
     });
-  const send = async (text, when) => {
+  const send = async (text, when, pictures) => {
     const key = api.newKey();
     const update = (facts) => change((all) => all.map((one) => (one.key === key ? { ...one, ...facts } : one)));
-    change((all) => [...all, { key, text, note: "sending…" }]);
-    const facts = { kind: "message", text, when_busy: when, idempotency_key: key };
+    change((all) => [...all, { key, text, pictures: pictures.length, note: "sending…" }]);
+    const said = pictures.length ? { content: partsOf(text, pictures) } : { text };
+    const facts = { kind: "message", ...said, when_busy: when, idempotency_key: key };
     try {
-      const made = await api.sendSurely(id, facts, () => update({ note: "not sent yet: the server does not answer" }));
+      const made = await api.sendSurely(id, facts, () => update({ note: "not sent yet: the server does not respond" }));
       update({ submission: made.submission_id, position: made.position, note: when === "steer" ? "enters the turn soon" : "queued" });
     } catch (error) {
       update({ note: `not accepted: ${error.message}` });
@@ -122,7 +129,7 @@ function Link({ link, reason }) {
   if (link === "live") return null;
   const words = {
     connecting: "Connecting…",
-    reconnecting: "Reconnecting… What you see may be behind; nothing of it is lost.",
+    reconnecting: "Reconnecting… What you see may be out of date. Nothing is lost.",
     gone: reason ?? "This session is gone.",
   };
   return html`<p class=${`banner ${link}`} role="status">${words[link] ?? link}</p>`;
@@ -162,14 +169,37 @@ function Usage({ usage }) {
   </span>`;
 }
 
-export function Session({ id, view, me }) {
+function Facts({ detail, usage }) {
+  const { status, metadata, parent_id: parent } = detail;
+  return html`<p class="facts">
+    <span class=${`status ${status}`}>${STATUS[status] ?? status}</span>
+    <span>${detail.agent}</span>
+    ${detail.holder && html`<span>on ${detail.holder}</span>`}
+    ${parent && html`<a href=${`#/s/${encodeURIComponent(parent)}`}>delegated by another session</a>`}
+    ${metadata?.attached && html`<span class="badge" title="Its turns need somebody who watches.">attached</span>`}
+    ${detail.hold && html`<span class="badge">on hold</span>`}
+    <${Usage} usage=${usage} />
+  </p>`;
+}
+
+// A session without a title is shown by its first message.
+function withTitle(detail, journal) {
+  const first = journal.items.find((item) => item.type === "user")?.content;
+  return detail && !detail.title && typeof first === "string" ? { ...detail, title: titleFrom(first) } : detail;
+}
+
+export function Session({ id, view, call, me, onDetail }) {
   const [life, setLife] = useState(0); // what was cleaned or brought back is read anew
   const { journal, link, reason } = useJournal(id, life);
-  const [detail, reread] = useDetail(id, journal.seq);
+  const [read, reread] = useDetail(id, journal.seq);
+  const detail = withTitle(read, journal);
   const { queued, send } = useSent(id, journal);
   const [problem, setProblem] = useState(null);
   const [background, setBackground] = useState(false);
   const status = detail?.status ?? "idle";
+  useEffect(() => {
+    if (detail) onDetail(detail);
+  }, [read, detail?.title]);
   const busy = BUSY.has(status) || journal.queue.size > 0;
   useEffect(() => {
     setBackground(false);
@@ -178,14 +208,14 @@ export function Session({ id, view, me }) {
   useEffect(() => {
     if (detail) document.title = `${status === "waiting" ? "● " : ""}${titleOf(detail)} · Holdfast`;
     if (detail && !BUSY.has(status)) setBackground(false);
-  }, [detail]);
+  }, [read, detail?.title]);
 
   const before = useRef(null);
   useEffect(() => {
     if (!detail) return;
     if (before.current?.id === id && before.current.cleaned !== detail.cleaned_at) setLife((n) => n + 1);
     before.current = { id, cleaned: detail.cleaned_at };
-  }, [detail]);
+  }, [read]);
 
   const ask = (what, then = () => {}) => async () => {
     setProblem(null);
@@ -197,6 +227,11 @@ export function Session({ id, view, me }) {
       setProblem(error.message);
     }
   };
+  const say = (text, when, pictures) => {
+    // A failure leaves the session without a title, which does no harm.
+    if (read && !read.title && !journal.runs.size && text.trim()) api.changeSession(id, { title: titleFrom(text) }).then(reread, () => {});
+    return send(text, when, pictures);
+  };
   const at = (name) => `#/s/${encodeURIComponent(id)}${name ? `/${name}` : ""}`;
   const tabs = [["", "Conversation"], ["timeline", "Timeline"], ["ledger", "Ledger"], ["retention", "Retention"]];
   const closed = link === "gone" || status === "cleaned" || status === "cleaning";
@@ -206,14 +241,7 @@ export function Session({ id, view, me }) {
       <a class="back" href="#/" aria-label="All sessions">←</a>
       <div class="head">
         ${detail ? html`<${Title} detail=${detail} onChanged=${reread} onProblem=${setProblem} />` : html`<h2>…</h2>`}
-        ${detail &&
-        html`<p class="facts">
-          <span class=${`status ${status}`}>${STATUS[status] ?? status}</span>
-          <span>${detail.agent}</span>
-          ${detail.holder && html`<span>held by ${detail.holder}</span>`}
-          ${detail.hold && html`<span class="badge">on hold</span>`}
-          <${Usage} usage=${journal.usage} />
-        </p>`}
+        ${detail && html`<${Facts} detail=${detail} usage=${journal.usage} />`}
       </div>
       <nav class="tabs" aria-label="Views of this session">
         ${tabs.map(
@@ -223,25 +251,34 @@ export function Session({ id, view, me }) {
     </header>
     <${Link} link=${link} reason=${reason} />
     ${problem && html`<p class="banner bad" role="alert">${problem} <button type="button" class="quiet" onClick=${() => setProblem(null)}>Dismiss</button></p>`}
+    ${detail?.problem && html`<p class="banner reconnecting" role="status">${detail.problem}</p>`}
     ${background && html`<p class="banner good" role="status">Running in the background. You can close this tab.</p>`}
     ${view === "timeline" && html`<${Timeline} id=${id} journal=${journal} version=${journal.version} />`}
     ${view === "ledger" && html`<${Ledger} id=${id} journal=${journal} />`}
     ${view === "retention" && html`<${Retention} key=${id} id=${id} detail=${detail} admin=${me.role === "admin"} onChanged=${reread} onReset=${() => setLife((n) => n + 1)} />`}
     ${view === "" &&
-    html`<${Conversation} key=${id} journal=${journal} version=${journal.version} queued=${queued}>
+    html`<${Conversation} key=${id} journal=${journal} version=${journal.version} queued=${queued} call=${call}>
         ${(journal.seq ? (detail?.asked ?? []) : []).map(
-          (asked) => html`<${Approval} key=${`${asked.call_id}/${asked.digest}`} sessionId=${id} asked=${asked} onSent=${reread} />`,
+          (asked) => html`<${Approval} key=${`${asked.call_id}/${asked.digest}`} sessionId=${id} asked=${asked} failed=${journal.failures} onSent=${reread} />`,
         )}
-        ${detail?.seq === 0 && journal.seq === 0 && !queued.length && html`<p class="empty">Nothing was said yet.</p>`}
+        ${status === "cleaned" &&
+        html`<section class="restore" aria-label="Cleaned">
+          <h3>This session was cleaned</h3>
+          <p>Its messages, tool calls and files were deleted on ${moment(detail.cleaned_at)}.</p>
+          <${Restore} id=${id} onDone=${() => (reread(), setLife((n) => n + 1))} />
+        </section>`}
+        ${status !== "cleaned" && detail?.seq === 0 && journal.seq === 0 && !queued.length && html`<p class="empty">No messages yet.</p>`}
       <//>
       <footer>
         <div class="actions" role="group" aria-label="Actions">
-          <button type="button" disabled=${!busy} onClick=${ask(api.interrupt)}>■ Stop</button>
-          <button type="button" disabled=${status !== "running"} onClick=${ask(api.background, () => setBackground(true))}>Background</button>
-          <button type="button" disabled=${busy || closed || !journal.runs.size} onClick=${ask(api.undo)}>Undo</button>
-          ${me.demo && html`<button type="button" class="kill" disabled=${!busy} title="Really: kill -9. For this demo only." onClick=${ask(api.killWorker)}>☠ Kill the worker</button>`}
+          <button type="button" disabled=${!busy} title=${HINTS.stop} onClick=${ask(api.interrupt)}>■ Stop</button>
+          <button type="button" disabled=${status !== "running"} title=${HINTS.background} onClick=${ask(api.background, () => setBackground(true))}>Background</button>
+          <button type="button" disabled=${busy || closed || !journal.runs.size} title=${HINTS.undo} onClick=${ask(api.undo)}>Undo</button>
+          <button type="button" disabled=${busy || closed || !journal.runs.size} title=${HINTS.compact} onClick=${ask(api.compact)}>Compact</button>
+          ${me.demo && html`<button type="button" class="kill" disabled=${!busy} title="Sends SIGKILL to the worker. Only the demo has this button." onClick=${ask(api.killWorker)}>☠ Kill the worker</button>`}
         </div>
-        <${Composer} key=${id} busy=${status === "running" || status === "queued"} disabled=${closed} onSend=${send} />
+        ${status === "running" && html`<p class="hint"><strong>Stop</strong> ends this turn and keeps what was done. <strong>Background</strong> continues it when you close this page.</p>`}
+        <${Composer} key=${id} busy=${status === "running" || status === "queued"} disabled=${closed} onSend=${say} />
       </footer>`}
   </section>`;
 }

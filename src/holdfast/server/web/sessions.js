@@ -1,12 +1,48 @@
-// The list of sessions, live, and the dialog that makes a new one.
+// The list of sessions, live, and the dialog that creates one.
 import { html, useEffect, useRef, useState } from "./preact.js";
 import * as api from "./api.js";
-import { STATUS, ago, titleOf } from "./words.js";
+import { REASON, STATUS, ago, titleFrom, titleOf } from "./words.js";
 
 const EVERY = 2000;
+const WATCHING = [
+  ["", "Background: continue the turn"],
+  ["handover", "Attached: hand over after 3 min"],
+  ["interrupt", "Attached: stop after 3 min"],
+];
 
-export function Sessions({ chosen, agents }) {
+function Row({ session, chosen, below }) {
+  const children = below.get(session.id) ?? [];
+  return html`<li>
+    <a href=${`#/s/${encodeURIComponent(session.id)}`} aria-current=${session.id === chosen ? "page" : undefined} class=${session.status === "waiting" ? "waits" : ""}>
+      <span class="title">${titleOf(session)}</span>
+      <span class="facts">
+        <span class=${`status ${session.status}`}>${STATUS[session.status] ?? session.status}</span>
+        ${REASON[session.waiting_for] && html`<span class="badge">${REASON[session.waiting_for]}</span>`}
+        <span>${session.agent}</span>
+        <time datetime=${session.active_at}>${ago(session.active_at)}</time>
+        ${session.holder && html`<span title="The worker that runs it">${session.holder}</span>`}
+      </span>
+    </a>
+    ${children.length > 0 && html`<ul aria-label="Delegates">${children.map((child) => html`<${Row} key=${child.id} session=${child} chosen=${chosen} below=${below} />`)}</ul>`}
+  </li>`;
+}
+
+// Returns the sessions without a parent in the list, and the delegates of each.
+function nested(sessions) {
+  const ids = new Set(sessions.map((session) => session.id));
+  const below = new Map();
+  const top = [];
+  for (const session of sessions) {
+    if (!ids.has(session.parent_id)) top.push(session);
+    else below.set(session.parent_id, [...(below.get(session.parent_id) ?? []), session]);
+  }
+  return { top, below };
+}
+
+// `current` is the session that is open, as its header shows it.
+export function Sessions({ chosen, agents, current }) {
   const [search, setSearch] = useState("");
+  const [status, setStatus] = useState("");
   const [found, setFound] = useState(null);
   const [more, setMore] = useState(null);
   const [older, setOlder] = useState([]);
@@ -21,7 +57,7 @@ export function Sessions({ chosen, agents }) {
     const read = async () => {
       if (!document.hidden || found === null) {
         try {
-          const page = await api.listSessions({ search });
+          const page = await api.listSessions({ search, status });
           if (stopped) return;
           setFound(page.items);
           setMore(page.next_cursor);
@@ -38,7 +74,7 @@ export function Sessions({ chosen, agents }) {
       stopped = true;
       clearTimeout(timer);
     };
-  }, [search]);
+  }, [search, status, current?.id, current?.status, current?.title]);
 
   useEffect(() => {
     const onKey = (event) => {
@@ -58,35 +94,30 @@ export function Sessions({ chosen, agents }) {
 
   const readOlder = async () => {
     const last = older.at(-1)?.next ?? more;
-    const page = await api.listSessions({ search, cursor: last }).catch(() => null);
+    const page = await api.listSessions({ search, status, cursor: last }).catch(() => null);
     if (page) setOlder([...older, { items: page.items, next: page.next_cursor }]);
   };
 
   const first = new Set((found ?? []).map((session) => session.id));
-  const all = [...(found ?? []), ...older.flatMap((page) => page.items.filter((session) => !first.has(session.id)))];
+  const listed = [...(found ?? []), ...older.flatMap((page) => page.items.filter((session) => !first.has(session.id)))];
+  const all = listed.map((session) => (session.id === current?.id && current.seq >= session.seq ? { ...session, ...current } : session));
+  const { top, below } = nested(all.filter((session) => !status || session.status === status));
   const next = older.length ? older.at(-1).next : more;
+  const nothing = search || status ? "No session matches." : "No sessions yet.";
   return html`<nav class="sessions" aria-label="Sessions">
     <div class="row">
       <input ref=${field} type="search" aria-label="Search titles" placeholder="Search titles ( / )" value=${search} onInput=${(event) => setSearch(event.target.value)} />
       <button type="button" class="primary" onClick=${() => setMaking(true)}>New</button>
     </div>
+    <select aria-label="Filter by status" value=${status} onChange=${(event) => setStatus(event.target.value)}>
+      <option value="">All sessions</option>
+      ${Object.entries(STATUS).map(([value, label]) => html`<option value=${value}>${label}</option>`)}
+    </select>
     ${trouble && html`<p class="banner reconnecting" role="status">${trouble} Trying again.</p>`}
     <ul>
-      ${all.map(
-        (session) => html`<li key=${session.id}>
-          <a href=${`#/s/${encodeURIComponent(session.id)}`} aria-current=${session.id === chosen ? "page" : undefined} class=${session.status === "waiting" ? "waits" : ""}>
-            <span class="title">${titleOf(session)}</span>
-            <span class="facts">
-              <span class=${`status ${session.status}`}>${STATUS[session.status] ?? session.status}</span>
-              <span>${session.agent}</span>
-              <time datetime=${session.active_at}>${ago(session.active_at)}</time>
-              ${session.holder && html`<span title="who holds it">${session.holder}</span>`}
-            </span>
-          </a>
-        </li>`,
-      )}
+      ${top.map((session) => html`<${Row} key=${session.id} session=${session} chosen=${chosen} below=${below} />`)}
     </ul>
-    ${found !== null && !all.length && html`<p class="empty">${search ? "No title has this in it." : "No sessions yet."}</p>`}
+    ${found !== null && !top.length && html`<p class="empty">${nothing}</p>`}
     ${next && html`<button type="button" class="quiet" onClick=${readOlder}>Show older</button>`}
     ${making && html`<${NewSession} agents=${agents} onClose=${() => setMaking(false)} />`}
   </nav>`;
@@ -94,23 +125,41 @@ export function Sessions({ chosen, agents }) {
 
 function NewSession({ agents, onClose }) {
   const box = useRef(null);
+  const writing = useRef(null);
   const [agent, setAgent] = useState(agents[0] ?? "");
+  const [message, setMessage] = useState("");
   const [title, setTitle] = useState("");
+  const [unwatched, setUnwatched] = useState("");
   const [problem, setProblem] = useState(null);
-  useEffect(() => box.current?.showModal(), []);
+  const [sending, setSending] = useState(false);
+  useEffect(() => {
+    box.current?.showModal();
+    writing.current?.focus();
+  }, []);
   const make = async (event) => {
     event.preventDefault();
+    if (sending) return;
+    setSending(true);
     try {
-      const session = await api.createSession({ agent, title });
+      const metadata = unwatched ? { attached: { then: unwatched } } : {};
+      const session = await api.createSession({ agent, title: title || titleFrom(message), metadata });
+      if (message.trim()) await api.submit(session.id, { kind: "message", text: message, idempotency_key: api.newKey() });
       box.current.close();
       location.hash = `#/s/${encodeURIComponent(session.id)}`;
     } catch (error) {
       setProblem(error.message);
+      setSending(false);
     }
+  };
+  const onKeyDown = (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) make(event);
   };
   return html`<dialog ref=${box} onClose=${onClose} aria-label="New session">
     <form onSubmit=${make}>
       <h2>New session</h2>
+      <label>First message
+        <textarea ref=${writing} rows="3" placeholder="Enter sends, Shift+Enter breaks the line" value=${message} onInput=${(event) => setMessage(event.target.value)} onKeyDown=${onKeyDown}></textarea>
+      </label>
       <label>Agent
         ${agents.length
           ? html`<select value=${agent} onChange=${(event) => setAgent(event.target.value)}>
@@ -119,11 +168,17 @@ function NewSession({ agents, onClose }) {
           : html`<input type="text" required maxlength="200" value=${agent} onInput=${(event) => setAgent(event.target.value)} />`}
       </label>
       <label>Title
-        <input type="text" maxlength="1000" placeholder="What is it about?" value=${title} onInput=${(event) => setTitle(event.target.value)} />
+        <input type="text" maxlength="1000" placeholder="By default, the first message" value=${title} onInput=${(event) => setTitle(event.target.value)} />
       </label>
+      <label>When nobody watches
+        <select value=${unwatched} onChange=${(event) => setUnwatched(event.target.value)}>
+          ${WATCHING.map(([value, label]) => html`<option value=${value}>${label}</option>`)}
+        </select>
+      </label>
+      ${unwatched && html`<p class="hint">3 minutes after the last reader left, the turn ${unwatched === "interrupt" ? "stops" : "moves to the background"}.</p>`}
       ${problem && html`<p class="error" role="alert">${problem}</p>`}
       <div class="row">
-        <button type="submit" class="primary">Create</button>
+        <button type="submit" class="primary" disabled=${sending}>Create</button>
         <button type="button" onClick=${() => box.current.close()}>Cancel</button>
       </div>
     </form>

@@ -1,35 +1,74 @@
-// A picture of the runs over time. Times in which nothing happened are shortened.
+// The runs over time. Longer pauses are cut out, and drawn as breaks.
 import { html, useEffect, useMemo, useState } from "./preact.js";
 import * as api from "./api.js";
 import { Message } from "./conversation.js";
-import { clock, count, lasting } from "./words.js";
+import { clock, count, lasting, outcome } from "./words.js";
 
-const ROW = 52;
-const LANE = { model: 6, tool: 20 }; // a request takes a moment, a tool may take long: neither hides the other
+const HIGH = matchMedia("(pointer: coarse)").matches ? 44 : 12; // a finger needs more than a mouse
+const ROW = 2 * HIGH + 28;
+const TOP = 44; // the axis and the signs
+const LANE = { model: 6, tool: HIGH + 8 }; // a request takes a moment, a tool may take long: neither hides the other
 const LEFT = 12;
-const GAP = 3_000; // a longer pause is drawn as this
+const RIGHT = 40;
+const GAP = 3_000; // a longer pause is a break
+const BREAK = 56; // pixels
+const TICK = 72; // pixels between two ticks at least
+const SIGN = 16;
+const LETTER = 6.2;
 const RUNS = 60;
 const DELEGATING = 10; // runs that are asked for their delegates
-const MARKS = { handover: "⇄", takeover: "↷", recovered: "✚", asks: "?", run_interrupted: "■", rewound: "↶", forked: "⑂" };
+const MARKS = {
+  handover: ["⇄", "handed over"],
+  takeover: ["↷", "taken over"],
+  recovered: ["✚", "recovered"],
+  asks: ["?", "waits for you"],
+  run_failed: ["✕", "failed"],
+  run_interrupted: ["■", "interrupted"],
+  rewound: ["↶", "went back"],
+  forked: ["⇉", "forked"],
+  compacted: ["≡", "compacted"],
+};
+const STEPS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600].map((seconds) => seconds * 1000);
 
-// Returns what places a time, and the length of it all.
-function scale(spans, marks) {
-  const points = [];
-  for (const span of spans) points.push([span.from, span.to]);
-  for (const mark of marks) points.push([mark.time, mark.time]);
+// Returns the stretches of time in which something happened.
+export function stretches(spans, marks) {
+  const points = [...spans.map((span) => [span.from, span.to]), ...marks.map((mark) => [mark.time, mark.time])];
   points.sort((one, other) => one[0] - other[0]);
   const parts = [];
   for (const [from, to] of points) {
     const last = parts.at(-1);
     if (last && from - last.to <= GAP) last.to = Math.max(last.to, to);
-    else parts.push({ from, to, at: last ? last.at + (last.to - last.from) + GAP : 0 });
+    else parts.push({ from, to });
   }
-  const last = parts.at(-1);
+  return parts;
+}
+
+// Returns what places a time on so many pixels, the ticks of the axis, and the breaks.
+export function scale(parts, width) {
+  const worked = Math.max(1, parts.reduce((sum, part) => sum + part.to - part.from, 0));
+  const each = Math.max(0.001, (width - LEFT - RIGHT - BREAK * Math.max(0, parts.length - 1)) / worked);
+  const step = STEPS.find((one) => one * each >= TICK) ?? STEPS.at(-1);
+  const ticks = [];
+  const breaks = [];
+  let at = LEFT;
+  for (const [n, part] of parts.entries()) {
+    part.at = at;
+    const end = at + (part.to - part.from) * each;
+    ticks.push({ x: at, label: clock(part.from), first: true });
+    for (let time = step; time * each < end - at; time += step) {
+      const x = at + time * each;
+      // The first label is the time of day, which is longer; behind the last one, a break may have its own.
+      const fits = x > at + 1.3 * TICK && x < end - TICK / 2;
+      ticks.push({ x, label: fits ? `+${lasting(time).replace(".0", "")}` : "" });
+    }
+    if (n < parts.length - 1) breaks.push({ x: end, label: lasting(parts[n + 1].from - part.to) });
+    at = end + BREAK;
+  }
   const place = (time) => {
     const part = parts.findLast((one) => one.from <= time) ?? parts[0];
-    return part.at + Math.min(time, part.to) - part.from;
+    return part.at + (Math.min(time, part.to) - part.from) * each;
   };
-  return { place, length: last ? Math.max(1, last.at + last.to - last.from) : 1 };
+  return { place, ticks, breaks };
 }
 
 function layout(journal, delegates) {
@@ -45,14 +84,17 @@ function layout(journal, delegates) {
   for (const run of delegates) {
     const from = Date.parse(run.started_at);
     const after = rows.findLastIndex((row) => row.run.id === run.parent_id || row.run.parent === run.parent_id);
-    const facts = { id: run.id, agent: run.agent, parent: run.parent_id, session: run.session_id, status: run.status, at: run.started_at };
+    const facts = { id: run.id, agent: run.agent, parent: run.parent_id, session: run.session_id, status: run.status === "completed" ? "done" : run.status, at: run.started_at };
     if (after >= 0) rows.splice(after + 1, 0, { run: facts, spans: [], from, to: run.ended_at ? Date.parse(run.ended_at) : now });
   }
   const first = rows[0]?.from ?? 0;
   const marks = journal.marks
     .filter((mark) => mark.kind in MARKS && Date.parse(mark.at) >= first)
     .map((mark) => ({ ...mark, time: Date.parse(mark.at) }));
-  return { rows, marks, hidden: all.length - runs.length, ...scale(rows.flatMap((row) => row.spans.length ? row.spans : [row]), marks) };
+  const spans = rows.flatMap((row) => (row.spans.length ? row.spans : [row]));
+  const parts = stretches(spans, marks);
+  const width = Math.min(4000, Math.max(736, spans.length * 36 + parts.length * BREAK));
+  return { rows, marks, width, hidden: all.length - runs.length, ...scale(parts, width) };
 }
 
 // The runs that tools of the latest runs have started, in sessions of their own.
@@ -75,11 +117,9 @@ function useDelegates(journal) {
 export function Timeline({ id, journal, version }) {
   const [step, setStep] = useState(null);
   const delegates = useDelegates(journal);
-  const { rows, marks, hidden, place, length } = useMemo(() => layout(journal, delegates), [version, delegates]);
-  if (!rows.length) return html`<div class="pane"><p class="empty">No run has begun yet.</p></div>`;
-  const width = Math.min(4000, Math.max(680, rows.reduce((sum, row) => sum + row.spans.length, 0) * 36));
-  const x = (time) => LEFT + (place(time) / length) * (width - 2 * LEFT - 14);
-  const rowOf = new Map(rows.map((row, n) => [row.run.id, n]));
+  const { rows, marks, hidden, width, place: x, ticks, breaks } = useMemo(() => layout(journal, delegates), [version, delegates]);
+  if (!rows.length) return html`<div class="pane"><div class="page"><p class="empty">No run has started yet.</p></div></div>`;
+  const height = TOP + rows.length * ROW + 8;
   const choose = (span) => () => setStep(span);
   const onKey = (span) => (event) => {
     if (event.key === "Enter" || event.key === " ") {
@@ -87,48 +127,80 @@ export function Timeline({ id, journal, version }) {
       setStep(span);
     }
   };
-  return html`<div class="pane">
-    ${hidden > 0 && html`<p class="hint">${count(hidden, "earlier run")} left out.</p>`}
+  return html`<div class="pane"><div class="page">
+    ${hidden > 0 && html`<p class="hint">${count(hidden, "earlier run")} not shown.</p>`}
     <div class="scroll timeline" tabindex="0" role="group" aria-label="Runs over time">
-      <svg width=${width} height=${rows.length * ROW + 28} viewBox=${`0 0 ${width} ${rows.length * ROW + 28}`}>
+      <svg width=${width} height=${height} viewBox=${`0 0 ${width} ${height}`}>
+        <g class="axis">
+          ${ticks.map((tick) => html`<line key=${tick.x} class=${tick.first ? "first" : ""} x1=${tick.x} x2=${tick.x} y1=${tick.label ? 18 : 22} y2=${height} /><text x=${tick.x + 3} y="14">${tick.label}</text>`)}
+        </g>
+        ${breaks.map(
+          (gap) => html`<g key=${gap.x} class="break" role="img" aria-label=${`Nothing happened for ${gap.label}`}>
+            <rect x=${gap.x + 14} y="20" width=${BREAK - 28} height=${height - 20} />
+            <text x=${gap.x + BREAK / 2} y="14" text-anchor="middle">${gap.label}</text>
+            <title>Nothing happened for ${gap.label}.</title>
+          </g>`,
+        )}
+        ${signs(marks, x).map(
+          (sign) => html`<g class=${`sign ${sign.kind}`} role="img" aria-label=${sign.text}>
+            <line x1=${sign.at} x2=${sign.at} y1="38" y2=${height} />
+            <text x=${sign.x} y="34" text-anchor="middle">${MARKS[sign.kind][0]}</text>
+            <title>${sign.text} ${clock(sign.iso)}</title>
+          </g>`,
+        )}
         ${rows.map(({ run, spans, from, to }, n) => {
-          const y = 24 + n * ROW;
+          const y = TOP + 12 + n * ROW;
+          const words = `${run.parent ? "↳ " : ""}${run.agent || "run"} · ${outcome(run.status).label} · ${clock(run.at)}`;
           return html`<g key=${run.id}>
-            <text class="run-label" x=${Math.min(x(from), width - 220)} y=${y}>
-              ${run.parent ? "↳ " : ""}${run.agent || "run"} · ${run.status} · ${clock(run.at)}
-            </text>
+            <text class="run-label" x=${Math.max(LEFT, Math.min(x(from), width - words.length * LETTER - 8))} y=${y}>${words}</text>
+            <rect class=${`run ${outcome(run.status).className}${run.session ? " other" : ""}`} x=${x(from)} y=${y + 4} width=${Math.max(3, x(to) - x(from))} height=${2 * HIGH + 6} rx="4" />
             ${run.session &&
             html`<a href=${`#/s/${encodeURIComponent(run.session)}`} aria-label=${`Open the session of ${run.agent}`}>
-              <rect class="span delegate" x=${x(from)} y=${y + 12} width=${Math.max(7, x(to) - x(from))} height="14" rx="2"><title>${run.agent}, ${lasting(to - from)}, in a session of its own</title></rect>
+              <rect class="span delegate" x=${x(from)} y=${y + 12} width=${Math.max(7, x(to) - x(from))} height=${HIGH + 2} rx="2"><title>${run.agent}, ${lasting(to - from)}, in its own session</title></rect>
+              <${Label} text=${run.agent} x=${x(from)} y=${y + HIGH / 2 + 16} width=${x(to) - x(from)} />
             </a>`}
-            <rect class=${`run ${run.status.replace(" ", "-")}${run.session ? " other" : ""}`} x=${x(from)} y=${y + 4} width=${Math.max(3, x(to) - x(from))} height="30" rx="4" />
             ${spans.map((span) => {
-              const words = `${span.kind === "model" ? "Model request" : `Tool ${span.label}`}, ${span.state}, ${lasting(span.to - span.from)}`;
+              const name = span.kind === "model" ? "model" : span.label;
+              const about = `${span.kind === "model" ? "Model request" : `Tool ${span.label}`}, ${outcome(span.state).label}, ${lasting(span.to - span.from)}`;
               const on = step && step.seq === span.seq ? " chosen" : "";
               return html`<rect
                 key=${span.seq}
-                class=${`span ${span.kind} ${span.state.replace(" ", "-")}${on}`}
-                x=${x(span.from)} y=${y + LANE[span.kind]} width=${Math.max(7, x(span.to) - x(span.from))} height="12" rx="2"
-                tabindex="0" role="button" aria-label=${words}
+                class=${`span ${span.kind} ${outcome(span.state).className}${on}`}
+                x=${x(span.from)} y=${y + LANE[span.kind]} width=${Math.max(7, x(span.to) - x(span.from))} height=${HIGH} rx="2"
+                tabindex="0" role="button" aria-label=${about}
                 onClick=${choose(span)} onKeyDown=${onKey(span)}
-              ><title>${words}</title></rect>`;
+              ><title>${about}</title></rect>
+              <${Label} text=${name} x=${x(span.from)} y=${y + LANE[span.kind] + HIGH / 2 + 3.5} width=${x(span.to) - x(span.from)} />`;
             })}
           </g>`;
-        })}
-        ${marks.map((mark) => {
-          const n = rowOf.get(mark.run) ?? Math.max(0, rows.findLastIndex((row) => row.from <= mark.time));
-          return html`<text class=${`sign ${mark.kind}`} x=${x(mark.time)} y=${24 + n * ROW + 25} text-anchor="middle" role="img" aria-label=${mark.text}>
-            ${MARKS[mark.kind]}<title>${mark.text} ${clock(mark.at)}</title>
-          </text>`;
         })}
       </svg>
     </div>
     <p class="legend">
       <span class="key model">model request</span> <span class="key tool">tool call</span> <span class="key delegate">delegate</span>
-      <span>✚ recovered</span> <span>↷ taken over</span> <span>⇄ handed over</span> <span>? asks</span> <span>■ interrupted</span>
+      <span class="key failed">failed, interrupted or cut off</span> <span class="key pause">pause, cut out</span>
+      ${Object.values(MARKS).map(([sign, meaning]) => html`<span>${sign} ${meaning}</span> `)}
     </p>
-    ${step ? html`<${Step} key=${step.seq} id=${id} step=${step} />` : html`<p class="hint">Choose a step to see what was said there, and to fork or go back.</p>`}
-  </div>`;
+    ${step ? html`<${Step} key=${step.seq} id=${id} step=${step} />` : html`<p class="hint">Choose a step to see its messages, to fork a new session from it, or to go back to it.</p>`}
+  </div></div>`;
+}
+
+// The name of a step, if it fits.
+function Label({ text, x, y, width }) {
+  return text.length * LETTER + 6 <= width && html`<text class="span-label" x=${x + 4} y=${y}>${text}</text>`;
+}
+
+// The signs of what happened, side by side if they would cover each other.
+function signs(marks, x) {
+  let free = 0;
+  return marks
+    .toSorted((one, other) => one.time - other.time)
+    .map((mark) => {
+      const at = x(mark.time);
+      const place = Math.max(at, free);
+      free = place + SIGN;
+      return { kind: mark.kind, text: mark.text, iso: mark.at, at, x: place };
+    });
 }
 
 function Step({ id, step }) {
@@ -152,15 +224,15 @@ function Step({ id, step }) {
     }
   };
   return html`<section class="step" aria-label="Step">
-    <h3>${step.kind === "model" ? "Model request" : step.label} <span class="hint">${step.state}, ${lasting(step.to - step.from)}, began ${clock(step.start)}</span></h3>
-    ${step.item ? html`<${Message} item=${step.item} />` : html`<p class="hint">Nothing was said in this step.</p>`}
+    <h3>${step.kind === "model" ? "Model request" : step.label} <span class="hint">${outcome(step.state).label}, ${lasting(step.to - step.from)}, started ${clock(step.start)}</span></h3>
+    ${step.item ? html`<${Message} item=${step.item} />` : html`<p class="hint">This step has no message.</p>`}
     ${place &&
     html`<div class="row">
-      <button type="button" onClick=${ask(api.fork, "The fork is being made: the conversation links to it.")}>Fork from here</button>
-      <button type="button" onClick=${ask(api.rewind, "It goes back as soon as nothing else runs.")}>Go back to here</button>
-      <span class="hint">${count(place.length, "message")} of history, ${place.kind}</span>
+      <button type="button" onClick=${ask(api.fork, "The fork is being created. The conversation links to it.")}>Fork from here</button>
+      <button type="button" onClick=${ask(api.rewind, "The session goes back as soon as nothing else runs.")}>Go back to here</button>
+      <span class="hint">with a history of ${count(place.length, "message")}</span>
     </div>`}
-    ${place === null && html`<p class="hint">This run has no point to go on from.</p>`}
+    ${place === null && html`<p class="hint">This run has no checkpoint to continue from.</p>`}
     ${said && html`<p role="status">${said}</p>`}
   </section>`;
 }

@@ -1,4 +1,4 @@
-// Times, durations and numbers as people read them.
+// Times, durations, numbers and states as people read them.
 
 export const STATUS = {
   idle: "idle",
@@ -9,6 +9,29 @@ export const STATUS = {
   cleaned: "cleaned",
   failed: "failed",
 };
+
+export const REASON = { worker: "no worker", resume: "interrupted" };
+
+// One vocabulary for tool calls, model requests and runs, in every view: the badge and its explanation.
+const OUTCOMES = {
+  planned: ["planned", "It has not started."],
+  waiting: ["waits for you", "It waits for your decision."],
+  running: ["running", "It is running."],
+  done: ["done", "Its result is on record. It never runs again."],
+  replayed: ["replayed", "Its worker stopped. The recorded result was used, and the call did not run again."],
+  unknown: ["unknown", "It started, and its worker stopped before it ended. It was not repeated."],
+  failed: ["failed", "It failed."],
+  denied: ["denied", "A person denied it."],
+  "not run": ["not run", "The conversation continued without it."],
+  interrupted: ["interrupted", "A person stopped it."],
+  "cut off": ["cut off", "Its worker stopped before it ended."],
+  "handed over": ["handed over", "Another worker continued it."],
+};
+
+export function outcome(state) {
+  const [label, meaning] = OUTCOMES[state] ?? [state, ""];
+  return { label, meaning, className: state.replaceAll(" ", "-") };
+}
 
 export function ago(iso, now = Date.now()) {
   const seconds = Math.max(0, (now - Date.parse(iso)) / 1000);
@@ -23,7 +46,9 @@ export function lasting(milliseconds) {
   if (milliseconds < 950) return `${Math.max(0, Math.round(milliseconds))} ms`;
   if (milliseconds < 59_950) return `${(milliseconds / 1000).toFixed(1)} s`;
   const seconds = Math.round(milliseconds / 1000);
-  return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min${seconds % 60 ? ` ${seconds % 60} s` : ""}`;
+  const hours = Math.floor(seconds / 3600);
+  return hours < 48 ? `${hours} h ${Math.floor((seconds % 3600) / 60)} min` : count(Math.floor(hours / 24), "day");
 }
 
 export const clock = (iso) => (iso ? new Date(iso).toLocaleTimeString() : "");
@@ -35,6 +60,27 @@ export function pretty(value) {
   return JSON.stringify(value, null, 2) ?? "";
 }
 
+export function argumentsText(given) {
+  if (typeof given !== "string") return pretty(given ?? {});
+  try {
+    return JSON.stringify(JSON.parse(given), null, 2);
+  } catch {
+    return given;
+  }
+}
+
+// A reason without the frame that the server puts around it.
+export function plainly(reason) {
+  const problem = /^(?:This contradicts what is stored already|What was given cannot be used): (.+?)\.(?: Nothing was changed\.)?$/s.exec(reason)?.[1];
+  return problem ? `${problem}.` : reason;
+}
+
 export function titleOf(session) {
   return session.title || `Session ${session.id.slice(-8)}`;
+}
+
+// The title of a session that was not given one: the first line of its first message.
+export function titleFrom(message) {
+  const [line] = message.trim().split("\n");
+  return line.length > 80 ? `${line.slice(0, 79).trimEnd()}…` : line;
 }

@@ -31,7 +31,7 @@ async def sessions(
 ) -> list[MongoRow]:
     """Find sessions. Their status is known only after a look at leases and queues: so it filters page by page."""
     if id is not None:
-        return await view(db, await db.get("sessions", id))
+        return await _with_parents(db, await view(db, await db.get("sessions", id)))
     where: dict[str, object] = {}
     if owner is not None:
         where["owner"] = owner
@@ -50,7 +50,31 @@ async def sessions(
         if len(page) < limit:
             break
         place = (page[-1]["active_at"], page[-1]["id"])
-    return rows[:limit]
+    return await _with_parents(db, rows[:limit])
+
+
+async def _with_parents(db: Documents, rows: list[MongoRow]) -> list[MongoRow]:
+    """Add the session that delegated to each: that of the parent of its first run, if it has the same owner."""
+    first = {
+        "from": "runs",
+        "localField": "_id",
+        "foreignField": "session_id",
+        "pipeline": [{"$sort": {"first_seq": 1, "id": 1}}, {"$limit": 1}, {"$project": {"parent_id": 1}}],
+        "as": "first",
+    }
+    found = await db.group(
+        "sessions", {"$match": {"_id": {"$in": [row["id"] for row in rows]}}}, {"$lookup": first}
+    )
+    runs = {one["_id"]: one["first"][0].get("parent_id") for one in found if one["first"]}
+    wanted = [parent for parent in runs.values() if parent is not None]
+    parents = await db.find("runs", {"id": {"$in": wanted}}) if wanted else []
+    sessions = await by_key(db, "sessions", [parent["session_id"] for parent in parents])
+    owned = {parent["id"]: sessions.get(parent["session_id"], MongoRow()) for parent in parents}
+    for row in rows:
+        parent = owned.get(runs.get(row["id"]), MongoRow())
+        if parent["owner"] == row["owner"] and parent["id"] != row["id"]:
+            row["parent_id"] = parent["id"]
+    return rows
 
 
 async def view(db: Documents, sessions: Sequence[MongoRow]) -> list[MongoRow]:

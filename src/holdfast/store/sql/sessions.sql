@@ -14,6 +14,9 @@ SELECT * FROM (
   SELECT s.id, s.agent, s.owner, s.title, s.title_folded, s.waiting_for, s.hold, s.metadata,
     s.created_at, s.active_at, s.cleaned_at, s.archive, h.epoch, h.seq, live.name AS holder, live.deadline AS held_until,
     (SELECT count(*) FROM submissions q WHERE q.session_id = s.id AND q.ended_at IS NULL) AS pending,
+    -- The first run of a delegate has a parent run in the session that delegated.
+    (SELECT o.id FROM runs p JOIN sessions o ON o.id = p.session_id AND o.owner = s.owner AND o.id <> s.id
+      WHERE p.id = (SELECT r.parent_id FROM runs r WHERE r.session_id = s.id ORDER BY r.first_seq, r.id LIMIT 1)) AS parent_id,
     CASE
       WHEN s.status = 'running' AND live.id IS NOT NULL THEN 'running'
       WHEN s.status IN ('running', 'idle', 'failed') AND EXISTS (

@@ -1,0 +1,175 @@
+"""The views of the page. All tests share one server and one browser; each has a tab of its own."""
+
+import base64
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.store import open_store
+from holdfast.types import Batch, Run
+from tests.browser.conftest import Site, new_session, say, texts
+
+pytestmark = [pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
+PICTURE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+WIDTHS = "[...document.querySelectorAll('.column, .page')].map((one) => one.getBoundingClientRect().width)"
+BREAKS = """import("/static/timeline.js").then(({ stretches, scale }) => {
+    const { breaks, place } = scale(stretches([{ from: 0, to: 1000 }, { from: 121000, to: 122000 }], []), 800);
+    return [breaks.map((one) => one.label), place(121000) - place(1000) < 100];
+})"""
+"""A pause of two minutes is a narrow break."""
+SMALL = """() => [...document.querySelectorAll('button, [role=button], select, textarea, summary, .tabs a, aside > header a, .sessions li a')]
+    .filter((one) => one.checkVisibility() && one.getBoundingClientRect().height < 44)
+    .map((one) => one.outerHTML)"""
+
+
+async def test_create_a_session_with_its_first_message(shared: Site):
+    page = await shared.open()
+    await page.get_by_role("button", name="New", exact=True).click()
+    await page.keyboard.type("say hello there")  # the message has the focus
+    await page.get_by_label("When nobody watches").select_option("interrupt")
+    await page.get_by_label("First message").press("Enter")
+    await page.locator("article.answer", has_text="hello there").wait_for()
+    await page.locator(".session .status.idle").wait_for()
+    assert await texts(page, ".session h2") == ["say hello there✎"]
+    assert "say hello there" in await texts(page, ".sessions .title")
+    assert await page.locator(".session .badge", has_text="attached").count() == 1
+    picture = {"name": "dot.png", "mimeType": "image/png", "buffer": PICTURE}
+    await page.get_by_label("Picture", exact=True).set_input_files(picture)
+    await page.get_by_role("img", name="dot.png").wait_for()
+    await say(page, "look at this")
+    await page.locator("article.user img.picture").wait_for()
+    await page.locator("article.answer", has_text="nothing to do").wait_for()
+    await page.get_by_role("button", name="Compact").click()
+    await page.locator(".mark", has_text="The history was shortened").wait_for()
+
+
+async def test_the_inbox_and_an_edit_that_is_refused(shared: Site):
+    page = await shared.open()
+    await new_session(page, "Tidy up")
+    await say(page, "remove the notes")
+    card = page.get_by_role("region", name="Approval of remove")
+    await card.wait_for()
+    row = page.locator(".sessions li", has_text="Tidy up")
+    assert await row.locator(".status.waiting").count() == 1  # as soon as the header has it
+    await page.get_by_role("link", name="Inbox 1").click()
+    for refused in ("inbox", "conversation"):
+        await card.get_by_role("button", name="Edit…").click()
+        await card.get_by_role("textbox").fill('{"path": "all.txt"}')
+        await card.get_by_role("button", name="Approve as edited").click()
+        await card.get_by_role("alert").get_by_text("not accepted").wait_for()
+        assert "all.txt" in await card.get_by_role("textbox").input_value()
+        await card.get_by_role("button", name="Back").click()
+        if refused == "inbox":
+            await page.get_by_role("link", name="Tidy up").first.click()
+            await page.get_by_role("log").wait_for()
+    await card.get_by_role("button", name="Approve", exact=True).click()
+    await page.locator("article.answer", has_text="ended after 1: removed notes.txt").wait_for()
+    (when,) = await texts(page, "details.tool .tool-time >> text=approved by")
+    assert when.startswith("approved by local, ")
+    await page.get_by_label("Filter by status").select_option("cleaned")
+    await page.get_by_text("No session matches.").wait_for()
+    await page.get_by_label("Filter by status").select_option("idle")
+    await row.wait_for()
+
+
+async def test_delegates_and_a_message_that_failed(shared: Site):
+    async with open_store(shared.store) as store:
+        holder = await store.join("a writer")
+        ids: list[str] = []
+        for title, parent in (("Parent", None), ("Delegate", "run-of-Parent")):
+            session = await store.create_session(agent="agent", owner="local", title=title)
+            lease = await store.acquire(session.id, holder)
+            await store.write(
+                lease, Batch(runs=[Run(id=f"run of {title}".replace(" ", "-"), parent_id=parent)])
+            )
+            await store.release(lease)
+            ids.append(session.id)
+        await store.submit(ids[0], "message", json.dumps({"text": "lost words", "content": []}))
+        await store.leave(holder)
+    page = await shared.open(f"/#/s/{ids[0]}")
+    await page.locator(".mark.bad", has_text="The message failed").wait_for()
+    await page.locator("article.user.failed", has_text="lost words").wait_for()
+    below = page.locator(".sessions li", has_text="Parent").get_by_role("list", name="Delegates")
+    await below.get_by_text("Delegate").click()
+    await page.get_by_role("link", name="delegated by another session").wait_for()
+
+
+async def test_timeline_ledger_and_workers(shared: Site, tmp_path: Path):
+    page = await shared.open()
+    address = await new_session(page, "")
+    await say(page, f"work 2 {tmp_path / 'mark'}")
+    await page.get_by_text("ended after 2").wait_for()
+    await page.locator(".sessions .title", has_text="work 2").wait_for()  # its title is its first message
+    widths = await page.evaluate(WIDTHS)
+    await page.get_by_role("link", name="Timeline", exact=True).click()
+    await page.locator(".axis text").first.wait_for()
+    assert re.match(r"\d+:\d\d:\d\d", await page.locator(".axis text").first.text_content())
+    assert await page.evaluate(BREAKS) == [["2 min"], True]
+    assert "pause, cut out" in (await texts(page, ".legend"))[0]
+    widths += await page.evaluate(WIDTHS)
+    await page.get_by_role("link", name="Ledger", exact=True).click()
+    await page.locator(".effects summary").first.click()
+    await page.locator(".effects").get_by_text('"number": 0').wait_for()
+    assert await texts(page, ".effects .badge") == ["done", "done"]
+    widths += await page.evaluate(WIDTHS)
+    await page.get_by_role("link", name="Show it in the conversation").first.click()
+    await page.locator("details.tool.chosen[open]", has_text='"number": 0').wait_for()
+    assert page.url.startswith(f"{address}/call/")
+    await page.get_by_role("link", name="Workers", exact=True).click()
+    await page.locator("td", has_text="alive").first.wait_for()
+    widths += await page.evaluate(WIDTHS)
+    assert len(set(widths)) == 1
+    assert (await texts(page, "th")) == ["worker", "agents", "runs", "up for", "state"]
+    assert "agent idle" in (await texts(page, "tbody tr"))[0]
+
+
+async def test_clean_without_an_archive_asks_first(shared: Site):
+    page = await shared.open()
+    await new_session(page, "Short-lived")
+    await say(page, "say keep this")
+    await page.locator("article.answer", has_text="keep this").wait_for()
+    await page.locator(".session .status.idle").wait_for()
+    await page.get_by_role("link", name="Retention").click()
+    clean = page.get_by_role("button", name="Clean now")
+    await clean.click()
+    refused = page.get_by_role("alert")
+    await refused.get_by_text("second").wait_for()
+    assert "Not cleaned: it was active" in await refused.inner_text()
+    assert "--" not in await refused.inner_text()
+    await page.get_by_label("Only if idle for").fill("0")
+    await page.get_by_label("Keep an archive").uncheck()
+    await clean.click()
+    asks = page.get_by_role("dialog", name="Delete for good")
+    await asks.get_by_text("There is no archive of this session on the server").wait_for()
+    await asks.get_by_role("button", name="Cancel").click()
+    assert await page.locator(".session .status.idle").count() == 1
+    await clean.click()
+    await asks.get_by_role("button", name="Archive and clean").click()
+    await page.locator(".session .status.cleaned").wait_for()
+    await page.get_by_role("region", name="Audit").get_by_text("kept an archive").wait_for()
+    await page.get_by_role("link", name="Conversation").click()
+    cleaned = page.get_by_role("region", name="Cleaned")
+    await cleaned.get_by_role("button", name="Restore").click()
+    await page.locator("article.answer", has_text="keep this").wait_for()
+
+
+async def test_touch_targets_are_large_enough(shared: Site):
+    phone: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+    page = await shared.open(**phone)
+    await new_session(page, "By hand")
+    await say(page, "remove it")
+    await page.get_by_role("region", name="Approval of remove").wait_for()
+    for view in ("Conversation", "Timeline", "Ledger", "Retention"):
+        await page.get_by_role("link", name=view).click()
+        await page.locator(
+            {"Timeline": "rect.span", "Ledger": ".effects li"}.get(view, "h3")
+        ).first.wait_for()
+        assert await page.evaluate(SMALL) == []
+    await page.get_by_role("link", name="All sessions").click()
+    await page.locator(".sessions .title").first.wait_for()
+    assert await page.evaluate(SMALL) == []
