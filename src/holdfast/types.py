@@ -48,7 +48,11 @@ class Page(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """One conversation with one agent, owned by one principal. Everything hangs from it."""
+    """One conversation with one agent, owned by one principal. Everything hangs from it.
+
+    `waiting_for` names the tool calls that wait for an answer; it is `worker` if no live worker serves the session's agent, and
+    `resume` if the process of its last run ended before the run did and nothing is queued that would continue it.
+    """
 
     id: str
     agent: str
@@ -339,6 +343,8 @@ class Holder:
     deadline: datetime
     ttl: float
     sessions: int = 0
+    agents: Sequence[str] | None = ()
+    """The agents whose sessions it claims; None if an earlier version joined, which did not record them."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from holdfast import Store
 from holdfast.server.auth import digest
 from holdfast.types import Batch, Effect, NewEvent, Run
 from tests.runtime.agents import working
-from tests.runtime.test_session import paying
+from tests.runtime.test_approvals import paying
 
 
 @pytest.fixture
@@ -44,6 +44,17 @@ async def test_the_life_of_a_session(http: httpx2.AsyncClient):
     assert [item["id"] for item in found["items"]] == [session["id"]]
     rest = await http.get("/api/sessions", params={"cursor": found["next_cursor"]})
     assert rest.json() == {"items": [], "next_cursor": None}
+
+
+async def test_a_session_without_a_worker_for_its_agent_has_a_reason(store: Store, http: httpx2.AsyncClient):
+    await store.create_session(agent="bott", owner="owner", id="typo")
+    await store.submit("typo", "message", "{}")
+    await store.join("worker", agents=["bot"])
+    detail = (await http.get("/api/sessions/typo")).json()
+    assert (detail["status"], detail["waiting_for"]) == ("queued", "worker")
+    assert "Did you mean 'bot'?" in detail["problem"]
+    assert (await http.get("/api/sessions")).json()["items"][0]["waiting_for"] == "worker"
+    assert [worker["agents"] for worker in (await http.get("/api/workers")).json()["items"]] == [[], ["bot"]]
 
 
 async def test_state_and_cursors(http: httpx2.AsyncClient, session: str):

@@ -22,6 +22,7 @@ from holdfast.cli.options import AsJson, StoreUrl, chosen_store
 from holdfast.cli.terminal import coloured, new_console, new_table, one_line, print_json
 from holdfast.config import FILE, Settings, load_settings
 from holdfast.errors import HoldfastError, StoreTooOld
+from holdfast.leases import no_worker
 from holdfast.store import Store
 from holdfast.types import Holder, Session
 
@@ -114,6 +115,8 @@ async def _store(settings: Settings) -> AsyncIterator[Finding]:
                 )
             for each in (await _clock(opened), await _workers(opened, schema.pending)):
                 yield each
+            async for each in _unserved(opened):
+                yield each
     except StoreTooOld as old:
         yield Finding("store", "ok", closed.url)
         yield Finding("migrations", "bad", str(old), "Run `holdfast db upgrade`.")
@@ -156,6 +159,19 @@ async def _workers(store: Store, pending: int) -> Finding:
     if len(alive) < len(holders):
         return Finding("workers", "warn", detail, "A worker that lives takes over what they had.")
     return Finding("workers", "ok", detail)
+
+
+async def _unserved(store: Store) -> AsyncIterator[Finding]:
+    """Find agents that sessions wait for and that no live worker serves."""
+    now = await store.now()
+    alive = [holder for holder in await store.holders() if holder.deadline > now]
+    served = {agent for holder in alive for agent in holder.agents or ()}
+    if not alive or any(holder.agents is None for holder in alive):
+        return
+    for agent, sessions in (await store.ready_agents()).items():
+        if agent not in served:
+            detail = f"{sessions} sessions wait for agent {agent!r}. {no_worker(agent, served)}"
+            yield Finding("agents", "bad", detail, "Start a worker that serves it, or correct the name.")
 
 
 def _places(settings: Settings) -> Iterable[Path]:

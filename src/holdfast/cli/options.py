@@ -59,6 +59,15 @@ async def asked(opened: "Sessions", session_id: str) -> list[dict[str, Any]]:
     return await asked_of(opened, session_id)
 
 
+async def why_waiting(opened: "Sessions", session_id: str) -> str | None:
+    """Return why no worker continues a session, and what to do; None if one does or nothing waits."""
+    if not isinstance(opened, Store):
+        return await opened.problem(session_id)
+    from holdfast.leases import why_waiting
+
+    return await why_waiting(opened, await opened.session(session_id))
+
+
 async def with_media(opened: "Sessions", text: Json) -> Json:
     """Return a message with the content that was moved to the media store, which it only refers to."""
     from holdfast.media import open_media, to_uri, walker

@@ -47,6 +47,10 @@ class Remote:
         """Return what a session asks a person now."""
         return (await self.client.session(session_id))["asked"]
 
+    async def problem(self, session_id: str) -> str | None:
+        """Return why no worker continues a session; None if one does or nothing waits."""
+        return (await self.client.session(session_id))["problem"]
+
     async def session(self, session_id: str) -> Session:
         """Return one session."""
         return _session(await self.client.session(session_id))

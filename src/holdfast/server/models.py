@@ -109,7 +109,10 @@ class SessionOut(Shown):
     owner: str
     title: str
     status: Status
-    waiting_for: str | None
+    waiting_for: str | None = Field(
+        description="The tool calls that wait for an answer; `worker`: no live worker serves its agent; `resume`: its last run ended"
+        " with its process."
+    )
     holder: str | None = Field(description="Who runs it now.")
     held_until: datetime | None
     seq: int = Field(description="The number of its last event.")
@@ -131,8 +134,12 @@ class Asked(BaseModel):
 
 
 class SessionDetail(SessionOut):
-    """A session, and what it asks a person."""
+    """A session, what it asks a person, and why it waits."""
 
+    problem: str | None = Field(
+        None,
+        description="Why no worker continues it, and what to do, if `waiting_for` is `worker` or `resume`.",
+    )
     asked: list[Asked] = Field(default_factory=list[Asked])
 
 
@@ -353,12 +360,15 @@ class CursorOut(Shown):
 
 
 class WorkerOut(Shown):
-    """Who holds sessions."""
+    """A worker or another holder of sessions."""
 
     id: str
     name: str
     sessions: int
     deadline: datetime
+    agents: Sequence[str] | None = Field(
+        description="The agents that it serves; null if it runs an earlier version, which does not record them."
+    )
 
 
 class AuditOut(Shown):

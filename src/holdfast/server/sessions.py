@@ -8,7 +8,9 @@ from fastapi import Header, Path, Query, Request, Response
 
 from holdfast.counting import count
 from holdfast.errors import BadInput, Forbidden, NotYet
+from holdfast.ids import did_you_mean
 from holdfast.jsontext import strict_json
+from holdfast.leases import why_waiting
 from holdfast.runtime.attachment import attachment
 from holdfast.runtime.attachment import parse as parse_attachment
 from holdfast.runtime.questions import asked
@@ -66,7 +68,10 @@ async def create_session(request: Request, body: NewSession) -> SessionOut:
         raise Forbidden(needs="the role admin to create sessions for others", who=principal.owner)
     agents = request.app.state.agents
     if agents and body.agent not in agents:
-        raise BadInput(problem=f"there is no agent {body.agent!r}; there are: {', '.join(sorted(agents))}")
+        hint = did_you_mean(body.agent, agents)
+        raise BadInput(
+            problem=f"there is no agent {body.agent!r}.{hint} There are: {', '.join(sorted(agents))}"
+        )
     session = await store_of(request).create_session(
         agent=body.agent,
         owner=body.owner or principal.owner,
@@ -124,6 +129,7 @@ async def read_session(request: Request, session_id: SessionId) -> SessionDetail
     questions = await asked(store_of(request), session_id) if session.status == "waiting" else []
     detail = SessionDetail.of(session)
     detail.asked = [Asked.model_validate(question) for question in questions]
+    detail.problem = await why_waiting(store_of(request), session)
     return detail
 
 

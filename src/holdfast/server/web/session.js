@@ -223,6 +223,7 @@ export function Session({ id, view, me }) {
     </header>
     <${Link} link=${link} reason=${reason} />
     ${problem && html`<p class="banner bad" role="alert">${problem} <button type="button" class="quiet" onClick=${() => setProblem(null)}>Dismiss</button></p>`}
+    ${detail?.problem && html`<p class="banner reconnecting" role="status">${detail.problem}</p>`}
     ${background && html`<p class="banner good" role="status">Running in the background. You can close this tab.</p>`}
     ${view === "timeline" && html`<${Timeline} id=${id} journal=${journal} version=${journal.version} />`}
     ${view === "ledger" && html`<${Ledger} id=${id} journal=${journal} />`}

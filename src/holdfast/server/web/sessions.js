@@ -1,7 +1,7 @@
 // The list of sessions, live, and the dialog that makes a new one.
 import { html, useEffect, useRef, useState } from "./preact.js";
 import * as api from "./api.js";
-import { STATUS, ago, titleOf } from "./words.js";
+import { REASON, STATUS, ago, titleOf } from "./words.js";
 
 const EVERY = 2000;
 
@@ -78,6 +78,7 @@ export function Sessions({ chosen, agents }) {
             <span class="title">${titleOf(session)}</span>
             <span class="facts">
               <span class=${`status ${session.status}`}>${STATUS[session.status] ?? session.status}</span>
+              ${REASON[session.waiting_for] && html`<span class="badge">${REASON[session.waiting_for]}</span>`}
               <span>${session.agent}</span>
               <time datetime=${session.active_at}>${ago(session.active_at)}</time>
               ${session.holder && html`<span title="who holds it">${session.holder}</span>`}

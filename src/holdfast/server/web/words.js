@@ -10,6 +10,8 @@ export const STATUS = {
   failed: "failed",
 };
 
+export const REASON = { worker: "no worker", resume: "interrupted" };
+
 export function ago(iso, now = Date.now()) {
   const seconds = Math.max(0, (now - Date.parse(iso)) / 1000);
   if (seconds < 5) return "now";
