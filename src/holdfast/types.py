@@ -18,12 +18,14 @@ RunStatus: TypeAlias = Literal["running", "completed", "failed", "interrupted", 
 EffectState: TypeAlias = Literal["started", "completed", "failed"]
 CheckpointKind: TypeAlias = Literal["settled", "interrupted"]
 Role: TypeAlias = Literal["user", "admin"]
+Scope: TypeAlias = Literal["read", "write", "delete", "shell", "admin"]
 BlobState: TypeAlias = Literal["storing", "stored", "deleting"]
 CommandState: TypeAlias = Literal["running", "done", "timed_out", "stopped", "killed", "lost"]
 ShellKind: TypeAlias = Literal["command", "output"]
 DueBy: TypeAlias = Literal["idle", "age", "cleaned", "submissions"]
 
 ROLES: tuple[str, ...] = get_args(Role)
+SCOPES: tuple[str, ...] = get_args(Scope)
 STATUSES: tuple[str, ...] = get_args(Status)
 LANES: tuple[str, ...] = get_args(Lane)
 WHEN_BUSY: tuple[str, ...] = get_args(WhenBusy)

@@ -41,6 +41,7 @@ app.add_typer(sessions.app, name="sessions")
 app.add_typer(retention.app, name="archive")
 app.add_typer(importing.app, name="import")
 app.add_typer(tokens.app, name="token")
+app.add_typer(tokens.app, name="tokens", hidden=True)
 for command in (
     serve.serve,
     demo.demo,

@@ -135,13 +135,15 @@ async def read_session(request: Request, session_id: SessionId) -> SessionDetail
 
 @route(router, "PATCH", "/api/sessions/{session_id}", "write")
 async def change_session(request: Request, session_id: SessionId, body: SessionChange) -> SessionOut:
-    """Rename a session, put it on hold for retention, or replace its metadata."""
+    """Rename a session, put it on hold for retention, or replace its metadata. Only an administrator lifts a hold that one set."""
+    principal = principal_of(request)
     changed = await store_of(request).update_session(
         session_id,
         title=body.title,
         hold=body.hold,
         metadata=None if body.metadata is None else _metadata(body.metadata),
-        actor=principal_of(request).owner,
+        actor=principal.owner,
+        is_admin=principal.is_admin,
     )
     return SessionOut.of(changed)
 

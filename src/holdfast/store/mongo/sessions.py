@@ -159,6 +159,10 @@ async def update_session(db: Documents, *, id: str, **values: object) -> list[Mo
     return await db.change_where("sessions", {"_id": id}, **given) if given else []
 
 
+async def admin_hold(db: Documents, *, id: str) -> list[MongoRow]:
+    return await db.find("sessions", {"_id": id, "hold": 1, "admin_hold": 1}, fields=["_id"])
+
+
 async def state(db: Documents, *, session_id: str) -> list[MongoRow]:
     return await db.get("states", session_id)
 

@@ -64,10 +64,14 @@ WHERE s.id = :id;
 UPDATE sessions SET
   title = :title, title_folded = :title_folded,   --? title
   hold = :hold,                                   --? hold
+  admin_hold = :admin_hold,                       --? admin_hold
   metadata = :metadata,                           --? metadata
   active_at = active_at
 WHERE id = :id
 RETURNING id;
+
+-- name: admin_hold
+SELECT id FROM sessions WHERE id = :id AND hold = 1 AND admin_hold = 1;
 
 -- name: state
 SELECT version, body FROM states WHERE session_id = :session_id;
