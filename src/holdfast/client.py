@@ -25,6 +25,8 @@ _LONG = httpx2.Timeout(30, read=None)
 class ServerError(HoldfastError):
     """The server answered {status}, {code}: {message}."""
 
+    # `facts["facts"]` has the facts of the server's own error.
+
     code = "server_error"
 
 
@@ -236,11 +238,13 @@ def _answer(response: httpx2.Response) -> Any:
     if response.is_success and not response.content:
         return None
     code, message = "unknown", response.text[:200]
+    facts: Any = {}
     try:
         value: Any = response.json()
         if response.is_success:
             return value
         code, message = str(value["error"]["code"]), str(value["error"]["message"])
+        facts = value["error"].get("facts", {})
     except (
         ValueError,
         LookupError,
@@ -248,9 +252,8 @@ def _answer(response: httpx2.Response) -> Any:
         RecursionError,
     ):  # it is not from Holdfast, as that of a proxy
         pass
-    raise ServerError(
-        status=response.status_code, code=code, message=message.strip().rstrip(".") or "no reason given"
-    )
+    said = message.strip().rstrip(".") or "no reason given"
+    raise ServerError(status=response.status_code, code=code, message=said, facts=facts)
 
 
 class Client:

@@ -20,6 +20,7 @@ def refuse_cleaning(state: RetentionState, *, idle: float, force: bool) -> None:
             "pending",
             f"{state.pending} submissions have not ended",
             "Wait until they have, or use force to drop them.",
+            pending=state.pending,
         )
     if state.behind:
         raise _refused(
@@ -28,6 +29,8 @@ def refuse_cleaning(state: RetentionState, *, idle: float, force: bool) -> None:
             f"the cursor of {state.behind[0]} is behind event {state.seq}"
             + (f", and {len(state.behind) - 1} others are" if len(state.behind) > 1 else ""),
             "Let the consumer read on and move its cursor, or use force.",
+            consumers=list(state.behind),
+            seq=state.seq,
         )
     if state.idle < idle:
         lacks = timedelta(seconds=round(idle - state.idle))
@@ -36,6 +39,8 @@ def refuse_cleaning(state: RetentionState, *, idle: float, force: bool) -> None:
             "idle",
             f"it was active {timedelta(seconds=round(state.idle))} ago",
             f"Wait for {lacks}, or name fewer idle days (`--idle-days 0`), or use force.",
+            idle_seconds=round(state.idle),
+            needed_seconds=round(idle),
         )
 
 
@@ -55,6 +60,7 @@ def _refuse_always(state: RetentionState) -> None:
             "running",
             f"it is running, held by {state.holder}",
             "Interrupt it, or wait for its end; force does not help.",
+            holder=state.holder,
         )
     if state.commands:
         raise _refused(
@@ -62,8 +68,9 @@ def _refuse_always(state: RetentionState) -> None:
             "running",
             f"{state.commands} of its shell commands are running",
             "Stop them, or wait for their end; force does not help.",
+            commands=state.commands,
         )
 
 
-def _refused(state: RetentionState, guard: str, problem: str, lift: str) -> RetentionRefused:
-    return RetentionRefused(session_id=state.session_id, guard=guard, problem=problem, lift=lift)
+def _refused(state: RetentionState, guard: str, problem: str, lift: str, **facts: object) -> RetentionRefused:
+    return RetentionRefused(session_id=state.session_id, guard=guard, problem=problem, lift=lift, **facts)

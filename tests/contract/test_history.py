@@ -1,3 +1,6 @@
+import asyncio
+from typing import Any
+
 import pytest
 
 from holdfast.errors import BadInput, Conflict, NotFound
@@ -211,3 +214,23 @@ async def test_the_same_call_id_in_two_runs(store: Store):
     rest = await store.effects(lease.session_id, limit=1, cursor=page.next_cursor)
     assert [e.result for e in (*page.items, *rest.items)] == ['"r1"', '"r2"']
     assert [e.result for e in (await store.effects(lease.session_id, run_id="r2")).items] == ['"r2"']
+
+
+async def test_a_call_that_waited_for_an_answer_starts_when_it_is_run(store: Store):
+    lease, _ = await held_session(store)
+
+    async def written(**facts: Any) -> Effect:
+        await store.write(lease, Batch(effects=[Effect(run_id="r", call_id="c", tool="pay", **facts)]))
+        (effect,) = (await store.effects(lease.session_id)).items
+        return effect
+
+    asked = await written(attempts=0, result='{"waits": "approval"}')
+    await asyncio.sleep(0.002)
+    begun = await written(attempts=1)
+    assert begun.started_at is not None
+    assert asked.started_at is not None
+    assert begun.started_at > asked.started_at
+    again = await written(attempts=2)  # a repetition after a crash is part of the same call
+    assert again.started_at == begun.started_at
+    ended = await written(attempts=2, state="completed", result="1")
+    assert ended.started_at == begun.started_at

@@ -9,6 +9,8 @@ import httpx2
 import pytest
 
 from holdfast import Store
+from holdfast.media import open_media
+from holdfast.retention import erase
 from holdfast.server.auth import digest
 from holdfast.types import Batch, Effect, NewEvent, Run
 from tests.runtime.agents import working
@@ -55,6 +57,29 @@ async def test_a_session_without_a_worker_for_its_agent_has_a_reason(store: Stor
     assert "Did you mean 'bot'?" in detail["problem"]
     assert (await http.get("/api/sessions")).json()["items"][0]["waiting_for"] == "worker"
     assert [worker["agents"] for worker in (await http.get("/api/workers")).json()["items"]] == [[], ["bot"]]
+
+
+async def test_an_id_of_somebody_else_is_answered_like_an_erased_one(
+    app: Any, store: Store, http: httpx2.AsyncClient, tokens: dict[str, str]
+):
+    await store.create_session(agent="secret", owner="other", id="taken")
+    gone = await store.create_session(agent="secret", owner="other", id="erased")
+    await erase(store, open_media(store=store), gone.id, actor="test")
+    answers: list[str] = []
+    for name in ("taken", "erased"):
+        refused = await http.post("/api/sessions", json={"agent": "agent", "id": name})
+        assert refused.status_code == 409
+        answers.append(refused.text.replace(name, "X"))
+    assert answers[0] == answers[1]
+    assert "exist" not in answers[0]
+    await http.post("/api/sessions", json={"agent": "agent", "id": "mine"})
+    own = (await http.post("/api/sessions", json={"agent": "agent", "id": "mine"})).json()["error"]
+    assert (own["code"], "exist_ok" in own["message"]) == ("session_exists", False)
+
+
+async def test_a_fork_needs_no_body(http: httpx2.AsyncClient, session: str):
+    forked = await http.post(f"/api/sessions/{session}/fork")
+    assert (forked.status_code, forked.json()["kind"]) == (202, "fork")
 
 
 async def test_state_and_cursors(http: httpx2.AsyncClient, session: str):

@@ -1,6 +1,5 @@
 """The `holdfast` command. Each group of subcommands is a module of its own."""
 
-import json
 import sys
 from typing import Annotated
 
@@ -23,7 +22,7 @@ from holdfast.cli import (
     tokens,
     worker,
 )
-from holdfast.cli.terminal import echo
+from holdfast.cli.terminal import echo, print_json
 from holdfast.errors import HoldfastError
 
 app = typer.Typer(
@@ -81,6 +80,6 @@ def main() -> None:
         app()
     except HoldfastError as error:
         if "--json" in sys.argv:
-            echo(json.dumps({"error": {"code": error.code, "message": str(error)}}))
+            print_json({"error": {"code": error.code, "message": str(error), "facts": error.facts}})
         echo(f"error: {error}", err=True)
         sys.exit(2)

@@ -193,7 +193,7 @@ def effects(
             "" if effect.step is None else str(effect.step),
             str(effect.attempts),
             time_text(effect.started_at),
-            duration(effect.started_at, effect.ended_at),
+            duration(effect.started_at, effect.ended_at if effect.attempts else None),
             one_line(effect.summary),
             one_line(effect.error),
         )

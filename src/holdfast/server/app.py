@@ -4,14 +4,16 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from pydantic_core import to_jsonable_python
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -217,10 +219,18 @@ def _document(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-def _error(status: int, code: str, message: str, **more: object) -> JSONResponse:
+def _error(
+    status: int, code: str, message: str, facts: Mapping[str, Any] = MappingProxyType({}), **more: object
+) -> JSONResponse:
     headers = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "1"}}
-    body = {"error": {"code": code, "message": message, **more}}
+    body = {"error": {"code": code, "message": message, "facts": dict(facts), **more}}
     return JSONResponse(body, status, headers.get(status))
+
+
+def _facts(error: HoldfastError) -> dict[str, Any]:
+    """Return the facts of an error as JSON can represent them."""
+    facts = to_jsonable_python(error.facts, fallback=str, inf_nan_mode="strings")
+    return json.loads(json.dumps(facts, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 async def _say_ours(request: Request, error: Any) -> JSONResponse:
@@ -232,7 +242,7 @@ async def _say_ours(request: Request, error: Any) -> JSONResponse:
     if isinstance(error, MediaError):
         _log.error("%s", error)
         return _error(503, error.code, "The media store does not answer, or what it has is damaged.")
-    return _error(status, error.code, str(error))
+    return _error(status, error.code, str(error), _facts(error))
 
 
 async def _say_invalid(request: Request, error: Any) -> JSONResponse:
@@ -242,7 +252,7 @@ async def _say_invalid(request: Request, error: Any) -> JSONResponse:
     ]
     first = problems[0]
     message = f"{first['where']}: {first['problem']}".encode("utf-8", "replace").decode()
-    return _error(422, "bad_input", message, problems=problems[:20])
+    return _error(422, "bad_input", message, {"problems": problems[:20]}, problems=problems[:20])
 
 
 async def _say_http(request: Request, error: Any) -> JSONResponse:
@@ -255,7 +265,8 @@ async def _say_http(request: Request, error: Any) -> JSONResponse:
         416: "range_not_satisfiable",
     }
     status = 422 if error.status_code == 400 else error.status_code  # noqa: PLR2004
-    answer = _error(status, codes.get(error.status_code, "http_error"), str(error.detail))
+    facts = error.facts if isinstance(error, BodyTooLarge) else {}
+    answer = _error(status, codes.get(error.status_code, "http_error"), str(error.detail), facts)
     answer.headers.update(error.headers or {})
     return answer
 
@@ -264,6 +275,14 @@ async def _say_unexpected(request: Request, error: Exception) -> JSONResponse:
     number = new_id()
     _log.error("request %s %s failed, %s", request.method, request.url.path, number, exc_info=error)
     return _error(500, "internal", f"This should not have happened. It is in the log as {number}.")
+
+
+class BodyTooLarge(HTTPException):
+    """The body of a request is larger than its route allows. `size` is what it declared, or what was read so far."""
+
+    def __init__(self, limit: int, size: int) -> None:
+        super().__init__(413, f"The body has {size} bytes or more; the limit is {limit}.")
+        self.facts = {"what": "body", "size": size, "limit": limit}
 
 
 class Gate:
@@ -292,11 +311,11 @@ class Gate:
             nonlocal got
             limit = scope[BODY_LIMIT]
             if declared.isdigit() and int(declared) > limit:
-                raise HTTPException(413, str(PayloadTooLarge(what="body", size=int(declared), limit=limit)))
+                raise BodyTooLarge(limit, int(declared))
             message = await receive()
             got += len(message.get("body", b""))
             if got > limit:
-                raise HTTPException(413, f"The body has more than {limit} bytes.")
+                raise BodyTooLarge(limit, got)
             return message
 
         async def send_safely(message: Message) -> None:

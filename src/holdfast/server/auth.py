@@ -232,7 +232,6 @@ def cookie_of(connection: HTTPConnection) -> str | None:
     return None
 
 
-
 class Keys:
     """The identity provider's public keys, from a URL or a file, and the tokens they verify.
 

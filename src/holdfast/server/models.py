@@ -66,11 +66,14 @@ class Items(Shown, Generic[T]):
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong: a fixed code for programs, a message for people."""
+    """What went wrong: a fixed code and facts for programs, a message for people."""
 
     model_config = ConfigDict(extra="allow")
     code: str
     message: str
+    facts: dict[str, Any] = Field(
+        description="The values that the message is made of, such as `holder` and `until`, or `size` and `limit`."
+    )
 
 
 class ErrorBody(BaseModel):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import Header, Path, Query, Request, Response
 
 from holdfast.counting import count
-from holdfast.errors import BadInput, Forbidden, NotYet
+from holdfast.errors import BadInput, Forbidden, IdUnavailable, NotYet, SessionErased, SessionExists
 from holdfast.ids import did_you_mean
 from holdfast.jsontext import strict_json
 from holdfast.leases import why_waiting
@@ -72,13 +72,21 @@ async def create_session(request: Request, body: NewSession) -> SessionOut:
         raise BadInput(
             problem=f"there is no agent {body.agent!r}.{hint} There are: {', '.join(sorted(agents))}"
         )
-    session = await store_of(request).create_session(
-        agent=body.agent,
-        owner=body.owner or principal.owner,
-        id=body.id,
-        title=body.title,
-        metadata=_metadata(body.metadata),
-    )
+    store = store_of(request)
+    try:
+        session = await store.create_session(
+            agent=body.agent,
+            owner=body.owner or principal.owner,
+            id=body.id,
+            title=body.title,
+            metadata=_metadata(body.metadata),
+        )
+    except SessionExists as error:
+        if principal.may_see(await store.session(str(error.facts["id"]))):
+            raise
+        raise IdUnavailable(id=body.id) from None
+    except SessionErased:
+        raise IdUnavailable(id=body.id) from None
     return SessionOut.of(session)
 
 
@@ -229,9 +237,10 @@ async def compact(request: Request, session_id: SessionId) -> SubmissionOut:
 
 
 @route(router, "POST", "/api/sessions/{session_id}/fork", "write", status_code=202)
-async def fork(request: Request, session_id: SessionId, body: ForkOf) -> SubmissionOut:
-    """Copy the history into a new session; a `forked` event tells its id."""
-    return await _submit(request, session_id, "fork", body.model_dump(exclude_none=True))
+async def fork(request: Request, session_id: SessionId, body: ForkOf | None = None) -> SubmissionOut:
+    """Copy the history into a new session; a `forked` event has its id. Without a body, from the latest checkpoint."""
+    payload = {} if body is None else body.model_dump(exclude_none=True)
+    return await _submit(request, session_id, "fork", payload)
 
 
 @route(router, "POST", "/api/sessions/{session_id}/background", "write", status_code=202)

@@ -73,7 +73,7 @@ class SessionMethods(Transactions):
         self._check_object(metadata, "metadata")
         if len(metadata) > _LARGEST_METADATA:
             problem = f"has {len(metadata)} characters; the limit is {_LARGEST_METADATA}"
-            raise BadText(what="metadata", problem=problem)
+            raise BadText(what="metadata", problem=problem, size=len(metadata), limit=_LARGEST_METADATA)
 
     @reading
     def session(self, session_id: str) -> Tx[Session]:

@@ -43,7 +43,7 @@ export function Ledger({ id, journal }) {
             </span>
             ${effect.attempts > 1 && html`<span class="hint">${effect.attempts} attempts</span>`}
             <span class="hint">${clock(effect.started_at)}</span>
-            ${effect.ended_at && effect.started_at && html`<span class="hint">${lasting(Date.parse(effect.ended_at) - Date.parse(effect.started_at))}</span>`}
+            ${effect.ended_at && effect.attempts > 0 && html`<span class="hint">${lasting(Date.parse(effect.ended_at) - Date.parse(effect.started_at))}</span>`}
           </div>
           <p class="hint mono">${effect.call_id}${effect.summary ? ` · ${effect.summary}` : ""}</p>
           ${effect.error && html`<p class="error">${effect.error}</p>`}
