@@ -315,7 +315,7 @@ class Blob:
     """Bytes addressed by their SHA-256, as one media store has them.
 
     `id` names one act of storing them, `location` the media store, `key` where they are in it. `at` is when the same
-    content was put last; `references` counts the sessions that refer to it.
+    content was put last; `references` counts the sessions that refer to it, or whose archive it is.
     """
 
     id: str

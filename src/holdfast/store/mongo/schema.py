@@ -99,7 +99,7 @@ async def _served_agents(database: AsyncDatabase[MongoRow]) -> None:
     """Index the runs of all sessions. The agents of a worker are a field that needs no migration."""
     await database["runs"].create_indexes([_index("started_at", "id"), _index("status", "started_at", "id")])
     await database["effects"].create_indexes(
-        [_index("session_id", "run_id", partialFilterExpression={"state": "started"})]
+        [_index("state", "run_id", partialFilterExpression={"state": "started"})]
     )
 
 
