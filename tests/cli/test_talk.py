@@ -299,7 +299,7 @@ async def test_approve_deny_and_edit(terminal: Terminal):
         assert (asked["call_id"], asked["tool"], asked["arguments"]) == ("pay-5", "pay", {"amount": 5})
         assert shown["session"]["waiting_for"] == "pay (pay-5)"
         assert 'asked       pay-5: pay {"amount": 5}' in await terminal.text("sessions", "show", "s")
-        await terminal.text("approve", "s")
+        assert 'approved pay-5: pay {"amount": 5}\n' in await terminal.text("approve", "s")
         await terminal.becomes("s", "idle")
         await terminal.text("send", "s", "pay 6")
         await terminal.becomes("s", "waiting")

@@ -12,19 +12,22 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 from rich.console import Group
 from rich.text import Text
 
-from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, chosen_sessions, chosen_store
 from holdfast.cli.terminal import coloured, new_console, new_table, one_line, print_json
 from holdfast.config import FILE, Settings, load_settings
 from holdfast.errors import HoldfastError, StoreTooOld
 from holdfast.leases import no_worker
 from holdfast.store import Store
 from holdfast.types import Holder, Session
+
+if TYPE_CHECKING:
+    from holdfast.cli.options import Sessions
 
 Verdict: TypeAlias = Literal["ok", "warn", "bad"]
 
@@ -192,6 +195,7 @@ def _disk(place: Path) -> Finding:
 
 def top(
     store: StoreUrl = None,
+    url: ServerUrl = None,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
     as_json: AsJson = False,
@@ -199,11 +203,11 @@ def top(
     """Show sessions and workers as they are, again and again until Ctrl-C; once where there is no terminal."""
     live = not once and not as_json and sys.stdout.isatty()
     with suppress(KeyboardInterrupt):
-        asyncio.run(_top(store, interval, live=live, as_json=as_json))
+        asyncio.run(_top(store, url, interval, live=live, as_json=as_json))
 
 
-async def _top(url: str | None, interval: float, *, live: bool, as_json: bool) -> None:
-    async with chosen_store(url) as opened:
+async def _top(store: str | None, url: str | None, interval: float, *, live: bool, as_json: bool) -> None:
+    async with chosen_sessions(store, url) as opened:
         looks = _looks(opened, interval)
         async for sessions, holders in looks:
             if as_json:
@@ -222,7 +226,9 @@ async def _top(url: str | None, interval: float, *, live: bool, as_json: bool) -
                 return
 
 
-async def _looks(store: Store, interval: float) -> AsyncGenerator[tuple[list[Session], list[Holder]], None]:
+async def _looks(
+    store: "Sessions", interval: float
+) -> AsyncGenerator[tuple[list[Session], list[Holder]], None]:
     while True:
         page = await store.sessions(limit=_MOST)
         yield list(page.items), await store.holders()

@@ -50,6 +50,12 @@ def chosen_sessions(store: str | None, url: str | None) -> "Sessions":
     return Remote(url or settings.url or "", None if token is None else token.get_secret_value())
 
 
+def chosen_server(store: str | None, url: str | None) -> "Remote | None":
+    """Return the server of `--url` or of the settings; None if `--store` or the settings name a store."""
+    chosen = chosen_sessions(store, url)
+    return None if isinstance(chosen, Store) else chosen
+
+
 async def asked(opened: "Sessions", session_id: str) -> list[dict[str, Any]]:
     """Return what a session asks a person now."""
     if not isinstance(opened, Store):

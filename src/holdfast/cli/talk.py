@@ -120,6 +120,11 @@ async def _answer(store: "Sessions", sent: Submission) -> tuple[Submission, str 
     return await _reread(store, sent), await _whole_text(store, said)
 
 
+async def outcome(store: "Sessions", sent: Submission) -> Submission:
+    """Wait until a submission has ended or waits for a person, and return it."""
+    return (await _answer(store, sent))[0]
+
+
 async def _whole_text(store: "Sessions", event: Event | None) -> str | None:
     """Return what a response says, with what was too large for the message."""
     if event is None or event.message is None:
@@ -170,6 +175,11 @@ def tail(
 
     async def work() -> None:
         async with chosen_sessions(store, url) as opened:
+            session = await opened.session(session_id)
+            if session.cleaned_at is not None:
+                cleaned = f"The events of session {session_id} were deleted when it was cleaned, at {time_text(session.cleaned_at)}."
+                echo(f"{cleaned} Bring them back with `holdfast sessions rehydrate {session_id}`.", err=True)
+                return
             if follow:
                 async for event in opened.watch(session_id, after=after):
                     show(event)
@@ -195,7 +205,7 @@ def interrupt(
         async with chosen_sessions(store, url) as opened:
             return await opened.submit(session_id, "interrupt", lane="control")
 
-    _print_sent(asyncio.run(work()), as_json)
+    print_sent(asyncio.run(work()), as_json=as_json)
 
 
 def approve(
@@ -216,7 +226,7 @@ def approve(
     except ValueError as error:
         raise BadInput(problem=f"--arguments is not JSON: {error}") from error
 
-    async def work() -> Submission:
+    async def work() -> tuple[Submission, dict[str, Any]]:
         async with chosen_sessions(store, url) as opened:
             questions = await asked(opened, session_id)
             chosen = [q for q in questions if call_id is None or q["call_id"] == call_id]
@@ -231,13 +241,19 @@ def approve(
                 "approved": not deny,
                 **{name: value for name, value in given.items() if value is not None},
             }
-            return await opened.submit(session_id, "approval", json.dumps(answer), lane="control")
+            sent = await opened.submit(session_id, "approval", json.dumps(answer), lane="control")
+            return sent, chosen[0]
 
-    _print_sent(asyncio.run(work()), as_json)
+    sent, call = asyncio.run(work())
+    print_sent(sent, as_json=as_json, call=call)
+    if not as_json:
+        arguments_shown = json.dumps(call["arguments"] if edited is None else edited)
+        echo(f"{'denied' if deny else 'approved'} {call['call_id']}: {call['tool']} {arguments_shown}")
 
 
-def _print_sent(submission: Submission, as_json: bool) -> None:
+def print_sent(submission: Submission, *, as_json: bool, **more: object) -> None:
+    """Print the id of what was submitted, or all of it as JSON."""
     if as_json:
-        print_json({"submission": asdict(submission)})
+        print_json({"submission": asdict(submission), **more})
     else:
         echo(submission.id)
