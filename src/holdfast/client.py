@@ -98,6 +98,21 @@ class AsyncClient:
         answer = {"call_id": call["call_id"], "digest": call["digest"], "approved": approved, **more}
         return await self.request("POST", f"/api/sessions/{session_id}/approvals", json=answer)
 
+    async def set_credential(
+        self, session_id: str, name: str, value: str, *, ttl: float | None = None
+    ) -> None:
+        """Store a credential for the tools of a session, for `ttl` seconds if given. It cannot be read back."""
+        body = {"value": value} | ({} if ttl is None else {"ttl": ttl})
+        await self.request("PUT", f"/api/sessions/{session_id}/credentials/{name}", json=body)
+
+    async def credentials(self, session_id: str) -> list[dict[str, Any]]:
+        """List the names of a session's credentials, and when they expire."""
+        return (await self.request("GET", f"/api/sessions/{session_id}/credentials"))["items"]
+
+    async def delete_credential(self, session_id: str, name: str) -> None:
+        """Delete a credential."""
+        await self.request("DELETE", f"/api/sessions/{session_id}/credentials/{name}")
+
     async def stream(
         self, session_id: str, *, after: int = 0, drafts: bool = False
     ) -> AsyncGenerator[dict[str, Any], None]:
@@ -305,6 +320,18 @@ class Client:
     ) -> dict[str, Any]:
         """Answer one of the calls that a session asks about."""
         return self._runner.run(self._client.approve(session_id, call, approved=approved, **more))
+
+    def set_credential(self, session_id: str, name: str, value: str, *, ttl: float | None = None) -> None:
+        """Store a credential for the tools of a session."""
+        self._runner.run(self._client.set_credential(session_id, name, value, ttl=ttl))
+
+    def credentials(self, session_id: str) -> list[dict[str, Any]]:
+        """List the names of a session's credentials, and when they expire."""
+        return self._runner.run(self._client.credentials(session_id))
+
+    def delete_credential(self, session_id: str, name: str) -> None:
+        """Delete a credential."""
+        self._runner.run(self._client.delete_credential(session_id, name))
 
     def stream(
         self, session_id: str, *, after: int = 0, drafts: bool = False

@@ -39,6 +39,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/api/sessions/{session_id}/fork"): {},
     ("PUT", "/api/sessions/{session_id}/state"): {"body": 1, "expected": 0},
     ("PUT", "/api/sessions/{session_id}/cursors/{consumer}"): {"seq": 0},
+    ("PUT", "/api/sessions/{session_id}/credentials/{name}"): {"value": "secret"},
     ("POST", "/api/runs/{run_id}/effects/{call_id}"): {"result": 1},
     ("POST", "/api/bash/start_bash_command"): {"command": "true"},
     ("POST", "/api/bash/execute_bash_command"): {"command": "true"},
@@ -84,7 +85,13 @@ async def test_a_stranger_cannot_tell_a_foreign_session_from_none(
         await clean(store, media, session_id, actor="test", force=True)
     elif state == "erased":
         await erase(store, media, session_id, actor="test")
-    others = {"consumer": "reader", "call_id": "call 2", "sha256": "0" * 64, "event_id": "0" * 32}
+    others = {
+        "consumer": "reader",
+        "call_id": "call 2",
+        "sha256": "0" * 64,
+        "event_id": "0" * 32,
+        "name": "key",
+    }
     theirs = {"session_id": session_id, "run_id": run_id, "command_id": command_id}
     none = {"session_id": "no-session", "run_id": "no-run", "command_id": str(uuid.UUID(int=0))}
     compared = 0
@@ -134,6 +141,7 @@ async def test_the_matrix(app: Any, store: Store, http: httpx2.AsyncClient, toke
             "sha256": "0" * 64,
             "command_id": "0" * 32,
             "event_id": "0" * 32,
+            "name": "key",
         }
         path = template.format(**names)
         missing = template.format(**names | {"session_id": "nothing", "run_id": "no-run"})

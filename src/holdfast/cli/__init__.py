@@ -7,6 +7,7 @@ import typer
 
 from holdfast import __version__
 from holdfast.cli import (
+    credentials,
     db,
     demo,
     doctor,
@@ -40,6 +41,7 @@ app.add_typer(media.app, name="media")
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(retention.app, name="archive")
 app.add_typer(importing.app, name="import")
+app.add_typer(credentials.app, name="credentials")
 app.add_typer(tokens.app, name="token")
 app.add_typer(tokens.app, name="tokens", hidden=True)
 for command in (

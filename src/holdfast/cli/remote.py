@@ -13,6 +13,7 @@ from holdfast.errors import SessionExists
 from holdfast.types import (
     AuditEntry,
     Checkpoint,
+    Credential,
     Effect,
     Event,
     Holder,
@@ -142,6 +143,10 @@ class Remote:
         body = {"result": result} if error is None else {"error": error}
         path = f"/api/runs/{run_id}/effects/{quote(call_id, safe='')}"
         return _effect(await self.client.request("POST", path, json=body))
+
+    async def credentials(self, session_id: str) -> list[Credential]:
+        """Return the credentials of a session, without their values."""
+        return [_noun(Credential, item, sealed="") for item in await self.client.credentials(session_id)]
 
     async def holders(self) -> list[Holder]:
         """Return all holders."""

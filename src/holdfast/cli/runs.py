@@ -81,11 +81,12 @@ def list_(
     if as_json:
         print_json({"runs": [asdict(run) for run in page.items], "next_cursor": page.next_cursor})
         return
-    table = new_table("id", "session", "agent", "status", "started", "duration", "parent", "error")
+    of_all = ["session"] if session_id is None else []
+    table = new_table("id", *of_all, "agent", "status", "started", "duration", "parent", "error")
     for run in page.items:
         table.add_row(
             one_line(run.id),
-            one_line(run.session_id),
+            *([one_line(run.session_id)] if of_all else []),
             one_line(run.agent),
             coloured(run.status),
             time_text(run.started_at),

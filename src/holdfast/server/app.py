@@ -23,6 +23,7 @@ from holdfast.counting import counted_by
 from holdfast.errors import (
     ArchiveFailed,
     BadInput,
+    BadSettings,
     Conflict,
     Forbidden,
     HoldfastError,
@@ -40,7 +41,7 @@ from holdfast.errors import (
     Unauthenticated,
 )
 from holdfast.ids import new_id
-from holdfast.server import commands, media, operation, page, retention, runs, sessions, sockets
+from holdfast.server import commands, credentials, media, operation, page, retention, runs, sessions, sockets
 from holdfast.server import shell as shell_routes
 from holdfast.server.auth import Authenticator
 from holdfast.server.channel import Channels
@@ -58,6 +59,7 @@ _STATUS: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
     (Forbidden, 403),
     (NotFound, 404),
     (PayloadTooLarge, 413),
+    (BadSettings, 501),
     (BadInput, 422),
     (QueueFull, 429),
     (Conflict, 409),
@@ -137,6 +139,7 @@ def create_app(
     routers = [
         sessions.router,
         commands.router,
+        credentials.router,
         runs.router,
         media.router,
         retention.router,

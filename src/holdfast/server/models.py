@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final, Generic, Literal, Self, TypeAlias, TypeVar, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StrictBool, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, SecretStr, StrictBool, Tag
 
 from holdfast.content import Content
 from holdfast.jsontext import read_json
@@ -332,6 +332,23 @@ class CallOutcome(Given):
 
     result: Any = None
     error: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
+
+
+class NewCredential(Given):
+    """A credential to store. It cannot be read back."""
+
+    value: Annotated[SecretStr, Field(min_length=1, max_length=65_536)]
+    ttl: (
+        Annotated[float, Field(ge=1, le=86_400 * 3650, description="Seconds after which it is deleted.")]
+        | None
+    ) = None
+
+
+class CredentialOut(Shown):
+    """A credential, without its value."""
+
+    name: str
+    expires_at: datetime | None
 
 
 class StateBody(Shown):
