@@ -54,7 +54,13 @@ def routes(app: Any) -> list[tuple[str, str]]:
 
 
 def test_every_route_has_a_rule(app: Any):
-    page = {("GET", "/"), ("GET", "/static/{name}"), ("POST", "/sign-in"), ("POST", "/sign-out")}
+    page = {
+        ("GET", "/"),
+        ("GET", "/docs"),
+        ("GET", "/static/{name}"),
+        ("POST", "/sign-in"),
+        ("POST", "/sign-out"),
+    }
     sockets = {("WEBSOCKET", "/sockets/bash-events")}  # who may is tried in test_sockets.py
     assert set(routes(app)) == set(RULES) - page - sockets
     assert {("WEBSOCKET", path) for path in _sockets(app.routes)} == sockets

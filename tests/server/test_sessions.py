@@ -9,8 +9,11 @@ import httpx2
 import pytest
 
 from holdfast import Store
+from holdfast.config import load_settings
 from holdfast.media import open_media
 from holdfast.retention import erase
+from holdfast.runtime.attachment import Attachment
+from holdfast.server import create_app
 from holdfast.server.auth import digest
 from holdfast.types import Batch, Effect, NewEvent, Run
 from tests.runtime.agents import working
@@ -80,6 +83,25 @@ async def test_an_id_of_somebody_else_is_answered_like_an_erased_one(
 async def test_a_fork_needs_no_body(http: httpx2.AsyncClient, session: str):
     forked = await http.post(f"/api/sessions/{session}/fork")
     assert (forked.status_code, forked.json()["kind"]) == (202, "fork")
+
+
+async def test_sessions_are_attached_as_their_agent_is(store: Store, tokens: dict[str, str]):
+    attached = {"one": Attachment(grace=5, then="interrupt"), "two": True, "three": False}
+    app = create_app(load_settings(attached_grace_seconds=7), store, attached=attached)
+    transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+    headers = {"authorization": f"Bearer {tokens['owner']}"}
+    async with httpx2.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
+
+        async def metadata(agent: str, **given: Any) -> dict[str, Any]:
+            made = await client.post("/api/sessions", json={"agent": agent, "metadata": given})
+            return made.json()["metadata"]
+
+        assert await metadata("one", colour="red") == {
+            "attached": {"grace": 5, "then": "interrupt"},
+            "colour": "red",
+        }
+        assert await metadata("one", attached=False) == {"attached": False}
+        assert (await metadata("two"), await metadata("three")) == ({"attached": True}, {})
 
 
 async def test_state_and_cursors(http: httpx2.AsyncClient, session: str):

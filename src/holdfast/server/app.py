@@ -41,6 +41,7 @@ from holdfast.errors import (
     Unauthenticated,
 )
 from holdfast.ids import new_id
+from holdfast.runtime.attachment import Attachment
 from holdfast.server import commands, credentials, media, operation, page, retention, runs, sessions, sockets
 from holdfast.server import shell as shell_routes
 from holdfast.server.auth import Authenticator
@@ -95,12 +96,14 @@ def create_app(
     agents: Iterable[str] = (),
     *,
     shell: ShellService | None = None,
+    attached: Mapping[str, bool | Attachment] = MappingProxyType({}),
     worker_metrics: Path | None = None,
     kill: Callable[[int | None], int | None] | None = None,
 ) -> FastAPI:
     """Make the application on an open store. `agents` names those that sessions can be created for; empty: any.
 
     With an open `shell` commands can be run, by principals with that scope; without one there are no such routes.
+    `attached` has, by agent, how its sessions are attached to those who watch them, unless their metadata has that.
     `worker_metrics` is a folder where workers leave what they count.
     `kill` is for the demo: it kills a worker.
     """
@@ -125,11 +128,17 @@ def create_app(
     app.state.settings = settings
     app.state.store = store
     app.state.agents = frozenset(agents)
+    app.state.attached = {
+        name: {"attached": value.model_dump() if isinstance(value, Attachment) else value}
+        for name, value in attached.items()
+        if value
+    }
     app.state.authenticator = Authenticator(settings, store)
     app.state.revocation = Revocation(app.state.authenticator.principal)
     app.state.channels = Channels(store, comment_seconds=settings.stream_comment_seconds)
     app.state.metrics = operation.Metrics(worker_metrics)
     app.state.migrated = False
+    app.state.started_at = app.state.used_at = time.monotonic()
     app.state.shell = shell
     app.state.exports = 0
     app.state.imports = retention.Imports()

@@ -412,6 +412,16 @@ class Me(BaseModel):
     demo: bool = Field(False, description="Whether this is `holdfast demo`, where a worker can be killed.")
 
 
+class ServerInfo(BaseModel):
+    """What the server is, in the shape that clients of other agent servers expect."""
+
+    title: str = "Holdfast"
+    version: str
+    uptime: float = Field(description="Seconds since the server started.")
+    idle_time: float = Field(description="Seconds since the last request with a token.")
+    docs: str = "/docs"
+
+
 class Health(BaseModel):
     """How the server is."""
 
@@ -503,13 +513,12 @@ class SweptOut(BaseModel):
 
 
 HexId = Annotated[str, BeforeValidator(lambda uuid: uuid.replace("-", ""))]
-Uuid = Annotated[
-    str, Field(pattern="^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}$")
-]
+UUID_PATTERN: Final = "^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}$"
+Uuid = Annotated[str, Field(pattern=UUID_PATTERN)]
 
 
-class NewCommand(Given):
-    """A command to run."""
+class NewCommand(BaseModel):
+    """A command to run. Fields that are not known are ignored: clients of other agent servers may send more."""
 
     command: Annotated[str, Field(min_length=1, max_length=1_000_000, pattern=r"^[^\x00]+$")]
     cwd: Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")] | None = None

@@ -79,7 +79,7 @@ async def create_session(request: Request, body: NewSession) -> SessionOut:
             owner=body.owner or principal.owner,
             id=body.id,
             title=body.title,
-            metadata=_metadata(body.metadata),
+            metadata=_metadata(request.app.state.attached.get(body.agent, {}) | body.metadata),
         )
     except SessionExists as error:
         if principal.may_see(await store.session(str(error.facts["id"]))):
@@ -95,10 +95,10 @@ def _metadata(given: dict[str, Any]) -> str:
     return strict_json(given, "metadata")
 
 
-def _grace(session: Session) -> float | None:
+def _grace(request: Request, session: Session) -> float | None:
     """Return for how long an attached session may be without a watcher."""
     with suppress(BadInput):  # as a library may have written it; its worker says so
-        attached = attachment(session.metadata)
+        attached = attachment(session.metadata, request.app.state.settings.attached_grace_seconds)
         return None if attached is None else attached.grace
     return None
 
@@ -291,7 +291,7 @@ async def events(
     if after > session.seq:
         raise NotYet(session_id=session_id, seq=session.seq, number=after)
     state, channels = request.app.state, channels_of(request)
-    join = partial(channels.join, session_id, session.seq, _grace(session))
+    join = partial(channels.join, session_id, session.seq, _grace(request, session))
     watch = access_of(request)
     if format is not None:
         from holdfast.server.formats import StreamFormatter, speaker  # and Pydantic AI
