@@ -22,7 +22,7 @@ from holdfast.retention.archive import MEDIA_TYPE
 from holdfast.retention.erase import Erased
 from holdfast.retention.sweep import DUTY
 from holdfast.retention.sweeper import sweep_apart
-from holdfast.server.models import (
+from holdfast.server.retention_models import (
     CleanBody,
     CleanedOut,
     ErasedOut,

@@ -15,7 +15,16 @@ from pydantic import Field, TypeAdapter, ValidationError
 from holdfast.errors import BadInput, NotFound, SessionNotFound
 from holdfast.server.auth import Principal
 from holdfast.server.channel import COMMENT, REFUSED, block, ending
-from holdfast.server.models import (
+from holdfast.server.routes import (
+    access_of,
+    channels_of,
+    new_router,
+    principal_of,
+    route,
+    store_of,
+    while_allowed,
+)
+from holdfast.server.shell_models import (
     UUID_PATTERN,
     BashCommand,
     BashEvent,
@@ -25,15 +34,6 @@ from holdfast.server.models import (
     CommandResult,
     NewCommand,
     Uuid,
-)
-from holdfast.server.routes import (
-    access_of,
-    channels_of,
-    new_router,
-    principal_of,
-    route,
-    store_of,
-    while_allowed,
 )
 from holdfast.shell import ShellService
 from holdfast.types import Command, Output
