@@ -66,3 +66,11 @@ async def test_content_that_cannot_be_decoded_is_a_clear_error():
             await client.session("s")
         with pytest.raises(ArchiveFailed):
             await anext(client.archive("s"))
+
+
+async def test_an_error_of_the_server_keeps_its_facts():
+    body = b'{"error": {"code": "session_busy", "message": "m", "facts": {"holder": "w"}}}'
+    async with answering(409, body) as client:
+        with pytest.raises(ServerError) as caught:
+            await client.session("s")
+    assert (caught.value.facts["code"], caught.value.facts["facts"]) == ("session_busy", {"holder": "w"})

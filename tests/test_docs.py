@@ -33,6 +33,8 @@ def test_every_command_and_option_is_documented():
 def commands(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every command and its full name."""
     for name, command in group.commands.items():
+        if command.hidden:
+            continue
         if hasattr(command, "commands"):
             yield from commands(command, f"{path}{name} ")
         else:

@@ -25,6 +25,8 @@ _LONG = httpx2.Timeout(30, read=None)
 class ServerError(HoldfastError):
     """The server answered {status}, {code}: {message}."""
 
+    # `facts["facts"]` has the facts of the server's own error.
+
     code = "server_error"
 
 
@@ -95,6 +97,21 @@ class AsyncClient:
         """Answer one of the calls that a session asks about."""
         answer = {"call_id": call["call_id"], "digest": call["digest"], "approved": approved, **more}
         return await self.request("POST", f"/api/sessions/{session_id}/approvals", json=answer)
+
+    async def set_credential(
+        self, session_id: str, name: str, value: str, *, ttl: float | None = None
+    ) -> None:
+        """Store a credential for the tools of a session, for `ttl` seconds if given. It cannot be read back."""
+        body = {"value": value} | ({} if ttl is None else {"ttl": ttl})
+        await self.request("PUT", f"/api/sessions/{session_id}/credentials/{name}", json=body)
+
+    async def credentials(self, session_id: str) -> list[dict[str, Any]]:
+        """List the names of a session's credentials, and when they expire."""
+        return (await self.request("GET", f"/api/sessions/{session_id}/credentials"))["items"]
+
+    async def delete_credential(self, session_id: str, name: str) -> None:
+        """Delete a credential."""
+        await self.request("DELETE", f"/api/sessions/{session_id}/credentials/{name}")
 
     async def stream(
         self, session_id: str, *, after: int = 0, drafts: bool = False
@@ -236,11 +253,13 @@ def _answer(response: httpx2.Response) -> Any:
     if response.is_success and not response.content:
         return None
     code, message = "unknown", response.text[:200]
+    facts: Any = {}
     try:
         value: Any = response.json()
         if response.is_success:
             return value
         code, message = str(value["error"]["code"]), str(value["error"]["message"])
+        facts = value["error"].get("facts", {})
     except (
         ValueError,
         LookupError,
@@ -248,9 +267,8 @@ def _answer(response: httpx2.Response) -> Any:
         RecursionError,
     ):  # it is not from Holdfast, as that of a proxy
         pass
-    raise ServerError(
-        status=response.status_code, code=code, message=message.strip().rstrip(".") or "no reason given"
-    )
+    said = message.strip().rstrip(".") or "no reason given"
+    raise ServerError(status=response.status_code, code=code, message=said, facts=facts)
 
 
 class Client:
@@ -302,6 +320,18 @@ class Client:
     ) -> dict[str, Any]:
         """Answer one of the calls that a session asks about."""
         return self._runner.run(self._client.approve(session_id, call, approved=approved, **more))
+
+    def set_credential(self, session_id: str, name: str, value: str, *, ttl: float | None = None) -> None:
+        """Store a credential for the tools of a session."""
+        self._runner.run(self._client.set_credential(session_id, name, value, ttl=ttl))
+
+    def credentials(self, session_id: str) -> list[dict[str, Any]]:
+        """List the names of a session's credentials, and when they expire."""
+        return self._runner.run(self._client.credentials(session_id))
+
+    def delete_credential(self, session_id: str, name: str) -> None:
+        """Delete a credential."""
+        self._runner.run(self._client.delete_credential(session_id, name))
 
     def stream(
         self, session_id: str, *, after: int = 0, drafts: bool = False

@@ -104,8 +104,13 @@ class Settings(BaseSettings):
     max_archive_bytes: Annotated[int, Field(gt=0)] = Field(
         16 * 1024 * 1024 * 1024, description="The largest archive that a request may bring."
     )
+    attached_grace_seconds: Annotated[float, Field(ge=1, le=86_400)] = Field(
+        180.0,
+        description="How long a turn of an attached session continues when nobody watches, unless the session has a `grace` of its own.",
+    )
     retention_min_idle_days: Annotated[float, Field(ge=0)] = Field(
-        7.0, description="Cleaning what was active within so many days needs an administrator."
+        7.0,
+        description="Cleaning what was active within so many days needs an administrator; erasing it, an administrator or the scope `delete`.",
     )
     retention: Annotated[tuple[Policy, ...], NoDecode] = Field(
         (), description="What happens to sessions in the end: policies, the first that matches applies. JSON."

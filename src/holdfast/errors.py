@@ -100,9 +100,15 @@ class Conflict(HoldfastError):
 
 
 class SessionExists(Conflict):
-    """Session {id} exists already. Choose another id, or open it with `exist_ok=True`."""
+    """Session {id} exists already. Choose another id, or use the existing session."""
 
     code = "session_exists"
+
+
+class IdUnavailable(Conflict):
+    """The session id {id} is not available. Choose another one, or leave it out: then a new one is generated."""
+
+    code = "id_unavailable"
 
 
 class KeyReused(Conflict):

@@ -18,6 +18,7 @@ def refuse_cleaning(state: RetentionState, *, idle: float, force: bool) -> None:
             "pending",
             f"{state.pending} submissions have not ended",
             "Wait until they have, or use force to drop them.",
+            pending=state.pending,
         )
     if state.behind:
         raise _refused(
@@ -26,6 +27,8 @@ def refuse_cleaning(state: RetentionState, *, idle: float, force: bool) -> None:
             f"the cursor of {state.behind[0]} is behind event {state.seq}"
             + (f", and {len(state.behind) - 1} others are" if len(state.behind) > 1 else ""),
             "Let the consumer read on and move its cursor, or use force.",
+            consumers=list(state.behind),
+            seq=state.seq,
         )
     if state.idle < idle:
         raise _refused(
@@ -33,6 +36,8 @@ def refuse_cleaning(state: RetentionState, *, idle: float, force: bool) -> None:
             "idle",
             f"it was active {_duration(state.idle)} ago",
             f"Wait {_duration(idle - state.idle)}, or require fewer idle days, or use force.",
+            idle_seconds=round(state.idle),
+            needed_seconds=round(idle),
         )
 
 
@@ -50,6 +55,7 @@ def _refuse_always(state: RetentionState) -> None:
             "running",
             f"it is running, held by {state.holder}",
             "Interrupt it, or wait for its end; force does not help.",
+            holder=state.holder,
         )
     if state.commands:
         raise _refused(
@@ -57,6 +63,7 @@ def _refuse_always(state: RetentionState) -> None:
             "running",
             f"{state.commands} of its shell commands are running",
             "Stop them, or wait for their end; force does not help.",
+            commands=state.commands,
         )
 
 
@@ -73,5 +80,5 @@ def _duration(seconds: float) -> str:
     return " ".join(words[:2]) or "0 seconds"
 
 
-def _refused(state: RetentionState, guard: str, problem: str, lift: str) -> RetentionRefused:
-    return RetentionRefused(session_id=state.session_id, guard=guard, problem=problem, lift=lift)
+def _refused(state: RetentionState, guard: str, problem: str, lift: str, **facts: object) -> RetentionRefused:
+    return RetentionRefused(session_id=state.session_id, guard=guard, problem=problem, lift=lift, **facts)

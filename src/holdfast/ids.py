@@ -1,9 +1,11 @@
 """Names of things: fresh ids, and which ids and texts are accepted from outside."""
 
+import difflib
 import os
 import re
 import time
 import uuid
+from collections.abc import Collection
 
 from holdfast.errors import BadId, BadInput, BadText, BadUuid
 
@@ -66,6 +68,12 @@ def check_text(value: str, what: str) -> int:
     except UnicodeEncodeError as error:
         problem = f"holds a lone surrogate at {error.start}; as JSON, write it as an escape"
         raise BadText(what=what, problem=problem) from None
+
+
+def did_you_mean(name: str, names: Collection[str]) -> str:
+    """Return a sentence, after a space, that suggests the names close to one that was not found; else nothing."""
+    close = difflib.get_close_matches(name, names)
+    return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def check_choice(value: str, choices: tuple[str, ...], what: str) -> str:

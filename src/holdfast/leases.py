@@ -11,13 +11,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from holdfast.errors import HolderLost, HoldfastError, SessionBusy
+from holdfast.ids import did_you_mean
 from holdfast.store import Store
 from holdfast.tasks import end
-from holdfast.types import Holder, Lease
+from holdfast.types import Holder, Lease, Session
 
 _MARGIN = 0.1
 """The part of the time to live that is left when a loss is reported: enough to stop what runs."""
@@ -32,9 +33,34 @@ def process_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-async def join(store: Store, name: str | None = None, *, ttl: float | None = None) -> Holder:
+async def join(
+    store: Store, name: str | None = None, *, ttl: float | None = None, agents: Sequence[str] = ()
+) -> Holder:
     """Join as a holder that lives for `ttl` seconds, by default as long as the settings say."""
-    return await store.join(name or process_name(), ttl=ttl or store.settings.lease_ttl_seconds)
+    return await store.join(
+        name or process_name(), ttl=ttl or store.settings.lease_ttl_seconds, agents=agents
+    )
+
+
+async def why_waiting(store: Store, session: Session) -> str | None:
+    """Return why no worker continues a session, and what to do about it; None if one does or nothing waits."""
+    if session.waiting_for == "worker":
+        now = await store.now()
+        alive = [holder for holder in await store.holders() if holder.deadline > now]
+        return no_worker(session.agent, {agent for holder in alive for agent in holder.agents or ()})
+    if session.waiting_for == "resume":
+        return (
+            "The process of its last run ended before the run did. Send the next message, or resume the run:"
+            " `holdfast runs list --interrupted` lists it."
+        )
+    return None
+
+
+def no_worker(agent: str, served: Collection[str]) -> str:
+    """Return that no live worker serves an agent, with the names that are meant perhaps."""
+    if not served:
+        return f"No live worker serves agent {agent!r}. Start one with `holdfast worker` or `holdfast serve`."
+    return f"No live worker serves agent {agent!r}.{did_you_mean(agent, served)} Live workers serve: {', '.join(sorted(served))}."
 
 
 @asynccontextmanager

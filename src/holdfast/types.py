@@ -18,12 +18,14 @@ RunStatus: TypeAlias = Literal["running", "completed", "failed", "interrupted", 
 EffectState: TypeAlias = Literal["started", "completed", "failed"]
 CheckpointKind: TypeAlias = Literal["settled", "interrupted"]
 Role: TypeAlias = Literal["user", "admin"]
+Scope: TypeAlias = Literal["read", "write", "delete", "shell", "admin"]
 BlobState: TypeAlias = Literal["storing", "stored", "deleting"]
 CommandState: TypeAlias = Literal["running", "done", "timed_out", "stopped", "killed", "lost"]
 ShellKind: TypeAlias = Literal["command", "output"]
 DueBy: TypeAlias = Literal["idle", "age", "cleaned", "submissions"]
 
 ROLES: tuple[str, ...] = get_args(Role)
+SCOPES: tuple[str, ...] = get_args(Scope)
 STATUSES: tuple[str, ...] = get_args(Status)
 LANES: tuple[str, ...] = get_args(Lane)
 WHEN_BUSY: tuple[str, ...] = get_args(WhenBusy)
@@ -48,7 +50,11 @@ class Page(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """One conversation with one agent, owned by one principal. Everything hangs from it."""
+    """One conversation with one agent, owned by one principal. Everything hangs from it.
+
+    `waiting_for` names the tool calls that wait for an answer; it is `worker` if no live worker serves the session's agent, and
+    `resume` if the process of its last run ended before the run did and nothing is queued that would continue it.
+    """
 
     id: str
     agent: str
@@ -311,7 +317,7 @@ class Blob:
     """Bytes addressed by their SHA-256, as one media store has them.
 
     `id` names one act of storing them, `location` the media store, `key` where they are in it. `at` is when the same
-    content was put last; `references` counts the sessions that refer to it.
+    content was put last; `references` counts the sessions that refer to it, or whose archive it is.
     """
 
     id: str
@@ -341,6 +347,8 @@ class Holder:
     deadline: datetime
     ttl: float
     sessions: int = 0
+    agents: Sequence[str] | None = ()
+    """The agents whose sessions it claims; None if an earlier version joined, which did not record them."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -23,6 +23,7 @@ async def test_the_demo_survives_what_it_says_to_try(tmp_path: Path):
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "holdfast", "demo", "--keep", str(tmp_path)),
         stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
         env=os.environ | quick,
     )
     try:
@@ -59,7 +60,11 @@ async def test_the_demo_survives_what_it_says_to_try(tmp_path: Path):
     finally:
         with suppress(ProcessLookupError):
             process.terminate()
-        assert await asyncio.wait_for(process.wait(), 30) == 0
+        _, logged = await asyncio.wait_for(process.communicate(), 30)
+        assert process.returncode == 0
+    entries = logged.decode().splitlines()
+    assert entries
+    assert all(re.match(r"\d{4}-\d\d-\d\dT[\d:.]+Z [A-Z]+ [\w.]+: ", entry) for entry in entries), entries
 
 
 async def questions(client: AsyncClient, session: str) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.media import MediaContext, open_media
+from holdfast.retention import clean
 from holdfast.store import open_store
 from holdfast.types import Batch
 from tests import forking
@@ -62,6 +63,22 @@ def test_list_and_show(place: Path):
     missing = run(place, "show", "0" * 64)
     assert (missing.returncode, "There is no media+sha256://000" in missing.stderr) == (2, True)
     assert run(place, "show", "nonsense").returncode == 2
+
+
+def test_an_archive_is_shown_as_referenced(place: Path):
+    async def work() -> str:
+        async with open_store(f"sqlite:///{place}/s.db") as store:
+            media = open_media(f"disk://{place}/media", store=store)
+            await store.create_session(agent="a", owner="o", id="kept")
+            cleaned = await clean(store, media, "kept", actor="test", idle_days=0, archive="media")
+            assert cleaned.archive is not None
+            return cleaned.archive
+
+    archive = asyncio.run(work())
+    (blob,) = json.loads(run(place, "list", "--json").stdout)["media"]
+    assert (blob["uri"], blob["references"]) == (archive, 1)
+    shown = json.loads(run(place, "show", archive, "--json").stdout)
+    assert (shown["sessions"], shown["archive_of"]) == ([], ["kept"])
 
 
 def test_gc(place: Path):

@@ -233,10 +233,27 @@ async def test_send_wait_says_that_nobody_is_there(terminal: Terminal):
     waiting = terminal.start("send", "s", "hello", "--agent", "bot", "--wait")
     assert waiting.stderr is not None
     line = await asyncio.wait_for(asyncio.to_thread(waiting.stderr.readline), 30)
-    assert "No worker is alive" in line
+    assert "No live worker serves agent 'bot'" in line
     async with terminal.worker():
         out, _ = await asyncio.wait_for(asyncio.to_thread(waiting.communicate), 30)
     assert (waiting.returncode, out) == (0, "you said: hello\n")
+
+
+async def test_a_typo_in_the_agent_is_reported_and_the_wait_ends(terminal: Terminal):
+    async with terminal.worker():
+        late = await terminal.holdfast("send", "s", "hi", "--agent", "bott", "--wait", "--timeout", "0.1")
+        assert (late.returncode, "Did you mean 'bot'?" in late.stderr) == (6, True)
+        shown = await terminal.json("sessions", "show", "s")
+        assert (shown["session"]["waiting_for"], "Did you mean 'bot'?" in shown["problem"]) == (
+            "worker",
+            True,
+        )
+        assert "Did you mean 'bot'?" in await terminal.text("sessions", "show", "s")
+        assert "queued       worker" in await terminal.text("sessions", "list")
+        checked = await terminal.holdfast("doctor")
+        assert (checked.returncode, "1 sessions wait for agent 'bott'" in checked.stdout) == (1, True)
+        other = await terminal.holdfast("send", "s", "hi", "--agent", "bot")
+        assert (other.returncode, "belongs to agent 'bott', not 'bot'" in other.stderr) == (2, True)
 
 
 async def test_send_wait_gives_the_answer_to_its_own_message(terminal: Terminal):
@@ -281,8 +298,8 @@ async def test_approve_deny_and_edit(terminal: Terminal):
         (asked,) = shown["asked"]
         assert (asked["call_id"], asked["tool"], asked["arguments"]) == ("pay-5", "pay", {"amount": 5})
         assert shown["session"]["waiting_for"] == "pay (pay-5)"
-        assert "asked       pay-5: pay {'amount': 5}" in await terminal.text("sessions", "show", "s")
-        await terminal.text("approve", "s")
+        assert 'asked       pay-5: pay {"amount": 5}' in await terminal.text("sessions", "show", "s")
+        assert 'approved pay-5: pay {"amount": 5}\n' in await terminal.text("approve", "s")
         await terminal.becomes("s", "idle")
         await terminal.text("send", "s", "pay 6")
         await terminal.becomes("s", "waiting")

@@ -3,20 +3,33 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from pydantic_ai import Agent
+from typer.testing import CliRunner, Result
 
 from holdfast import Store, open_store
+from holdfast.cli import app
+from holdfast.config import load_settings
+from holdfast.server import create_app
 from holdfast.server.auth import digest
+from holdfast.types import Batch, Effect, Run
 from tests import forking
+from tests.builders import until
 from tests.cli.test_db import COMMAND
 from tests.cli.test_talk import BOT
 from tests.conftest import Engine
+from tests.runtime.agents import echo, working
 from tests.server.fronts import front
+from tests.server.serving import serving
+from tests.test_docs import commands
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -46,6 +59,11 @@ class Terminal:
         return json.loads(await self.text(*arguments, "--json"))
 
 
+async def is_served(store: Store) -> bool:
+    """Return whether the worker of the server is there: until then, `send --wait` reports that none is."""
+    return any(holder.agents for holder in await store.holders())
+
+
 @pytest.mark.thorough("postgres")
 async def test_everything_works_over_a_server(
     engine: Engine, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -55,6 +73,7 @@ async def test_everything_works_over_a_server(
     await store.add_token(digest("hf_ada"), owner="ada")
     await store.add_token(digest("hf_bob"), owner="bob")
     async with front(engine.url, "bot:agent") as server:
+        await until(partial(is_served, store))
         ada = Terminal(tmp_path, {"HOLDFAST_URL": server.url, "HOLDFAST_TOKEN": "hf_ada"})
         assert await ada.text("send", "s", "hi", "--agent", "bot", "--wait") == "you said: hi\n"
         assert await ada.text("send", "s", "again", "--agent", "bot", "--wait") == "you said: again\n"
@@ -106,7 +125,7 @@ async def test_what_a_server_cannot_be_asked_is_not_asked_of_a_file_nearby(tmp_p
     async with open_store(f"sqlite:///{tmp_path}/holdfast.db") as store:
         await store.create_session(agent="bot", owner="ada", id="s")
     terminal = Terminal(tmp_path, {"HOLDFAST_URL": "http://127.0.0.1:1"})
-    for command in (("sessions", "erase", "s", "--yes"), ("sessions", "clean", "s", "--force"), ("workers",)):
+    for command in (("db", "check"), ("token", "list"), ("media", "gc")):
         refused = await terminal.holdfast(*command)
         assert (refused.returncode, "--store" in refused.stderr) == (2, True)
     local = ("--store", f"sqlite:///{tmp_path}/holdfast.db")
@@ -124,3 +143,96 @@ async def test_bad_addresses(tmp_path: Path):
         assert nowhere.returncode == 2, nowhere
         assert nowhere.stderr.startswith("error: "), nowhere.stderr
         assert bad in nowhere.stderr
+
+
+def test_every_command_takes_a_url_or_is_listed_with_a_reason():
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text()
+    listed = set(re.findall(r"`([a-z ]+)`", page.split("## Commands without --url")[1].split("\n## ")[0]))
+    for name, command in commands(typer.main.get_command(app)):
+        takes_url = any("--url" in parameter.opts for parameter in command.params)
+        group = name.split(" ")[0]
+        assert takes_url != (name in listed or group in listed), name
+
+
+@dataclass
+class Shell:
+    """The commands in this process, with a server in the settings: no process is started for each."""
+
+    environment: dict[str, str]
+
+    async def holdfast(self, *arguments: str) -> Result:
+        return await asyncio.to_thread(CliRunner(env=self.environment).invoke, app, arguments)
+
+    async def text(self, *arguments: str) -> str:
+        done = await self.holdfast(*arguments)
+        assert (done.exit_code, done.stderr) == (0, ""), done
+        return done.stdout
+
+    async def json(self, *arguments: str) -> Any:
+        return json.loads(await self.text(*arguments, "--json"))
+
+
+async def test_history_and_retention_over_a_server(tmp_path: Path):
+    agent = Agent(echo(), name="bot")
+    async with open_store(f"sqlite:///{tmp_path}/s.db") as store:
+        await store.add_token(digest("hf_boss"), owner="ada", scopes=["admin"])
+        await store.create_session(agent="other", owner="bob", id="cut")
+        lease = await store.acquire("cut", holder := await store.join("gone"))
+        unknown = Effect(run_id="cut-1", call_id="call 1", tool="pay")
+        await store.write(lease, Batch(runs=[Run(id="cut-1")], effects=[unknown], status="running"))
+        await store.leave(holder)
+        async with serving(create_app(load_settings(), store, ["bot"])) as url, working(store, agent):
+            boss = Shell({"HOLDFAST_URL": url, "HOLDFAST_TOKEN": "hf_boss"})
+            await change_history(boss)
+            await find_and_settle(boss)
+            await end_sessions(boss, tmp_path)
+
+
+async def change_history(boss: Shell) -> None:
+    assert await boss.text("send", "s", "one", "--agent", "bot", "--wait") == "one\n"
+    assert await boss.text("send", "s", "two", "--wait") == "one | two\n"
+    (run, _) = (await boss.json("runs", "list", "s"))["runs"]
+    shown = await boss.json("runs", "show", run["id"])
+    assert (shown["run"]["status"], shown["settled"]["session_id"]) == ("completed", "s")
+    assert (await boss.json("runs", "tree", run["id"]))["delegates"] == []
+    assert (await boss.json("runs", "events", run["id"]))["events"][0]["kind"] == "run_started"
+    await boss.text("rewind", "s", shown["settled"]["id"], "--wait")
+    assert await boss.text("send", "s", "three", "--wait") == "one | three\n"
+    await boss.text("undo", "s", "--wait")
+    await boss.text("compact", "s")
+    await boss.text("fork", "s", "--to", "copy", "--wait")
+    assert (await boss.json("sessions", "show", "copy"))["session"]["agent"] == "bot"
+    missing = await boss.holdfast("rewind", "s", "nothing", "--wait")
+    assert (missing.exit_code, missing.stderr.startswith("failed: ")) == (1, True)
+    assert [worker["agents"] for worker in (await boss.json("workers"))["workers"]] == [["bot"]]
+    assert {each["id"] for each in (await boss.json("top", "--once"))["sessions"]} >= {"s", "copy"}
+
+
+async def find_and_settle(boss: Shell) -> None:
+    (cut,) = (await boss.json("runs", "list", "--interrupted"))["runs"]
+    assert (cut["id"], cut["status"]) == ("cut-1", "interrupted")
+    assert "cut-1" in await boss.text("runs", "list", "--unresolved")
+    assert "call 1" in await boss.text("runs", "effects", "cut-1", "--unresolved")
+    settled = await boss.text("settle", "cut-1", "call 1", "--result", '{"paid": 5}')
+    assert settled == "Call call 1 of pay is completed.\n"
+    assert (await boss.json("runs", "list", "--unresolved"))["runs"] == []
+
+
+async def end_sessions(boss: Shell, folder: Path) -> None:
+    await boss.text("sessions", "export", "s", "--to", str(folder / "s.ndjson"))
+    verified = await boss.text("archive", "verify", str(folder / "s.ndjson"))
+    assert "differs from the digest of the file" in verified
+    await boss.text("sessions", "hold", "s")
+    assert (await boss.json("sessions", "retention", "s"))["held_by"] == "session"
+    await boss.text("sessions", "hold", "s", "--off")
+    assert "policy" in await boss.text("sessions", "retention", "s")
+    cleaned = await boss.json("sessions", "clean", "s", "--force")
+    assert cleaned["deleted"]["runs"] == 3
+    tailed = await boss.holdfast("tail", "s")
+    assert (tailed.exit_code, "sessions rehydrate s" in tailed.stderr) == (0, True)
+    await boss.text("sessions", "rehydrate", "s", "--from", str(folder / "s.ndjson"))
+    assert (await boss.json("sessions", "erase", "s", "--yes"))["deleted"]["runs"] == 3
+    actions = [entry["action"] for entry in (await boss.json("audit", "--session", "s"))["entries"]]
+    assert {"erase", "rehydrate", "clean", "hold", "lift hold"} <= set(actions)
+    swept = await boss.holdfast("sweep", "--dry-run")
+    assert (swept.exit_code, swept.stdout) == (0, "Due: nothing.\n")

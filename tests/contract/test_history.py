@@ -1,8 +1,11 @@
+import asyncio
+from typing import Any
+
 import pytest
 
 from holdfast.errors import BadInput, Conflict, NotFound
 from holdfast.store import Store
-from holdfast.types import Batch, Checkpoint, Effect, Message, NewEvent, Run, Segment
+from holdfast.types import Batch, Checkpoint, Effect, Lease, Message, NewEvent, Run, Segment
 from tests.builders import brief, held_session, new_session, until
 
 
@@ -211,3 +214,70 @@ async def test_the_same_call_id_in_two_runs(store: Store):
     rest = await store.effects(lease.session_id, limit=1, cursor=page.next_cursor)
     assert [e.result for e in (*page.items, *rest.items)] == ['"r1"', '"r2"']
     assert [e.result for e in (await store.effects(lease.session_id, run_id="r2")).items] == ['"r2"']
+
+
+async def test_a_call_that_waited_for_an_answer_starts_when_it_is_run(store: Store):
+    lease, _ = await held_session(store)
+
+    async def written(**facts: Any) -> Effect:
+        await store.write(lease, Batch(effects=[Effect(run_id="r", call_id="c", tool="pay", **facts)]))
+        (effect,) = (await store.effects(lease.session_id)).items
+        return effect
+
+    asked = await written(attempts=0, result='{"waits": "approval"}')
+    await asyncio.sleep(0.002)
+    begun = await written(attempts=1)
+    assert begun.started_at is not None
+    assert asked.started_at is not None
+    assert begun.started_at > asked.started_at
+    again = await written(attempts=2)  # a repetition after a crash is part of the same call
+    assert again.started_at == begun.started_at
+    ended = await written(attempts=2, state="completed", result="1")
+    assert ended.started_at == begun.started_at
+
+
+async def test_runs_are_found_over_all_sessions(store: Store):
+    """One completed, one cut off and followed by another, one cut off last, one with a call of unknown outcome."""
+    lost: list[Lease] = []
+    for name in ("done", "resumed", "cut"):
+        await store.create_session(agent="a", owner="ada" if name == "cut" else "bob", id=name)
+    holder = await store.join("gone", ttl=60)
+    for name in ("done", "resumed", "cut"):
+        lease = await store.acquire(name, holder)
+        await store.write(
+            lease, Batch(runs=[Run(id=f"{name}-1", status="running")], events=[NewEvent(kind="x")])
+        )
+        lost.append(lease)
+    done, resumed, cut = lost
+    await store.write(done, Batch(runs=[Run(id="done-1", status="completed")]))
+    await store.write(
+        resumed, Batch(runs=[Run(id="resumed-1", status="interrupted")], events=[NewEvent(kind="x")])
+    )
+    await store.write(resumed, Batch(runs=[Run(id="resumed-2", status="completed")]))
+    asked = Effect(run_id="cut-1", call_id="asked", tool="pay", attempts=0, result='{"waits": "approval"}')
+    await store.write(cut, Batch(runs=[Run(id="cut-child", parent_id="cut-1")], effects=[asked]))
+
+    async def ids(**filters: Any) -> list[str]:
+        found: list[str] = []
+        cursor = None
+        while True:
+            page = await store.find_runs(cursor=cursor, limit=2, **filters)
+            found += [run.id for run in page.items]
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+
+    assert sorted(await ids()) == ["cut-1", "cut-child", "done-1", "resumed-1", "resumed-2"]
+    assert (await ids())[-1] == "done-1"  # newest first
+    assert await ids(interrupted=True) == []  # it runs, as far as anybody knows
+    await store.leave(holder)
+    assert sorted(await ids(interrupted=True)) == ["cut-1", "cut-child"]
+    assert sorted(await ids(interrupted=True, owner="bob")) == []
+    assert await ids(session_id="cut", parent_id="cut-1") == ["cut-child"]
+    assert await ids(unresolved=True) == []  # it waits for an answer
+    again = await store.acquire("cut", await store.join("later"))
+    unknown = Effect(run_id="cut-1", call_id="unknown", tool="pay")
+    await store.write(again, Batch(effects=[unknown]))
+    await store.release(again)
+    assert await ids(unresolved=True) == ["cut-1"]
+    assert await ids(unresolved=True, owner="bob") == []

@@ -3,9 +3,10 @@ import json
 import pytest
 
 from holdfast.errors import BadCursor, BadInput, NotYet, SessionExists, SessionNotFound, VersionConflict
+from holdfast.leases import why_waiting
 from holdfast.store import Store
 from holdfast.types import Batch, Run, Session
-from tests.builders import held_session, new_session, ticks
+from tests.builders import brief, held_session, new_session, ticks, until
 
 
 async def everything(store: Store, **filters: str) -> list[Session]:
@@ -169,3 +170,45 @@ async def test_a_delegates_session_names_the_session_that_delegated(store: Store
     assert (await store.session(child.session_id)).parent_id == parent.session_id
     listed = {session.id: session.parent_id for session in (await store.sessions()).items}
     assert listed == {parent.session_id: None, child.session_id: parent.session_id, foreign.id: None}
+
+
+async def test_a_session_whose_agent_no_live_worker_serves_waits_for_a_worker(store: Store):
+    session_id = await new_session(store, agent="scrbe")
+    assert (await store.session(session_id)).waiting_for is None  # nothing was asked of it
+    await store.submit(session_id, "message", "{}")
+    alone = await store.session(session_id)
+    assert (alone.status, alone.waiting_for) == ("queued", "worker")
+    assert "holdfast worker" in (await why_waiting(store, alone) or "")
+    await store.join("shell")  # holds leases, and serves no agent
+    worker = await store.join("worker", agents=["clerk", "scribe"])
+    (listed,) = (await store.sessions()).items
+    assert listed.waiting_for == "worker"
+    problem = await why_waiting(store, listed) or ""
+    assert "'scrbe'" in problem
+    assert "Did you mean 'scribe'?" in problem
+    assert await store.ready_agents() == {"scrbe": 1}
+    assert [holder.agents for holder in await store.holders()] == [(), ("clerk", "scribe")]
+    late = await store.join("late", agents=["scrbe"])
+    assert (await store.session(session_id)).waiting_for is None
+    await store.leave(late)
+    assert (await store.session(session_id)).waiting_for == "worker"
+    await store.leave(worker)
+
+
+async def test_a_session_whose_run_ended_with_its_process_waits_to_be_resumed(store: Store):
+    lease, holder = await held_session(store, ttl=brief(store))
+    await store.write(lease, Batch(runs=[Run(id="cut-off")], status="running"))
+    assert (await store.session(lease.session_id)).waiting_for is None
+
+    async def is_interrupted() -> bool:
+        return (await store.session(lease.session_id)).waiting_for == "resume"
+
+    await until(is_interrupted)
+    assert (await store.session(lease.session_id)).status == "idle"
+    await store.reclaim()
+    assert await is_interrupted()
+    del holder
+    again = await store.acquire(lease.session_id, await store.join("another"))
+    assert not await is_interrupted()
+    await store.release(again)
+    assert not await is_interrupted()

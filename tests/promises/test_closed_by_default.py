@@ -25,6 +25,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from holdfast import Store
 from holdfast.ids import new_id
 from holdfast.media import open_media
+from holdfast.runtime.credentials import new_key
 from holdfast.server.auth import digest, new_token
 from holdfast.types import Batch, Run
 from tests.builders import new_session, until
@@ -103,12 +104,14 @@ async def known(store: Store) -> dict[str, str]:
         "event_id": (await store.outputs(command.id))[0].id,
         "sha256": hashlib.sha256(MARK.encode() * 99).hexdigest(),
         "consumer": "reader",
+        "name": "github",
     }
 
 
 @pytest.fixture
 async def house(engine: Engine, known: dict[str, str]) -> AsyncGenerator[House, None]:
-    async with front(engine.url, "--role", "front", "--enable-shell") as server:
+    key = new_key()
+    async with front(engine.url, "--role", "front", "--enable-shell", credential_key=key) as server:
         yield House(server, known)
 
 
@@ -125,6 +128,7 @@ def bodies(known: dict[str, str]) -> dict[tuple[str, str], Any]:
         ("POST", "/fork"): place,
         ("PUT", "/state"): {"body": "taken over", "expected": 1},
         ("PUT", "/{consumer}"): {"seq": 1},
+        ("PUT", "/{name}"): {"value": "taken over"},
         ("POST", "/{call_id}"): {"result": "taken over"},
         ("POST", "/clean"): {"idle_days": 0, "force": True},
         ("POST", "/sweep"): {},
@@ -141,6 +145,7 @@ async def calls(house: House, known: dict[str, str]) -> list[Call]:
     queries = {
         "/api/sessions": f"?owner=ada&search={MARK}",
         "/api/audit": f"?session_id={known['session_id']}",
+        "/api/runs": f"?session_id={known['session_id']}",
         "/api/bash/bash_events/search": f"?command_id__eq={known['command_id']}",
         "/api/bash/bash_events/": f"?event_ids={known['event_id']}",
     }
@@ -195,7 +200,7 @@ async def test_every_route_is_closed_to_who_is_not_known(house: House):
 async def test_a_stranger_who_knows_every_id_gets_nothing(house: House):
     """Neither content nor a change, and not even whether it exists. The owner gets all of it with the same calls."""
     before = await house.kept()
-    unknown = house.unknown | {"consumer": house.known["consumer"]}
+    unknown = house.unknown | {name: house.known[name] for name in ("consumer", "name")}
     every = await calls(house, house.known)
     async with house.client(STRANGER) as stranger:
         for call, absent in zip(every, await calls(house, unknown), strict=True):
@@ -215,13 +220,13 @@ async def test_a_stranger_who_knows_every_id_gets_nothing(house: House):
         for call in every:
             status, _, body = await ask(owner, call)
             refused = call.path.startswith(("/api/audit", "/api/retention/")) or call.path.endswith("/clean")
-            assert status in ({403} if refused else {200, 202, 409}), (call, status, body)
+            assert status in ({403} if refused else {200, 202, 204, 409}), (call, status, body)
 
 
 def _names(call: Call, known: dict[str, str]) -> bool:
     """Say whether a call is about one thing, which it names; a list or a search finds nothing instead."""
     asked = urlsplit(call.path).path + json.dumps(call.body)
-    return any(quote(value) in asked for name, value in known.items() if name != "consumer")
+    return any(quote(value) in asked for name, value in known.items() if name not in {"consumer", "name"})
 
 
 async def test_tricks_open_nothing(house: House):

@@ -122,3 +122,9 @@ def test_what_metadata_says():
             attachment(f'{{"attached": {bad}}}')
     assert detached('{"a": 1}') is None
     assert detached('{"a": 1, "attached": true}') == '{"a": 1}'
+
+
+def test_the_grace_period_has_a_default_from_the_settings():
+    assert attachment('{"attached": true}', 60) == Attachment(grace=60)
+    assert attachment('{"attached": {"then": "interrupt"}}', 60) == Attachment(grace=60, then="interrupt")
+    assert attachment('{"attached": {"grace": 5}}', 60) == Attachment(grace=5)

@@ -16,6 +16,11 @@ TOKENS = {
     "other": "hf_other",
     "admin": "hf_admin",
     "shell": "hf_shell",
+    "reader": "hf_reader",
+    "writer": "hf_writer",
+    "deleter": "hf_deleter",
+    "auditor": "hf_auditor",
+    "chief": "hf_chief_scope",
     "expired": "hf_expired",
 }
 
@@ -27,6 +32,11 @@ async def tokens(store: Store) -> dict[str, str]:
     await store.add_token(digest(TOKENS["other"]), owner="other")
     await store.add_token(digest(TOKENS["admin"]), owner="boss", role="admin")
     await store.add_token(digest(TOKENS["shell"]), owner="sheller", scopes=["shell"])
+    await store.add_token(digest(TOKENS["reader"]), owner="owner", scopes=["read"])
+    await store.add_token(digest(TOKENS["writer"]), owner="owner", scopes=["read", "write"])
+    await store.add_token(digest(TOKENS["deleter"]), owner="owner", scopes=["delete"])
+    await store.add_token(digest(TOKENS["auditor"]), owner="auditor", role="admin", scopes=["read"])
+    await store.add_token(digest(TOKENS["chief"]), owner="chief", scopes=["admin"])
     revoked = await store.add_token(digest(TOKENS["expired"]), owner="owner")
     await store.revoke_token(revoked.id)
     return TOKENS

@@ -1,6 +1,7 @@
 """What applies to every request: limits, metrics, errors."""
 
 from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
@@ -10,7 +11,7 @@ from pydantic import SecretStr
 
 from holdfast.config import load_settings
 from holdfast.server import create_app
-from holdfast.store import open_store
+from holdfast.store import Store, open_store
 
 STORE = "sqlite://:memory:"
 TOKEN = "hf_app"
@@ -109,3 +110,29 @@ async def test_anybody_can_send_a_few_values_only(client: tuple[Any, httpx2.Asyn
     answer = await client[1].post("/sign-in", json=[[1]] * 1000)
     assert answer.status_code == 422
     assert "more than 100 values" in answer.text
+
+
+async def test_errors_carry_their_facts(store: Store, http: httpx2.AsyncClient):
+    await store.create_session(agent="a", owner="owner", id="s")
+    holder = await store.join("worker-1")
+    await store.acquire("s", holder)
+    busy = (await http.post("/api/sessions/s/clean", json={})).json()["error"]
+    assert (busy["code"], busy["facts"]["guard"], busy["facts"]["holder"]) == (
+        "retention_refused",
+        "running",
+        "worker-1",
+    )
+    assert datetime.fromisoformat(busy["facts"]["until"]) > datetime.now(UTC)
+    late = (await http.put("/api/sessions/s/state", json={"body": 1, "expected": 3})).json()["error"]
+    assert late["facts"] == {"session_id": "s", "version": 0, "expected": 3}
+    large = (await http.put("/api/sessions/s/state", json={"body": "x" * 200_000, "expected": 0})).json()[
+        "error"
+    ]
+    assert (large["code"], large["facts"]["limit"]) == ("payload_too_large", 100_000)
+    assert large["facts"]["size"] > 200_000
+    wrong = (await http.post("/api/sessions", json={"agent": 1})).json()["error"]
+    assert wrong["facts"]["problems"][0]["where"] == "body.agent"
+    assert (await http.get("/api/nothing")).json()["error"]["facts"] == {}
+    for metadata in ([1], 1, "x"):
+        refused = await http.post("/api/sessions", json={"agent": "a", "metadata": metadata})
+        assert refused.status_code == 422

@@ -39,6 +39,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/api/sessions/{session_id}/fork"): {},
     ("PUT", "/api/sessions/{session_id}/state"): {"body": 1, "expected": 0},
     ("PUT", "/api/sessions/{session_id}/cursors/{consumer}"): {"seq": 0},
+    ("PUT", "/api/sessions/{session_id}/credentials/{name}"): {"value": "secret"},
     ("POST", "/api/runs/{run_id}/effects/{call_id}"): {"result": 1},
     ("POST", "/api/bash/start_bash_command"): {"command": "true"},
     ("POST", "/api/bash/execute_bash_command"): {"command": "true"},
@@ -53,7 +54,13 @@ def routes(app: Any) -> list[tuple[str, str]]:
 
 
 def test_every_route_has_a_rule(app: Any):
-    page = {("GET", "/"), ("GET", "/static/{name}"), ("POST", "/sign-in"), ("POST", "/sign-out")}
+    page = {
+        ("GET", "/"),
+        ("GET", "/docs"),
+        ("GET", "/static/{name}"),
+        ("POST", "/sign-in"),
+        ("POST", "/sign-out"),
+    }
     sockets = {("WEBSOCKET", "/sockets/bash-events")}  # who may is tried in test_sockets.py
     assert set(routes(app)) == set(RULES) - page - sockets
     assert {("WEBSOCKET", path) for path in _sockets(app.routes)} == sockets
@@ -84,7 +91,13 @@ async def test_a_stranger_cannot_tell_a_foreign_session_from_none(
         await clean(store, media, session_id, actor="test", force=True)
     elif state == "erased":
         await erase(store, media, session_id, actor="test")
-    others = {"consumer": "reader", "call_id": "call 2", "sha256": "0" * 64, "event_id": "0" * 32}
+    others = {
+        "consumer": "reader",
+        "call_id": "call 2",
+        "sha256": "0" * 64,
+        "event_id": "0" * 32,
+        "name": "key",
+    }
     theirs = {"session_id": session_id, "run_id": run_id, "command_id": command_id}
     none = {"session_id": "no-session", "run_id": "no-run", "command_id": str(uuid.UUID(int=0))}
     compared = 0
@@ -134,6 +147,7 @@ async def test_the_matrix(app: Any, store: Store, http: httpx2.AsyncClient, toke
             "sha256": "0" * 64,
             "command_id": "0" * 32,
             "event_id": "0" * 32,
+            "name": "key",
         }
         path = template.format(**names)
         missing = template.format(**names | {"session_id": "nothing", "run_id": "no-run"})
@@ -166,6 +180,63 @@ async def test_the_matrix(app: Any, store: Store, http: httpx2.AsyncClient, toke
             assert (await ask(path, "owner")).status_code not in {401, 403, 500}, path
         assert (await ask(path, "admin")).status_code not in {401, 403, 500}, path
     assert checked > 20
+
+
+SCOPED = {
+    "reader": {"read"},
+    "writer": {"read", "write"},
+    "deleter": {"delete"},
+    "shell": {"read", "write", "delete", "shell"},  # scopes that name no right on sessions imply all of them
+    "auditor": {"read", "admin"},
+    "chief": {"read", "write", "delete", "admin"},
+}
+
+
+async def test_the_matrix_of_scopes(app: Any, store: Store, http: httpx2.AsyncClient, tokens: dict[str, str]):
+    """Every route against tokens with some of the scopes: those without the one that it needs get 403, whatever they name."""
+    names = {"session_id": "none", "run_id": "none", "consumer": "me", "call_id": "call"}
+    names |= {"sha256": "0" * 64, "command_id": "0" * 32, "event_id": "0" * 32, "name": "key"}
+    allowed = 0
+    for method, template in routes(app):
+        rule = RULES[method, template]
+        if rule == "public":
+            continue
+        needed = {
+            "read": {"read"},
+            "write": {"write"},
+            "delete": {"write", "delete"},
+            "shell": {"shell"},
+        }.get(rule, {"read"} if method == "GET" else {"write"})
+        for who, scopes in SCOPED.items():
+            answer = await http.request(
+                method,
+                template.format(**names),
+                json=BODIES.get((method, template)),
+                headers={"authorization": f"Bearer {tokens[who]}"},
+            )
+            may = bool(scopes & needed) and (rule != "admin" or "admin" in scopes)
+            assert (answer.status_code == 403) == (not may), (method, template, who, answer.text)
+            allowed += may
+    assert allowed > 100
+
+
+async def test_scopes_are_shown_and_those_of_a_jwt_count(provider: "Provider"):
+    provider.add("good")
+    for scope, expected in {"openid": 201, "read": 403, "read write": 201, "admin": 201}.items():
+        claims = {"sub": "jane", "aud": "holdfast", "exp": int(time.time()) + 600, "scope": scope}
+        token = jwt.encode(claims, provider.keys["good"], algorithm="ES256", headers={"kid": "good"})
+        async with open_store("sqlite://:memory:") as store:
+            app = create_app(load_settings(jwt_keys=provider.url, jwt_audience="holdfast"), store)
+            transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+            headers = {"authorization": f"Bearer {token}"}
+            async with httpx2.AsyncClient(
+                transport=transport, base_url="http://test", headers=headers
+            ) as client:
+                me = (await client.get("/api/me")).json()
+                assert (me["role"] == "admin") == (scope == "admin")
+                assert "read" in me["scopes"]
+                made = await client.post("/api/sessions", json={"agent": "a"})
+                assert made.status_code == expected, scope
 
 
 async def test_lists_show_only_what_is_yours(store: Store, http: httpx2.AsyncClient):

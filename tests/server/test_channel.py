@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -143,4 +144,45 @@ async def test_a_client_that_is_behind_has_a_small_page_in_memory(store: Store):
         client.leave()
     stuck.set()
     await asyncio.gather(*feeding)
+    await channel.close()
+
+
+async def test_a_client_that_stops_reading_keeps_a_small_piece_of_what_is_new():
+    store = Slow()
+    channel = Channel(store, "s", 0)  # pyright: ignore[reportArgumentType]
+    sizes: list[int] = []
+    stuck = asyncio.Event()
+
+    async def send(message: Any) -> None:
+        sizes.append(len(message["body"]))
+        if len(sizes) == 1:
+            await stuck.wait()
+
+    for number in range(1, 40):
+        large = event(number)
+        store.events.put_nowait(
+            replace(large, payload=json.dumps("x" * (2_000_000 if number == 39 else 60_000)))
+        )
+
+    async def all_there() -> bool:
+        return channel.latest == 39
+
+    await until(all_there, 5)
+    client = Subscriber(send, StreamClock())
+    feeding = asyncio.create_task(channel.feed(client, 0))
+
+    async def is_stuck() -> bool:
+        return len(sizes) == 1
+
+    await until(is_stuck, 5)
+    assert sizes[0] <= 256 * 1024
+    stuck.set()
+
+    async def all_sent() -> bool:
+        return sum(sizes) > 38 * 60_000 + 2_000_000
+
+    await until(all_sent, 5)
+    assert max(sizes) <= 256 * 1024
+    client.leave()
+    await feeding
     await channel.close()

@@ -201,11 +201,12 @@ async def test_files_are_served_whole_and_known_again(browser: httpx2.AsyncClien
 
 def test_every_file_that_is_named_exists():
     named = set(re.findall(r'"/static/([^"]+)"', (WEB / "index.html").read_text()))
+    named |= set(re.findall(r'"/static/([^"]+)"', (WEB / "docs.html").read_text()))
     for path in WEB.glob("*.js"):
         if path.name != "preact.js":
             named |= set(re.findall(r'from "\./([^"]+)"', path.read_text()))
             named |= set(re.findall(r'"/static/([^"]+)"', path.read_text()))
-    assert named == set(FILES) - {"index.html"}
+    assert named == set(FILES) - {"index.html", "docs.html"}
 
 
 def test_no_inline_script_or_style_and_no_way_to_make_text_into_html():
@@ -263,3 +264,10 @@ def raw(url: str, target: str) -> tuple[int, Message]:
         return answer.status, answer.headers
     finally:
         connection.close()
+
+
+async def test_the_reference_of_the_api_needs_no_foreign_file(browser: httpx2.AsyncClient):
+    answer = await browser.get("/docs")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert not re.findall(r"(?:src|href)=\"(?!/)", answer.text)
+    assert 'src="/static/docs.js"' in answer.text

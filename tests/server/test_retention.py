@@ -266,3 +266,35 @@ async def test_archives_of_one_owner_are_read_one_at_a_time():
     go_on.set()
     await asyncio.gather(*reading)
     assert sorted(inside) == ["ada", "ada", "ada", "bob", "eve"]
+
+
+async def test_an_owner_without_the_scope_delete_erases_only_what_was_idle(
+    store: Store, http: httpx2.AsyncClient, tokens: dict[str, str]
+):
+    await store.create_session(agent="agent", owner="owner", id="fresh")
+    for who, status in (("reader", 403), ("writer", 409), ("deleter", 200)):
+        answer = await http.delete("/api/sessions/fresh", headers={"authorization": f"Bearer {tokens[who]}"})
+        assert answer.status_code == status, who
+        if status == 409:
+            assert "scope delete" in answer.json()["error"]["message"]
+            assert (await store.session("fresh")).status == "idle"
+
+
+async def test_only_an_administrator_lifts_the_hold_of_an_administrator(
+    store: Store, http: httpx2.AsyncClient, tokens: dict[str, str]
+):
+    await store.create_session(agent="agent", owner="owner", id="kept")
+    boss = {"authorization": f"Bearer {tokens['admin']}"}
+
+    async def hold(on: bool, headers: dict[str, str] | None = None) -> int:
+        return (await http.patch("/api/sessions/kept", json={"hold": on}, headers=headers)).status_code
+
+    assert (await hold(True), await hold(False)) == (200, 200)  # one's own
+    assert (await hold(True, boss), await hold(False), await hold(True), await hold(False)) == (
+        200,
+        403,
+        200,
+        403,
+    )
+    assert (await store.session("kept")).hold
+    assert (await hold(False, boss), await hold(True), await hold(False)) == (200, 200, 200)

@@ -9,6 +9,11 @@ import httpx2
 import pytest
 
 from holdfast import Store
+from holdfast.config import load_settings
+from holdfast.media import open_media
+from holdfast.retention import erase
+from holdfast.runtime.attachment import Attachment
+from holdfast.server import create_app
 from holdfast.server.auth import digest
 from holdfast.types import Batch, Effect, NewEvent, Run
 from tests.runtime.agents import working
@@ -47,6 +52,59 @@ async def test_the_life_of_a_session(http: httpx2.AsyncClient):
     assert [item["id"] for item in found["items"]] == [session["id"]]
     rest = await http.get("/api/sessions", params={"cursor": found["next_cursor"]})
     assert rest.json() == {"items": [], "next_cursor": None}
+
+
+async def test_a_session_without_a_worker_for_its_agent_has_a_reason(store: Store, http: httpx2.AsyncClient):
+    await store.create_session(agent="bott", owner="owner", id="typo")
+    await store.submit("typo", "message", "{}")
+    await store.join("worker", agents=["bot"])
+    detail = (await http.get("/api/sessions/typo")).json()
+    assert (detail["status"], detail["waiting_for"]) == ("queued", "worker")
+    assert "Did you mean 'bot'?" in detail["problem"]
+    assert (await http.get("/api/sessions")).json()["items"][0]["waiting_for"] == "worker"
+    assert [worker["agents"] for worker in (await http.get("/api/workers")).json()["items"]] == [[], ["bot"]]
+
+
+async def test_an_id_of_somebody_else_is_answered_like_an_erased_one(
+    app: Any, store: Store, http: httpx2.AsyncClient, tokens: dict[str, str]
+):
+    await store.create_session(agent="secret", owner="other", id="taken")
+    gone = await store.create_session(agent="secret", owner="other", id="erased")
+    await erase(store, open_media(store=store), gone.id, actor="test")
+    answers: list[str] = []
+    for name in ("taken", "erased"):
+        refused = await http.post("/api/sessions", json={"agent": "agent", "id": name})
+        assert refused.status_code == 409
+        answers.append(refused.text.replace(name, "X"))
+    assert answers[0] == answers[1]
+    assert "exist" not in answers[0]
+    await http.post("/api/sessions", json={"agent": "agent", "id": "mine"})
+    own = (await http.post("/api/sessions", json={"agent": "agent", "id": "mine"})).json()["error"]
+    assert (own["code"], "exist_ok" in own["message"]) == ("session_exists", False)
+
+
+async def test_a_fork_needs_no_body(http: httpx2.AsyncClient, session: str):
+    forked = await http.post(f"/api/sessions/{session}/fork")
+    assert (forked.status_code, forked.json()["kind"]) == (202, "fork")
+
+
+async def test_sessions_are_attached_as_their_agent_is(store: Store, tokens: dict[str, str]):
+    attached = {"one": Attachment(grace=5, then="interrupt"), "two": True, "three": False}
+    app = create_app(load_settings(attached_grace_seconds=7), store, attached=attached)
+    transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+    headers = {"authorization": f"Bearer {tokens['owner']}"}
+    async with httpx2.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
+
+        async def metadata(agent: str, **given: Any) -> dict[str, Any]:
+            made = await client.post("/api/sessions", json={"agent": agent, "metadata": given})
+            return made.json()["metadata"]
+
+        assert await metadata("one", colour="red") == {
+            "attached": {"grace": 5, "then": "interrupt"},
+            "colour": "red",
+        }
+        assert await metadata("one", attached=False) == {"attached": False}
+        assert (await metadata("two"), await metadata("three")) == ({"attached": True}, {})
 
 
 async def test_state_and_cursors(http: httpx2.AsyncClient, session: str):

@@ -8,7 +8,9 @@ import httpx2
 import pytest
 
 from holdfast import Store
+from holdfast.config import load_settings
 from holdfast.server.auth import digest
+from holdfast.shell import ShellService
 
 
 @pytest.fixture
@@ -177,3 +179,43 @@ async def test_a_sessions_commands_belong_to_its_owner(shell: httpx2.AsyncClient
         "session_id"
     ] == "theirs"
     assert (await shell.get(f"/api/bash/{made['command_id']}")).status_code == 404
+
+
+async def test_what_other_clients_send_is_understood(shell: httpx2.AsyncClient):
+    """Unknown fields and parameters are ignored, ids may be in the body, and `command_id__eq` finds output only."""
+    body = {"command": "echo hi", "agent_profile_id": None, "novel": [1]}
+    ran = (await shell.post("/api/bash/execute_bash_command", json=body, params={"trace": "1"})).json()
+    assert ran["stdout"] == "hi\n"
+    found = await search(shell, command_id__eq=ran["command_id"], novel="1")
+    assert {item["kind"] for item in found["items"]} == {"BashOutput"}
+    both = await search(shell, command_id__eq=ran["command_id"], kind__eq="BashCommand")
+    assert both == {"items": [], "next_page_id": None}
+    ids = [ran["command_id"], "not-a-uuid", ran["id"], "0" * 32]
+    batch = await shell.request("GET", "/api/bash/bash_events/", json=ids)
+    assert [event and event["id"] for event in batch.json()] == [ids[0], None, ids[2], None]
+    bodies: tuple[Any, ...] = ({}, [], [1], ["0" * 32] * 101)
+    for bad in bodies:
+        assert (await shell.request("GET", "/api/bash/bash_events/", json=bad)).status_code == 422
+    assert (await shell.get("/api/bash/bash_events/")).status_code == 422
+
+
+async def test_the_server_describes_itself(
+    shell: httpx2.AsyncClient, store: Store, caplog: pytest.LogCaptureFixture
+):
+    shell.headers.pop("authorization")
+    assert (await shell.get("/alive")).json()["status"] == "ok"
+    info = (await shell.get("/server_info")).json()
+    assert (info["title"], info["docs"], info["uptime"] >= info["idle_time"] >= 0) == (
+        "Holdfast",
+        "/docs",
+        True,
+    )
+    caplog.set_level("INFO")
+    settings = load_settings(shell_retention_seconds=3600)
+    async with ShellService(store, settings=settings):
+        pass
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "holdfast.shell.service"]
+    assert (
+        line
+        == "the output of shell commands is kept for 3600 seconds after the command ended; their results are kept"
+    )

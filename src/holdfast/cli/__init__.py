@@ -1,6 +1,5 @@
 """The `holdfast` command. Each group of subcommands is a module of its own."""
 
-import json
 import sys
 from typing import Annotated
 
@@ -8,9 +7,11 @@ import typer
 
 from holdfast import __version__
 from holdfast.cli import (
+    credentials,
     db,
     demo,
     doctor,
+    history,
     importing,
     media,
     retention,
@@ -23,7 +24,7 @@ from holdfast.cli import (
     tokens,
     worker,
 )
-from holdfast.cli.terminal import echo
+from holdfast.cli.terminal import echo, print_json
 from holdfast.errors import HoldfastError
 
 app = typer.Typer(
@@ -40,7 +41,9 @@ app.add_typer(media.app, name="media")
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(retention.app, name="archive")
 app.add_typer(importing.app, name="import")
+app.add_typer(credentials.app, name="credentials")
 app.add_typer(tokens.app, name="token")
+app.add_typer(tokens.app, name="tokens", hidden=True)
 for command in (
     serve.serve,
     demo.demo,
@@ -52,6 +55,11 @@ for command in (
     talk.tail,
     talk.interrupt,
     talk.approve,
+    history.undo,
+    history.rewind,
+    history.compact,
+    history.fork,
+    history.settle,
     retention.audit,
     sweep.sweep,
 ):
@@ -80,6 +88,6 @@ def main() -> None:
         app()
     except HoldfastError as error:
         if "--json" in sys.argv:
-            echo(json.dumps({"error": {"code": error.code, "message": str(error)}}))
+            print_json({"error": {"code": error.code, "message": str(error), "facts": error.facts}})
         echo(f"error: {error}", err=True)
         sys.exit(2)

@@ -1,8 +1,6 @@
 """`holdfast demo` shows in a minute what this is for: a server, two workers and a scripted agent on a store that is thrown away."""
 
-import logging
 import os
-import sys
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Annotated
 import typer
 
 from holdfast.errors import BadInput
+from holdfast.logs import start_logging
 
 
 def demo(
@@ -30,9 +29,6 @@ def demo(
     from holdfast.demo import FOLDER, LEDGER, MODEL
 
     _check(model)
-    logging.basicConfig(
-        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
     scratch = tempfile.TemporaryDirectory(prefix="holdfast-demo-") if keep is None else nullcontext(keep)
     with scratch as chosen:
         folder = Path(chosen).absolute()
@@ -48,6 +44,7 @@ def demo(
             "Ctrl-C ends it." if keep else "Ctrl-C ends it and throws all of it away.",
         )
         settings = load_settings(store=f"sqlite:///{folder / 'demo.db'}", host="127.0.0.1", port=port)
+        start_logging(settings.log_format)
         code = run_server("holdfast.demo:agents", settings, workers=2, shell=True, demo=words)  # noqa: S604 - ours
         raise typer.Exit(code)
 

@@ -12,18 +12,22 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 from rich.console import Group
 from rich.text import Text
 
-from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, chosen_sessions, chosen_store
 from holdfast.cli.terminal import coloured, new_console, new_table, one_line, print_json
 from holdfast.config import FILE, Settings, load_settings
 from holdfast.errors import HoldfastError, StoreTooOld
+from holdfast.leases import no_worker
 from holdfast.store import Store
 from holdfast.types import Holder, Session
+
+if TYPE_CHECKING:
+    from holdfast.cli.options import Sessions
 
 Verdict: TypeAlias = Literal["ok", "warn", "bad"]
 
@@ -114,6 +118,8 @@ async def _store(settings: Settings) -> AsyncIterator[Finding]:
                 )
             for each in (await _clock(opened), await _workers(opened, schema.pending)):
                 yield each
+            async for each in _unserved(opened):
+                yield each
     except StoreTooOld as old:
         yield Finding("store", "ok", closed.url)
         yield Finding("migrations", "bad", str(old), "Run `holdfast db upgrade`.")
@@ -158,6 +164,19 @@ async def _workers(store: Store, pending: int) -> Finding:
     return Finding("workers", "ok", detail)
 
 
+async def _unserved(store: Store) -> AsyncIterator[Finding]:
+    """Find agents that sessions wait for and that no live worker serves."""
+    now = await store.now()
+    alive = [holder for holder in await store.holders() if holder.deadline > now]
+    served = {agent for holder in alive for agent in holder.agents or ()}
+    if not alive or any(holder.agents is None for holder in alive):
+        return
+    for agent, sessions in (await store.ready_agents()).items():
+        if agent not in served:
+            detail = f"{sessions} sessions wait for agent {agent!r}. {no_worker(agent, served)}"
+            yield Finding("agents", "bad", detail, "Start a worker that serves it, or correct the name.")
+
+
 def _places(settings: Settings) -> Iterable[Path]:
     if settings.store.startswith("sqlite:///"):
         yield Path(settings.store.removeprefix("sqlite:///")).absolute().parent
@@ -176,6 +195,7 @@ def _disk(place: Path) -> Finding:
 
 def top(
     store: StoreUrl = None,
+    url: ServerUrl = None,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
     as_json: AsJson = False,
@@ -183,11 +203,11 @@ def top(
     """Show sessions and workers as they are, again and again until Ctrl-C; once where there is no terminal."""
     live = not once and not as_json and sys.stdout.isatty()
     with suppress(KeyboardInterrupt):
-        asyncio.run(_top(store, interval, live=live, as_json=as_json))
+        asyncio.run(_top(store, url, interval, live=live, as_json=as_json))
 
 
-async def _top(url: str | None, interval: float, *, live: bool, as_json: bool) -> None:
-    async with chosen_store(url) as opened:
+async def _top(store: str | None, url: str | None, interval: float, *, live: bool, as_json: bool) -> None:
+    async with chosen_sessions(store, url) as opened:
         looks = _looks(opened, interval)
         async for sessions, holders in looks:
             if as_json:
@@ -206,7 +226,9 @@ async def _top(url: str | None, interval: float, *, live: bool, as_json: bool) -
                 return
 
 
-async def _looks(store: Store, interval: float) -> AsyncGenerator[tuple[list[Session], list[Holder]], None]:
+async def _looks(
+    store: "Sessions", interval: float
+) -> AsyncGenerator[tuple[list[Session], list[Holder]], None]:
     while True:
         page = await store.sessions(limit=_MOST)
         yield list(page.items), await store.holders()

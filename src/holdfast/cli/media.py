@@ -70,7 +70,9 @@ def show(
         async with _opened(store, media) as opened:
             blob = await opened.metadata(uri if "://" in uri else to_uri(uri))
             sessions = [session for session, _ in await opened.store.references(sha256=blob.sha256)]
-            return {**_plain(blob), "present": await opened.exists(blob.uri), "sessions": sessions}
+            archive_of = await opened.store.archived_sessions(blob.sha256)
+            present = await opened.exists(blob.uri)
+            return {**_plain(blob), "present": present, "sessions": sessions, "archive_of": archive_of}
 
     facts = asyncio.run(work())
     if as_json:

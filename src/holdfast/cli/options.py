@@ -50,6 +50,12 @@ def chosen_sessions(store: str | None, url: str | None) -> "Sessions":
     return Remote(url or settings.url or "", None if token is None else token.get_secret_value())
 
 
+def chosen_server(store: str | None, url: str | None) -> "Remote | None":
+    """Return the server of `--url` or of the settings; None if `--store` or the settings name a store."""
+    chosen = chosen_sessions(store, url)
+    return None if isinstance(chosen, Store) else chosen
+
+
 async def asked(opened: "Sessions", session_id: str) -> list[dict[str, Any]]:
     """Return what a session asks a person now."""
     if not isinstance(opened, Store):
@@ -57,6 +63,15 @@ async def asked(opened: "Sessions", session_id: str) -> list[dict[str, Any]]:
     from holdfast.runtime.questions import asked as asked_of
 
     return await asked_of(opened, session_id)
+
+
+async def why_waiting(opened: "Sessions", session_id: str) -> str | None:
+    """Return why no worker continues a session, and what to do; None if one does or nothing waits."""
+    if not isinstance(opened, Store):
+        return await opened.problem(session_id)
+    from holdfast.leases import why_waiting
+
+    return await why_waiting(opened, await opened.session(session_id))
 
 
 async def with_media(opened: "Sessions", text: Json) -> Json:

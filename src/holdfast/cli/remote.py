@@ -1,22 +1,33 @@
 """Sessions of a server, as the commands know those of a store: what `--url` talks to instead of `--store`."""
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import fields
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
 
 from holdfast.client import AsyncClient, ServerError
 from holdfast.errors import SessionExists
 from holdfast.types import (
+    AuditEntry,
+    Checkpoint,
+    Credential,
+    Effect,
     Event,
+    Holder,
     Json,
     Lane,
     Page,
+    Run,
     Session,
     Submission,
     WhenBusy,
 )
+
+T = TypeVar("T")
+_TIMES = {"at", "held_until", "deadline"}
 
 
 class Remote:
@@ -47,14 +58,17 @@ class Remote:
         """Return what a session asks a person now."""
         return (await self.client.session(session_id))["asked"]
 
+    async def problem(self, session_id: str) -> str | None:
+        """Return why no worker continues a session; None if one does or nothing waits."""
+        return (await self.client.session(session_id))["problem"]
+
     async def session(self, session_id: str) -> Session:
         """Return one session."""
         return _session(await self.client.session(session_id))
 
     async def sessions(self, **filters: Any) -> Page[Session]:
         """List sessions."""
-        given = {name: value for name, value in filters.items() if value is not None}
-        page = await self.client.sessions(**given)
+        page = await self.client.sessions(**_given(filters))
         return Page(items=[_session(item) for item in page["items"]], next_cursor=page["next_cursor"])
 
     async def submit(
@@ -77,20 +91,73 @@ class Remote:
             )
         else:
             given = {"kind": kind, "when_busy": when_busy, "idempotency_key": idempotency_key, **body}
-            answer = await self.client.submit(session_id, **given)
+            path = f"/api/sessions/{session_id}/submissions"
+            answer = await self.client.request("POST", path, json=_given(given))
         return _submission(answer)
 
     async def submissions(self, session_id: str, **filters: Any) -> Page[Submission]:
         """List what was asked of a session."""
-        given = {name: value for name, value in filters.items() if value is not None}
-        page = await self.client.request("GET", f"/api/sessions/{session_id}/submissions", params=given)
+        path = f"/api/sessions/{session_id}/submissions"
+        page = await self.client.request("GET", path, params=_given(filters))
         return Page(items=[_submission(item) for item in page["items"]], next_cursor=page["next_cursor"])
 
-    async def events(self, session_id: str, *, after: int = 0, limit: int = 500) -> list[Event]:
-        """Return a page of events."""
+    async def events(
+        self, session_id: str, *, after: int = 0, run_id: str | None = None, limit: int = 500
+    ) -> list[Event]:
+        """Return a page of events, of the session or of one of its runs."""
         where = {"after": after, "limit": limit}
-        page = await self.client.request("GET", f"/api/sessions/{session_id}/events", params=where)
+        path = f"/api/sessions/{session_id}/events" if run_id is None else f"/api/runs/{run_id}/events"
+        page = await self.client.request("GET", path, params=where)
         return [_event(session_id, item) for item in page["items"]]
+
+    async def run(self, run_id: str) -> Run:
+        """Return one run."""
+        return _run(await self.client.request("GET", f"/api/runs/{run_id}"))
+
+    async def runs(
+        self, *, session_id: str | None = None, parent_id: str | None = None, **filters: Any
+    ) -> Page[Run]:
+        """List the runs of a session, or the delegates of a run, in the order in which they began."""
+        path = f"/api/sessions/{session_id}/runs" if parent_id is None else f"/api/runs/{parent_id}/runs"
+        page = await self.client.request("GET", path, params=_given(filters))
+        return Page(items=[_run(item) for item in page["items"]], next_cursor=page["next_cursor"])
+
+    async def find_runs(self, **filters: Any) -> Page[Run]:
+        """List the runs of all sessions of the token's owner, newest first."""
+        page = await self.client.request("GET", "/api/runs", params=_given(filters))
+        return Page(items=[_run(item) for item in page["items"]], next_cursor=page["next_cursor"])
+
+    async def checkpoints(self, *, run_id: str, **filters: Any) -> Page[Checkpoint]:
+        """List the checkpoints of a run, newest first."""
+        path = f"/api/runs/{run_id}/checkpoints"
+        return _page(Checkpoint, await self.client.request("GET", path, params=_given(filters)), segment=0)
+
+    async def effects(self, session_id: str, *, run_id: str, **filters: Any) -> Page[Effect]:
+        """List the tool calls of a run."""
+        del session_id
+        page = await self.client.request("GET", f"/api/runs/{run_id}/effects", params=_given(filters))
+        return Page(items=[_effect(item) for item in page["items"]], next_cursor=page["next_cursor"])
+
+    async def settle(self, run_id: str, call_id: str, *, result: Any, error: str | None) -> Effect:
+        """Record the outcome of a tool call."""
+        body = {"result": result} if error is None else {"error": error}
+        path = f"/api/runs/{run_id}/effects/{quote(call_id, safe='')}"
+        return _effect(await self.client.request("POST", path, json=body))
+
+    async def credentials(self, session_id: str) -> list[Credential]:
+        """Return the credentials of a session, without their values."""
+        return [_noun(Credential, item, sealed="") for item in await self.client.credentials(session_id)]
+
+    async def holders(self) -> list[Holder]:
+        """Return all holders."""
+        page = await self.client.request("GET", "/api/workers")
+        return [_noun(Holder, item, ttl=0.0) for item in page["items"]]
+
+    async def audit_log(self, **filters: Any) -> Page[AuditEntry]:
+        """List the audit, newest first."""
+        page = await self.client.audit(**_given(filters))
+        items = [_noun(AuditEntry, item, detail=json.dumps(item["detail"])) for item in page["items"]]
+        return Page(items=items, next_cursor=page["next_cursor"])
 
     async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[Event, None]:
         """Yield every event, past and future, whatever breaks on the way."""
@@ -98,35 +165,44 @@ class Remote:
             yield _event(session_id, item)
 
 
-def _time(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
+def _noun(kind: type[T], given: Mapping[str, Any], **more: Any) -> T:
+    """Return what the server sent as one of our types. JSON content is text there, and times are times."""
+    values: dict[str, Any] = dict(more)
+    for field in fields(kind):  # pyright: ignore[reportArgumentType]
+        if field.name in given and field.name not in more:
+            value = given[field.name]
+            is_time = field.name.endswith("_at") or field.name in _TIMES
+            values[field.name] = datetime.fromisoformat(value) if is_time and value is not None else value
+    return kind(**values)
+
+
+def _page(kind: type[T], page: Mapping[str, Any], **more: Any) -> Page[T]:
+    items = [_noun(kind, item, **more) for item in page["items"]]
+    return Page(items=items, next_cursor=page["next_cursor"])
 
 
 def _session(given: dict[str, Any]) -> Session:
-    facts: dict[str, Any] = {name: given[name] for name in Session.__slots__ if name in given}
-    for name in ("held_until", "created_at", "active_at", "cleaned_at"):
-        facts[name] = _time(given[name])
-    facts["epoch"], facts["metadata"] = 0, json.dumps(given["metadata"])
-    return Session(**facts)
+    return _noun(Session, given, epoch=0, metadata=json.dumps(given["metadata"]))
 
 
 def _submission(given: dict[str, Any]) -> Submission:
-    facts: dict[str, Any] = {name: given[name] for name in Submission.__slots__ if name in given}
-    for name in ("created_at", "started_at", "ended_at"):
-        facts[name] = _time(given[name])
-    facts["id"], facts["payload"] = given["submission_id"], "{}"
-    return Submission(**facts)
+    return _noun(Submission, given, id=given["submission_id"], payload="{}")
+
+
+def _run(given: dict[str, Any]) -> Run:
+    return _noun(Run, given, metadata=json.dumps(given["metadata"]))
+
+
+def _effect(given: dict[str, Any]) -> Effect:
+    result = given["result"]
+    return _noun(Effect, given, result=None if result is None else json.dumps(result))
+
+
+def _given(filters: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in filters.items() if value is not None}
 
 
 def _event(session_id: str, given: dict[str, Any]) -> Event:
     message = given.get("message")
-    return Event(
-        session_id=session_id,
-        seq=given["seq"],
-        kind=given["kind"],
-        run_id=given["run_id"],
-        step=given["step"],
-        at=datetime.fromisoformat(given["at"]),
-        payload=json.dumps(given["payload"]),
-        message=None if message is None else json.dumps(message),
-    )
+    text = None if message is None else json.dumps(message)
+    return _noun(Event, given, session_id=session_id, payload=json.dumps(given["payload"]), message=text)

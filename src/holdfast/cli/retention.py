@@ -6,22 +6,24 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from getpass import getuser
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, cast
+from typing import IO, TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 from rich.text import Text
 
-from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, chosen_server, chosen_sessions, chosen_store
 from holdfast.cli.sessions import SessionId
 from holdfast.cli.sessions import app as sessions
 from holdfast.cli.terminal import echo, new_console, new_table, one_line, print_json, progress_bar, time_text
 from holdfast.config import load_settings
-from holdfast.errors import ArchiveFailed
+from holdfast.errors import ArchiveFailed, BadInput
+from holdfast.store import Store
 from holdfast.types import AuditEntry, Page
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
 
+    from holdfast.cli.remote import Remote
     from holdfast.media import MediaStore
     from holdfast.retention import Archive
 
@@ -39,6 +41,9 @@ def verify(file: File, as_json: AsJson = False) -> None:
         return
     echo(
         f"Sound: session {archive.session_id}, {sum(archive.counts.values())} records, SHA-256 {archive.sha256}"
+    )
+    echo(
+        "The digest is that of all records before the last line, uncompressed, which the last line repeats. It differs from the digest of the file."
     )
 
 
@@ -88,25 +93,33 @@ def export(
     ] = None,
     compress: Annotated[bool, typer.Option("--gzip", help="Compress it.")] = False,
     store: StoreUrl = None,
+    url: ServerUrl = None,
     media: MediaUrl = None,
 ) -> None:
     """Write the archive of a session, as it is at this moment, also while it runs."""
     partial = None if file is None else file.with_name(f"{file.name}.partial")
 
+    async def write(pieces: "AsyncGenerator[bytes, None]") -> None:
+        target = sys.stdout.buffer if partial is None else partial.open("wb")
+        try:
+            with progress_bar("exporting", as_bytes=True, shown=partial is not None) as advance:
+                async for piece in pieces:
+                    target.write(piece)
+                    advance(len(piece))
+            target.flush()
+        finally:
+            if partial is not None:
+                target.close()
+
     async def work() -> None:
+        if (server := _server(store, url, media)) is not None:
+            async with server:
+                await write(server.client.archive(session_id, gzip=compress))
+            return
         from holdfast.retention import write_archive
 
         async with opened_media(store, media) as opened:
-            target = sys.stdout.buffer if partial is None else partial.open("wb")
-            try:
-                with progress_bar("exporting", as_bytes=True, shown=partial is not None) as advance:
-                    async for piece in write_archive(opened.store, opened, session_id, compress=compress):
-                        target.write(piece)
-                        advance(len(piece))
-                target.flush()
-            finally:
-                if partial is not None:
-                    target.close()
+            await write(write_archive(opened.store, opened, session_id, compress=compress))
 
     try:
         asyncio.run(work())
@@ -129,12 +142,18 @@ def clean(
     archive: Annotated[bool, typer.Option(help="Keep a verified archive in the media store.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
     store: StoreUrl = None,
+    url: ServerUrl = None,
     media: MediaUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete what a session contains; it can be brought back from an archive."""
+    kept: Literal["media"] | None = "media" if archive else None
 
     async def work() -> dict[str, object]:
+        if (server := _server(store, url, media)) is not None:
+            async with server:
+                how = {"idle_days": idle_days, "force": force, "archive": kept, "dry_run": dry_run}
+                return await server.client.clean(session_id, **how)
         from holdfast.retention import clean
 
         async with opened_media(store, media) as opened:
@@ -154,7 +173,7 @@ def clean(
                     actor=actor(),
                     idle_days=idle_days,
                     force=force,
-                    archive="media" if archive else None,
+                    archive=kept,
                     dry_run=dry_run,
                     progress=progress,
                 )
@@ -171,12 +190,21 @@ def rehydrate(
         Path | None, typer.Option("--from", help="The archive; else the one that was stored.")
     ] = None,
     store: StoreUrl = None,
+    url: ServerUrl = None,
     media: MediaUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Bring a cleaned session back, exactly as it was."""
 
     async def work() -> dict[str, object]:
+        if (server := _server(store, url, media)) is not None:
+            async with server:
+                with progress_bar("rehydrating", shown=not as_json):
+                    await server.client.rehydrate(session_id, file)
+                return {
+                    "session_id": session_id,
+                    "restored": {"events": (await server.session(session_id)).seq},
+                }
         from holdfast.retention import rehydrate
 
         async with opened_media(store, media) as opened:
@@ -197,6 +225,7 @@ def erase(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     store: StoreUrl = None,
+    url: ServerUrl = None,
     media: MediaUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -205,6 +234,9 @@ def erase(
         typer.confirm(f"Erase session {session_id} for good?", abort=True, err=True)
 
     async def work() -> dict[str, object]:
+        if (server := _server(store, url, media)) is not None:
+            async with server:
+                return await server.client.erase(session_id, children=children)
         from holdfast.retention import erase
 
         async with opened_media(store, media) as opened:
@@ -218,13 +250,17 @@ def hold(
     session_id: SessionId,
     on: Annotated[bool, typer.Option("--on/--off", help="Put it on hold, or lift the hold.")] = True,
     store: StoreUrl = None,
+    url: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Keep retention away from a session, whatever policies and people say."""
 
     async def work() -> None:
-        async with chosen_store(store) as opened:
-            await opened.update_session(session_id, hold=on, actor=actor())
+        async with chosen_sessions(store, url) as opened:
+            if isinstance(opened, Store):
+                await opened.update_session(session_id, hold=on, actor=actor())
+            else:
+                await opened.client.hold(session_id, on)
 
     asyncio.run(work())
     if as_json:
@@ -238,12 +274,13 @@ def audit(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 50,
     cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
     store: StoreUrl = None,
+    url: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """List who cleaned, rehydrated, erased or held what, newest first."""
 
     async def work() -> Page[AuditEntry]:
-        async with chosen_store(store) as opened:
+        async with chosen_sessions(store, url) as opened:
             return await opened.audit_log(session_id=session, cursor=cursor, limit=limit)
 
     page = asyncio.run(work())
@@ -260,6 +297,14 @@ def audit(
             one_line(entry.detail),
         )
     new_console().print(table)
+
+
+def _server(store: str | None, url: str | None, media: str | None) -> "Remote | None":
+    """Return the server that the options or the settings name, if they name one."""
+    server = chosen_server(store, url)
+    if server is not None and media is not None:
+        raise BadInput(problem="--media is for a store; a server has its own media store")
+    return server
 
 
 @asynccontextmanager

@@ -5,13 +5,13 @@ import json
 import sys
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 from rich.text import Text
 from rich.tree import Tree
 
-from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, chosen_sessions, chosen_store
 from holdfast.cli.terminal import (
     all_pages,
     coloured,
@@ -26,15 +26,16 @@ from holdfast.cli.terminal import (
     time_text,
 )
 from holdfast.errors import BadInput, HoldfastError
-from holdfast.store import Store
-from holdfast.types import Checkpoint, Effect, Event, Run
+from holdfast.types import Checkpoint, Effect, Event, Page, Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pydantic_ai import Agent
 
+    from holdfast.cli.options import Sessions
     from holdfast.record import RunReport
+    from holdfast.store import Store
 
 app = typer.Typer(help="Look at recorded runs, and go on from them.", no_args_is_help=True)
 T = TypeVar("T")
@@ -46,24 +47,46 @@ _EVENTS = 500
 
 @app.command("list")
 def list_(
-    session_id: Annotated[str, typer.Argument(help="The session's id.")],
+    session_id: Annotated[str | None, typer.Argument(help="The session's id; else all sessions.")] = None,
+    interrupted: Annotated[
+        bool, typer.Option("--interrupted", help="Only those that were interrupted and can be resumed.")
+    ] = False,
+    unresolved: Annotated[
+        bool, typer.Option("--unresolved", help="Only those with a tool call whose outcome is unknown.")
+    ] = False,
+    parent: Annotated[str | None, typer.Option(help="Only those that this run delegated to.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most, of all sessions.")] = 50,
+    cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
     store: StoreUrl = None,
+    url: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """List all runs of a session in the order in which they began."""
+    """List runs, newest first; all runs of one session in the order in which they began."""
 
-    async def work() -> list[Run]:
-        async with chosen_store(store) as opened:
-            return await all_pages(lambda cursor: opened.runs(session_id=session_id, cursor=cursor))
+    async def work() -> Page[Run]:
+        async with chosen_sessions(store, url) as opened:
+            if session_id is not None and not (interrupted or unresolved or parent):
+                runs = await all_pages(lambda cursor: opened.runs(session_id=session_id, cursor=cursor))
+                return Page(items=runs)
+            return await opened.find_runs(
+                session_id=session_id,
+                parent_id=parent,
+                interrupted=interrupted,
+                unresolved=unresolved,
+                limit=limit,
+                cursor=cursor,
+            )
 
-    result = asyncio.run(work())
+    page = asyncio.run(work())
     if as_json:
-        print_json({"runs": [asdict(run) for run in result]})
+        print_json({"runs": [asdict(run) for run in page.items], "next_cursor": page.next_cursor})
         return
-    table = new_table("id", "agent", "status", "started", "duration", "parent", "error")
-    for run in result:
+    of_all = ["session"] if session_id is None else []
+    table = new_table("id", *of_all, "agent", "status", "started", "duration", "parent", "error")
+    for run in page.items:
         table.add_row(
             one_line(run.id),
+            *([one_line(run.session_id)] if of_all else []),
             one_line(run.agent),
             coloured(run.status),
             time_text(run.started_at),
@@ -71,17 +94,20 @@ def list_(
             one_line(run.parent_id),
             one_line(run.error),
         )
-    new_console().print(table)
+    console = new_console()
+    console.print(table)
+    if page.next_cursor is not None:
+        console.print(f"There are more: --cursor {page.next_cursor}", soft_wrap=True)
 
 
 @app.command()
-def show(run_id: RunId, store: StoreUrl = None, as_json: AsJson = False) -> None:
+def show(run_id: RunId, store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False) -> None:
     """Show how a run stands: where it can go on from, and what came of its tool calls."""
     from holdfast.record import inspect_run
 
     async def work() -> "RunReport":
-        async with chosen_store(store) as opened:
-            return await inspect_run(opened, run_id, whole=False)
+        async with chosen_sessions(store, url) as opened:
+            return await inspect_run(cast("Store", opened), run_id, whole=False)  # reads only what both have
 
     report = asyncio.run(work())
     run = report.run
@@ -121,11 +147,11 @@ def show(run_id: RunId, store: StoreUrl = None, as_json: AsJson = False) -> None
 
 
 @app.command()
-def tree(run_id: RunId, store: StoreUrl = None, as_json: AsJson = False) -> None:
+def tree(run_id: RunId, store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False) -> None:
     """Show a run and the runs it delegated to, and those they did."""
 
     async def work() -> _Node:
-        async with chosen_store(store) as opened:
+        async with chosen_sessions(store, url) as opened:
             return await _grow(opened, await opened.run(run_id), set(), _DEEPEST)
 
     root = asyncio.run(work())
@@ -136,12 +162,12 @@ def tree(run_id: RunId, store: StoreUrl = None, as_json: AsJson = False) -> None
 
 
 @app.command()
-def events(run_id: RunId, store: StoreUrl = None, as_json: AsJson = False) -> None:
+def events(run_id: RunId, store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False) -> None:
     """Show the events of a run, one line each; `--json` has them in full."""
 
     async def work() -> list[Event]:
         results: list[Event] = []
-        async with chosen_store(store) as opened:
+        async with chosen_sessions(store, url) as opened:
             session_id = (await opened.run(run_id)).session_id
             while True:
                 after = results[-1].seq if results else 0
@@ -169,12 +195,13 @@ def effects(
         bool, typer.Option("--unresolved", help="Only those with no recorded end.")
     ] = False,
     store: StoreUrl = None,
+    url: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the tool calls of a run and what came of them."""
+    """List the tool calls of a run and their results."""
 
     async def work() -> list[Effect]:
-        async with chosen_store(store) as opened:
+        async with chosen_sessions(store, url) as opened:
             session_id = (await opened.run(run_id)).session_id
             return await all_pages(
                 lambda cursor: opened.effects(session_id, run_id=run_id, unresolved=unresolved, cursor=cursor)
@@ -193,7 +220,7 @@ def effects(
             "" if effect.step is None else str(effect.step),
             str(effect.attempts),
             time_text(effect.started_at),
-            duration(effect.started_at, effect.ended_at),
+            duration(effect.started_at, effect.ended_at if effect.attempts else None),
             one_line(effect.summary),
             one_line(effect.error),
         )
@@ -263,7 +290,7 @@ class _Node:
     cut: bool = False  # there are delegates below it that are not shown
 
 
-async def _grow(store: Store, run: Run, seen: set[tuple[str, str]], depth: int) -> _Node:
+async def _grow(store: "Sessions", run: Run, seen: set[tuple[str, str]], depth: int) -> _Node:
     """Return a run with all that it delegated to, each run once, whatever the parents say."""
     node = _Node(run)
     seen.add((run.session_id, run.id))

@@ -108,7 +108,7 @@ async def _serve(
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a stream is an open file
-    names = () if app is None else tuple(load_agents(app))
+    agents = {} if app is None else load_agents(app)
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(chosen_store(settings.store, upgrade=True))
         commands = None
@@ -123,8 +123,9 @@ async def _serve(
         application = create_app(
             settings,
             opened,
-            names,
+            agents,
             shell=commands,
+            attached={name: setup.attached for name, setup in agents.items()},
             worker_metrics=Path(numbers) if numbers else None,
             kill=pool.kill if demo else None,
         )

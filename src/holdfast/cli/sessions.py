@@ -1,13 +1,14 @@
 """`holdfast sessions`: which sessions there are and how they stand."""
 
 import asyncio
+import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, asked, chosen_sessions
+from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, asked, chosen_sessions, why_waiting
 from holdfast.cli.terminal import coloured, new_console, new_table, one_line, print_json, time_text
 from holdfast.ids import check_choice
 from holdfast.types import STATUSES, Page, Session, Submission
@@ -47,12 +48,13 @@ def list_(
     if as_json:
         print_json({"sessions": [asdict(item) for item in page.items], "next_cursor": page.next_cursor})
         return
-    table = new_table("id", "agent", "status", "owner", "active", "pending", "holder", "title")
+    table = new_table("id", "agent", "status", "waiting for", "owner", "active", "pending", "holder", "title")
     for item in page.items:
         table.add_row(
             one_line(item.id),
             one_line(item.agent),
             coloured(item.status),
+            one_line(item.waiting_for),
             one_line(item.owner),
             time_text(item.active_at),
             str(item.pending),
@@ -71,7 +73,7 @@ def show(
 ) -> None:
     """Show how a session stands: who holds it until when, what waits and for what."""
 
-    async def work() -> tuple[Session, list[Submission], list[dict[str, Any]]]:
+    async def work() -> tuple[Session, list[Submission], list[dict[str, Any]], str | None]:
         async with chosen_sessions(store, url) as opened:
             session = await opened.session(session_id)
             waiting = [
@@ -79,12 +81,18 @@ def show(
                 for state in ("claimed", "waiting", "queued")
                 for item in (await opened.submissions(session_id, state=state, limit=100)).items
             ]
-            return session, waiting, await asked(opened, session_id)
+            questions = await asked(opened, session_id)
+            return session, waiting, questions, await why_waiting(opened, session_id)
 
-    session, waiting, questions = asyncio.run(work())
+    session, waiting, questions, problem = asyncio.run(work())
     if as_json:
         print_json(
-            {"session": asdict(session), "submissions": [asdict(s) for s in waiting], "asked": questions}
+            {
+                "session": asdict(session),
+                "submissions": [asdict(s) for s in waiting],
+                "asked": questions,
+                "problem": problem,
+            }
         )
         return
     console = new_console()
@@ -96,12 +104,16 @@ def show(
         ("owner", one_line(session.owner)),
         ("status", coloured(session.status)),
         ("waiting for", one_line(session.waiting_for)),
+        *([] if problem is None else [("problem", one_line(problem))]),
         ("held by", one_line(held)),
         ("events", Text(str(session.seq))),
         ("created", time_text(session.created_at)),
         ("active", time_text(session.active_at)),
         *((item.state, one_line(f"{item.id} {item.kind}, attempts {item.attempts}")) for item in waiting),
-        *(("asked", one_line(f"{q['call_id']}: {q['tool']} {q['arguments']}")) for q in questions),
+        *(
+            ("asked", one_line(f"{q['call_id']}: {q['tool']} {json.dumps(q['arguments'])}"))
+            for q in questions
+        ),
     ]
     for name, value in lines:
         console.print(Text(f"{name:<12}").append_text(value), soft_wrap=True)

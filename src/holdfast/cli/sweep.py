@@ -2,26 +2,29 @@
 
 import asyncio
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from holdfast.cli.options import AsJson, StoreUrl, chosen_store
+from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, chosen_server, chosen_sessions, chosen_store
 from holdfast.cli.retention import actor
 from holdfast.cli.sessions import SessionId
 from holdfast.cli.sessions import app as sessions
 from holdfast.cli.terminal import echo, new_console, new_table, one_line, print_json, progress_bar, time_text
 from holdfast.errors import BadSettings, SweepRunning
+from holdfast.store import Store
 
 if TYPE_CHECKING:
-    from holdfast.retention import Outcome, Outlook, Swept
+    from holdfast.retention import Outcome, Swept
 
 
 def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="How many sessions at most.")] = None,
     store: StoreUrl = None,
+    url: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Clean, archive and erase what is due by the policies of the settings; exit 1 if some of it failed."""
@@ -29,9 +32,15 @@ def sweep(
 
     async def work() -> "Swept":
         from holdfast.media import open_media
-        from holdfast.retention import sweep
+        from holdfast.retention import Outcome, Swept, sweep
         from holdfast.retention.sweep import DUTY, is_configured
 
+        if (server := chosen_server(store, url)) is not None:
+            async with server:
+                how = {"dry_run": dry_run} | ({} if limit is None else {"limit": limit})
+                told: dict[str, Any] = await server.client.sweep(**how)
+            outcomes.extend(Outcome(**item) for item in told.pop("items"))
+            return Swept(**told)
         async with chosen_store(store) as opened:
             if not is_configured(opened):
                 raise BadSettings(problem="There is no policy: set HOLDFAST_RETENTION, or [[retention]].")
@@ -83,31 +92,40 @@ def _show(outcomes: "list[Outcome]", done: "Swept") -> None:
 
 
 @sessions.command()
-def retention(session_id: SessionId, store: StoreUrl = None, as_json: AsJson = False) -> None:
+def retention(
+    session_id: SessionId, store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False
+) -> None:
     """Show which policy applies to a session, when it is due, and what stands against it now."""
 
-    async def work() -> "Outlook":
-        from holdfast.retention import outlook
+    async def work() -> dict[str, Any]:
+        async with chosen_sessions(store, url) as opened:
+            if not isinstance(opened, Store):
+                return await opened.client.retention(session_id)
+            from holdfast.retention import outlook
 
-        async with chosen_store(store) as opened:
-            return await outlook(opened, session_id)
+            result = await outlook(opened, session_id)
+        terms = None if result.terms is None else result.terms.model_dump(exclude_unset=True)
+        return {**asdict(result), "terms": terms, "action": result.terms and result.terms.action}
 
     result = asyncio.run(work())
     if as_json:
-        terms = None if result.terms is None else result.terms.model_dump(exclude_unset=True)
-        print_json({**asdict(result), "terms": terms})
+        print_json(result)
         return
     console = new_console()
     lines = {
-        "policy": result.policy or "none: it stays",
-        "action": None if result.terms is None else result.terms.action,
-        "due": time_text(result.due_at).plain or "never",
-        "held by": result.held_by,
-        "refused by": result.guard,
-        "": result.problem,
-        "cleaned": time_text(result.cleaned_at).plain,
-        "archive": result.archive,
+        "policy": result["policy"] or "none: it stays",
+        "action": result["action"],
+        "due": _time(result["due_at"]) or "never",
+        "held by": result["held_by"],
+        "refused by": result["guard"],
+        "": result["problem"],
+        "cleaned": _time(result["cleaned_at"]),
+        "archive": result["archive"],
     }
     for name, value in lines.items():
         if value:
             console.print(Text(f"{name:<16}").append_text(one_line(value)), soft_wrap=True)
+
+
+def _time(at: datetime | str | None) -> str:
+    return time_text(datetime.fromisoformat(at) if isinstance(at, str) else at).plain

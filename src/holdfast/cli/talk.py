@@ -3,19 +3,17 @@
 import asyncio
 import json
 import sys
-from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, asked, chosen_sessions, with_media
+from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, asked, chosen_sessions, why_waiting, with_media
 from holdfast.cli.sessions import SessionId
 from holdfast.cli.terminal import all_pages, echo, new_console, one_line, print_json, time_text
 from holdfast.errors import BadInput, Conflict, SessionExists
 from holdfast.ids import check_choice
-from holdfast.store import Store
 from holdfast.types import WHEN_BUSY, Event, Submission
 
 if TYPE_CHECKING:
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
 
 _SOON = 2.0
 """After so many seconds without an answer it is worth saying that there is no worker."""
+_EXIT_CODES = {"waiting": 5, "queued": 6, "claimed": 6}
 _TURNS = ("submission_started", "submission_done", "submission_failed")
 
 
@@ -38,17 +37,22 @@ def send(
     when_busy: Annotated[str, typer.Option(help="queue, steer, interrupt or reject.")] = "queue",
     key: Annotated[str | None, typer.Option(help="The same key sends the same message once.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and print the answer.")] = False,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, help="With --wait: stop waiting after so many seconds.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send a message to a session. With --wait: exit code 1 if it failed, 5 if it waits for a person."""
+    """Send a message to a session.
+
+    With --wait the exit code is 1 if it failed, 5 if it waits for a person, and 6 if it has not ended within --timeout.
+    """
     check_choice(when_busy, WHEN_BUSY, "way to be busy")
     said = sys.stdin.read() if text == "-" else text
 
     async def work() -> tuple[Submission, str | None]:
         async with chosen_sessions(store, url) as opened:
             if agent is not None:
-                with suppress(SessionExists):
-                    await opened.create_session(agent=agent, owner=owner, id=session_id)
+                await _open_session(opened, session_id, agent, owner)
             sent = await opened.submit(
                 session_id,
                 "message",
@@ -58,9 +62,14 @@ def send(
             )
             if not wait:
                 return sent, None
-            warning = asyncio.create_task(_warn(opened))
+            warning = asyncio.create_task(_warn(opened, session_id))
             try:
-                return await _answer(opened, sent)
+                async with asyncio.timeout(timeout):
+                    return await _answer(opened, sent)
+            except TimeoutError:
+                problem = await why_waiting(opened, session_id)
+                late = f"It has not ended within {timeout:g} s, and stays queued or running. {problem or ''}"
+                return replace(await _reread(opened, sent), reason=late.strip()), None
             finally:
                 warning.cancel()
 
@@ -72,16 +81,27 @@ def send(
     elif answer is not None:
         echo(answer)
     if wait and submission.state != "done":
-        waiting = submission.state == "waiting"
         echo(f"{submission.state}: {submission.reason}", err=True)
-        raise typer.Exit(5 if waiting else 1)
+        raise typer.Exit(_EXIT_CODES.get(submission.state, 1))
 
 
-async def _warn(store: "Sessions") -> None:
-    """Say so if nobody is there who could answer."""
+async def _open_session(store: "Sessions", session_id: str, agent: str, owner: str) -> None:
+    """Create a session if there is none with this id. Raises `Conflict` if there is one of another agent."""
+    try:
+        await store.create_session(agent=agent, owner=owner, id=session_id)
+    except SessionExists:
+        existing = (await store.session(session_id)).agent
+        if existing != agent:
+            problem = f"session {session_id} belongs to agent {existing!r}, not {agent!r}"
+            raise Conflict(problem=f"{problem}; leave out --agent, or choose another session") from None
+
+
+async def _warn(store: "Sessions", session_id: str) -> None:
+    """Print why no worker takes the message, if that is so for a while."""
     await asyncio.sleep(_SOON)
-    if isinstance(store, Store) and not await store.holders():
-        echo("No worker is alive. The message is queued, and answered when one starts.", err=True)
+    problem = await why_waiting(store, session_id)
+    if problem is not None:
+        echo(f"The message is queued. {problem}", err=True)
 
 
 async def _answer(store: "Sessions", sent: Submission) -> tuple[Submission, str | None]:
@@ -98,6 +118,11 @@ async def _answer(store: "Sessions", sent: Submission) -> tuple[Submission, str 
                 break
             said = None  # what was said so far was said to others
     return await _reread(store, sent), await _whole_text(store, said)
+
+
+async def outcome(store: "Sessions", sent: Submission) -> Submission:
+    """Wait until a submission has ended or waits for a person, and return it."""
+    return (await _answer(store, sent))[0]
 
 
 async def _whole_text(store: "Sessions", event: Event | None) -> str | None:
@@ -150,6 +175,11 @@ def tail(
 
     async def work() -> None:
         async with chosen_sessions(store, url) as opened:
+            session = await opened.session(session_id)
+            if session.cleaned_at is not None:
+                cleaned = f"The events of session {session_id} were deleted when it was cleaned, at {time_text(session.cleaned_at)}."
+                echo(f"{cleaned} Bring them back with `holdfast sessions rehydrate {session_id}`.", err=True)
+                return
             if follow:
                 async for event in opened.watch(session_id, after=after):
                     show(event)
@@ -175,7 +205,7 @@ def interrupt(
         async with chosen_sessions(store, url) as opened:
             return await opened.submit(session_id, "interrupt", lane="control")
 
-    _print_sent(asyncio.run(work()), as_json)
+    print_sent(asyncio.run(work()), as_json=as_json)
 
 
 def approve(
@@ -196,7 +226,7 @@ def approve(
     except ValueError as error:
         raise BadInput(problem=f"--arguments is not JSON: {error}") from error
 
-    async def work() -> Submission:
+    async def work() -> tuple[Submission, dict[str, Any]]:
         async with chosen_sessions(store, url) as opened:
             questions = await asked(opened, session_id)
             chosen = [q for q in questions if call_id is None or q["call_id"] == call_id]
@@ -211,13 +241,19 @@ def approve(
                 "approved": not deny,
                 **{name: value for name, value in given.items() if value is not None},
             }
-            return await opened.submit(session_id, "approval", json.dumps(answer), lane="control")
+            sent = await opened.submit(session_id, "approval", json.dumps(answer), lane="control")
+            return sent, chosen[0]
 
-    _print_sent(asyncio.run(work()), as_json)
+    sent, call = asyncio.run(work())
+    print_sent(sent, as_json=as_json, call=call)
+    if not as_json:
+        arguments_shown = json.dumps(call["arguments"] if edited is None else edited)
+        echo(f"{'denied' if deny else 'approved'} {call['call_id']}: {call['tool']} {arguments_shown}")
 
 
-def _print_sent(submission: Submission, as_json: bool) -> None:
+def print_sent(submission: Submission, *, as_json: bool, **more: object) -> None:
+    """Print the id of what was submitted, or all of it as JSON."""
     if as_json:
-        print_json({"submission": asdict(submission)})
+        print_json({"submission": asdict(submission), **more})
     else:
         echo(submission.id)

@@ -9,7 +9,7 @@ import typer
 from holdfast.cli.options import AsJson, StoreUrl, chosen_store
 from holdfast.cli.terminal import echo, new_console, new_table, one_line, print_json, time_text
 from holdfast.ids import check_choice
-from holdfast.types import ROLES, Token
+from holdfast.types import ROLES, SCOPES, Token
 
 app = typer.Typer(help="Manage access tokens.", no_args_is_help=True)
 
@@ -18,13 +18,22 @@ app = typer.Typer(help="Manage access tokens.", no_args_is_help=True)
 def create(
     owner: Annotated[str, typer.Option(help="Whose sessions it opens.")],
     role: Annotated[str, typer.Option(help="user, or admin for all sessions.")] = "user",
-    scope: Annotated[list[str] | None, typer.Option(help="What else it may, such as shell.")] = None,
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(help="read, write, delete, shell or admin; may be repeated. By default read and write."),
+    ] = None,
     expires: Annotated[float | None, typer.Option(min=0, help="After so many days.")] = None,
     store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token and print it, once: only its digest is kept."""
+    """Create a token and print it, once: only its digest is kept.
+
+    Without the scope delete, an owner erases only sessions that were idle for `retention_min_idle_days`.
+    """
     check_choice(role, ROLES, "role")
+    scopes = [check_choice(each, SCOPES, "scope") for each in scope or ()]
+    if not scopes:
+        scopes = ["admin"] if role == "admin" else ["read", "write"]
     from holdfast.server.auth import digest, new_token
 
     secret = new_token()
@@ -35,7 +44,7 @@ def create(
                 digest(secret),
                 owner=owner,
                 role=role,  # pyright: ignore[reportArgumentType]
-                scopes=scope or (),
+                scopes=scopes,
                 lifetime=None if expires is None else expires * 86_400,
             )
 

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.options import AsJson, LogAs, StoreUrl, chosen_store
+from holdfast.cli.options import AsJson, LogAs, ServerUrl, StoreUrl, chosen_sessions, chosen_store
 from holdfast.cli.terminal import new_console, new_table, one_line, print_json, time_text
 from holdfast.config import load_settings
 from holdfast.counting import counted_by
@@ -141,20 +141,24 @@ def _counting(port: int | None, host: str) -> Generator[None, None, None]:
         yield
 
 
-def workers(store: StoreUrl = None, as_json: AsJson = False) -> None:
-    """List who holds sessions: workers and bare runs, how many each holds, and until when."""
+def workers(store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False) -> None:
+    """List workers and other holders of sessions: the agents they serve, how many sessions each holds, and until when."""
 
     async def work() -> list[Holder]:
-        async with chosen_store(store) as opened:
+        async with chosen_sessions(store, url) as opened:
             return await opened.holders()
 
     result = asyncio.run(work())
     if as_json:
         print_json({"workers": [asdict(holder) for holder in result]})
         return
-    table = new_table("id", "name", "sessions", "until")
+    table = new_table("id", "name", "sessions", "until", "agents")
     for holder in result:
         table.add_row(
-            one_line(holder.id), one_line(holder.name), str(holder.sessions), time_text(holder.deadline)
+            one_line(holder.id),
+            one_line(holder.name),
+            str(holder.sessions),
+            time_text(holder.deadline),
+            one_line(", ".join(holder.agents or ())),
         )
     new_console().print(table)

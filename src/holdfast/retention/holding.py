@@ -74,5 +74,7 @@ async def _acquire(store: Store, session_id: str, holder: Holder, tries: int) ->
             session_id=session_id,
             guard="running",
             problem=f"it is running, held by {error.facts['holder']} until {error.facts['until']}",
+            holder=error.facts["holder"],
+            until=error.facts["until"],
             lift="Interrupt it, or wait for its end; force does not help.",
         ) from error

@@ -17,6 +17,7 @@ from pydantic_ai.models.function import FunctionModel
 
 from holdfast.errors import BadInput
 from holdfast.record.ledger import Policy
+from holdfast.runtime.attachment import Attachment
 from holdfast.types import Session
 
 Compactor: TypeAlias = Callable[[Sequence[ModelMessage]], Awaitable[Sequence[ModelMessage]]]
@@ -28,7 +29,8 @@ class AgentSetup:
 
     `deps` makes the dependencies of a session. A session whose metadata names one of `models` is run on that model.
     `run_timeout` ends a run that takes longer; for single tools Pydantic AI has `tool_timeout`. `compact` shortens a
-    history; without it the model of the session writes a summary.
+    history; without it the model of the session writes a summary. With `attached`, sessions that are created over HTTP are
+    attached to those who watch them, unless their metadata has an `attached` of its own.
     """
 
     agent: Agent[Any, Any]
@@ -39,6 +41,7 @@ class AgentSetup:
     run_timeout: float | None = None
     streaming: bool = True
     compact: Compactor | None = None
+    attached: bool | Attachment = False
 
     async def make_deps(self, session: Session) -> Any:
         """Return the dependencies of a session."""

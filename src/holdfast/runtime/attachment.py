@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from holdfast.errors import BadInput
 from holdfast.types import Json
 
+GRACE_SECONDS: Final = 180.0
 UNWATCHED: Final = "unwatched"
 """The reason of such a hand-over."""
 
@@ -21,23 +22,23 @@ class Attachment(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    grace: float = Field(default=180.0, ge=1, le=86_400)
+    grace: float = Field(default=GRACE_SECONDS, ge=1, le=86_400)
     then: Literal["handover", "interrupt"] = "handover"
 
 
-def attachment(metadata: Json) -> Attachment | None:
+def attachment(metadata: Json, grace: float = GRACE_SECONDS) -> Attachment | None:
     """Return how a session with this metadata is attached; None if it is not. Raises `BadInput`."""
-    return parse(json.loads(metadata).get("attached"))
+    return parse(json.loads(metadata).get("attached"), grace)
 
 
-def parse(value: Any) -> Attachment | None:
-    """Read `true`, or an object with `grace` and `then`."""
+def parse(value: Any, grace: float = GRACE_SECONDS) -> Attachment | None:
+    """Read `true`, or an object with `grace`, which has a default, and `then`."""
     if value is None or value is False:
         return None
     if value is True:
-        return Attachment()
+        return Attachment(grace=grace)
     try:
-        return Attachment.model_validate(value)
+        return Attachment.model_validate({"grace": grace, **value} if isinstance(value, dict) else value)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, ("attached", *first["loc"])))

@@ -53,7 +53,7 @@ async def prepare_turn(
         denied = [answer.call_id for answer in given.values() if not answer.approved]
         ended = await ended_calls(leased.store, leased.id, point.messages, denied) if denied else ()
         results = approvals.results(point.messages, given, ended)
-    turn.attached = attachment(session.metadata)
+    turn.attached = attachment(session.metadata, leased.store.settings.attached_grace_seconds)
     recording = Holdfast(
         leased.store,
         agent=session.agent,

@@ -99,7 +99,7 @@ class Worker:
 
     async def _serve_as_holder(self) -> bool:
         """Serve as one holder, until stopped or lost."""
-        holder = await join(self._store, self.name, ttl=self._ttl)
+        holder = await join(self._store, self.name, ttl=self._ttl, agents=sorted(self._agents))
         self._lost.clear()
         self._renewal = renewal = Renewal(
             self._store, holder, lost=self._lost.set, every=self._renew, in_thread=True

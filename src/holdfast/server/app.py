@@ -4,14 +4,16 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from pydantic_core import to_jsonable_python
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,6 +23,7 @@ from holdfast.counting import counted_by
 from holdfast.errors import (
     ArchiveFailed,
     BadInput,
+    BadSettings,
     Conflict,
     Forbidden,
     HoldfastError,
@@ -38,7 +41,8 @@ from holdfast.errors import (
     Unauthenticated,
 )
 from holdfast.ids import new_id
-from holdfast.server import commands, media, operation, page, retention, runs, sessions, sockets
+from holdfast.runtime.attachment import Attachment
+from holdfast.server import commands, credentials, media, operation, page, retention, runs, sessions, sockets
 from holdfast.server import shell as shell_routes
 from holdfast.server.auth import Authenticator
 from holdfast.server.channel import Channels
@@ -56,6 +60,7 @@ _STATUS: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
     (Forbidden, 403),
     (NotFound, 404),
     (PayloadTooLarge, 413),
+    (BadSettings, 501),
     (BadInput, 422),
     (QueueFull, 429),
     (Conflict, 409),
@@ -91,12 +96,14 @@ def create_app(
     agents: Iterable[str] = (),
     *,
     shell: ShellService | None = None,
+    attached: Mapping[str, bool | Attachment] = MappingProxyType({}),
     worker_metrics: Path | None = None,
     kill: Callable[[int | None], int | None] | None = None,
 ) -> FastAPI:
     """Make the application on an open store. `agents` names those that sessions can be created for; empty: any.
 
     With an open `shell` commands can be run, by principals with that scope; without one there are no such routes.
+    `attached` has, by agent, how its sessions are attached to those who watch them, unless their metadata has that.
     `worker_metrics` is a folder where workers leave what they count.
     `kill` is for the demo: it kills a worker.
     """
@@ -121,11 +128,17 @@ def create_app(
     app.state.settings = settings
     app.state.store = store
     app.state.agents = frozenset(agents)
+    app.state.attached = {
+        name: {"attached": value.model_dump() if isinstance(value, Attachment) else value}
+        for name, value in attached.items()
+        if value
+    }
     app.state.authenticator = Authenticator(settings, store)
     app.state.revocation = Revocation(app.state.authenticator.principal)
     app.state.channels = Channels(store, comment_seconds=settings.stream_comment_seconds)
     app.state.metrics = operation.Metrics(worker_metrics)
     app.state.migrated = False
+    app.state.started_at = app.state.used_at = time.monotonic()
     app.state.shell = shell
     app.state.exports = 0
     app.state.imports = retention.Imports()
@@ -135,6 +148,7 @@ def create_app(
     routers = [
         sessions.router,
         commands.router,
+        credentials.router,
         runs.router,
         media.router,
         retention.router,
@@ -217,10 +231,18 @@ def _document(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-def _error(status: int, code: str, message: str, **more: object) -> JSONResponse:
+def _error(
+    status: int, code: str, message: str, facts: Mapping[str, Any] = MappingProxyType({}), **more: object
+) -> JSONResponse:
     headers = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "1"}}
-    body = {"error": {"code": code, "message": message, **more}}
+    body = {"error": {"code": code, "message": message, "facts": dict(facts), **more}}
     return JSONResponse(body, status, headers.get(status))
+
+
+def _facts(error: HoldfastError) -> dict[str, Any]:
+    """Return the facts of an error as JSON can represent them."""
+    facts = to_jsonable_python(error.facts, fallback=str, inf_nan_mode="strings")
+    return json.loads(json.dumps(facts, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 async def _say_ours(request: Request, error: Any) -> JSONResponse:
@@ -232,7 +254,7 @@ async def _say_ours(request: Request, error: Any) -> JSONResponse:
     if isinstance(error, MediaError):
         _log.error("%s", error)
         return _error(503, error.code, "The media store does not answer, or what it has is damaged.")
-    return _error(status, error.code, str(error))
+    return _error(status, error.code, str(error), _facts(error))
 
 
 async def _say_invalid(request: Request, error: Any) -> JSONResponse:
@@ -242,7 +264,7 @@ async def _say_invalid(request: Request, error: Any) -> JSONResponse:
     ]
     first = problems[0]
     message = f"{first['where']}: {first['problem']}".encode("utf-8", "replace").decode()
-    return _error(422, "bad_input", message, problems=problems[:20])
+    return _error(422, "bad_input", message, {"problems": problems[:20]}, problems=problems[:20])
 
 
 async def _say_http(request: Request, error: Any) -> JSONResponse:
@@ -255,7 +277,8 @@ async def _say_http(request: Request, error: Any) -> JSONResponse:
         416: "range_not_satisfiable",
     }
     status = 422 if error.status_code == 400 else error.status_code  # noqa: PLR2004
-    answer = _error(status, codes.get(error.status_code, "http_error"), str(error.detail))
+    facts = error.facts if isinstance(error, BodyTooLarge) else {}
+    answer = _error(status, codes.get(error.status_code, "http_error"), str(error.detail), facts)
     answer.headers.update(error.headers or {})
     return answer
 
@@ -264,6 +287,14 @@ async def _say_unexpected(request: Request, error: Exception) -> JSONResponse:
     number = new_id()
     _log.error("request %s %s failed, %s", request.method, request.url.path, number, exc_info=error)
     return _error(500, "internal", f"This should not have happened. It is in the log as {number}.")
+
+
+class BodyTooLarge(HTTPException):
+    """The body of a request is larger than its route allows. `size` is what it declared, or what was read so far."""
+
+    def __init__(self, limit: int, size: int) -> None:
+        super().__init__(413, f"The body has {size} bytes or more; the limit is {limit}.")
+        self.facts = {"what": "body", "size": size, "limit": limit}
 
 
 class Gate:
@@ -292,11 +323,11 @@ class Gate:
             nonlocal got
             limit = scope[BODY_LIMIT]
             if declared.isdigit() and int(declared) > limit:
-                raise HTTPException(413, str(PayloadTooLarge(what="body", size=int(declared), limit=limit)))
+                raise BodyTooLarge(limit, int(declared))
             message = await receive()
             got += len(message.get("body", b""))
             if got > limit:
-                raise HTTPException(413, f"The body has more than {limit} bytes.")
+                raise BodyTooLarge(limit, got)
             return message
 
         async def send_safely(message: Message) -> None:

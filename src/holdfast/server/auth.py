@@ -12,10 +12,10 @@ import math
 import secrets
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, Self, TypeAlias, cast
 from urllib.parse import urlsplit
 
 import httpx2
@@ -25,15 +25,25 @@ from starlette.requests import HTTPConnection, cookie_parser
 from holdfast.config import Settings, is_loopback
 from holdfast.errors import BadSettings, Forbidden, NotFound, SessionNotFound, Unauthenticated
 from holdfast.store import Store
-from holdfast.types import ROLES, Role, Session
+from holdfast.types import ROLES, SCOPES, Role, Scope, Session
 
 Rule: TypeAlias = Literal["public", "user", "admin", "shell", "read", "write", "delete"]
-"""What a route needs: nothing, any principal, an administrator, the scope `shell`, or a right on the session or run that
-it names."""
+"""What a route needs: nothing, any principal, an administrator, the scope `shell`, or a scope and the session or run that it names.
+
+Routes for any principal and for administrators also need the scope `read`, or `write` if they change something.
+"""
 
 COOKIE = "holdfast_token"
 _LONGEST_COOKIE = 4096
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_OWN: Final = frozenset({"read", "write", "delete"})
+_NEEDED: Final[dict[Rule, tuple[Scope, ...]]] = {
+    "read": ("read",),
+    "write": ("write",),
+    "delete": ("delete", "write"),
+    "shell": ("shell",),
+}
+"""The scopes of which one is needed, by rule. Without `delete`, an erasure has the guards of a clean."""
 _CACHE_SECONDS = 5.0
 _REMOTE_KEYS_SECONDS = 300.0
 _FILE_KEYS_SECONDS = 5.0
@@ -52,6 +62,20 @@ class Principal:
     role: Role = "user"
     scopes: frozenset[str] = frozenset()
 
+    @classmethod
+    def of(cls, owner: str, role: Role, scopes: Iterable[str]) -> Self:
+        """Return the principal of a token, with all that its scopes imply.
+
+        A token whose scopes name none of `read`, `write`, `delete` and `admin` has the first three. `admin` is the role, and
+        implies the other three.
+        """
+        given = frozenset(scopes)
+        if "admin" in given or not given & _OWN:
+            given |= _OWN
+        if role == "admin" or "admin" in given:
+            return cls(owner=owner, role="admin", scopes=given | {"admin"})
+        return cls(owner=owner, role=role, scopes=given)
+
     @property
     def is_admin(self) -> bool:
         """Whether all sessions are open to them."""
@@ -67,7 +91,7 @@ class Principal:
         return self.is_admin or session.owner == self.owner
 
 
-_LOCAL: Final = Principal(owner="local", role="admin", scopes=frozenset({"shell"}))
+_LOCAL: Final = Principal(owner="local", role="admin", scopes=frozenset(SCOPES))
 
 
 def new_token() -> str:
@@ -138,7 +162,7 @@ class Authenticator:
         result = await self.store.token(key)
         if result is None:
             raise Unauthenticated(problem="This token is not known, has expired or was revoked.")
-        return Principal(owner=result.owner, role=result.role, scopes=frozenset(result.scopes))
+        return Principal.of(result.owner, result.role, result.scopes)
 
     async def authorize(
         self, connection: HTTPConnection, rule: Rule, path: Mapping[str, Any], *, token: str | None = None
@@ -155,8 +179,9 @@ class Authenticator:
         principal = connection.state.principal = _LOCAL if token is None else await self.principal(token)
         if rule == "admin" and not principal.is_admin:
             raise Forbidden(needs="the role admin", who=principal.owner)
-        if rule == "shell" and "shell" not in principal.scopes:
-            raise Forbidden(needs="the scope shell", who=principal.owner)
+        needed = _NEEDED.get(rule) or _NEEDED["read" if connection.scope["method"] in _SAFE else "write"]
+        if principal.scopes.isdisjoint(needed):
+            raise Forbidden(needs=f"the scope {' or '.join(needed)}", who=principal.owner)
         if rule in {"read", "write", "delete"}:
             connection.state.session = await self._session(principal, path)
 
@@ -245,9 +270,8 @@ class Keys:
         if role not in ROLES or not isinstance(owner, str) or not owner:
             raise Unauthenticated(problem="This token names no `sub`, or an unknown `role`.")
         scopes = str(claims.get("scope", "")).split()
-        return Principal(owner=owner, role=role, scopes=frozenset(scopes)), min(
-            int(claims["exp"]), _LATEST
-        ) - time.time()
+        lifetime = min(int(claims["exp"]), _LATEST) - time.time()
+        return Principal.of(owner, role, scopes), lifetime
 
     async def _key(self, kid: str | None) -> jwt.PyJWK:
         key = self._valid(kid)

@@ -23,7 +23,7 @@ _KEPT = 512
 _KEPT_BYTES = 4 * 1024 * 1024
 _PAGE = 500
 _PAGE_BYTES = 256 * 1024
-"""About as much as a client that does not read keeps in memory."""
+"""About as much as a client that does not read keeps in memory: what is sent at once, in the order of the socket's buffer."""
 _READING = 8
 """How many pages a process reads and encodes at once, so that other requests get their turn in between."""
 _RUNS = 32
@@ -92,9 +92,12 @@ class Subscriber:
 
     async def send(self, chunk: bytes, *, more: bool = True) -> None:
         """Send some bytes; returns when the client takes more."""
-        self._since = self._clock.now
         self.sending = True
-        await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
+        for start in range(0, len(chunk) or 1, _PAGE_BYTES):
+            self._since = self._clock.now
+            piece = chunk if len(chunk) <= _PAGE_BYTES else chunk[start : start + _PAGE_BYTES]
+            is_last = start + _PAGE_BYTES >= len(chunk)
+            await self._send({"type": "http.response.body", "body": piece, "more_body": more or not is_last})
         self.sending = False
 
     async def wait(self) -> None:
@@ -195,7 +198,7 @@ class Channel:
                 await client.send(ending(REFUSED))
                 return
             if 0 <= at < len(self._ring):
-                new = self._ring[at:]
+                new = self._next(at)
                 after += len(new)
                 await client.send(new[0] if len(new) == 1 else b"".join(new))
             elif at < 0 and (behind := await self._encoded(after))[1]:
@@ -213,6 +216,14 @@ class Channel:
                 await client.send(COMMENT)
             else:
                 await client.wait()
+
+    def _next(self, at: int) -> list[bytes]:
+        """Return events of the ring from a place on, as many as a page may have, but at least one."""
+        size, stop = len(self._ring[at]), at + 1
+        while stop < len(self._ring) and size + len(self._ring[stop]) <= _PAGE_BYTES:
+            size += len(self._ring[stop])
+            stop += 1
+        return self._ring[at:stop]
 
     def is_due(self, after: int) -> bool:
         """Say whether who has the events up to a number has all that came before the drafts."""

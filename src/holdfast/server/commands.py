@@ -5,9 +5,10 @@ from typing import Annotated
 from fastapi import Path, Query, Request
 
 from holdfast.errors import NotFound
-from holdfast.server.models import BashOutput, CommandOut, Items, Uuid
+from holdfast.server.models import Items
 from holdfast.server.routes import new_router, route, store_of
 from holdfast.server.sessions import CursorText, Limit, SessionId
+from holdfast.server.shell_models import BashOutput, CommandOut, Uuid
 
 router = new_router("commands")
 

@@ -5,15 +5,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final, Generic, Literal, Self, TypeAlias, TypeVar, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StrictBool, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, SecretStr, StrictBool, Tag
 
 from holdfast.content import Content
 from holdfast.jsontext import read_json
-from holdfast.policy import Action
-from holdfast.retention.sweep import Result
 from holdfast.types import (
     CheckpointKind,
-    CommandState,
     EffectState,
     Event,
     Role,
@@ -66,11 +63,14 @@ class Items(Shown, Generic[T]):
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong: a fixed code for programs, a message for people."""
+    """What went wrong: a fixed code and facts for programs, a message for people."""
 
     model_config = ConfigDict(extra="allow")
     code: str
     message: str
+    facts: dict[str, Any] = Field(
+        description="The values that the message is made of, such as `holder` and `until`, or `size` and `limit`."
+    )
 
 
 class ErrorBody(BaseModel):
@@ -109,7 +109,10 @@ class SessionOut(Shown):
     owner: str
     title: str
     status: Status
-    waiting_for: str | None
+    waiting_for: str | None = Field(
+        description="The tool calls that wait for an answer; `worker`: no live worker serves its agent; `resume`: its last run ended"
+        " with its process."
+    )
     holder: str | None = Field(description="Who runs it now.")
     held_until: datetime | None
     seq: int = Field(description="The number of its last event.")
@@ -132,8 +135,12 @@ class Asked(BaseModel):
 
 
 class SessionDetail(SessionOut):
-    """A session, and what it asks a person."""
+    """A session, what it asks a person, and why it waits."""
 
+    problem: str | None = Field(
+        None,
+        description="Why no worker continues it, and what to do, if `waiting_for` is `worker` or `resume`.",
+    )
     asked: list[Asked] = Field(default_factory=list[Asked])
 
 
@@ -333,6 +340,23 @@ class CallOutcome(Given):
     error: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
 
 
+class NewCredential(Given):
+    """A credential to store. It cannot be read back."""
+
+    value: Annotated[SecretStr, Field(min_length=1, max_length=65_536)]
+    ttl: (
+        Annotated[float, Field(ge=1, le=86_400 * 3650, description="Seconds after which it is deleted.")]
+        | None
+    ) = None
+
+
+class CredentialOut(Shown):
+    """A credential, without its value."""
+
+    name: str
+    expires_at: datetime | None
+
+
 class StateBody(Shown):
     """The agent state of a session, and its version."""
 
@@ -362,12 +386,15 @@ class CursorOut(Shown):
 
 
 class WorkerOut(Shown):
-    """Who holds sessions."""
+    """A worker or another holder of sessions."""
 
     id: str
     name: str
     sessions: int
     deadline: datetime
+    agents: Sequence[str] | None = Field(
+        description="The agents that it serves; null if it runs an earlier version, which does not record them."
+    )
 
 
 class AuditOut(Shown):
@@ -391,182 +418,21 @@ class Me(BaseModel):
     demo: bool = Field(False, description="Whether this is `holdfast demo`, where a worker can be killed.")
 
 
+class ServerInfo(BaseModel):
+    """What the server is, in the shape that clients of other agent servers expect."""
+
+    title: str = "Holdfast"
+    version: str
+    uptime: float = Field(description="Seconds since the server started.")
+    idle_time: float = Field(description="Seconds since the last request with a token.")
+    docs: str = "/docs"
+
+
 class Health(BaseModel):
     """How the server is."""
 
     status: Literal["ok", "unavailable"]
     problem: str | None = None
-
-
-class CleanBody(BaseModel):
-    """How to clean a session."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    idle_days: float = Field(7.0, ge=0, le=36500, description="How long it must have been idle.")
-    force: bool = Field(
-        False, description="Whatever waits; never what runs or is on hold. For administrators."
-    )
-    archive: Literal["media"] | None = Field(None, description="Keep a verified archive in the media store.")
-    dry_run: bool = Field(False, description="Only say what would be deleted.")
-
-
-class CleanedOut(Shown):
-    """What a clean did."""
-
-    session_id: str
-    cleaned_at: datetime | None
-    archive: str | None
-    deleted: dict[str, int]
-    dry_run: bool
-
-
-class ErasedOut(BaseModel):
-    """What an erasure did."""
-
-    session_id: str
-    erased_at: datetime
-    deleted: dict[str, int]
-    children: list[str]
-
-
-class OutlookOut(BaseModel):
-    """What retention has in store for a session."""
-
-    session_id: str
-    policy: str | None = Field(description="The first policy that matches it; none: it stays.")
-    action: Action | None
-    idle_days: float | None
-    max_age_days: float | None
-    keep_last_runs: int | None
-    due_at: datetime | None = Field(description="When its time comes at the earliest, if it does.")
-    held_by: Literal["session", "policy"] | None
-    guard: str | None = Field(description="What would refuse the sweep at this moment.")
-    problem: str | None = Field(description="The same for people, with what would lift it.")
-    cleaned_at: datetime | None
-    archive: str | None
-
-
-class SweepBody(BaseModel):
-    """How to sweep."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    dry_run: bool = Field(False, description="Only say what would be done.")
-    limit: int = Field(1000, ge=1, le=10000, strict=False, description="How many sessions at most.")
-
-
-class OutcomeOut(Shown):
-    """What became of one session that was due."""
-
-    session_id: str
-    policy: str
-    action: Action
-    outcome: Result
-    guard: str | None
-    problem: str | None
-    deleted: dict[str, int]
-
-
-class SweptOut(BaseModel):
-    """What a sweep did."""
-
-    items: list[OutcomeOut]
-    outcomes: dict[str, int]
-    submissions: int
-    shell_events: int
-    blobs: int
-    dry_run: bool
-    more: bool = Field(description="The limit was reached, or it ended early: there may be more.")
-    problem: str | None = Field(description="Why it ended early.")
-
-
-HexId = Annotated[str, BeforeValidator(lambda uuid: uuid.replace("-", ""))]
-Uuid = Annotated[
-    str, Field(pattern="^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}$")
-]
-
-
-class NewCommand(Given):
-    """A command to run."""
-
-    command: Annotated[str, Field(min_length=1, max_length=1_000_000, pattern=r"^[^\x00]+$")]
-    cwd: Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")] | None = None
-    timeout: Annotated[int, Field(gt=0, le=86_400, description="Seconds; then it is ended.")] = 300
-    session_id: Id | None = Field(None, description="The session that it belongs to, and goes with.")
-
-
-class BashCommand(Shown):
-    """A command that was started."""
-
-    id: HexId
-    timestamp: datetime = Field(validation_alias="started_at")
-    kind: Literal["BashCommand"] = "BashCommand"
-    command: str
-    cwd: str | None
-    timeout: Annotated[int, BeforeValidator(lambda seconds: round(seconds or 0))]
-
-
-class BashOutput(Shown):
-    """What a command wrote; the last one has its exit code."""
-
-    id: HexId
-    timestamp: datetime = Field(validation_alias="at")
-    kind: Literal["BashOutput"] = "BashOutput"
-    command_id: HexId
-    order: int
-    exit_code: int | None
-    stdout: str | None
-    stderr: str | None
-
-
-BashEvent = BashCommand | BashOutput
-
-
-class BashPage(BaseModel):
-    """A part of the log."""
-
-    items: list[BashEvent]
-    next_page_id: str | None = None
-
-
-class Cleared(BaseModel):
-    """How much is gone."""
-
-    cleared_count: int
-
-
-class CommandResult(Shown):
-    """How a command stands; this outlives its output."""
-
-    id: HexId
-    state: CommandState
-    exit_code: int | None
-    stdout_bytes: int
-    stderr_bytes: int
-    left_out_bytes: int
-    session_id: str | None
-    started_at: datetime | None
-    ended_at: datetime | None
-
-
-class CommandOut(CommandResult):
-    """A command of a session, and the tool call that started it."""
-
-    command: str
-    cwd: str | None
-    call_id: str | None
-    purged_at: datetime | None
-
-
-class BashError(BaseModel):
-    """Why something that a client sent was not done."""
-
-    id: str
-    timestamp: datetime
-    kind: Literal["BashError"] = "BashError"
-    code: str
-    detail: str
 
 
 class Victim(Given):

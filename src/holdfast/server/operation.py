@@ -2,16 +2,18 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Annotated, get_args
 
 from fastapi import Query, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from holdfast import __version__
 from holdfast.errors import HoldfastError
 from holdfast.metrics import FRONT, Counts, OfWorkers
 from holdfast.retention.sweep import DUTY, Result
-from holdfast.server.models import AuditOut, Health, Items, Me, WorkerOut
+from holdfast.server.models import AuditOut, Health, Items, Me, ServerInfo, WorkerOut
 from holdfast.server.routes import channels_of, new_router, principal_of, route, store_of
 from holdfast.server.sessions import CursorText, Limit
 from holdfast.types import Duty
@@ -116,6 +118,21 @@ async def audit(
     """Read the audit, newest first; of all sessions, or of one."""
     page = await store_of(request).audit_log(session_id=session_id or None, cursor=cursor, limit=limit)
     return Items[AuditOut].of(page)
+
+
+@route(router, "GET", "/alive", "public")
+async def alive() -> Health:
+    """Report that the process lives; the same as `/health`."""
+    return Health(status="ok")
+
+
+@route(router, "GET", "/server_info", "public")
+async def server_info(request: Request) -> ServerInfo:
+    """Report the version of the server, and for how long it has run."""
+    state, now = request.app.state, time.monotonic()
+    return ServerInfo(
+        version=__version__, uptime=round(now - state.started_at, 3), idle_time=round(now - state.used_at, 3)
+    )
 
 
 @route(router, "GET", "/health", "public")

@@ -65,6 +65,12 @@ class SignIn(Given):
     token: Secret
 
 
+@route(router, "GET", "/docs", "public", include_in_schema=False)
+async def docs(request: Request) -> Response:
+    """Show the reference of the HTTP API, made from `/openapi.json`."""
+    return FILES["docs.html"].answer(request)
+
+
 @route(router, "GET", "/", "public", include_in_schema=False)
 async def index(request: Request) -> Response:
     """Show the page. With a valid token: keep it as a cookie, and redirect to the address without it.

@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from starlette.datastructures import State
 
 from holdfast.counting import count
-from holdfast.errors import Forbidden, NotCleaned, SweepRunning, TooManyExports
+from holdfast.errors import Forbidden, NotCleaned, RetentionRefused, SweepRunning, TooManyExports
 from holdfast.media import open_media, to_uri
 from holdfast.retention import Outcome, outlook, spool, write_archive
 from holdfast.retention import clean as clean_session
@@ -22,7 +22,7 @@ from holdfast.retention.archive import MEDIA_TYPE
 from holdfast.retention.erase import Erased
 from holdfast.retention.sweep import DUTY
 from holdfast.retention.sweeper import sweep_apart
-from holdfast.server.models import (
+from holdfast.server.retention_models import (
     CleanBody,
     CleanedOut,
     ErasedOut,
@@ -173,11 +173,26 @@ async def erase(
         bool, Query(description="Also the sessions of its delegate runs, if they have the same owner.")
     ] = False,
 ) -> ErasedOut:
-    """Erase a session for good: content, archive, media. A tombstone and an audit entry remain."""
+    """Erase a session for good: content, archive, media. A tombstone and an audit entry remain.
+
+    Without the scope `delete` it has the guards of a clean: nothing is pending, and it was idle for `retention_min_idle_days`.
+    """
     store, principal = store_of(request), principal_of(request)
-    erased = await erase_session(
-        store, open_media(store=store), session_id, actor=principal.owner, children=children
-    )
+    guarded = "delete" not in principal.scopes
+    try:
+        erased = await erase_session(
+            store,
+            open_media(store=store),
+            session_id,
+            actor=principal.owner,
+            children=children,
+            idle_days=request.app.state.settings.retention_min_idle_days if guarded else None,
+        )
+    except RetentionRefused as error:
+        if guarded and error.facts["guard"] in {"pending", "cursor", "idle"}:
+            lift = "Wait, or use a token with the scope delete."
+            raise RetentionRefused(**error.facts | {"lift": lift}) from None
+        raise
     count("retention", action="erase")
     return ErasedOut(
         session_id=session_id,

@@ -1,6 +1,7 @@
 """What every route has: a rule that is asked before anything of the request is read, and the errors it may answer."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
@@ -27,6 +28,8 @@ BODY_LIMIT: Final = "holdfast.body_limit"
 """Where the scope of a request has the largest body that is read of it."""
 _LIMITS: dict[tuple[str, str], str | int] = {}
 """The bytes, or the setting, that bound the body of a route, if that is not `max_body_bytes`, by method and path."""
+_LENIENT: set[tuple[str, str]] = set()
+"""The routes that ignore parameters which they do not know, by method and path."""
 _MOST_FIELDS: Final = 100
 _VALUES: Final = "holdfast.most_values"
 """Where the scope of a request has how many values its body may have: few, if anybody can send it."""
@@ -86,6 +89,7 @@ class GuardedRoute(APIRoute):
         ((rule, limit),) = {
             (RULES[method, self.path], _LIMITS.get((method, self.path))) for method in self.methods or ()
         }
+        is_lenient = any((method, self.path) in _LENIENT for method in self.methods or ())
         known = {parameter.alias for parameter in self.dependant.query_params}
         lists = {p.alias for p in self.dependant.query_params if get_origin(p.field_info.annotation) is list}
 
@@ -99,7 +103,9 @@ class GuardedRoute(APIRoute):
             if limit is not None:
                 settings = request.app.state.settings
                 request.scope[BODY_LIMIT] = limit if isinstance(limit, int) else getattr(settings, limit)
-            if unknown := sorted(set(request.query_params) - known):
+            if rule != "public":
+                request.app.state.used_at = time.monotonic()
+            if not is_lenient and (unknown := sorted(set(request.query_params) - known)):
                 problem = f"there is no parameter {unknown[0][:100]!r}; there are: {', '.join(sorted(known)) or 'none'}"
                 raise BadInput(problem=problem.encode("utf-8", "replace").decode())
             given = Counter(name for name, _ in request.query_params.multi_items())
@@ -122,10 +128,16 @@ def route(
     rule: Rule,
     *,
     body_limit: str | int | None = None,
+    lenient: bool = False,
     **options: Any,
 ) -> Callable[[Any], Any]:
-    """Add a route with its rule, and with the bytes, or the setting, that bound its body if that is not `max_body_bytes`."""
+    """Add a route with its rule, and with the bytes, or the setting, that bound its body if that is not `max_body_bytes`.
+
+    One that is `lenient` ignores parameters that it does not know, as the server does whose clients it is for.
+    """
     RULES[method, path] = rule
+    if lenient:
+        _LENIENT.add((method, path))
     if body_limit is not None:
         _LIMITS[method, path] = body_limit
     errors = {status: {"model": ErrorBody, "description": _MEANING[status]} for status in _ERRORS[rule]}

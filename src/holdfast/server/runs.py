@@ -22,6 +22,31 @@ router = new_router("runs")
 RunId = Annotated[Id, Path(description="The run's id.")]
 
 
+@route(router, "GET", "/api/runs", "user")
+async def list_runs(
+    request: Request,
+    session_id: Annotated[Id | None, Query(description="Only of this session.")] = None,
+    parent_id: Annotated[Id | None, Query(description="Only those that this run delegated to.")] = None,
+    interrupted: Annotated[bool, Query(description="Only those that can be resumed.")] = False,
+    unresolved: Annotated[
+        bool, Query(description="Only those that have ended with a tool call whose outcome is unknown.")
+    ] = False,
+    cursor: CursorText = None,
+    limit: Limit = 50,
+) -> Items[RunOut]:
+    """List the runs of all your sessions, newest first."""
+    page = await store_of(request).find_runs(
+        owner=principal_of(request).sees,
+        session_id=session_id,
+        parent_id=parent_id,
+        interrupted=interrupted,
+        unresolved=unresolved,
+        cursor=cursor,
+        limit=limit,
+    )
+    return Items[RunOut].of(page)
+
+
 @route(router, "GET", "/api/runs/{run_id}", "read")
 async def read_run(request: Request, run_id: RunId) -> RunOut:
     """Show one run."""

@@ -7,8 +7,10 @@ from typing import Annotated, Any
 from fastapi import Header, Path, Query, Request, Response
 
 from holdfast.counting import count
-from holdfast.errors import BadInput, Forbidden, NotYet
+from holdfast.errors import BadInput, Forbidden, IdUnavailable, NotYet, SessionErased, SessionExists
+from holdfast.ids import did_you_mean
 from holdfast.jsontext import strict_json
+from holdfast.leases import why_waiting
 from holdfast.runtime.attachment import attachment
 from holdfast.runtime.attachment import parse as parse_attachment
 from holdfast.runtime.questions import asked
@@ -67,14 +69,25 @@ async def create_session(request: Request, body: NewSession) -> SessionOut:
         raise Forbidden(needs="the role admin to create sessions for others", who=principal.owner)
     agents = request.app.state.agents
     if agents and body.agent not in agents:
-        raise BadInput(problem=f"there is no agent {body.agent!r}; there are: {', '.join(sorted(agents))}")
-    session = await store_of(request).create_session(
-        agent=body.agent,
-        owner=body.owner or principal.owner,
-        id=body.id,
-        title=body.title,
-        metadata=_metadata(body.metadata),
-    )
+        hint = did_you_mean(body.agent, agents)
+        raise BadInput(
+            problem=f"there is no agent {body.agent!r}.{hint} There are: {', '.join(sorted(agents))}"
+        )
+    store = store_of(request)
+    try:
+        session = await store.create_session(
+            agent=body.agent,
+            owner=body.owner or principal.owner,
+            id=body.id,
+            title=body.title,
+            metadata=_metadata(request.app.state.attached.get(body.agent, {}) | body.metadata),
+        )
+    except SessionExists as error:
+        if principal.may_see(await store.session(str(error.facts["id"]))):
+            raise
+        raise IdUnavailable(id=body.id) from None
+    except SessionErased:
+        raise IdUnavailable(id=body.id) from None
     return SessionOut.of(session)
 
 
@@ -83,10 +96,10 @@ def _metadata(given: dict[str, Any]) -> str:
     return strict_json(given, "metadata")
 
 
-def _grace(session: Session) -> float | None:
+def _grace(request: Request, session: Session) -> float | None:
     """Return for how long an attached session may be without a watcher."""
     with suppress(BadInput):  # as a library may have written it; its worker says so
-        attached = attachment(session.metadata)
+        attached = attachment(session.metadata, request.app.state.settings.attached_grace_seconds)
         return None if attached is None else attached.grace
     return None
 
@@ -125,18 +138,21 @@ async def read_session(request: Request, session_id: SessionId) -> SessionDetail
     questions = await asked(store_of(request), session_id) if session.status == "waiting" else []
     detail = SessionDetail.of(session)
     detail.asked = [Asked.model_validate(question) for question in questions]
+    detail.problem = await why_waiting(store_of(request), session)
     return detail
 
 
 @route(router, "PATCH", "/api/sessions/{session_id}", "write")
 async def change_session(request: Request, session_id: SessionId, body: SessionChange) -> SessionOut:
-    """Rename a session, put it on hold for retention, or replace its metadata."""
+    """Rename a session, put it on hold for retention, or replace its metadata. Only an administrator lifts a hold that one set."""
+    principal = principal_of(request)
     changed = await store_of(request).update_session(
         session_id,
         title=body.title,
         hold=body.hold,
         metadata=None if body.metadata is None else _metadata(body.metadata),
-        actor=principal_of(request).owner,
+        actor=principal.owner,
+        is_admin=principal.is_admin,
     )
     return SessionOut.of(changed)
 
@@ -224,9 +240,10 @@ async def compact(request: Request, session_id: SessionId) -> SubmissionOut:
 
 
 @route(router, "POST", "/api/sessions/{session_id}/fork", "write", status_code=202)
-async def fork(request: Request, session_id: SessionId, body: ForkOf) -> SubmissionOut:
-    """Copy the history into a new session; a `forked` event tells its id."""
-    return await _submit(request, session_id, "fork", body.model_dump(exclude_none=True))
+async def fork(request: Request, session_id: SessionId, body: ForkOf | None = None) -> SubmissionOut:
+    """Copy the history into a new session; a `forked` event has its id. Without a body, from the latest checkpoint."""
+    payload = {} if body is None else body.model_dump(exclude_none=True)
+    return await _submit(request, session_id, "fork", payload)
 
 
 @route(router, "POST", "/api/sessions/{session_id}/background", "write", status_code=202)
@@ -277,7 +294,7 @@ async def events(
     if after > session.seq:
         raise NotYet(session_id=session_id, seq=session.seq, number=after)
     state, channels = request.app.state, channels_of(request)
-    join = partial(channels.join, session_id, session.seq, _grace(session))
+    join = partial(channels.join, session_id, session.seq, _grace(request, session))
     watch = access_of(request)
     if format is not None:
         from holdfast.server.formats import StreamFormatter, speaker  # and Pydantic AI

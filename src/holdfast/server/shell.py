@@ -4,25 +4,17 @@ They are there only if the server was made with a shell, and open only to princi
 """
 
 import asyncio
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from fastapi import Path, Query, Request, Response
+from pydantic import Field, TypeAdapter, ValidationError
 
 from holdfast.errors import BadInput, NotFound, SessionNotFound
 from holdfast.server.auth import Principal
 from holdfast.server.channel import COMMENT, REFUSED, block, ending
-from holdfast.server.models import (
-    BashCommand,
-    BashEvent,
-    BashOutput,
-    BashPage,
-    Cleared,
-    CommandResult,
-    NewCommand,
-    Uuid,
-)
 from holdfast.server.routes import (
     access_of,
     channels_of,
@@ -32,12 +24,27 @@ from holdfast.server.routes import (
     store_of,
     while_allowed,
 )
+from holdfast.server.shell_models import (
+    UUID_PATTERN,
+    BashCommand,
+    BashEvent,
+    BashOutput,
+    BashPage,
+    Cleared,
+    CommandResult,
+    NewCommand,
+    Uuid,
+)
 from holdfast.shell import ShellService
 from holdfast.types import Command, Output
 
 router = new_router("shell")
 Kind = Literal["BashCommand", "BashOutput"]
 _BATCH = 100
+_UUID = re.compile(UUID_PATTERN)
+_IDS = TypeAdapter(
+    Annotated[list[Annotated[str, Field(max_length=200)]], Field(min_length=1, max_length=_BATCH)]
+)
 _COMMENT_SECONDS = 15.0
 
 
@@ -77,7 +84,7 @@ async def _theirs(request: Request, command_id: str) -> Command:
     return command
 
 
-@route(router, "POST", "/api/bash/start_bash_command", "shell")
+@route(router, "POST", "/api/bash/start_bash_command", "shell", lenient=True)
 async def start_bash_command(request: Request, body: NewCommand) -> BashCommand:
     """Start a command. Its output appears in the log while it runs."""
     started = shown(await _start(request, body))
@@ -86,7 +93,7 @@ async def start_bash_command(request: Request, body: NewCommand) -> BashCommand:
     return started
 
 
-@route(router, "POST", "/api/bash/execute_bash_command", "shell")
+@route(router, "POST", "/api/bash/execute_bash_command", "shell", lenient=True)
 async def execute_bash_command(request: Request, body: NewCommand) -> BashOutput:
     """Run a command to its end and return all of its output that is kept. It goes on if you leave."""
     started = await _start(request, body)
@@ -105,7 +112,7 @@ async def _all_outputs(shell: ShellService, command_id: str) -> list[Output]:
     return [output async for output in shell.follow(command_id)]
 
 
-@route(router, "GET", "/api/bash/bash_events/search", "shell")
+@route(router, "GET", "/api/bash/bash_events/search", "shell", lenient=True)
 async def search_bash_events(
     request: Request,
     kind__eq: Kind | None = None,
@@ -117,7 +124,11 @@ async def search_bash_events(
     page_id: Annotated[str | None, Query(max_length=1000)] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 100,
 ) -> BashPage:
-    """Search the log. A page id stays valid when the event that it points at is gone."""
+    """Search the log. A page id stays valid when the event that it points at is gone. `command_id__eq` finds the output of a command."""
+    if command_id__eq is not None:
+        if kind__eq == "BashCommand":
+            return BashPage(items=[])  # a command does not have the id of one
+        kind__eq = "BashOutput"
     page = await _shell(request).search(
         kind=None if kind__eq is None else "command" if kind__eq == "BashCommand" else "output",
         command_id=command_id__eq,
@@ -136,22 +147,43 @@ def _instant(at: datetime | None) -> datetime | None:
     return at.replace(tzinfo=UTC) if at is not None and at.tzinfo is None else at
 
 
-@route(router, "GET", "/api/bash/bash_events/", "shell")
+@route(router, "GET", "/api/bash/bash_events/", "shell", lenient=True)
 async def batch_get_bash_events(
-    request: Request, event_ids: Annotated[list[Uuid], Query(min_length=1, max_length=_BATCH)]
+    request: Request,
+    event_ids: Annotated[
+        list[Uuid],
+        Query(
+            default_factory=list,
+            max_length=_BATCH,
+            description="The ids; or a list of them as the JSON body.",
+        ),
+    ],
 ) -> list[BashEvent | None]:
     """Return these events, in this order; null for each that is not there."""
-    result = await _shell(request).events(event_ids, owner=principal_of(request).sees)
-    return [None if event is None else shown(event) for event in result]
+    wanted = event_ids or await _ids_in_body(request)
+    known = [each for each in wanted if _UUID.fullmatch(each)]
+    found = await _shell(request).events(known, owner=principal_of(request).sees) if known else []
+    events = dict(zip(known, found, strict=True))
+    return [None if (event := events.get(each)) is None else shown(event) for each in wanted]
 
 
-@route(router, "GET", "/api/bash/bash_events/{event_id}", "shell")
+async def _ids_in_body(request: Request) -> list[str]:
+    """Return the ids in the body, where clients of other agent servers put them. An id that is no UUID names nothing."""
+    if not await request.body():
+        raise BadInput(problem=f"name 1 to {_BATCH} events as event_ids")
+    try:
+        return _IDS.validate_python(await request.json())
+    except ValidationError:
+        raise BadInput(problem=f"the body is not a list of 1 to {_BATCH} ids") from None
+
+
+@route(router, "GET", "/api/bash/bash_events/{event_id}", "shell", lenient=True)
 async def get_bash_event(request: Request, event_id: Annotated[Uuid, Path()]) -> BashEvent:
     """Return one event."""
     return shown(await _shell(request).event(event_id, owner=principal_of(request).sees))
 
 
-@route(router, "DELETE", "/api/bash/bash_events", "shell")
+@route(router, "DELETE", "/api/bash/bash_events", "shell", lenient=True)
 async def clear_bash_events(request: Request) -> Cleared:
     """Delete your log, as an administrator everybody's, but for what runs and what is on hold. Results stay."""
     return Cleared(cleared_count=await _shell(request).clear(owner=principal_of(request).sees))

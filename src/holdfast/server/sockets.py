@@ -18,9 +18,9 @@ from holdfast.errors import BadInput, BadText, Forbidden, HoldfastError, Unauthe
 from holdfast.ids import new_id
 from holdfast.jsontext import MOST_VALUES, parse_json
 from holdfast.server.auth import cookie_of
-from holdfast.server.models import BashError, NewCommand
 from holdfast.server.routes import RULES, new_router, socket
 from holdfast.server.shell import shown, start
+from holdfast.server.shell_models import BashError, NewCommand
 from holdfast.shell.feed import Feed
 
 if TYPE_CHECKING:

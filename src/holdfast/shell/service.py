@@ -89,6 +89,11 @@ class ShellService:
             await self._leave()
             raise
         self._chores = [asyncio.create_task(self._keep(), name="holdfast-shell")]
+        kept = self._settings.shell_retention_seconds
+        _log.info(
+            "the output of shell commands is kept %s; their results are kept",
+            "until it is deleted" if kept is None else f"for {kept:g} seconds after the command ended",
+        )
         if self._settings.shell_retention_seconds is not None:
             sweeper = Sweeper(self.store, self._settings.shell_retention_seconds)
             self._chores.append(asyncio.create_task(sweeper.run(), name="holdfast-shell-sweeper"))

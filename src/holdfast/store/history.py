@@ -3,7 +3,7 @@
 from typing import Any
 
 from holdfast.errors import BadInput, NotFound
-from holdfast.ids import check_id
+from holdfast.ids import check_id, check_text
 from holdfast.store.rows import Row, from_cursor, from_row, page_limit, to_page
 from holdfast.store.transactions import Transactions, Tx, bounded, op, reading
 from holdfast.types import Checkpoint, CheckpointKind, Effect, Message, Page, Run, Segment
@@ -111,6 +111,40 @@ class HistoryMethods(Transactions):
         else:
             rows = yield from self._of_session(session_id, wanted)
         return to_page(rows, limit, [from_row(Run, row) for row in rows], order, "id")
+
+    @reading
+    def find_runs(
+        self,
+        *,
+        owner: str | None = None,
+        session_id: str | None = None,
+        parent_id: str | None = None,
+        interrupted: bool = False,
+        unresolved: bool = False,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Tx[Page[Run]]:
+        """List runs of all sessions, newest first.
+
+        `interrupted`: only those that can be resumed, because they were interrupted and are the last of their session. `unresolved`: only those
+        that no longer run and have a tool call whose outcome is unknown.
+        """
+        started_before, id_before = from_cursor(cursor, int, str)
+        for text, what in ((owner, "owner"), (session_id, "session id"), (parent_id, "run id")):
+            check_text("" if text is None else text, what)
+        wanted = op(
+            "find_runs",
+            owner=owner,
+            session_id=session_id,
+            parent_id=parent_id,
+            interrupted=interrupted or None,
+            unresolved=unresolved or None,
+            started_before=started_before,
+            id_before=id_before,
+            limit=page_limit(limit),
+        )
+        rows = yield bounded(wanted, "error", "metadata", "parent_id", "agent")
+        return to_page(rows, limit, [from_row(Run, row) for row in rows], "started_at", "id")
 
     @reading
     def effects(

@@ -1,6 +1,8 @@
 """Holders and leases: who may write to a session, and what happens to its work when they are gone."""
 
+import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from holdfast.errors import BadInput, HolderLost, SessionBusy
@@ -15,16 +17,19 @@ _LONGEST_TTL = 24 * 60 * 60
 class LeaseMethods(Transactions):
     """The transactions of leases.sql. Whoever changes a head locks it first, and never two at once but in order."""
 
-    async def join(self, name: str, *, ttl: float = 10.0) -> Holder:
-        """Register a holder that lives until its deadline, `ttl` seconds ahead on the database's clock."""
-        self._refuse_inherited()
-        return await self._unfinished.run_or_undo(self._enter(name, ttl), self.leave)
+    async def join(self, name: str, *, ttl: float = 10.0, agents: Sequence[str] = ()) -> Holder:
+        """Register a holder that lives until its deadline, `ttl` seconds ahead on the database's clock.
 
-    async def _enter(self, name: str, ttl: float) -> Holder:
+        `agents` are those whose sessions it claims: a session of any other agent shows that it waits for a worker.
+        """
+        self._refuse_inherited()
+        return await self._unfinished.run_or_undo(self._enter(name, ttl, agents), self.leave)
+
+    async def _enter(self, name: str, ttl: float, agents: Sequence[str]) -> Holder:
         holder_id = new_id()
         lit = await self._light(holder_id)
         try:
-            return await self._join(holder_id, name, ttl, lit)
+            return await self._join(holder_id, name, ttl, agents, lit)
         except BaseException:
             await self._put_out(holder_id)
             raise
@@ -38,14 +43,21 @@ class LeaseMethods(Transactions):
         """Let go of that lock; harmless if there is none."""
 
     @writing(repeatable=True)
-    def _join(self, id: str, name: str, ttl: float, beacon: bool) -> Tx[Holder]:
+    def _join(self, id: str, name: str, ttl: float, agents: Sequence[str], beacon: bool) -> Tx[Holder]:
         check_name(name, "holder name")
         if not (math.isfinite(ttl) and 0 < ttl <= _LONGEST_TTL):
             raise BadInput(
                 problem=f"a holder lives for a positive number of seconds, a day at the most, not {ttl}"
             )
-        rows = yield op("join", id=id, name=name, ttl_us=round(ttl * 1_000_000), beacon=int(beacon))
-        return Holder(id=id, name=name, deadline=moment(rows[0]["deadline"]), ttl=ttl)
+        rows = yield op(
+            "join",
+            id=id,
+            name=name,
+            ttl_us=round(ttl * 1_000_000),
+            beacon=int(beacon),
+            agents=json.dumps([check_name(agent, "agent") for agent in agents]),
+        )
+        return Holder(id=id, name=name, deadline=moment(rows[0]["deadline"]), ttl=ttl, agents=tuple(agents))
 
     @writing(repeatable=True)
     def renew(self, holder: Holder) -> Tx[Holder]:
@@ -84,9 +96,16 @@ class LeaseMethods(Transactions):
                 deadline=moment(row["deadline"]),
                 ttl=row["ttl_us"] / 1_000_000,
                 sessions=row["sessions"],
+                agents=None if row["agents"] is None else tuple(json.loads(row["agents"])),
             )
             for row in rows
         ]
+
+    @reading
+    def ready_agents(self) -> Tx[dict[str, int]]:
+        """Return how many sessions of each agent are ready for a worker to claim."""
+        rows = yield op("ready_agents")
+        return {row["agent"]: row["sessions"] for row in rows}
 
     async def acquire(self, session_id: str, holder: Holder, *, cleaned: bool = False) -> Lease:
         """Take the lease of a session that is free or whose holder is past its deadline; the epoch grows by one.

@@ -192,6 +192,12 @@ class MediaMethods(Transactions):
         return [(row["session_id"], row["sha256"]) for row in rows]
 
     @reading
+    def archived_sessions(self, sha256: str, *, limit: int = 1000) -> Tx[list[str]]:
+        """Return the sessions whose archive has this digest."""
+        rows = yield op("archived_sessions", sha256=sha256, limit=page_limit(limit))
+        return [row["session_id"] for row in rows]
+
+    @reading
     def is_referenced(self, sha256: str, *, owner: str | None = None) -> Tx[bool]:
         """Return whether a session of this owner refers to some content; without an owner, whether any session does.
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from holdfast.errors import (
     BadInput,
     BadText,
+    Forbidden,
     NotYet,
     SessionCleaned,
     SessionErased,
@@ -72,7 +73,7 @@ class SessionMethods(Transactions):
         self._check_object(metadata, "metadata")
         if len(metadata) > _LARGEST_METADATA:
             problem = f"has {len(metadata)} characters; the limit is {_LARGEST_METADATA}"
-            raise BadText(what="metadata", problem=problem)
+            raise BadText(what="metadata", problem=problem, size=len(metadata), limit=_LARGEST_METADATA)
 
     @reading
     def session(self, session_id: str) -> Tx[Session]:
@@ -141,15 +142,17 @@ class SessionMethods(Transactions):
         hold: bool | None = None,
         metadata: Json | None = None,
         actor: str | None = None,
+        is_admin: bool = True,
     ) -> Session:
         """Change what is given and leave the rest as it is. Raises `SessionNotFound`.
 
         A hold ends a clean that has not deleted anything yet; afterwards it raises `SessionCleaned`.
 
-        With an `actor` a hold that is set or lifted goes into the audit, with the change.
+        With an `actor` a hold that is set or lifted goes into the audit, with the change. A hold that an administrator set
+        is lifted by administrators only: without `is_admin` that raises `Forbidden`.
         """
         audit = None if actor is None or hold is None else (new_id(), check_name(actor, "actor"))
-        return await self._update_session(session_id, title, hold, metadata, audit)
+        return await self._update_session(session_id, title, hold, metadata, audit, is_admin)
 
     @writing(changes="session_id", repeatable=True)
     def _update_session(
@@ -159,6 +162,7 @@ class SessionMethods(Transactions):
         hold: bool | None,
         metadata: Json | None,
         audit: tuple[str, str] | None,
+        is_admin: bool,
     ) -> Tx[Session]:
         if title is not None:
             check_title(title)
@@ -168,12 +172,17 @@ class SessionMethods(Transactions):
             yield from self._refuse_cleaned(session_id)
         if hold:
             yield from self._stop_cleaning(session_id)
+        elif hold is False and not is_admin:
+            yield from self._lock_head(check_id(session_id, "session id"))
+            if (yield op("admin_hold", id=session_id)):
+                raise Forbidden(needs="an administrator, because one set this hold", who="this owner")
         yield op(
             "update_session",
             id=session_id,
             title=title,
             title_folded=None if title is None else title.casefold(),
             hold=None if hold is None else int(hold),
+            admin_hold=int(hold) if hold is not None and is_admin else None,
             metadata=metadata,
         )
         session = yield from self._session(session_id)

@@ -1,11 +1,14 @@
 """The statements of journal.sql and history.sql."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from holdfast.store.mongo.documents import Documents, MongoRow, PageSize, beyond, span
 from holdfast.store.mongo.sessions import by_key, live_holders
 
 _FEW = 8
+_FOUND = 100
+"""How many runs are looked at in one go, at least: most of them may be filtered out."""
 
 
 async def fence(
@@ -159,20 +162,72 @@ async def runs(
     started_at: int | None = None,
     after_id: str | None = None,
 ) -> list[MongoRow]:
-    """Find runs. What is said to be running without a live holder was interrupted."""
     order = "first_seq" if parent_id is None else "started_at"
     given = {"id": id, "session_id": session_id, "parent_id": parent_id}
     where = {name: value for name, value in given.items() if value is not None}
     place = first_seq if parent_id is None else started_at
     if place is not None:
         where |= beyond("$gt", **{order: place, "id": after_id})
-    rows = await db.find("runs", where, sort=[(order, 1), ("id", 1)], limit=limit)
+    return await _seen(db, await db.find("runs", where, sort=[(order, 1), ("id", 1)], limit=limit))
+
+
+async def _seen(db: Documents, rows: list[MongoRow]) -> list[MongoRow]:
+    """Return runs as people see them: what is said to be running without a live holder was interrupted."""
     heads = await by_key(db, "heads", [row["session_id"] for row in rows if row["status"] == "running"])
     live = await live_holders(db, [head["holder"] for head in heads.values()])
     for row in rows:
         if row["status"] == "running" and heads.get(row["session_id"], MongoRow())["holder"] not in live:
             row["status"] = "interrupted"
     return rows
+
+
+async def find_runs(
+    db: Documents,
+    *,
+    limit: int,
+    owner: str | None = None,
+    session_id: str | None = None,
+    parent_id: str | None = None,
+    interrupted: bool | None = None,
+    unresolved: bool | None = None,
+    started_before: int | None = None,
+    id_before: str | None = None,
+) -> list[MongoRow]:
+    """Find runs of all sessions, newest first. What they are is known only after a look at leases: so they are filtered page by page."""
+    given = {"session_id": session_id, "parent_id": parent_id}
+    where: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if interrupted:
+        where["status"] = {"$in": ["running", "interrupted"]}
+    if unresolved:
+        calls = await db.find("effects", {"state": "started", "result": None}, fields=["run_id"])
+        where["id"] = {"$in": sorted({call["run_id"] for call in calls})}
+    rows: list[MongoRow] = []
+    place = None if started_before is None else (started_before, id_before)
+    while len(rows) < limit:
+        further = {} if place is None else beyond("$lt", started_at=place[0], id=place[1])
+        page = await db.find(
+            "runs", {**where, **further}, sort=[("started_at", -1), ("id", -1)], limit=max(limit, _FOUND)
+        )
+        sessions = await by_key(db, "sessions", [row["session_id"] for row in page])
+        for row in await _seen(db, page):
+            is_theirs = owner in {None, sessions.get(row["session_id"], MongoRow())["owner"]}
+            is_ended = not unresolved or row["status"] != "running"
+            if is_theirs and is_ended and (not interrupted or await _can_resume(db, row)):
+                rows.append(row)
+        if len(page) < max(limit, _FOUND):
+            break
+        place = (page[-1]["started_at"], page[-1]["id"])
+    return rows[:limit]
+
+
+async def _can_resume(db: Documents, row: MongoRow) -> bool:
+    """Return whether a run was interrupted and no other one of its session followed, but its own delegates."""
+    later = {
+        "session_id": row["session_id"],
+        "first_seq": {"$gt": row["first_seq"]},
+        "parent_id": {"$ne": row["id"]},
+    }
+    return row["status"] == "interrupted" and await db.one("runs", later) is None
 
 
 async def effects(

@@ -169,6 +169,11 @@ async def held_heads(db: Documents, *, holder: str, limit: int) -> list[MongoRow
     return await db.find("heads", {"holder": holder}, sort=[("_id", 1)], limit=limit)
 
 
+async def ready_agents(db: Documents) -> list[MongoRow]:
+    groups = await db.group("heads", {"$match": _READY}, {"$group": {"_id": "$agent", "n": {"$sum": 1}}})
+    return [MongoRow(agent=group["_id"], sessions=group["n"]) for group in groups]
+
+
 async def latest_ready(db: Documents) -> list[MongoRow]:
     rows = await db.find("heads", _READY, sort=[("ready_at", -1)], limit=1)
     return [MongoRow(number=rows[0]["ready_at"] if rows else 0)]

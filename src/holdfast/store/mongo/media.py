@@ -1,5 +1,6 @@
 """The statements of media.sql."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from bson import Binary
@@ -54,9 +55,21 @@ async def _references(db: Documents, rows: Sequence[MongoRow]) -> dict[str, int]
     return {group["_id"]: group["n"] for group in groups}
 
 
+async def _archives(db: Documents, rows: Sequence[MongoRow]) -> list[MongoRow]:
+    """Return the sessions whose archive is one of these."""
+    digests = [row["sha256"] for row in rows]
+    return await db.find("sessions", {"archive": {"$in": digests, "$gt": ""}}, fields=["archive"])
+
+
+async def archived_sessions(db: Documents, *, sha256: str, limit: int) -> list[MongoRow]:
+    rows = await db.find("sessions", {"archive": sha256}, sort=[("_id", 1)], limit=limit, fields=["_id"])
+    return [MongoRow(session_id=row["_id"]) for row in rows]
+
+
 async def _counted(db: Documents, rows: list[MongoRow]) -> list[MongoRow]:
-    numbers = await _references(db, rows)
-    return [MongoRow(row, refs=numbers.get(row["sha256"], 0)) for row in rows]
+    numbers = Counter(await _references(db, rows))
+    numbers.update(row["archive"] for row in await _archives(db, rows))
+    return [MongoRow(row, refs=numbers[row["sha256"]]) for row in rows]
 
 
 async def blob(db: Documents, *, location: str, sha256: str) -> list[MongoRow]:
@@ -95,9 +108,8 @@ async def unneeded_blobs(
 async def _unneeded(db: Documents, rows: list[MongoRow], grace_us: int, dead_us: int) -> list[MongoRow]:
     """Return those that nobody needs."""
     now = await db.now()
-    digests = [row["sha256"] for row in rows]
     needed = set(await _references(db, rows))
-    needed |= {row["archive"] for row in await db.find("sessions", {"archive": {"$in": digests, "$gt": ""}})}
+    needed |= {row["archive"] for row in await _archives(db, rows)}
 
     def is_unneeded(row: MongoRow) -> bool:
         match row["state"]:

@@ -95,6 +95,14 @@ async def _ready_by_agent(database: AsyncDatabase[MongoRow]) -> None:
     )
 
 
+async def _served_agents(database: AsyncDatabase[MongoRow]) -> None:
+    """Index the runs of all sessions. The agents of a worker are a field that needs no migration."""
+    await database["runs"].create_indexes([_index("started_at", "id"), _index("status", "started_at", "id")])
+    await database["effects"].create_indexes(
+        [_index("state", "run_id", partialFilterExpression={"state": "started"})]
+    )
+
+
 async def _create(database: AsyncDatabase[MongoRow], name: str) -> None:
     try:
         await database.create_collection(name)
@@ -105,7 +113,11 @@ async def _create(database: AsyncDatabase[MongoRow], name: str) -> None:
             raise
 
 
-MIGRATIONS: Final = ((1, "0001_sessions", _sessions), (2, "0002_ready_by_agent", _ready_by_agent))
+MIGRATIONS: Final = (
+    (1, "0001_sessions", _sessions),
+    (2, "0002_ready_by_agent", _ready_by_agent),
+    (3, "0003_served_agents", _served_agents),
+)
 LATEST: Final = MIGRATIONS[-1][0]
 
 

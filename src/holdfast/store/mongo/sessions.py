@@ -1,5 +1,6 @@
 """The statements of sessions.sql and tokens.sql."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 
@@ -86,6 +87,7 @@ async def view(db: Documents, sessions: Sequence[MongoRow]) -> list[MongoRow]:
     heads = await by_key(db, "heads", ids)
     live = await live_holders(db, [head["holder"] for head in heads.values()])
     pending, active = await open_submissions(db, ids)
+    served = await _served(db)
     rows: list[MongoRow] = []
     for session in sessions:
         head = heads.get(session["id"])
@@ -98,10 +100,18 @@ async def view(db: Documents, sessions: Sequence[MongoRow]) -> list[MongoRow]:
                 status = "queued"
             elif status == "running":
                 status = "idle"
+        waiting_for = session["waiting_for"]
+        if not holder and (head["ready_at"] or status == "queued"):
+            if served is not None and session["agent"] not in served:
+                waiting_for = "worker"
+        elif not holder and status == "idle" and (head["orphaned_by"] or head["holder"]):
+            where = {"session_id": session["id"], "status": "running"}
+            waiting_for = "resume" if await db.one("runs", where) is not None else waiting_for
         rows.append(
             MongoRow(
                 session,
                 status=status,
+                waiting_for=waiting_for,
                 epoch=head["epoch"],
                 seq=head["seq"],
                 orphaned_by=head["orphaned_by"],
@@ -111,6 +121,14 @@ async def view(db: Documents, sessions: Sequence[MongoRow]) -> list[MongoRow]:
             )
         )
     return rows
+
+
+async def _served(db: Documents) -> set[str] | None:
+    """Return the agents that live workers serve; None if a worker of an earlier version may serve others."""
+    live = await db.find("holders", {"deadline": {"$gt": await db.now()}}, fields=["agents"])
+    if any(row["agents"] is None for row in live):
+        return None
+    return {agent for row in live for agent in json.loads(row["agents"])}
 
 
 async def by_key(db: Documents, table: str, keys: Sequence[str | None]) -> dict[str, MongoRow]:
@@ -163,6 +181,10 @@ async def unwatched(db: Documents, *, id: str) -> list[MongoRow]:
 async def update_session(db: Documents, *, id: str, **values: object) -> list[MongoRow]:
     given = {name: value for name, value in values.items() if value is not None}
     return await db.change_where("sessions", {"_id": id}, **given) if given else []
+
+
+async def admin_hold(db: Documents, *, id: str) -> list[MongoRow]:
+    return await db.find("sessions", {"_id": id, "hold": 1, "admin_hold": 1}, fields=["_id"])
 
 
 async def state(db: Documents, *, session_id: str) -> list[MongoRow]:

@@ -145,6 +145,9 @@ async def _put_effects(db: Documents, seq: int, rows: Rows) -> int:
         """Keep the outcome of one that has ended; its result may still move into a message."""
         merged = MongoRow(old)
         if old["ended_at"] is None:
+            if old["result"] is not None and new["attempts"] > old["attempts"]:
+                # One that waited for an answer starts when it is run.
+                merged["started_at"] = new["started_at"]
             merged.update({name: new[name] for name in ("state", "error", "result", "attempts", "ended_at")})
         if new["segment"] is not None:
             merged["result"] = None

@@ -68,6 +68,30 @@ ORDER BY first_seq, id    --? session_id
 ORDER BY started_at, id   --? parent_id
 LIMIT :limit;
 
+-- name: find_runs
+-- Of all sessions, newest first. With `interrupted`, only the last of their session, which can be resumed: no run followed but its own
+-- delegates. With `unresolved`, only those that do not run any more and have a call without a recorded end that waits for no answer.
+SELECT r.session_id, r.id, r.parent_id, r.agent, r.error, r.metadata, r.first_seq, r.started_at, r.ended_at,
+  CASE WHEN r.status = 'running' AND live.id IS NULL THEN 'interrupted' ELSE r.status END AS status
+FROM runs r
+JOIN heads h ON h.session_id = r.session_id
+JOIN sessions s ON s.id = r.session_id
+LEFT JOIN holders live ON live.id = h.holder AND live.deadline > now_us()
+WHERE TRUE
+  AND s.owner = :owner             --? owner
+  AND r.session_id = :session_id   --? session_id
+  AND r.parent_id = :parent_id     --? parent_id
+  AND r.status IN ('running', 'interrupted') AND (r.status = 'interrupted' OR live.id IS NULL)   --? interrupted
+  AND NOT EXISTS (   --? interrupted
+    SELECT 1 FROM runs n WHERE n.session_id = r.session_id AND n.first_seq > r.first_seq   --? interrupted
+      AND (n.parent_id IS NULL OR n.parent_id <> r.id))   --? interrupted
+  AND (r.status <> 'running' OR live.id IS NULL)   --? unresolved
+  AND (r.session_id, r.id) IN (   --? unresolved
+    SELECT e.session_id, e.run_id FROM effects e WHERE e.ended_at IS NULL AND e.result IS NULL)   --? unresolved
+  AND (r.started_at < :started_before OR (r.started_at = :started_before AND r.id < :id_before))   --? started_before
+ORDER BY r.started_at DESC, r.id DESC
+LIMIT :limit;
+
 -- name: effects
 SELECT e.*, m.body AS body
 FROM effects e

@@ -1,6 +1,6 @@
 -- name: join
-INSERT INTO holders (id, name, ttl_us, deadline, joined_at, beacon)
-VALUES (:id, :name, :ttl_us, now_us() + :ttl_us, now_us(), :beacon)
+INSERT INTO holders (id, name, ttl_us, deadline, joined_at, beacon, agents)
+VALUES (:id, :name, :ttl_us, now_us() + :ttl_us, now_us(), :beacon, :agents)
 ON CONFLICT (id) DO UPDATE SET deadline = excluded.deadline
 RETURNING deadline;
 
@@ -9,7 +9,7 @@ RETURNING deadline;
 UPDATE holders SET deadline = now_us() + ttl_us WHERE id = :id RETURNING deadline;
 
 -- name: holders
-SELECT h.id, h.name, h.ttl_us, h.deadline, (SELECT count(*) FROM heads WHERE heads.holder = h.id) AS sessions
+SELECT h.id, h.name, h.ttl_us, h.deadline, h.agents, (SELECT count(*) FROM heads WHERE heads.holder = h.id) AS sessions
 FROM holders h ORDER BY h.id;
 
 -- name: remove_holder
@@ -103,6 +103,9 @@ UPDATE sessions SET status = 'idle', active_at = now_us() WHERE id = :session_id
 
 -- name: held_heads
 SELECT session_id FROM heads WHERE holder = :holder ORDER BY session_id LIMIT :limit;
+
+-- name: ready_agents
+SELECT agent, count(*) AS sessions FROM heads WHERE ready_at IS NOT NULL GROUP BY agent ORDER BY agent;
 
 -- name: latest_ready
 SELECT coalesce(max(ready_at), 0) AS number FROM heads WHERE ready_at IS NOT NULL;

@@ -30,11 +30,14 @@ UPDATE blobs SET state = 'deleting' WHERE id = :id AND state = 'stored' RETURNIN
 UPDATE blobs SET state = 'stored', at = now_us() WHERE id = :id AND state = 'storing' RETURNING *;
 
 -- name: blob
-SELECT b.*, (SELECT count(*) FROM blob_references r WHERE r.sha256 = b.sha256) AS refs
+-- The session whose archive it is counts as well.
+SELECT b.*, (SELECT count(*) FROM blob_references r WHERE r.sha256 = b.sha256)
+  + (SELECT count(*) FROM sessions s WHERE s.archive = b.sha256) AS refs
 FROM blobs b WHERE location = :location AND sha256 = :sha256 AND state = 'stored';
 
 -- name: blobs
-SELECT b.*, (SELECT count(*) FROM blob_references r WHERE r.sha256 = b.sha256) AS refs
+SELECT b.*, (SELECT count(*) FROM blob_references r WHERE r.sha256 = b.sha256)
+  + (SELECT count(*) FROM sessions s WHERE s.archive = b.sha256) AS refs
 FROM blobs b
 WHERE TRUE
   AND location = :location   --? location
@@ -103,6 +106,9 @@ SELECT body FROM blob_chunks WHERE blob_id = :id AND number >= :first ORDER BY n
 DELETE FROM blob_chunks WHERE blob_id = :id AND number IN (
   SELECT number FROM blob_chunks WHERE blob_id = :id ORDER BY number LIMIT :limit)
 RETURNING 1 AS gone;
+
+-- name: archived_sessions
+SELECT id AS session_id FROM sessions WHERE archive = :sha256 ORDER BY id LIMIT :limit;
 
 -- name: blob_references
 SELECT session_id, sha256 FROM blob_references

@@ -9,10 +9,21 @@ RETURNING id;
 INSERT INTO heads (session_id, agent, epoch, seq, writes, written) VALUES (:id, :agent, 0, 0, 0, 0);
 
 -- name: sessions
--- What is said to be running without a live holder is not: it is queued if something waits, else idle.
-SELECT * FROM (
-  SELECT s.id, s.agent, s.owner, s.title, s.title_folded, s.waiting_for, s.hold, s.metadata,
+-- What is said to be running without a live holder is not: it is queued if something waits, else idle. Two reasons to wait are
+-- found here: no live worker serves the agent, and a run ended with its process and nothing is queued that would continue it.
+SELECT v.*, CASE
+  WHEN holder IS NULL AND (ready_at IS NOT NULL OR status = 'queued') AND NOT EXISTS (
+    SELECT 1 FROM holders d WHERE d.deadline > now_us() AND (d.agents IS NULL
+--[sqlite]       OR EXISTS (SELECT 1 FROM json_each(d.agents) WHERE value = v.agent)
+--[postgres]       OR CAST(d.agents AS jsonb) ? v.agent
+  )) THEN 'worker'
+  WHEN holder IS NULL AND status = 'idle' AND left_by IS NOT NULL
+    AND EXISTS (SELECT 1 FROM runs r WHERE r.session_id = v.id AND r.status = 'running') THEN 'resume'
+  ELSE waits_for END AS waiting_for
+FROM (
+  SELECT s.id, s.agent, s.owner, s.title, s.title_folded, s.waiting_for AS waits_for, s.hold, s.metadata,
     s.created_at, s.active_at, s.cleaned_at, s.archive, h.epoch, h.seq, live.name AS holder, live.deadline AS held_until,
+    h.ready_at, coalesce(h.orphaned_by, h.holder) AS left_by,
     (SELECT count(*) FROM submissions q WHERE q.session_id = s.id AND q.ended_at IS NULL) AS pending,
     -- The first run of a delegate has a parent run in the session that delegated.
     (SELECT o.id FROM runs p JOIN sessions o ON o.id = p.session_id AND o.owner = s.owner AND o.id <> s.id
@@ -56,10 +67,14 @@ WHERE s.id = :id;
 UPDATE sessions SET
   title = :title, title_folded = :title_folded,   --? title
   hold = :hold,                                   --? hold
+  admin_hold = :admin_hold,                       --? admin_hold
   metadata = :metadata,                           --? metadata
   active_at = active_at
 WHERE id = :id
 RETURNING id;
+
+-- name: admin_hold
+SELECT id FROM sessions WHERE id = :id AND hold = 1 AND admin_hold = 1;
 
 -- name: state
 SELECT version, body FROM states WHERE session_id = :session_id;

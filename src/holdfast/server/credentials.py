@@ -1,0 +1,53 @@
+"""The routes of a session's credentials: they can be set, listed by name and deleted, but not read."""
+
+from typing import Annotated
+
+from fastapi import Path, Request, Response
+
+from holdfast.runtime.credentials import Credentials
+from holdfast.server.models import CredentialOut, ErrorBody, Id, Items, NewCredential
+from holdfast.server.routes import new_router, route, store_of
+from holdfast.server.sessions import SessionId
+
+router = new_router("credentials")
+Name = Annotated[Id, Path(description="The credential's name.")]
+
+
+@route(
+    router,
+    "PUT",
+    "/api/sessions/{session_id}/credentials/{name}",
+    "write",
+    status_code=204,
+    response_class=Response,
+    responses={501: {"model": ErrorBody, "description": "This server has no `credential_key`."}},
+)
+async def set_credential(
+    request: Request, session_id: SessionId, name: Name, body: NewCredential
+) -> Response:
+    """Store a credential for the tools of a session, sealed, in place of the one of that name."""
+    key = request.app.state.settings.credential_key
+    credentials = Credentials(store_of(request), None if key is None else key.get_secret_value())
+    await credentials.set(session_id, name, body.value.get_secret_value(), ttl=body.ttl)
+    return Response(status_code=204)
+
+
+@route(router, "GET", "/api/sessions/{session_id}/credentials", "read")
+async def list_credentials(request: Request, session_id: SessionId) -> Items[CredentialOut]:
+    """List the names of a session's credentials, and when they expire. Their values cannot be read."""
+    credentials = await store_of(request).credentials(session_id)
+    return Items(items=[CredentialOut.of(credential) for credential in credentials])
+
+
+@route(
+    router,
+    "DELETE",
+    "/api/sessions/{session_id}/credentials/{name}",
+    "write",
+    status_code=204,
+    response_class=Response,
+)
+async def delete_credential(request: Request, session_id: SessionId, name: Name) -> Response:
+    """Delete a credential. Deleting one that is not there changes nothing."""
+    await store_of(request).set_credential(session_id, name, None)
+    return Response(status_code=204)

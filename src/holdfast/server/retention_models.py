@@ -1,0 +1,93 @@
+"""The shapes of retention on the wire."""
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from holdfast.policy import Action
+from holdfast.retention.sweep import Result
+from holdfast.server.models import Shown
+
+
+class CleanBody(BaseModel):
+    """How to clean a session."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    idle_days: float = Field(7.0, ge=0, le=36500, description="How long it must have been idle.")
+    force: bool = Field(
+        False, description="Whatever waits; never what runs or is on hold. For administrators."
+    )
+    archive: Literal["media"] | None = Field(None, description="Keep a verified archive in the media store.")
+    dry_run: bool = Field(False, description="Only say what would be deleted.")
+
+
+class CleanedOut(Shown):
+    """What a clean did."""
+
+    session_id: str
+    cleaned_at: datetime | None
+    archive: str | None
+    deleted: dict[str, int]
+    dry_run: bool
+
+
+class ErasedOut(BaseModel):
+    """What an erasure did."""
+
+    session_id: str
+    erased_at: datetime
+    deleted: dict[str, int]
+    children: list[str]
+
+
+class OutlookOut(BaseModel):
+    """What retention has in store for a session."""
+
+    session_id: str
+    policy: str | None = Field(description="The first policy that matches it; none: it stays.")
+    action: Action | None
+    idle_days: float | None
+    max_age_days: float | None
+    keep_last_runs: int | None
+    due_at: datetime | None = Field(description="When its time comes at the earliest, if it does.")
+    held_by: Literal["session", "policy"] | None
+    guard: str | None = Field(description="What would refuse the sweep at this moment.")
+    problem: str | None = Field(description="The same for people, with what would lift it.")
+    cleaned_at: datetime | None
+    archive: str | None
+
+
+class SweepBody(BaseModel):
+    """How to sweep."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    dry_run: bool = Field(False, description="Only say what would be done.")
+    limit: int = Field(1000, ge=1, le=10000, strict=False, description="How many sessions at most.")
+
+
+class OutcomeOut(Shown):
+    """What became of one session that was due."""
+
+    session_id: str
+    policy: str
+    action: Action
+    outcome: Result
+    guard: str | None
+    problem: str | None
+    deleted: dict[str, int]
+
+
+class SweptOut(BaseModel):
+    """What a sweep did."""
+
+    items: list[OutcomeOut]
+    outcomes: dict[str, int]
+    submissions: int
+    shell_events: int
+    blobs: int
+    dry_run: bool
+    more: bool = Field(description="The limit was reached, or it ended early: there may be more.")
+    problem: str | None = Field(description="Why it ended early.")

@@ -1,0 +1,95 @@
+"""The shapes of shell commands on the wire, most of them as existing agent servers have them."""
+
+from datetime import datetime
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field
+
+from holdfast.server.models import Id, Shown
+from holdfast.types import CommandState
+
+HexId = Annotated[str, BeforeValidator(lambda uuid: uuid.replace("-", ""))]
+UUID_PATTERN: Final = "^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}$"
+Uuid = Annotated[str, Field(pattern=UUID_PATTERN)]
+
+
+class NewCommand(BaseModel):
+    """A command to run. Fields that are not known are ignored: clients of other agent servers may send more."""
+
+    command: Annotated[str, Field(min_length=1, max_length=1_000_000, pattern=r"^[^\x00]+$")]
+    cwd: Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")] | None = None
+    timeout: Annotated[int, Field(gt=0, le=86_400, description="Seconds; then it is ended.")] = 300
+    session_id: Id | None = Field(None, description="The session that it belongs to, and goes with.")
+
+
+class BashCommand(Shown):
+    """A command that was started."""
+
+    id: HexId
+    timestamp: datetime = Field(validation_alias="started_at")
+    kind: Literal["BashCommand"] = "BashCommand"
+    command: str
+    cwd: str | None
+    timeout: Annotated[int, BeforeValidator(lambda seconds: round(seconds or 0))]
+
+
+class BashOutput(Shown):
+    """What a command wrote; the last one has its exit code."""
+
+    id: HexId
+    timestamp: datetime = Field(validation_alias="at")
+    kind: Literal["BashOutput"] = "BashOutput"
+    command_id: HexId
+    order: int
+    exit_code: int | None
+    stdout: str | None
+    stderr: str | None
+
+
+BashEvent = BashCommand | BashOutput
+
+
+class BashPage(BaseModel):
+    """A part of the log."""
+
+    items: list[BashEvent]
+    next_page_id: str | None = None
+
+
+class Cleared(BaseModel):
+    """How much is gone."""
+
+    cleared_count: int
+
+
+class CommandResult(Shown):
+    """How a command stands; this outlives its output."""
+
+    id: HexId
+    state: CommandState
+    exit_code: int | None
+    stdout_bytes: int
+    stderr_bytes: int
+    left_out_bytes: int
+    session_id: str | None
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+class CommandOut(CommandResult):
+    """A command of a session, and the tool call that started it."""
+
+    command: str
+    cwd: str | None
+    call_id: str | None
+    purged_at: datetime | None
+
+
+class BashError(BaseModel):
+    """Why something that a client sent was not done."""
+
+    id: str
+    timestamp: datetime
+    kind: Literal["BashError"] = "BashError"
+    code: str
+    detail: str
