@@ -107,6 +107,10 @@ class Settings(BaseSettings):
     retention_min_idle_days: Annotated[float, Field(ge=0)] = Field(
         7.0, description="Cleaning what was active within so many days needs an administrator."
     )
+    retention_rehydrated_days: Annotated[float, Field(ge=0, le=36500)] = Field(
+        7.0,
+        description="How long a policy leaves a session alone after it came from an archive, unless it has its own `rehydrated_days`.",
+    )
     retention: Annotated[tuple[Policy, ...], NoDecode] = Field(
         (), description="What happens to sessions in the end: policies, the first that matches applies. JSON."
     )

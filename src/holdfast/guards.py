@@ -6,7 +6,7 @@ from holdfast.errors import RetentionRefused
 from holdfast.types import RetentionState
 
 
-def refuse_cleaning(state: RetentionState, *, idle: float, force: bool) -> None:
+def refuse_cleaning(state: RetentionState, *, idle: float, grace: float = 0.0, force: bool = False) -> None:
     """Raise `RetentionRefused` with the first guard that does not let the session be cleaned, and what would lift it.
 
     `force` lifts all but running and hold. A session whose deletion has begun only heeds hold: it cannot go back.
@@ -36,6 +36,14 @@ def refuse_cleaning(state: RetentionState, *, idle: float, force: bool) -> None:
             "idle",
             f"it was active {timedelta(seconds=round(state.idle))} ago",
             f"Wait for {lacks}, or name fewer idle days (`--idle-days 0`), or use force.",
+        )
+    if state.rehydrated_at is not None and (state.now - state.rehydrated_at).total_seconds() < grace:
+        until = state.rehydrated_at + timedelta(seconds=grace)
+        raise _refused(
+            state,
+            "rehydrated",
+            f"it came from an archive at {state.rehydrated_at:%Y-%m-%d %H:%M:%S}Z",
+            f"Wait until {until:%Y-%m-%d %H:%M:%S}Z, or name fewer idle days (`--idle-days 0`), or use force.",
         )
 
 

@@ -74,7 +74,8 @@ class RetentionState:
     """How a session stands for retention. `archive` is the SHA-256 of the archive that was made of it.
 
     `holder` is who else holds it now, `behind` names the consumers whose cursors have not reached `seq`, `commands`
-    counts the shell commands that run, `idle` is in seconds. `cleaned_at` is when its content began to be deleted.
+    counts the shell commands that run, `idle` is in seconds. `cleaned_at` is when its content began to be deleted,
+    `rehydrated_at` when it last came from an archive, and `now` the time on the store's clock.
     """
 
     session_id: str
@@ -88,6 +89,8 @@ class RetentionState:
     idle: float
     cleaned_at: datetime | None
     archive: str | None
+    now: datetime
+    rehydrated_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +103,7 @@ class Due:
     metadata: Json
     created_at: datetime
     active_at: datetime
+    rehydrated_at: datetime | None
     now: datetime
     submission_id: str | None = None
 

@@ -28,7 +28,7 @@ from tests.builders import held_session, ticks
 from tests.conftest import Engine
 
 MARKER = "mark-of-content"
-DERIVED = {"title_folded", "cleaned_at", "resting", "archive"}
+DERIVED = {"title_folded", "cleaned_at", "resting", "archive", "rehydrated_at", "fingerprint"}
 
 
 async def fill(store: Store, lease: Lease, rows: int = 20) -> None:

@@ -6,7 +6,9 @@ import signal
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from hashlib import sha256
+from io import BytesIO
 from typing import IO, Any
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from holdfast.config import load_settings
 from holdfast.errors import BadArchive, RetentionRefused, SessionErased
 from holdfast.media import open_media
-from holdfast.retention import Outcome, Swept, clean, erase, rehydrate, sweep
+from holdfast.retention import Outcome, Swept, clean, erase, import_archive, outlook, rehydrate, sweep
 from holdfast.retention.archive import Archive, verify_archive
 from holdfast.retention.sweeper import pause, sweeping
 from holdfast.store import Store, open_store
@@ -24,6 +26,7 @@ from tests.conftest import Engine
 from tests.promises.sessions import fill
 from tests.promises.test_exact_return import export
 from tests.promises.workers import worker
+from tests.retention.test_bad_archives import remade
 from tests.runtime.agents import ended, send
 
 NOW = 1e-9
@@ -102,8 +105,7 @@ async def test_each_session_gets_its_own_policy(engine: Engine):
         assert there == {"archived", "late", "unnamed"}, "media of what is gone is gone"
 
         done, told = await swept(store)
-        assert set(told) == {made["archived"]}, "what came back is due again, and nothing else"
-        assert (await swept(store))[0].outcomes == {}
+        assert told == {}, "what came back has a grace period"
 
 
 async def test_guards_stand_and_are_named(engine: Engine):
@@ -333,3 +335,44 @@ async def test_sessions_that_cannot_be_archived_do_not_end_the_sweep(
         assert (done.outcomes, done.problem) == ({"failed": 4, "cleaned": 1}, None)
         assert told[fine].outcome == "cleaned"
         assert {(await store.session(session_id)).status for session_id in broken} == {"idle"}
+
+
+async def test_a_session_that_came_back_has_a_grace_period(engine: Engine):
+    policies = (
+        {"name": "own", "agent": "own", "max_age_days": NOW, "action": "archive", "rehydrated_days": 0},
+        {"name": "usual", "agent": "*", "idle_days": NOW, "action": "archive"},
+    )
+    async with governed(engine, *policies) as store:
+        media = open_media(store=store)
+        usual = await fill(store, media, ["hello"])
+        own = await fill(store, media, ["hello"], agent="own")
+        before = await store.session(usual)
+        await swept(store)
+        for session_id in (usual, own):
+            await rehydrate(store, media, session_id, actor="test")
+        back = await store.session(usual)
+        assert back.active_at == before.active_at
+        result = await outlook(store, usual)
+        assert result.rehydrated_at is not None
+        assert result.due_at == result.rehydrated_at + timedelta(days=7)
+        with pytest.raises(RetentionRefused, match="came from an archive"):
+            await clean(store, media, usual, actor="test", idle_days=0, grace_days=7)
+        _, told = await swept(store)
+        assert set(told) == {own}, "the grace period of its policy is over"
+        await clean(store, media, usual, actor="test", idle_days=0)
+
+
+async def test_an_imported_session_has_a_grace_period_and_no_time_from_the_future(engine: Engine):
+    later = 10**6 * 86400 * 365 * 200
+    async with open_store("sqlite://:memory:") as source:
+        session_id = await fill(source, open_media(store=source), ["hello"])
+        archive = remade(
+            await export(source, session_id),
+            lambda records: records[1]["session"].update(active_at=later, created_at=later),
+        )
+    async with governed(engine, {"agent": "*", "idle_days": NOW, "action": "archive"}) as store:
+        await import_archive(store, open_media(store=store), BytesIO(archive), actor="test")
+        session, now = await store.session(session_id), await store.now()
+        assert max(session.created_at, session.active_at) <= now
+        assert (await outlook(store, session_id)).rehydrated_at is not None
+        assert (await swept(store))[1] == {}

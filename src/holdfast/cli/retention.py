@@ -66,8 +66,22 @@ def show(file: File, as_json: AsJson = False) -> None:
         console.print(Text(f"{name:<16}").append_text(one_line(value)), soft_wrap=True)
 
 
+Force = Annotated[
+    bool,
+    typer.Option(
+        help="Accept an archive with another title, metadata or cursors than the session had when it was cleaned."
+    ),
+]
+
+
 @app.command("import")
-def import_(file: File, store: StoreUrl = None, media: MediaUrl = None, as_json: AsJson = False) -> None:
+def import_(
+    file: File,
+    force: Force = False,
+    store: StoreUrl = None,
+    media: MediaUrl = None,
+    as_json: AsJson = False,
+) -> None:
     """Bring the session of an archive into a store that does not have it, under the same ids."""
 
     async def work() -> dict[str, object]:
@@ -75,7 +89,8 @@ def import_(file: File, store: StoreUrl = None, media: MediaUrl = None, as_json:
 
         async with opened_media(store, media) as opened:
             with _watched(file, "importing", shown=not as_json) as archive:
-                return asdict(await import_archive(opened.store, opened, archive, actor=actor()))
+                restored = await import_archive(opened.store, opened, archive, actor=actor(), force=force)
+                return asdict(restored)
 
     _say(asyncio.run(work()), "restored", as_json, "Session {session_id} is here: {total} records.")
 
@@ -170,6 +185,7 @@ def rehydrate(
     file: Annotated[
         Path | None, typer.Option("--from", help="The archive; else the one that was stored.")
     ] = None,
+    force: Force = False,
     store: StoreUrl = None,
     media: MediaUrl = None,
     as_json: AsJson = False,
@@ -182,9 +198,13 @@ def rehydrate(
         async with opened_media(store, media) as opened:
             if file is None:
                 with progress_bar("rehydrating", shown=not as_json):
-                    return asdict(await rehydrate(opened.store, opened, session_id, actor=actor()))
+                    restored = await rehydrate(opened.store, opened, session_id, actor=actor(), force=force)
+                    return asdict(restored)
             with _watched(file, "rehydrating", shown=not as_json) as archive:
-                return asdict(await rehydrate(opened.store, opened, session_id, archive, actor=actor()))
+                restored = await rehydrate(
+                    opened.store, opened, session_id, archive, actor=actor(), force=force
+                )
+                return asdict(restored)
 
     _say(asyncio.run(work()), "restored", as_json, "Session {session_id} is back: {total} records.")
 

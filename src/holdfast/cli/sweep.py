@@ -101,6 +101,7 @@ def retention(session_id: SessionId, store: StoreUrl = None, as_json: AsJson = F
     lines = {
         "policy": result.policy or "none: it stays",
         "action": None if result.terms is None else result.terms.action,
+        "rehydrated": time_text(result.rehydrated_at).plain,
         "due": time_text(result.due_at).plain or "never",
         "held by": result.held_by,
         "refused by": result.guard,

@@ -187,7 +187,7 @@ class _Sweep:
                     by, agent=agent, older_than=days * DAY, cursor=cursor, limit=_PAGE
                 )
                 for due in page.items:
-                    rule = _applied(self._policies, due)
+                    rule = _applied(self._policies, due, self._store.settings.retention_rehydrated_days)
                     if (
                         rule is not None
                         and rule.is_due(due.now)
@@ -208,7 +208,7 @@ class _Sweep:
         guard = problem = None
         deleted: Mapping[str, int] = {}
         try:
-            deleted = await self._carry_out(due.session_id, action, idle_days, rule.name)
+            deleted = await self._carry_out(due.session_id, action, idle_days, rule)
             outcome = "dry_run" if self._dry_run else "erased" if action == "erase" else "cleaned"
             self._failures = 0
         except RetentionRefused as error:
@@ -241,12 +241,19 @@ class _Sweep:
                 await give_space_back(self._store)
 
     async def _carry_out(
-        self, session_id: str, action: Action, idle_days: float, policy: str
+        self, session_id: str, action: Action, idle_days: float, rule: Applied
     ) -> Mapping[str, int]:
         store, media, actor = self._store, self._media, self._actor
         if action == "erase" and not self._dry_run:
             erased = await erase(
-                store, media, session_id, actor=actor, idle_days=idle_days, policy=policy, holder=self._holder
+                store,
+                media,
+                session_id,
+                actor=actor,
+                idle_days=idle_days,
+                grace_days=rule.grace_days,
+                policy=rule.name,
+                holder=self._holder,
             )
             return erased.deleted
         cleaned = await clean(
@@ -255,9 +262,10 @@ class _Sweep:
             session_id,
             actor=actor,
             idle_days=idle_days,
+            grace_days=rule.grace_days,
             archive="media" if action == "archive" else None,
             dry_run=self._dry_run,
-            policy=policy,
+            policy=rule.name,
             holder=self._holder,
         )
         return cleaned.deleted
@@ -292,13 +300,15 @@ class _Sweep:
         return gone
 
 
-def _applied(policies: Sequence[Policy], due: Due) -> Applied | None:
+def _applied(policies: Sequence[Policy], due: Due, grace_days: float = 0.0) -> Applied | None:
     return applied(
         policies,
         agent=due.agent,
         metadata=due.metadata,
         created_at=due.created_at,
         active_at=due.active_at,
+        rehydrated_at=due.rehydrated_at,
+        rehydrated_days=grace_days,
     )
 
 

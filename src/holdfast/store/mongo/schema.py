@@ -95,6 +95,11 @@ async def _ready_by_agent(database: AsyncDatabase[MongoRow]) -> None:
     )
 
 
+async def _rehydrated(database: AsyncDatabase[MongoRow]) -> None:
+    """Change nothing: a column that is NULL is missing."""
+    del database
+
+
 async def _create(database: AsyncDatabase[MongoRow], name: str) -> None:
     try:
         await database.create_collection(name)
@@ -105,7 +110,11 @@ async def _create(database: AsyncDatabase[MongoRow], name: str) -> None:
             raise
 
 
-MIGRATIONS: Final = ((1, "0001_sessions", _sessions), (2, "0002_ready_by_agent", _ready_by_agent))
+MIGRATIONS: Final = (
+    (1, "0001_sessions", _sessions),
+    (2, "0002_ready_by_agent", _ready_by_agent),
+    (3, "0003_rehydrated", _rehydrated),
+)
 LATEST: Final = MIGRATIONS[-1][0]
 
 
