@@ -1,6 +1,6 @@
 """Processes that do something to a session and are killed at a given step: python -m tests.promises.cutter URL.
 
-`clean`, `erase`, `rehydrate` and `import` do that; `serve` is a worker that carries out what was submitted. It reads `ID ACTION N FILE`
+`clean`, `erase`, `rehydrate`, `import` and `move` do that; `serve` is a worker that carries out what was submitted. It reads `ID ACTION N FILE`
 from each line, does that in a child of its own, and prints how the child ended. Forking from a
 process that has done nothing but import costs little, so that every single step can be one to be killed at.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import holdfast.retention.clean as cleaning
-from holdfast.media import open_media
+from holdfast.media import move, open_media
 from holdfast.retention import clean, erase, import_archive, rehydrate
 from holdfast.runtime import Worker
 from holdfast.store import Store, open_store
@@ -30,6 +30,8 @@ STEPS = (
     "name_blob",
     "put_chunks",
     "keep_blob",
+    "replace_blob",
+    "delete_chunks",
     "keep_archive",
     "drop_archive",
     "drop_references",
@@ -94,6 +96,8 @@ async def main(url: str, session_id: str, action: str, at: int, file: Path) -> N
             case "import":
                 with file.open("rb") as archive:
                     await import_archive(store, media, archive, actor="test")
+            case "move":
+                await move(open_media(f"disk://{file}", store=store))
             case "serve":
                 await serve_until_idle(store, session_id)
             case _:

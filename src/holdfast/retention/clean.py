@@ -104,9 +104,8 @@ async def delete(
         if count:
             deleted["blob_references"] = deleted.get("blob_references", 0) + count
         for blob in blobs:
-            if blob.location == media.location:
-                with suppress(HoldfastError):  # it is marked, and the collector finishes it
-                    await media.remove(blob)
+            with suppress(HoldfastError):  # it is marked, and the collector finishes it
+                await media.at(blob.location).remove(blob)
     limit = count = _FIRST_ROWS
     while count == limit:
         began = monotonic()

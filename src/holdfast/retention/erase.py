@@ -93,9 +93,8 @@ async def _erase(
             await store.begin_cleaning(lease, idle=terms.idle_days * DAY, grace=terms.grace_days * DAY)
         await store.begin_erasing(lease)
         for blob in await store.drop_archive(lease):
-            if blob.location == media.location:
-                with suppress(HoldfastError):  # it is marked, and the collector finishes it
-                    await media.remove(blob)
+            with suppress(HoldfastError):  # it is marked, and the collector finishes it
+                await media.at(blob.location).remove(blob)
         deleted = await delete(store, media, lease, grace=0.0)
         detail: dict[str, object] = {"deleted": deleted, "children": [child.session_id for child in gone]}
         if terms.policy is not None:
