@@ -12,6 +12,13 @@ def refuse_cleaning(state: RetentionState, *, idle: float, grace: float = 0.0, f
     `force` lifts all but running and hold. A session whose deletion has begun only heeds hold: it cannot go back.
     """
     _refuse_always(state)
+    if state.status == "moved" and not force:
+        raise _refused(
+            state,
+            "moved",
+            "it was moved to another store",
+            "Check that it is there, then use force, or erase it.",
+        )
     if force or (state.status == "cleaning" and state.cleaned_at is not None):
         return
     if state.pending:

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Generic, Literal, TypeAlias, TypeVar, get_args
 
 Json: TypeAlias = str
-Status: TypeAlias = Literal["idle", "queued", "running", "waiting", "cleaning", "cleaned", "failed"]
+Status: TypeAlias = Literal["idle", "queued", "running", "waiting", "cleaning", "cleaned", "moved", "failed"]
 Lane: TypeAlias = Literal["main", "control"]
 WhenBusy: TypeAlias = Literal["queue", "steer", "interrupt", "reject"]
 SubmissionState: TypeAlias = Literal["queued", "claimed", "waiting", "done", "failed", "dead"]

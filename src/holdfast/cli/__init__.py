@@ -8,6 +8,7 @@ import typer
 
 from holdfast import __version__
 from holdfast.cli import (
+    copying,
     db,
     demo,
     doctor,
@@ -54,6 +55,7 @@ for command in (
     talk.approve,
     retention.audit,
     sweep.sweep,
+    copying.copy,
 ):
     app.command()(command)
 

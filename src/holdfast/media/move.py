@@ -39,7 +39,7 @@ async def move(
         source = target.at(blob.location)
         try:
             if blob.state == "stored":
-                await _copy(source, target, blob)
+                await copy_blob(source, target, blob)
                 if not await target.store.replace_blob(blob, target.location):
                     raise MediaNotFound(uri=blob.uri, location=target.location)
             await source.remove(blob)
@@ -83,8 +83,8 @@ async def to_move(target: MediaStore, session_id: str | None = None) -> AsyncGen
             return
 
 
-async def _copy(source: MediaStore, target: MediaStore, blob: Blob) -> None:
-    """Have the content at the target, unless it is there, and read it back."""
+async def copy_blob(source: MediaStore, target: MediaStore, blob: Blob) -> None:
+    """Store the content of a blob at the target, unless it is there, and read it back, which checks its digest."""
     try:
         there = await target.store.blob(target.location, blob.sha256)
         is_there = await target._present(there)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001

@@ -351,7 +351,13 @@ def checked_row(table: Table, content: object) -> dict[str, Any]:
             raise BadArchive(problem=f"the {what} is not valid: {error.facts['problem']}"[:300]) from None
     if table is _BLOB:
         _check_media(row)
-    if table is SESSION and row["status"] not in set(STATUSES) - {"cleaning", "cleaned", "running", "queued"}:
+    if table is SESSION and row["status"] not in set(STATUSES) - {
+        "cleaning",
+        "cleaned",
+        "moved",
+        "running",
+        "queued",
+    }:
         raise BadArchive(problem=f"a session cannot be {row['status']!r} in an archive"[:200])
     return row
 

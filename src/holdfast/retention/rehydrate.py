@@ -55,11 +55,18 @@ async def rehydrate(
 
 
 async def import_archive(
-    store: Store, media: MediaStore, archive: IO[bytes], *, actor: str, force: bool = False
+    store: Store,
+    media: MediaStore,
+    archive: IO[bytes],
+    *,
+    actor: str,
+    force: bool = False,
+    action: str | None = None,
 ) -> Restored:
     """Add the session of an archive to a store that does not have it, under the same ids.
 
-    If the store has it and it is cleaned there, it is brought back, as `rehydrate` does. Raises `SessionExists` if it has content.
+    If the store has it and it is cleaned there, it is brought back, as `rehydrate` does. Raises `SessionExists` if it has content. `action` is
+    for the audit.
     """
     longest = longest_line(store.settings.max_payload_bytes)
     verified = await asyncio.to_thread(verify_archive, archive, longest=longest)
@@ -73,6 +80,7 @@ async def import_archive(
         counts = await store.import_rows(
             session_id,
             lambda: rows_of(archive, verified, longest=longest),
+            action=action,
             actor=actor,
             detail=_detail(verified),
         )

@@ -176,8 +176,8 @@ class ArchiveMethods(Transactions):
         """Return one of these ids that the table has already, if there is one."""
 
     @abstractmethod
-    def _add_rows(self, table: Table, rows: Sequence[Imported]) -> Tx[None]:
-        """Add rows to a table as they are."""
+    def _add_rows(self, table: Table, rows: Sequence[Imported], *, exist_ok: bool = False) -> Tx[None]:
+        """Add rows to a table as they are. With `exist_ok`, leave out those whose key is there."""
 
     async def import_commands(self, commands: Sequence[tuple[Command, Sequence[Output]]]) -> list[str]:
         """Add commands that ended elsewhere, with their outputs, as they are given, in one transaction.

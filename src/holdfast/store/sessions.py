@@ -16,7 +16,7 @@ from holdfast.errors import (
 )
 from holdfast.ids import check_choice, check_id, check_name, check_text, check_title, new_id
 from holdfast.store.rows import from_cursor, from_row, page_limit, to_page
-from holdfast.store.transactions import Transactions, Tx, bounded, op, reading, writing
+from holdfast.store.transactions import Transactions, Tx, bounded, op, reading, refuse_closed, writing
 from holdfast.types import STATUSES, AuditEntry, Credential, Cursor, Json, Page, Session, State, Status
 
 _LARGEST_METADATA = 64 * 1024
@@ -233,8 +233,7 @@ class SessionMethods(Transactions):
         if ttl is not None and not (math.isfinite(ttl) and 0 < ttl <= _LONGEST_TTL):
             raise BadInput(problem=f"a credential is kept for a positive number of seconds, not {ttl}")
         head = yield from self._lock_head(session_id)
-        if head.status in {"cleaning", "cleaned"}:
-            raise SessionCleaned(id=session_id)
+        refuse_closed(session_id, head)
         yield op("drop_credentials", session_id=session_id, name=name)
         if sealed is not None:
             self._check_size(sealed, "credential")

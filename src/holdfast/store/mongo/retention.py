@@ -157,7 +157,7 @@ async def child_sessions(
 
 
 async def export_session(db: Documents, *, session_id: str) -> list[MongoRow]:
-    """Return its status as it is at rest: nothing runs in an archive, and being cleaned is no part of what it was."""
+    """Return its status as it is at rest: nothing runs in an archive, and being cleaned or moved is no part of what it was."""
     sessions = await db.get("sessions", session_id)
     heads = await db.get("heads", session_id)
     rows: list[MongoRow] = []
@@ -165,9 +165,9 @@ async def export_session(db: Documents, *, session_id: str) -> list[MongoRow]:
         status = session["status"]
         if status == "cleaning" and session["cleaned_at"] is not None:
             status = "cleaned"
-        elif status == "cleaning" and session["resting"] in {"waiting", "failed"}:
+        elif status in {"cleaning", "moved"} and session["resting"] in {"waiting", "failed"}:
             status = session["resting"]
-        elif status in {"cleaning", "running", "queued"}:
+        elif status in {"cleaning", "moved", "running", "queued"}:
             status = "idle"
         rows.append(MongoRow(session, status=status, seq=head["seq"]))
     return rows

@@ -1,10 +1,10 @@
 -- name: export_session
--- Its status as it is at rest: nothing runs in an archive, and being cleaned is no part of what it was.
+-- Its status as it is at rest: nothing runs in an archive, and being cleaned or moved is no part of what it was.
 SELECT s.id, s.agent, s.owner, s.title,
   CASE
     WHEN s.status = 'cleaning' AND s.cleaned_at IS NOT NULL THEN 'cleaned'
-    WHEN s.status = 'cleaning' AND s.resting IN ('waiting', 'failed') THEN s.resting
-    WHEN s.status IN ('cleaning', 'running', 'queued') THEN 'idle'
+    WHEN s.status IN ('cleaning', 'moved') AND s.resting IN ('waiting', 'failed') THEN s.resting
+    WHEN s.status IN ('cleaning', 'moved', 'running', 'queued') THEN 'idle'
     ELSE s.status
   END AS status,
   s.waiting_for, s.hold, s.metadata, s.created_at, s.active_at, h.seq
