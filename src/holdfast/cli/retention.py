@@ -66,6 +66,35 @@ def show(file: File, as_json: AsJson = False) -> None:
         console.print(Text(f"{name:<16}").append_text(one_line(value)), soft_wrap=True)
 
 
+@app.command()
+def build(
+    lines: Annotated[Path, typer.Argument(help="The JSON lines; - for standard input.", allow_dash=True)],
+    to: Annotated[Path, typer.Option("--to", help="Where the archive goes.")],
+    as_json: AsJson = False,
+) -> None:
+    """Build an archive from messages, states and metadata in JSON lines, for `archive import`, without a store."""
+    from holdfast.importers.build import build_archive
+
+    partial = to.with_name(f"{to.name}.partial")
+    try:
+        with (
+            sys.stdin.buffer if str(lines) == "-" else lines.open("rb") as given,
+            partial.open("wb") as target,
+        ):
+            target.writelines(build_archive(given, source=str(lines)))
+        archive = _verified(partial)
+        partial.replace(to)
+    except OSError as error:
+        raise ArchiveFailed(problem=str(error)) from error
+    finally:
+        partial.unlink(missing_ok=True)
+    result = {"session_id": archive.session_id, "sha256": archive.sha256, "counts": archive.counts}
+    if as_json:
+        print_json(result)
+    else:
+        echo(f"Built: session {archive.session_id}, {sum(archive.counts.values())} records, in {to}")
+
+
 Force = Annotated[
     bool,
     typer.Option(

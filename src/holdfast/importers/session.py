@@ -101,10 +101,19 @@ class SessionDraft:
     """A session on its way in."""
 
     def __init__(
-        self, session_id: str, *, source: str, system: str, agent: str, owner: str, metadata: Json = "{}"
+        self,
+        session_id: str,
+        *,
+        source: str,
+        system: str,
+        agent: str,
+        owner: str,
+        title: str = "",
+        metadata: Json = "{}",
     ) -> None:
         self.source = source
         self.system = system
+        self._title = title
         self._metadata = metadata
         try:
             self.id = check_id(session_id, "session id")
@@ -190,7 +199,7 @@ class SessionDraft:
             "id": self.id,
             "agent": self._agent,
             "owner": self._owner,
-            "title": "",
+            "title": self._title,
             "status": "idle",
             "waiting_for": None,
             "hold": 0,
