@@ -16,14 +16,14 @@ from holdfast.cli.sessions import SessionId
 from holdfast.cli.sessions import app as sessions
 from holdfast.cli.terminal import echo, new_console, new_table, one_line, print_json, progress_bar, time_text
 from holdfast.config import load_settings
-from holdfast.errors import ArchiveFailed
+from holdfast.errors import ArchiveFailed, BadInput
 from holdfast.types import AuditEntry, Page
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
 
     from holdfast.media import MediaStore
-    from holdfast.retention import Archive
+    from holdfast.retention import Archive, Cleaned
 
 app = typer.Typer(help="Look at archives of sessions, and bring sessions in from them.", no_args_is_help=True)
 File = Annotated[Path, typer.Argument(help="The archive, plain or compressed.")]
@@ -168,15 +168,38 @@ def clean(
     session_id: SessionId,
     idle_days: Annotated[float, typer.Option(min=0, help="How long it must have been idle.")] = 7.0,
     force: Annotated[
-        bool, typer.Option(help="Whatever waits, and however it was active; never what runs.")
+        bool,
+        typer.Option(
+            help="Override the pending, cursor and idle checks. Running sessions are never cleaned."
+        ),
     ] = False,
     archive: Annotated[bool, typer.Option(help="Keep a verified archive in the media store.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask before a deletion without an archive.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
     store: StoreUrl = None,
     media: MediaUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete what a session contains; it can be brought back from an archive."""
+    """Delete what a session contains; it can be brought back from an archive. Without --archive it asks first."""
+
+    async def look() -> "Cleaned":
+        from holdfast.retention import clean
+
+        async with opened_media(store, media) as opened:
+            return await clean(
+                opened.store,
+                opened,
+                session_id,
+                actor=actor(),
+                idle_days=idle_days,
+                force=force,
+                dry_run=True,
+            )
+
+    if not (archive or yes or dry_run):
+        _confirm_clean(asyncio.run(look()))
 
     async def work() -> dict[str, object]:
         from holdfast.retention import clean
@@ -206,6 +229,21 @@ def clean(
 
     words = "{total} rows of session {session_id} " + ("would be deleted." if dry_run else "are deleted.")
     _say(asyncio.run(work()), "deleted", as_json, words)
+
+
+def _confirm_clean(state: "Cleaned") -> None:
+    """Ask before content is deleted of which the store has no archive; without a terminal, refuse."""
+    total = sum(state.deleted.values())
+    if state.archive is not None or not total:
+        return
+    fact = f"Session {state.session_id} has {total} rows, and the store has no archive of it."
+    if not sys.stdin.isatty():
+        raise BadInput(
+            problem=f"{fact} Give --archive to keep one, or --yes to delete them without one; an archive"
+            " that you have exported can bring them back"
+        )
+    echo(f"{fact} Only an archive that you have exported can bring them back.", err=True)
+    typer.confirm("Delete them?", abort=True, err=True)
 
 
 @sessions.command()
