@@ -117,6 +117,9 @@ class Settings(BaseSettings):
     retention_sweep_seconds: Annotated[float, Field(ge=1)] = Field(
         3600.0, description="How often the sweep looks for what is due."
     )
+    retention_sweep_at: Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")] | None = Field(
+        None, description="Sweep once a day at this time in UTC, such as 03:30, instead of at an interval."
+    )
     submission_retention_seconds: Annotated[float, Field(gt=0)] | None = Field(
         None, description="How long a submission that has ended is kept; unset keeps it with its session."
     )

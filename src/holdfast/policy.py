@@ -96,15 +96,16 @@ def applied(
     active_at: datetime,
     rehydrated_at: datetime | None = None,
     rehydrated_days: float = 0.0,
+    holds: bool = True,
 ) -> Applied | None:
     """Return the first policy that matches a session, and when the session is due: by whichever limit comes first.
 
-    One that came from an archive is not due before its grace period ends: the policy's own, else `rehydrated_days`.
+    Without `holds`, policies that hold sessions do not count. One that came from an archive is not due before its grace period ends: the policy's own, else `rehydrated_days`.
     """
     result: Any = json.loads(metadata)
     pairs = cast("dict[str, Any]", result) if isinstance(result, dict) else {}
     for name, policy in named(policies):
-        if policy.matches(agent, pairs):
+        if policy.matches(agent, pairs) and (holds or not policy.hold):
             limits = ((policy.idle_days, active_at), (policy.max_age_days, created_at))
             due = [since + timedelta(days=days) for days, since in limits if days is not None]
             grace = rehydrated_days if policy.rehydrated_days is None else policy.rehydrated_days

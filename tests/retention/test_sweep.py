@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from io import BytesIO
 from typing import IO, Any
@@ -14,11 +14,22 @@ from typing import IO, Any
 import pytest
 
 from holdfast.config import load_settings
-from holdfast.errors import BadArchive, RetentionRefused, SessionErased
+from holdfast.errors import BadArchive, BadSettings, RetentionRefused, SessionErased
 from holdfast.media import open_media
-from holdfast.retention import Outcome, Swept, clean, erase, import_archive, outlook, rehydrate, sweep
+from holdfast.retention import (
+    Outcome,
+    Swept,
+    clean,
+    erase,
+    import_archive,
+    outlook,
+    rehydrate,
+    sweep,
+    sweeper,
+)
 from holdfast.retention.archive import Archive, verify_archive
 from holdfast.retention.sweeper import pause, sweeping
+from holdfast.retention.sweeper import until as until_time
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, Run
 from tests.builders import until
@@ -74,7 +85,10 @@ async def test_each_session_gets_its_own_policy(engine: Engine):
         before = {name: await export(store, session_id) for name, session_id in made.items()}
 
         done, told = await swept(store, dry_run=True)
-        assert (done.dry_run, done.outcomes) == (True, {"dry_run": 3})
+        assert (done.dry_run, done.outcomes) == (True, {"dry_run": 3, "refused": 2})
+        assert {told[session_id].guard for session_id in (held, on_hold)} == {"hold"}
+        assert "the policy case holds it" in str(told[held].problem)
+        assert "it is on hold" in str(told[on_hold].problem)
         assert {told[made[name]].policy for name in ("archived", "erased", "scribe")} == {
             "keep",
             "gone",
@@ -376,3 +390,34 @@ async def test_an_imported_session_has_a_grace_period_and_no_time_from_the_futur
         assert max(session.created_at, session.active_at) <= now
         assert (await outlook(store, session_id)).rehydrated_at is not None
         assert (await swept(store))[1] == {}
+
+
+def test_the_next_sweep_is_at_the_time_of_day():
+    now = datetime(2026, 3, 1, 10, 0, tzinfo=UTC)
+    assert until_time("10:30", now) == 1800
+    assert until_time("09:59", now) == 86400 - 60
+    assert until_time("10:00", now) == 86400
+    with pytest.raises(BadSettings, match="retention_sweep_at"):
+        load_settings(retention_sweep_at="24:00")
+
+
+async def test_a_sweep_at_a_time_of_day_waits_for_it(engine: Engine, monkeypatch: pytest.MonkeyPatch):
+    waits: list[float] = [1e6, 0.0]
+    asked: list[str] = []
+
+    def wait(at: str, now: datetime) -> float:
+        asked.append(at)
+        return waits.pop()
+
+    monkeypatch.setattr(sweeper, "until", wait)
+    policy = {"agent": "*", "idle_days": NOW, "action": "clean"}
+    async with governed(engine, policy, retention_sweep_at="03:30") as store:
+        session_id = await fill(store, open_media(store=store), ["hello"])
+        async with sweeping(store):
+
+            async def is_swept() -> bool:
+                return len(asked) > 1
+
+            await until(is_swept)
+        assert asked == ["03:30", "03:30"]
+        assert (await store.session(session_id)).status == "cleaned"

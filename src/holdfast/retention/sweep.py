@@ -92,7 +92,8 @@ async def sweep(
 ) -> Swept | None:
     """Do what the policies say is due, and `tell` each outcome. None if another sweep is at it, or ended within `every` s.
 
-    With `limit` it ends after so many sessions, and says whether there are more. `dry_run` changes nothing.
+    With `limit` it ends after so many sessions, and says whether there are more. `dry_run` changes nothing; it also tells of sessions that
+    would be due and are on hold, with the guard `hold`.
     """
     if dry_run:
         return await _Sweep(store, media, actor, None, limit, tell).run()
@@ -179,15 +180,16 @@ class _Sweep:
         return False
 
     async def _due(self, agent: str) -> AsyncGenerator[tuple[Due, Applied], None]:
-        """Yield the sessions of an agent that are due, each once."""
-        for by, days in _scans(self._policies, agent):
+        """Yield the sessions of an agent that are due, each once. A dry run includes those on hold, which are refused."""
+        grace = self._store.settings.retention_rehydrated_days
+        for by, days in _scans(self._policies, agent, holds=not self._dry_run):
             cursor: str | None = None
             while True:
                 page = await self._store.due(
-                    by, agent=agent, older_than=days * DAY, cursor=cursor, limit=_PAGE
+                    by, agent=agent, older_than=days * DAY, held=self._dry_run, cursor=cursor, limit=_PAGE
                 )
                 for due in page.items:
-                    rule = _applied(self._policies, due, self._store.settings.retention_rehydrated_days)
+                    rule = _applied(self._policies, due, grace, holds=not self._dry_run)
                     if (
                         rule is not None
                         and rule.is_due(due.now)
@@ -300,7 +302,9 @@ class _Sweep:
         return gone
 
 
-def _applied(policies: Sequence[Policy], due: Due, grace_days: float = 0.0) -> Applied | None:
+def _applied(
+    policies: Sequence[Policy], due: Due, grace_days: float = 0.0, *, holds: bool = True
+) -> Applied | None:
     return applied(
         policies,
         agent=due.agent,
@@ -309,6 +313,7 @@ def _applied(policies: Sequence[Policy], due: Due, grace_days: float = 0.0) -> A
         active_at=due.active_at,
         rehydrated_at=due.rehydrated_at,
         rehydrated_days=grace_days,
+        holds=holds,
     )
 
 
@@ -317,11 +322,11 @@ def _is_idle(policy: Policy, due: Due) -> bool:
     return policy.idle_days is not None and idle >= policy.idle_days * DAY
 
 
-def _scans(policies: Sequence[Policy], agent: str) -> list[tuple[DueBy, float]]:
+def _scans(policies: Sequence[Policy], agent: str, *, holds: bool = True) -> list[tuple[DueBy, float]]:
     """Return what to look for among an agent's sessions, and for how long at the least: what the policies can reach."""
     reachable: list[Policy] = []
     for policy in policies:
-        if policy.could_match(agent):
+        if policy.could_match(agent) and (holds or not policy.hold):
             reachable.append(policy)
             if policy.metadata is None:
                 break  # it takes all that are left

@@ -12,13 +12,17 @@ SELECT agent FROM names WHERE agent IS NOT NULL;
 
 -- name: due_idle
 SELECT id, agent, status, metadata, created_at, active_at, rehydrated_at, active_at AS place, now_us() AS now FROM sessions
-WHERE agent = :agent AND status <> 'cleaned' AND hold = 0 AND active_at <= (SELECT now_us()) - CAST(:older_us AS bigint)
+WHERE agent = :agent AND status <> 'cleaned'
+  AND hold = 0   --? free
+  AND active_at <= (SELECT now_us()) - CAST(:older_us AS bigint)
   AND (active_at, id) > (CAST(:after AS bigint), CAST(:after_id AS text))   --? after
 ORDER BY active_at, id LIMIT :limit;
 
 -- name: due_age
 SELECT id, agent, status, metadata, created_at, active_at, rehydrated_at, created_at AS place, now_us() AS now FROM sessions
-WHERE agent = :agent AND status <> 'cleaned' AND hold = 0 AND created_at <= (SELECT now_us()) - CAST(:older_us AS bigint)
+WHERE agent = :agent AND status <> 'cleaned'
+  AND hold = 0   --? free
+  AND created_at <= (SELECT now_us()) - CAST(:older_us AS bigint)
   AND (created_at, id) > (CAST(:after AS bigint), CAST(:after_id AS text))   --? after
 ORDER BY created_at, id LIMIT :limit;
 
