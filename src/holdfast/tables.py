@@ -179,6 +179,7 @@ TABLES: Final = (
         unique="id",
     ),
     Table("states", ("session_id",), _columns("session_id id, version count, body json, at time")),
+    Table("named_states", ("name",), _columns("session_id id, name name, version count, body json, at time")),
     Table("cursors", ("consumer",), _columns("session_id id, consumer id, seq count, at time")),
     Table(
         "commands",

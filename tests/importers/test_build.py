@@ -44,7 +44,10 @@ def built(*values: dict[str, Any]) -> bytes:
 async def test_a_built_archive_is_imported_cleaned_and_rehydrated(store: Store):
     media = open_media(store=store)
     archive = built(
-        {"session": SESSION}, *({"message": each} for each in MESSAGES), {"state": {"value": {"step": 3}}}
+        {"session": SESSION},
+        *({"message": each} for each in MESSAGES),
+        {"state": {"value": {"step": 3}}},
+        {"state": {"name": "planner", "value": [1]}},
     )
     assert verify_archive(BytesIO(archive), longest=10**6).counts["messages"] == 2
     assert built({"session": SESSION}, {"message": MESSAGES[0]}) == built(
@@ -55,6 +58,7 @@ async def test_a_built_archive_is_imported_cleaned_and_rehydrated(store: Store):
     assert (session.title, session.owner, session.metadata) == ("Hello", "ada", '{"case": 12}')
     assert session.created_at.isoformat() == "2025-03-01T10:00:00+00:00"
     assert json.loads((await store.state("moved-in")).body) == {"step": 3}
+    assert (await store.state("moved-in", name="planner")).body == "[1]"
     assert await export(store, "moved-in") == archive
     await clean(store, media, "moved-in", actor="test", force=True)
     await rehydrate(store, media, "moved-in", BytesIO(archive), actor="test")
@@ -80,6 +84,10 @@ async def test_a_built_archive_is_imported_cleaned_and_rehydrated(store: Store):
             "of the tool pay has no result",
         ),
         ([{"session": SESSION | {"agent": ""}}], "agent"),
+        (
+            [{"session": SESSION}, *[{"state": {"name": "n", "value": 1}}] * 2],
+            "line 3: this state is there twice",
+        ),
     ],
 )
 def test_a_wrong_line_is_named(given: list[dict[str, Any]], problem: str):

@@ -37,6 +37,7 @@ class _SessionLine(_Line):
 
 
 class _StateLine(_Line):
+    name: str | None = None
     value: Any
 
 
@@ -62,7 +63,8 @@ def build_archive(lines: Iterable[str | bytes], *, source: str = "the input") ->
     """Yield the archive of the session in these JSON lines. Raises `BadImport` with the number of the line that is wrong.
 
     The first line is `{"session": {"agent": …}}`, with `id`, `owner`, `title`, `metadata` and `created_at` if they are known. Each
-    `{"message": …}` is a message as Pydantic AI writes it, in order; `{"state": {"value": …}}` is the agent state. The same lines with
+    `{"message": …}` is a message as Pydantic AI writes it, in order; `{"state": {"value": …}}` is the agent state, and with
+    a `name` one of several. The same lines with
     an `id` and a `created_at` give the same archive.
     """
     session: _SessionLine | None = None
@@ -82,6 +84,8 @@ def build_archive(lines: Iterable[str | bytes], *, source: str = "the input") ->
             message = message_of(text, source=source, where=where)
             messages.append(_BuildMessage(text, message, _time(value.message, source, where)))
         if value.state is not None:
+            if any(value.state.name == state.name for state in states):
+                raise BadImport(source=source, problem=f"{where}: this state is there twice")
             states.append(value.state)
     if session is None:
         raise BadImport(source=source, problem="it has no session")
@@ -135,7 +139,11 @@ def _draft(
     if messages:
         at = _add_run(draft, session, messages, at)
     for state in states:
-        draft.add("states", version=1, body=lenient_json(state.value), at=at)
+        body = lenient_json(state.value)
+        if state.name is None:
+            draft.add("states", version=1, body=body, at=at)
+        else:
+            draft.add("named_states", name=state.name, version=1, body=body, at=at)
     return draft
 
 

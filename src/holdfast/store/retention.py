@@ -26,6 +26,7 @@ CONTENT: Final = (
     "submissions",
     "cursors",
     "states",
+    "named_states",
     "credentials",
     "blob_references",
 )

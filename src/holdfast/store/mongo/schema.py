@@ -100,6 +100,10 @@ async def _rehydrated(database: AsyncDatabase[MongoRow]) -> None:
     del database
 
 
+async def _named_states(database: AsyncDatabase[MongoRow]) -> None:
+    await _create(database, "named_states")
+
+
 async def _create(database: AsyncDatabase[MongoRow], name: str) -> None:
     try:
         await database.create_collection(name)
@@ -114,6 +118,7 @@ MIGRATIONS: Final = (
     (1, "0001_sessions", _sessions),
     (2, "0002_ready_by_agent", _ready_by_agent),
     (3, "0003_rehydrated", _rehydrated),
+    (4, "0004_named_states", _named_states),
 )
 LATEST: Final = MIGRATIONS[-1][0]
 

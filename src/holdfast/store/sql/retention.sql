@@ -55,6 +55,7 @@ UNION ALL SELECT 'runs', count(*) FROM runs WHERE session_id = :session_id
 UNION ALL SELECT 'submissions', count(*) FROM submissions WHERE session_id = :session_id
 UNION ALL SELECT 'cursors', count(*) FROM cursors WHERE session_id = :session_id
 UNION ALL SELECT 'states', count(*) FROM states WHERE session_id = :session_id
+UNION ALL SELECT 'named_states', count(*) FROM named_states WHERE session_id = :session_id
 UNION ALL SELECT 'blob_references', count(*) FROM blob_references WHERE session_id = :session_id;
 
 -- name: some_references
@@ -144,6 +145,11 @@ RETURNING 1 AS gone;
 -- name: delete_states
 DELETE FROM states WHERE session_id = :session_id AND session_id IN (
   SELECT session_id FROM states WHERE session_id = :session_id LIMIT :limit)
+RETURNING 1 AS gone;
+
+-- name: delete_named_states
+DELETE FROM named_states WHERE session_id = :session_id AND name IN (
+  SELECT name FROM named_states WHERE session_id = :session_id LIMIT :limit)
 RETURNING 1 AS gone;
 
 -- name: delete_blob_references
