@@ -77,13 +77,19 @@ def media() -> str:
         n.name: n for n in ast.parse((folder / "base.py").read_text()).body if isinstance(n, ast.ClassDef)
     }
     opening = ast.parse((folder / "__init__.py").read_text()).body
-    collecting = ast.parse((folder / "collect.py").read_text()).body
+    others = [
+        node for name in ("collect", "move") for node in ast.parse((folder / f"{name}.py").read_text()).body
+    ]
     parts = [
         "# Media\n",
         "`from holdfast.media import …`. All raise [errors](errors.md) of the family `HoldfastError`. A `Blob` is one of the",
         "[types](types.md). How to use it: [how-to](../how-to/media.md).\n",
         *(_function(node) for node in opening if isinstance(node, ast.FunctionDef)),
-        *(_function(node) for node in collecting if isinstance(node, ast.AsyncFunctionDef)),
+        *(
+            _function(node)
+            for node in others
+            if isinstance(node, ast.AsyncFunctionDef) and node.name in {"collect", "move"}
+        ),
         "## MediaContext\n",
         f"{ast.get_docstring(classes['MediaContext'])}\n",
         "```python",

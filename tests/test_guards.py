@@ -1,5 +1,7 @@
 """The guards of retention explain themselves to people, whichever way they asked."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 from holdfast.errors import RetentionRefused
@@ -20,6 +22,7 @@ def state(*, idle: float = 0.0, hold: bool = False) -> RetentionState:
         idle=idle,
         cleaned_at=None,
         archive=None,
+        now=datetime.now(UTC),
     )
 
 

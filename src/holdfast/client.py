@@ -185,11 +185,13 @@ class AsyncClient:
         """Delete what a session contains: `idle_days`, `force`, `archive="media"`, `dry_run`."""
         return await self.request("POST", f"/api/sessions/{session_id}/clean", json=how, timeout=_LONG)
 
-    async def rehydrate(self, session_id: str, archive: str | Path | None = None) -> None:
-        """Bring a cleaned session back from an archive in a file; without one, from that which was stored."""
+    async def rehydrate(
+        self, session_id: str, archive: str | Path | None = None, *, force: bool = False
+    ) -> dict[str, Any]:
+        """Bring a cleaned session back from an archive in a file, or from the stored one; return how many records came back."""
         content = None if archive is None else _pieces(Path(archive))
-        path = f"/api/sessions/{session_id}/rehydrate"
-        await self.request("POST", path, content=content, timeout=_LONG)
+        path, params = f"/api/sessions/{session_id}/rehydrate", {"force": force}
+        return await self.request("POST", path, content=content, params=params, timeout=_LONG)
 
     async def erase(self, session_id: str, *, children: bool = False) -> dict[str, Any]:
         """Erase a session for good; with `children` also the sessions of its delegate runs."""
@@ -365,9 +367,11 @@ class Client:
         """Delete what a session contains."""
         return self._runner.run(self._client.clean(session_id, **how))
 
-    def rehydrate(self, session_id: str, archive: str | Path | None = None) -> None:
+    def rehydrate(
+        self, session_id: str, archive: str | Path | None = None, *, force: bool = False
+    ) -> dict[str, Any]:
         """Bring a cleaned session back."""
-        self._runner.run(self._client.rehydrate(session_id, archive))
+        return self._runner.run(self._client.rehydrate(session_id, archive, force=force))
 
     def erase(self, session_id: str, *, children: bool = False) -> dict[str, Any]:
         """Erase a session for good."""

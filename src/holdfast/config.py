@@ -112,11 +112,18 @@ class Settings(BaseSettings):
         7.0,
         description="Cleaning what was active within so many days needs an administrator; erasing it, an administrator or the scope `delete`.",
     )
+    retention_rehydrated_days: Annotated[float, Field(ge=0, le=36500)] = Field(
+        7.0,
+        description="How long a policy leaves a session alone after it came from an archive, unless it has its own `rehydrated_days`.",
+    )
     retention: Annotated[tuple[Policy, ...], NoDecode] = Field(
         (), description="What happens to sessions in the end: policies, the first that matches applies. JSON."
     )
     retention_sweep_seconds: Annotated[float, Field(ge=1)] = Field(
         3600.0, description="How often the sweep looks for what is due."
+    )
+    retention_sweep_at: Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")] | None = Field(
+        None, description="Sweep once a day at this time in UTC, such as 03:30, instead of at an interval."
     )
     submission_retention_seconds: Annotated[float, Field(gt=0)] | None = Field(
         None, description="How long a submission that has ended is kept; unset keeps it with its session."

@@ -153,6 +153,18 @@ class SessionCleaned(Conflict):
     code = "session_cleaned"
 
 
+class StoreInUse(Conflict):
+    """The store {url} is in use by {holders}. Stop the workers and API servers of this store, then run the command again."""
+
+    code = "store_in_use"
+
+
+class SessionMoved(Conflict):
+    """Session {id} was moved to another store. Continue it there; `holdfast audit --session {id}` names the store."""
+
+    code = "session_moved"
+
+
 class SessionErased(Conflict):
     """Session {id} was erased, for good. Its id is not used again: choose another."""
 

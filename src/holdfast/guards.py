@@ -4,12 +4,19 @@ from holdfast.errors import RetentionRefused
 from holdfast.types import RetentionState
 
 
-def refuse_cleaning(state: RetentionState, *, idle: float, force: bool) -> None:
+def refuse_cleaning(state: RetentionState, *, idle: float, grace: float = 0.0, force: bool = False) -> None:
     """Raise `RetentionRefused` with the first guard that does not let the session be cleaned, and what would lift it.
 
     `force` lifts all but running and hold. A session whose deletion has begun only heeds hold: it cannot go back.
     """
     _refuse_always(state)
+    if state.status == "moved" and not force:
+        raise _refused(
+            state,
+            "moved",
+            "it was moved to another store",
+            "Check that it is there, then use force, or erase it.",
+        )
     if force or (state.status == "cleaning" and state.cleaned_at is not None):
         return
     if state.pending:
@@ -38,6 +45,16 @@ def refuse_cleaning(state: RetentionState, *, idle: float, force: bool) -> None:
             f"Wait {_duration(idle - state.idle)}, or require fewer idle days, or use force.",
             idle_seconds=round(state.idle),
             needed_seconds=round(idle),
+        )
+    if state.rehydrated_at is not None and (state.now - state.rehydrated_at).total_seconds() < grace:
+        since = (state.now - state.rehydrated_at).total_seconds()
+        raise _refused(
+            state,
+            "rehydrated",
+            f"it came from an archive {_duration(since)} ago",
+            f"Wait {_duration(grace - since)}, or require fewer idle days, or use force.",
+            rehydrated_at=state.rehydrated_at.isoformat(),
+            needed_seconds=round(grace),
         )
 
 

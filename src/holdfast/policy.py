@@ -30,6 +30,7 @@ class Policy(BaseModel):
     max_age_days: _Days | None = None
     action: Action | None = None
     keep_last_runs: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    rehydrated_days: Annotated[float, Field(ge=0, le=36500, allow_inf_nan=False)] | None = None
     hold: bool = False
 
     @model_validator(mode="after")
@@ -38,7 +39,8 @@ class Policy(BaseModel):
             message = f'say which sessions it is for: agent, metadata, or agent = "{ANY}" for all'
             raise ValueError(message)
         if self.hold:
-            given = {"idle_days", "max_age_days", "action", "keep_last_runs"} & self.model_fields_set
+            given = {"idle_days", "max_age_days", "action", "keep_last_runs", "rehydrated_days"}
+            given &= self.model_fields_set
             if given:
                 message = f"hold keeps its sessions for ever, so it cannot have {', '.join(sorted(given))}"
                 raise ValueError(message)
@@ -65,11 +67,15 @@ class Policy(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """The policy that applies to a session. `due_at` is when it is due at the earliest; None if never."""
+    """The policy that applies to a session. `due_at` is when it is due at the earliest; None if never.
+
+    `grace_days` is how long a session that came from an archive is left alone.
+    """
 
     name: str
     policy: Policy
     due_at: datetime | None
+    grace_days: float = 0.0
 
     def is_due(self, now: datetime) -> bool:
         """Say whether the time has come."""
@@ -82,16 +88,31 @@ def named(policies: Sequence[Policy]) -> list[tuple[str, Policy]]:
 
 
 def applied(
-    policies: Sequence[Policy], *, agent: str, metadata: str, created_at: datetime, active_at: datetime
+    policies: Sequence[Policy],
+    *,
+    agent: str,
+    metadata: str,
+    created_at: datetime,
+    active_at: datetime,
+    rehydrated_at: datetime | None = None,
+    rehydrated_days: float = 0.0,
+    holds: bool = True,
 ) -> Applied | None:
-    """Return the first policy that matches a session, and when the session is due: by whichever limit comes first."""
+    """Return the first policy that matches a session, and when the session is due: by whichever limit comes first.
+
+    Without `holds`, policies that hold sessions do not count. One that came from an archive is not due before its grace period ends: the policy's own, else `rehydrated_days`.
+    """
     result: Any = json.loads(metadata)
     pairs = cast("dict[str, Any]", result) if isinstance(result, dict) else {}
     for name, policy in named(policies):
-        if policy.matches(agent, pairs):
+        if policy.matches(agent, pairs) and (holds or not policy.hold):
             limits = ((policy.idle_days, active_at), (policy.max_age_days, created_at))
             due = [since + timedelta(days=days) for days, since in limits if days is not None]
-            return Applied(name=name, policy=policy, due_at=min(due, default=None))
+            grace = rehydrated_days if policy.rehydrated_days is None else policy.rehydrated_days
+            due_at = min(due, default=None)
+            if due_at is not None and rehydrated_at is not None:
+                due_at = max(due_at, rehydrated_at + timedelta(days=grace))
+            return Applied(name=name, policy=policy, due_at=due_at, grace_days=grace)
     return None
 
 

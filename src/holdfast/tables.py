@@ -3,7 +3,7 @@
 A test compares this list with the schema of each engine, so that a new table or column cannot be forgotten.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
 from holdfast.errors import BadText
@@ -82,12 +82,21 @@ def _check_number(value: object, kind: Kind, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table with rows of a session. `key` orders them; `unique` is a column whose values no two sessions share."""
+    """A table with rows of a session. `key` orders them; `unique` is a column whose values no two sessions share.
+
+    With `only`, these are the rows that have these values in these columns.
+    """
 
     name: str
     key: tuple[str, ...]
     columns: tuple[Column, ...]
     unique: str | None = None
+    only: tuple[tuple[str, str | None], ...] = ()
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Return the names of its columns with text."""
+        return tuple(column.name for column in self.columns if column.is_text)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -170,6 +179,7 @@ TABLES: Final = (
         unique="id",
     ),
     Table("states", ("session_id",), _columns("session_id id, version count, body json, at time")),
+    Table("named_states", ("name",), _columns("session_id id, name name, version count, body json, at time")),
     Table("cursors", ("consumer",), _columns("session_id id, consumer id, seq count, at time")),
     Table(
         "commands",
@@ -197,3 +207,40 @@ TABLES: Final = (
 """Every table with content of a session, in the order of the archive; drafts are not kept."""
 
 BY_NAME: Final = {table.name: table for table in (SESSION, *TABLES)}
+
+CLEANED: Final = Table(
+    "sessions",
+    ("id",),
+    _columns(
+        "id id, agent name, owner name, title title, title_folded text, status text, waiting_for text?, hold int,"
+        " metadata object, created_at time, active_at time, cleaned_at time?, resting text?, archive text?,"
+        " rehydrated_at time?, fingerprint text?",
+    ),
+    only=(("status", "cleaned"),),
+)
+"""Sessions that were cleaned, which no archive has: they have no content."""
+
+RECORDS: Final = {
+    "cleaned": CLEANED,
+    "tombstones": Table("tombstones", ("session_id",), _columns("session_id id, at time")),
+    "tokens": Table(
+        "tokens",
+        ("id",),
+        _columns(
+            "id id, digest text, owner text, role text, scopes text, created_at time, expires_at time?, revoked_at time?"
+        ),
+    ),
+    "credentials": Table(
+        "credentials",
+        ("session_id", "name"),
+        _columns("session_id id, name id, sealed text, expires_at time?"),
+    ),
+    "commands": replace(BY_NAME["commands"], only=(("session_id", None),)),
+    "outputs": replace(BY_NAME["outputs"], only=(("session_id", None),)),
+    "audit": Table(
+        "audit",
+        ("id",),
+        _columns("id id, at time, actor text, action text, session_id text?, detail text"),
+    ),
+}
+"""What a copy of a store has besides the archives of its sessions, in the order in which it is copied."""

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Generic, Literal, TypeAlias, TypeVar, get_args
 
 Json: TypeAlias = str
-Status: TypeAlias = Literal["idle", "queued", "running", "waiting", "cleaning", "cleaned", "failed"]
+Status: TypeAlias = Literal["idle", "queued", "running", "waiting", "cleaning", "cleaned", "moved", "failed"]
 Lane: TypeAlias = Literal["main", "control"]
 WhenBusy: TypeAlias = Literal["queue", "steer", "interrupt", "reject"]
 SubmissionState: TypeAlias = Literal["queued", "claimed", "waiting", "done", "failed", "dead"]
@@ -82,7 +82,8 @@ class RetentionState:
     """How a session stands for retention. `archive` is the SHA-256 of the archive that was made of it.
 
     `holder` is who else holds it now, `behind` names the consumers whose cursors have not reached `seq`, `commands`
-    counts the shell commands that run, `idle` is in seconds. `cleaned_at` is when its content began to be deleted.
+    counts the shell commands that run, `idle` is in seconds. `cleaned_at` is when its content began to be deleted,
+    `rehydrated_at` when it last came from an archive, and `now` the time on the store's clock.
     """
 
     session_id: str
@@ -96,6 +97,8 @@ class RetentionState:
     idle: float
     cleaned_at: datetime | None
     archive: str | None
+    now: datetime
+    rehydrated_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +111,7 @@ class Due:
     metadata: Json
     created_at: datetime
     active_at: datetime
+    rehydrated_at: datetime | None
     now: datetime
     submission_id: str | None = None
 

@@ -115,3 +115,12 @@ def test_a_bad_media_url(place: Path):
     done = forking.run([*command, "--media", "ftp://x", "--json"], cwd=place)
     assert done.returncode == 2
     assert json.loads(done.stdout)["error"]["code"] == "unknown_media"
+
+
+def test_move_reports_what_it_moved(place: Path):
+    kept, _, file, _ = fill(place)
+    options = ("--to", "database", "--store", f"sqlite:///{place}/s.db", "--json")
+    moved = forking.run([sys.executable, "-m", "holdfast", "media", "move", *options], cwd=place)
+    assert (moved.returncode, json.loads(moved.stdout)) == (0, {"blobs": 2, "bytes": 8000, "failed": []})
+    assert not file.exists()
+    assert json.loads(run(place, "show", kept, "--json").stdout)["location"] == "database"

@@ -34,7 +34,9 @@ async def test_there_and_back(tmp_path: Path):
         refused = holdfast(tmp_path, "sessions", "clean", session_id, "--store", url)
         assert refused.returncode == 2
         assert "it was active" in refused.stderr
-        cleaned = holdfast(tmp_path, "sessions", "clean", session_id, "--force", "--store", url, "--json")
+        cleaned = holdfast(
+            tmp_path, "sessions", "clean", session_id, "--force", "--yes", "--store", url, "--json"
+        )
         assert json.loads(cleaned.stdout)["deleted"]["messages"] == 2
         back = holdfast(tmp_path, "sessions", "rehydrate", session_id, "--from", "talk", "--store", url)
         assert "is back" in back.stdout
@@ -44,13 +46,34 @@ async def test_there_and_back(tmp_path: Path):
     assert not list(tmp_path.glob("*.partial"))
 
 
+async def test_a_clean_without_an_archive_is_confirmed(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/store.db"
+    async with open_store(url) as store:
+        session_id = await fill(store, open_media(store=store), ["hello"])
+    refused = holdfast(tmp_path, "sessions", "clean", session_id, "--idle-days", "0", "--store", url)
+    assert (refused.returncode, "has no archive of it" in refused.stderr) == (2, True)
+    assert "--archive" in refused.stderr
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-m", "holdfast", "sessions", "clean", session_id, "--force", "--store", url]
+    process = Forked(command, cwd=tmp_path, stdin=end, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    os.write(terminal, b"n\n")
+    _, said = process.communicate()
+    os.close(end)
+    os.close(terminal)
+    assert (process.returncode, b"Delete them? [y/N]" in said) == (1, True)
+    async with open_store(url) as store:
+        assert (await store.session(session_id)).status == "idle"
+    kept = holdfast(tmp_path, "sessions", "clean", session_id, "--force", "--archive", "--store", url)
+    assert kept.returncode == 0
+
+
 async def test_a_terminal_is_shown_how_far_it_is(tmp_path: Path):
     url = f"sqlite:///{tmp_path}/store.db"
     async with open_store(url) as store:
         session_id = await fill(store, open_media(store=store), ["hello"] * 100)
     for word, arguments in (
         ("exporting", ("export", session_id, "--to", "talk")),
-        ("cleaning", ("clean", session_id, "--force")),
+        ("cleaning", ("clean", session_id, "--force", "--yes")),
         ("rehydrating", ("rehydrate", session_id, "--from", "talk")),
     ):
         terminal, end = pty.openpty()

@@ -56,6 +56,7 @@ DAMAGE = {
     "submissions have session": "UPDATE submissions SET session_id = 'ghost'",
     "cursors have session": "UPDATE cursors SET session_id = 'ghost'",
     "states have session": "UPDATE states SET session_id = 'ghost'",
+    "named states have session": "INSERT INTO named_states (session_id, name, version, body, at) VALUES ('ghost', 'n', 1, '1', 0)",
     "credentials have session": "INSERT INTO credentials (session_id, name, sealed, expires_at) VALUES ('ghost', 'token', 'x', NULL)",
     "blob references have session": "INSERT INTO blob_references (session_id, sha256) VALUES ('ghost', 'abc')",
     "reference has blob": "UPDATE blobs SET state = 'deleting'",

@@ -28,7 +28,7 @@ from tests.builders import held_session, ticks
 from tests.conftest import Engine
 
 MARKER = "mark-of-content"
-DERIVED = {"title_folded", "cleaned_at", "resting", "archive", "admin_hold"}
+DERIVED = {"title_folded", "cleaned_at", "resting", "archive", "admin_hold", "rehydrated_at", "fingerprint"}
 
 
 async def fill(store: Store, lease: Lease, rows: int = 20) -> None:
@@ -48,6 +48,7 @@ async def fill(store: Store, lease: Lease, rows: int = 20) -> None:
         ),
     )
     await store.set_state(lease.session_id, f'"{MARKER}"', expected=0)
+    await store.set_state(lease.session_id, f'"{MARKER}"', expected=0, name=MARKER)
     await store.set_cursor(lease.session_id, MARKER, 1)
     await store.set_credential(lease.session_id, MARKER, MARKER)
 
@@ -74,6 +75,7 @@ async def test_content_is_deleted_in_bounded_batches(store: Store):
         "submissions": 1,
         "cursors": 1,
         "states": 1,
+        "named_states": 1,
         "credentials": 1,
     }
     assert await store.events(lease.session_id) == []

@@ -2,7 +2,15 @@ import json
 
 import pytest
 
-from holdfast.errors import BadCursor, BadInput, NotYet, SessionExists, SessionNotFound, VersionConflict
+from holdfast.errors import (
+    BadCursor,
+    BadInput,
+    BadText,
+    NotYet,
+    SessionExists,
+    SessionNotFound,
+    VersionConflict,
+)
 from holdfast.leases import why_waiting
 from holdfast.store import Store
 from holdfast.types import Batch, Run, Session
@@ -113,6 +121,32 @@ async def test_update_changes_what_is_given(store: Store):
     changed = await store.update_session(session_id, metadata='{"a":1}', hold=False)
     assert (changed.title, changed.hold, changed.metadata) == ("After", False, '{"a":1}')
     assert [s.id for s in await everything(store, search="after")] == [session_id]
+
+
+async def test_named_states_have_versions_of_their_own(store: Store):
+    session_id = await new_session(store)
+    await store.set_state(session_id, '"plain"', expected=0)
+    await store.set_state(session_id, '"one"', expected=0, name="planner")
+    await store.set_state(session_id, '"two"', expected=1, name="planner")
+    await store.set_state(session_id, '"other"', expected=0, name="the writer")
+    with pytest.raises(VersionConflict):
+        await store.set_state(session_id, '"late"', expected=1, name="planner")
+    with pytest.raises(BadText, match="state name"):
+        await store.set_state(session_id, "1", expected=0, name="")
+    states = {
+        name: await store.state(session_id, name=name) for name in (None, "planner", "the writer", "none")
+    }
+    assert {name: (state.version, state.body) for name, state in states.items()} == {
+        None: (1, '"plain"'),
+        "planner": (2, '"two"'),
+        "the writer": (1, '"other"'),
+        "none": (0, "null"),
+    }
+    assert await store.state_versions(session_id) == {None: 1, "planner": 2, "the writer": 1}
+    told = [json.loads(event.payload) for event in await store.events(session_id)]
+    assert told[2] == {"version": 2, "name": "planner"}
+    with pytest.raises(SessionNotFound):
+        await store.state_versions("nowhere")
 
 
 async def test_state_is_set_under_its_version(store: Store):

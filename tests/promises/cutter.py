@@ -1,6 +1,6 @@
 """Processes that do something to a session and are killed at a given step: python -m tests.promises.cutter URL.
 
-`clean`, `erase`, `rehydrate` and `import` do that; `serve` is a worker that carries out what was submitted. It reads `ID ACTION N FILE`
+`clean`, `erase`, `rehydrate`, `import`, `move` and `copy` do that; `serve` is a worker that carries out what was submitted. It reads `ID ACTION N FILE`
 from each line, does that in a child of its own, and prints how the child ended. Forking from a
 process that has done nothing but import costs little, so that every single step can be one to be killed at.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import holdfast.retention.clean as cleaning
-from holdfast.media import open_media
-from holdfast.retention import clean, erase, import_archive, rehydrate
+from holdfast.media import move, open_media
+from holdfast.retention import clean, copy, erase, import_archive, rehydrate
 from holdfast.runtime import Worker
 from holdfast.store import Store, open_store
 from tests.builders import until
@@ -30,6 +30,11 @@ STEPS = (
     "name_blob",
     "put_chunks",
     "keep_blob",
+    "replace_blob",
+    "delete_chunks",
+    "move_session",
+    "import_cleaned",
+    "add_records",
     "keep_archive",
     "drop_archive",
     "drop_references",
@@ -84,7 +89,8 @@ class Cutter:
 async def main(url: str, session_id: str, action: str, at: int, file: Path) -> None:
     cleaning._ROWS = 7  # pyright: ignore[reportPrivateUsage]
     async with open_store(url) as store:
-        Cutter(at).watch(store)
+        cutter = Cutter(at)
+        cutter.watch(store)
         media = open_media(store=store)
         match action:
             case "clean":
@@ -94,6 +100,12 @@ async def main(url: str, session_id: str, action: str, at: int, file: Path) -> N
             case "import":
                 with file.open("rb") as archive:
                     await import_archive(store, media, archive, actor="test")
+            case "move":
+                await move(open_media(f"disk://{file}", store=store))
+            case "copy":
+                async with open_store(f"sqlite:///{file}") as target:
+                    cutter.watch(target)
+                    await copy(store, target, actor="test")
             case "serve":
                 await serve_until_idle(store, session_id)
             case _:

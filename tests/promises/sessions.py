@@ -85,6 +85,7 @@ async def fill(
         ),
     )
     await store.set_state(session.id, mark, expected=0)
+    await store.set_state(session.id, mark, expected=0, name=f"planner {safe}")
     await store.set_cursor(session.id, f"reader-{safe}", (await store.session(session.id)).seq)
     command = await store.start_command(
         Command(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from holdfast.errors import BadText, NotCleaned, SessionCleaned, SessionExists
+from holdfast.errors import BadArchive, BadText, NotCleaned, SessionCleaned, SessionExists
 from holdfast.media import collect, open_media
 from holdfast.retention import clean, import_archive, rehydrate, write_archive
 from holdfast.retention.archive import BLOB_BYTES
@@ -182,6 +182,33 @@ async def test_an_archive_in_the_media_store_survives_the_collector(store: Store
     with pytest.raises(NotCleaned):
         await rehydrate(store, media, session_id, io.BytesIO(before), actor="test")
     assert [entry.action for entry in (await store.audit_log()).items] == ["rehydrate", "clean"]
+
+
+@pytest.mark.parametrize("later", ["title", "metadata", "cursors"])
+async def test_an_archive_older_than_the_last_change_is_refused(store: Store, later: str):
+    media = open_media(store=store)
+    session_id = await fill(store, media, ["hello"])
+    older = await export(store, session_id)
+    match later:
+        case "title":
+            await store.update_session(session_id, title="A later title")
+        case "metadata":
+            await store.update_session(session_id, metadata='{"case": 12}')
+        case _:
+            await store.set_cursor(session_id, "reader", 2)
+    newest = await export(store, session_id)
+    await clean(store, media, session_id, actor="test", force=True)
+    with pytest.raises(BadArchive, match=f"its {later} differ"):
+        await rehydrate(store, media, session_id, io.BytesIO(older), actor="test")
+    with pytest.raises(BadArchive, match=f"its {later} differ"):
+        await import_archive(store, media, io.BytesIO(older), actor="test")
+    assert (await store.session(session_id)).status == "cleaned"
+    assert (await rehydrate(store, media, session_id, io.BytesIO(newest), actor="test")).restored["events"]
+    assert await export(store, session_id) == newest
+    await clean(store, media, session_id, actor="test", force=True)
+    await rehydrate(store, media, session_id, io.BytesIO(older), actor="test", force=True)
+    assert await export(store, session_id) == older
+    assert json.loads((await store.audit_log()).items[0].detail)["force"] is True
 
 
 async def test_an_export_is_one_cut(store: Store):

@@ -6,17 +6,30 @@ import signal
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from io import BytesIO
 from typing import IO, Any
 
 import pytest
 
 from holdfast.config import load_settings
-from holdfast.errors import BadArchive, RetentionRefused, SessionErased
+from holdfast.errors import BadArchive, BadSettings, RetentionRefused, SessionErased
 from holdfast.media import open_media
-from holdfast.retention import Outcome, Swept, clean, erase, rehydrate, sweep
+from holdfast.retention import (
+    Outcome,
+    Swept,
+    clean,
+    erase,
+    import_archive,
+    outlook,
+    rehydrate,
+    sweep,
+    sweeper,
+)
 from holdfast.retention.archive import Archive, verify_archive
 from holdfast.retention.sweeper import pause, sweeping
+from holdfast.retention.sweeper import until as until_time
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, Run
 from tests.builders import until
@@ -24,6 +37,7 @@ from tests.conftest import Engine
 from tests.promises.sessions import fill
 from tests.promises.test_exact_return import export
 from tests.promises.workers import worker
+from tests.retention.test_bad_archives import remade
 from tests.runtime.agents import ended, send
 
 NOW = 1e-9
@@ -71,7 +85,10 @@ async def test_each_session_gets_its_own_policy(engine: Engine):
         before = {name: await export(store, session_id) for name, session_id in made.items()}
 
         done, told = await swept(store, dry_run=True)
-        assert (done.dry_run, done.outcomes) == (True, {"dry_run": 3})
+        assert (done.dry_run, done.outcomes) == (True, {"dry_run": 3, "refused": 2})
+        assert {told[session_id].guard for session_id in (held, on_hold)} == {"hold"}
+        assert "the policy case holds it" in str(told[held].problem)
+        assert "it is on hold" in str(told[on_hold].problem)
         assert {told[made[name]].policy for name in ("archived", "erased", "scribe")} == {
             "keep",
             "gone",
@@ -102,8 +119,7 @@ async def test_each_session_gets_its_own_policy(engine: Engine):
         assert there == {"archived", "late", "unnamed"}, "media of what is gone is gone"
 
         done, told = await swept(store)
-        assert set(told) == {made["archived"]}, "what came back is due again, and nothing else"
-        assert (await swept(store))[0].outcomes == {}
+        assert told == {}, "what came back has a grace period"
 
 
 async def test_guards_stand_and_are_named(engine: Engine):
@@ -334,3 +350,75 @@ async def test_sessions_that_cannot_be_archived_do_not_end_the_sweep(
         assert (done.outcomes, done.problem) == ({"failed": 4, "cleaned": 1}, None)
         assert told[fine].outcome == "cleaned"
         assert {(await store.session(session_id)).status for session_id in broken} == {"idle"}
+
+
+async def test_a_session_that_came_back_has_a_grace_period(engine: Engine):
+    policies = (
+        {"name": "own", "agent": "own", "max_age_days": NOW, "action": "archive", "rehydrated_days": 0},
+        {"name": "usual", "agent": "*", "idle_days": NOW, "action": "archive"},
+    )
+    async with governed(engine, *policies) as store:
+        media = open_media(store=store)
+        usual = await fill(store, media, ["hello"])
+        own = await fill(store, media, ["hello"], agent="own")
+        before = await store.session(usual)
+        await swept(store)
+        for session_id in (usual, own):
+            await rehydrate(store, media, session_id, actor="test")
+        back = await store.session(usual)
+        assert back.active_at == before.active_at
+        result = await outlook(store, usual)
+        assert result.rehydrated_at is not None
+        assert result.due_at == result.rehydrated_at + timedelta(days=7)
+        with pytest.raises(RetentionRefused, match="came from an archive"):
+            await clean(store, media, usual, actor="test", idle_days=0, grace_days=7)
+        _, told = await swept(store)
+        assert set(told) == {own}, "the grace period of its policy is over"
+        await clean(store, media, usual, actor="test", idle_days=0)
+
+
+async def test_an_imported_session_has_a_grace_period_and_no_time_from_the_future(engine: Engine):
+    later = 10**6 * 86400 * 365 * 200
+    async with open_store("sqlite://:memory:") as source:
+        session_id = await fill(source, open_media(store=source), ["hello"])
+        archive = remade(
+            await export(source, session_id),
+            lambda records: records[1]["session"].update(active_at=later, created_at=later),
+        )
+    async with governed(engine, {"agent": "*", "idle_days": NOW, "action": "archive"}) as store:
+        await import_archive(store, open_media(store=store), BytesIO(archive), actor="test")
+        session, now = await store.session(session_id), await store.now()
+        assert max(session.created_at, session.active_at) <= now
+        assert (await outlook(store, session_id)).rehydrated_at is not None
+        assert (await swept(store))[1] == {}
+
+
+def test_the_next_sweep_is_at_the_time_of_day():
+    now = datetime(2026, 3, 1, 10, 0, tzinfo=UTC)
+    assert until_time("10:30", now) == 1800
+    assert until_time("09:59", now) == 86400 - 60
+    assert until_time("10:00", now) == 86400
+    with pytest.raises(BadSettings, match="retention_sweep_at"):
+        load_settings(retention_sweep_at="24:00")
+
+
+async def test_a_sweep_at_a_time_of_day_waits_for_it(engine: Engine, monkeypatch: pytest.MonkeyPatch):
+    waits: list[float] = [1e6, 0.0]
+    asked: list[str] = []
+
+    def wait(at: str, now: datetime) -> float:
+        asked.append(at)
+        return waits.pop()
+
+    monkeypatch.setattr(sweeper, "until", wait)
+    policy = {"agent": "*", "idle_days": NOW, "action": "clean"}
+    async with governed(engine, policy, retention_sweep_at="03:30") as store:
+        session_id = await fill(store, open_media(store=store), ["hello"])
+        async with sweeping(store):
+
+            async def is_swept() -> bool:
+                return len(asked) > 1
+
+            await until(is_swept)
+        assert asked == ["03:30", "03:30"]
+        assert (await store.session(session_id)).status == "cleaned"

@@ -13,7 +13,9 @@ from tests.promises.sessions import fill
 from tests.promises.test_exact_return import export
 from tests.server.fronts import front
 
-POLICIES = json.dumps([{"name": "all", "agent": "*", "idle_days": 1e-9, "action": "archive"}])
+POLICIES = json.dumps(
+    [{"name": "all", "agent": "*", "idle_days": 1e-9, "action": "archive", "rehydrated_days": 0}]
+)
 
 
 async def test_there_and_back(tmp_path: Path):
@@ -46,7 +48,7 @@ async def round_trip(client: AsyncClient, session_id: str, folder: Path, before:
             await client.rehydrate(session_id)
         with pytest.raises(ArchiveFailed):
             await client.rehydrate(session_id, folder / "missing")
-        await client.rehydrate(session_id, archive)
+        assert (await client.rehydrate(session_id, archive))["restored"]["messages"] == 501
     assert b"".join([piece async for piece in client.archive(session_id)]) == before
 
 

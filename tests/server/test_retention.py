@@ -62,11 +62,26 @@ async def test_an_archive_goes_out_and_comes_back(client: httpx2.AsyncClient, st
     assert (await client.get(f"{path}/export", headers=bearer(ADA))).status_code == 409
     broken = await client.post(f"{path}/rehydrate", content=archive[:-10], headers=bearer(ADA))
     assert (broken.status_code, broken.json()["error"]["code"]) == (422, "bad_archive")
-    assert (await client.post(f"{path}/rehydrate", content=archive, headers=bearer(ADA))).status_code == 204
+    back = await client.post(f"{path}/rehydrate", content=archive, headers=bearer(ADA))
+    assert (back.status_code, back.json()["restored"]["messages"]) == (200, 201)
     assert await export(store, session_id) == archive
     await client.post(f"{path}/clean", json=force, headers=bearer(ADMIN))
-    assert (await client.post(f"{path}/rehydrate", headers=bearer(ADA))).status_code == 204
+    assert (await client.post(f"{path}/rehydrate", headers=bearer(ADA))).status_code == 200
     assert await export(store, session_id) == archive
+
+
+async def test_only_an_administrator_may_force_an_older_archive(client: httpx2.AsyncClient, store: Store):
+    session_id = await fill(store, open_media(store=store), ["hello"])
+    path = f"/api/sessions/{session_id}"
+    older = await export(store, session_id)
+    await store.update_session(session_id, title="A later title")
+    await client.post(f"{path}/clean", json={"force": True}, headers=bearer(ADMIN))
+    refused = await client.post(f"{path}/rehydrate", content=older, headers=bearer(ADA))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "bad_archive")
+    assert "title" in refused.json()["error"]["message"]
+    force = f"{path}/rehydrate?force=true"
+    assert (await client.post(force, content=older, headers=bearer(ADA))).status_code == 403
+    assert (await client.post(force, content=older, headers=bearer(ADMIN))).status_code == 200
 
 
 async def test_an_archive_is_not_read_if_the_session_is_not_cleaned(client: httpx2.AsyncClient, store: Store):
@@ -95,7 +110,7 @@ async def test_an_archive_may_be_larger_than_other_bodies(engine: Engine):
         large = await client.post(f"{path}/rehydrate", content=b"x" * 200_001, headers=bearer(ADA))
         assert large.status_code == 413
         back = await client.post(f"{path}/rehydrate", content=archive, headers=bearer(ADA))
-        assert back.status_code == 204
+        assert back.status_code == 200
 
 
 async def test_only_some_archives_are_sent_at_once(store: Store, monkeypatch: pytest.MonkeyPatch):

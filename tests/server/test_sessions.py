@@ -111,6 +111,11 @@ async def test_state_and_cursors(http: httpx2.AsyncClient, session: str):
     path = f"/api/sessions/{session}"
     assert (await http.get(f"{path}/state")).json() == {"version": 0, "body": None}
     assert (await http.put(f"{path}/state", json={"body": [1], "expected": 0})).json()["version"] == 1
+    named = {"name": "planner"}
+    put = await http.put(f"{path}/state", params=named, json={"body": [7], "expected": 0})
+    assert put.json() == (await http.get(f"{path}/state", params=named)).json() == {"version": 1, "body": [7]}
+    listed = (await http.get(f"{path}/states")).json()["items"]
+    assert listed == [{"name": None, "version": 1}, {"name": "planner", "version": 1}]
     late = await http.put(f"{path}/state", json={"body": [2], "expected": 0})
     assert (late.status_code, late.json()["error"]["code"]) == (409, "version_conflict")
     assert (await http.put(f"{path}/cursors/me", json={"seq": 1})).json()["seq"] == 1

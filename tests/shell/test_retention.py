@@ -8,7 +8,7 @@ from holdfast.config import load_settings
 from holdfast.errors import BadSettings, StoreUnavailable
 from holdfast.shell import ShellService
 from holdfast.shell.retention import Sweeper, purge
-from holdfast.store import Store
+from holdfast.store import Store, open_store
 from tests.builders import until
 
 
@@ -28,6 +28,19 @@ async def test_the_first_sweep_is_at_the_start(store: Store):
         assert await purge(store, 0) == 0
         assert len(await store.outputs(running.id)) == 1
         assert (await store.command(running.id)).command == "echo on; sleep 100"
+
+
+async def test_the_settings_of_the_store_apply_to_its_shell_service():
+    settings = load_settings(
+        store="sqlite://:memory:",
+        shell_retention_seconds=90,
+        shell_output_bytes=2048,
+        shell_tail_bytes=1024,
+    )
+    async with open_store(settings=settings) as store, ShellService(store) as service:
+        assert [task.get_name() for task in service._chores] == ["holdfast-shell", "holdfast-shell-sweeper"]
+        result = await service.execute("head -c 8000 /dev/zero | tr '\\0' x")
+        assert result.command.left_out_bytes == 8000 - 2048
 
 
 async def test_without_a_setting_everything_is_kept(store: Store):

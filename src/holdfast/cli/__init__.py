@@ -7,6 +7,7 @@ import typer
 
 from holdfast import __version__
 from holdfast.cli import (
+    copying,
     credentials,
     db,
     demo,
@@ -62,6 +63,7 @@ for command in (
     history.settle,
     retention.audit,
     sweep.sweep,
+    copying.copy,
 ):
     app.command()(command)
 

@@ -115,6 +115,39 @@ def gc(
 
 
 @app.command()
+def move(
+    to: Annotated[str, typer.Option(help="The URL of the media store to move to.")],
+    session: Annotated[str | None, typer.Option(help="Move the media of this session only.")] = None,
+    store: StoreUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move media to another media store, also while workers run; exit 1 if some of it could not be moved.
+
+    Set HOLDFAST_MEDIA to the new URL first. The content is verified by its digest at the new location before the old bytes are deleted. The
+    command may be stopped and run again.
+    """
+    from holdfast.media import Moved, move
+    from holdfast.media.move import to_move
+
+    async def work() -> Moved:
+        async with _opened(store, to) as target:
+            total = 0
+            async for _ in to_move(target, session):
+                total += 1
+            with _progress("moving", total, shown=not as_json) as advance:
+                return await move(target, session_id=session, progress=lambda _: advance())
+
+    done = asyncio.run(work())
+    if as_json:
+        echo(json.dumps(asdict(done)))
+    else:
+        echo(f"{done.blobs} blobs, {_size(done.bytes)}, are moved to {to}.")
+        for problem in done.failed:
+            echo(f"not moved: {problem}", err=True)
+    raise typer.Exit(1 if done.failed else 0)
+
+
+@app.command()
 def verify(store: StoreUrl = None, media: MediaUrl = None, as_json: AsJson = False) -> None:
     """Read everything and compare it with its digest; exit 1 if something is damaged or gone. Changes nothing."""
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from getpass import getuser
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Literal, cast
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 from rich.text import Text
@@ -71,8 +71,51 @@ def show(file: File, as_json: AsJson = False) -> None:
         console.print(Text(f"{name:<16}").append_text(one_line(value)), soft_wrap=True)
 
 
+@app.command()
+def build(
+    lines: Annotated[Path, typer.Argument(help="The JSON lines; - for standard input.", allow_dash=True)],
+    to: Annotated[Path, typer.Option("--to", help="Where the archive goes.")],
+    as_json: AsJson = False,
+) -> None:
+    """Build an archive from messages, states and metadata in JSON lines, for `archive import`, without a store."""
+    from holdfast.importers.build import build_archive
+
+    partial = to.with_name(f"{to.name}.partial")
+    try:
+        with (
+            sys.stdin.buffer if str(lines) == "-" else lines.open("rb") as given,
+            partial.open("wb") as target,
+        ):
+            target.writelines(build_archive(given, source=str(lines)))
+        archive = _verified(partial)
+        partial.replace(to)
+    except OSError as error:
+        raise ArchiveFailed(problem=str(error)) from error
+    finally:
+        partial.unlink(missing_ok=True)
+    result = {"session_id": archive.session_id, "sha256": archive.sha256, "counts": archive.counts}
+    if as_json:
+        print_json(result)
+    else:
+        echo(f"Built: session {archive.session_id}, {sum(archive.counts.values())} records, in {to}")
+
+
+Force = Annotated[
+    bool,
+    typer.Option(
+        help="Accept an archive with another title, metadata or cursors than the session had when it was cleaned."
+    ),
+]
+
+
 @app.command("import")
-def import_(file: File, store: StoreUrl = None, media: MediaUrl = None, as_json: AsJson = False) -> None:
+def import_(
+    file: File,
+    force: Force = False,
+    store: StoreUrl = None,
+    media: MediaUrl = None,
+    as_json: AsJson = False,
+) -> None:
     """Bring the session of an archive into a store that does not have it, under the same ids."""
 
     async def work() -> dict[str, object]:
@@ -80,7 +123,8 @@ def import_(file: File, store: StoreUrl = None, media: MediaUrl = None, as_json:
 
         async with opened_media(store, media) as opened:
             with _watched(file, "importing", shown=not as_json) as archive:
-                return asdict(await import_archive(opened.store, opened, archive, actor=actor()))
+                restored = await import_archive(opened.store, opened, archive, actor=actor(), force=force)
+                return asdict(restored)
 
     _say(asyncio.run(work()), "restored", as_json, "Session {session_id} is here: {total} records.")
 
@@ -137,17 +181,45 @@ def clean(
     session_id: SessionId,
     idle_days: Annotated[float, typer.Option(min=0, help="How long it must have been idle.")] = 7.0,
     force: Annotated[
-        bool, typer.Option(help="Whatever waits, and however it was active; never what runs.")
+        bool,
+        typer.Option(
+            help="Override the pending, cursor and idle checks. Running sessions are never cleaned."
+        ),
     ] = False,
     archive: Annotated[bool, typer.Option(help="Keep a verified archive in the media store.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask before a deletion without an archive.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
     store: StoreUrl = None,
     url: ServerUrl = None,
     media: MediaUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete what a session contains; it can be brought back from an archive."""
+    """Delete what a session contains; it can be brought back from an archive. Without --archive it asks first."""
     kept: Literal["media"] | None = "media" if archive else None
+
+    async def look() -> dict[str, Any]:
+        if (server := _server(store, url, media)) is not None:
+            async with server:
+                how = {"idle_days": idle_days, "force": force, "dry_run": True}
+                return await server.client.clean(session_id, **how)
+        from holdfast.retention import clean
+
+        async with opened_media(store, media) as opened:
+            result = await clean(
+                opened.store,
+                opened,
+                session_id,
+                actor=actor(),
+                idle_days=idle_days,
+                force=force,
+                dry_run=True,
+            )
+            return asdict(result)
+
+    if not (archive or yes or dry_run):
+        _confirm_clean(asyncio.run(look()))
 
     async def work() -> dict[str, object]:
         if (server := _server(store, url, media)) is not None:
@@ -183,12 +255,28 @@ def clean(
     _say(asyncio.run(work()), "deleted", as_json, words)
 
 
+def _confirm_clean(state: dict[str, Any]) -> None:
+    """Ask before content is deleted of which the store has no archive; without a terminal, refuse."""
+    total = sum(state["deleted"].values())
+    if state["archive"] is not None or not total:
+        return
+    fact = f"Session {state['session_id']} has {total} rows, and the store has no archive of it."
+    if not sys.stdin.isatty():
+        raise BadInput(
+            problem=f"{fact} Give --archive to keep one, or --yes to delete them without one; an archive"
+            " that you have exported can bring them back"
+        )
+    echo(f"{fact} Only an archive that you have exported can bring them back.", err=True)
+    typer.confirm("Delete them?", abort=True, err=True)
+
+
 @sessions.command()
 def rehydrate(
     session_id: SessionId,
     file: Annotated[
         Path | None, typer.Option("--from", help="The archive; else the one that was stored.")
     ] = None,
+    force: Force = False,
     store: StoreUrl = None,
     url: ServerUrl = None,
     media: MediaUrl = None,
@@ -200,19 +288,19 @@ def rehydrate(
         if (server := _server(store, url, media)) is not None:
             async with server:
                 with progress_bar("rehydrating", shown=not as_json):
-                    await server.client.rehydrate(session_id, file)
-                return {
-                    "session_id": session_id,
-                    "restored": {"events": (await server.session(session_id)).seq},
-                }
+                    return await server.client.rehydrate(session_id, file, force=force)
         from holdfast.retention import rehydrate
 
         async with opened_media(store, media) as opened:
             if file is None:
                 with progress_bar("rehydrating", shown=not as_json):
-                    return asdict(await rehydrate(opened.store, opened, session_id, actor=actor()))
+                    restored = await rehydrate(opened.store, opened, session_id, actor=actor(), force=force)
+                    return asdict(restored)
             with _watched(file, "rehydrating", shown=not as_json) as archive:
-                return asdict(await rehydrate(opened.store, opened, session_id, archive, actor=actor()))
+                restored = await rehydrate(
+                    opened.store, opened, session_id, archive, actor=actor(), force=force
+                )
+                return asdict(restored)
 
     _say(asyncio.run(work()), "restored", as_json, "Session {session_id} is back: {total} records.")
 

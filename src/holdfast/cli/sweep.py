@@ -115,6 +115,7 @@ def retention(
     lines = {
         "policy": result["policy"] or "none: it stays",
         "action": result["action"],
+        "rehydrated": _time(result["rehydrated_at"]),
         "due": _time(result["due_at"]) or "never",
         "held by": result["held_by"],
         "refused by": result["guard"],

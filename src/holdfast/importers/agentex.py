@@ -262,26 +262,26 @@ class _Task:
         self._conversation.turn(by_model=author == "agent", at=at).add(part, of)
 
     def _add_states(self) -> None:
-        """Add the state: that of the one agent, or those of all by their ids."""
+        """Add the state of the one agent, or a named state for each of them."""
         states = self._snapshot.task_states
         if not states:
             return
         if len({state.agent_id for state in states}) < len(states):
             problem = "an agent has more than one state in it"
             raise BadImport(source=self._draft.source, problem=problem)
-        body: dict[str, Any] = states[0].state
-        if len(states) > 1:
-            self._notes.add(
-                "task states of several agents: kept as one object, by agent", self._snapshot.task_id
-            )
-            body = {state.agent_id: state.state for state in states}
         times = [_aware(at) for state in states if (at := state.updated_at or state.created_at) is not None]
         at = microseconds(max(times, default=self._clock))
         of = [
             state.model_dump(mode="json", exclude={"task_id", "state"}, exclude_none=True) for state in states
         ]
         self._draft.event("state_changed", at, {"version": 1, "agentex": of})
-        self._draft.add("states", version=1, body=lenient_json(body), at=at)
+        if len(states) == 1:
+            self._draft.add("states", version=1, body=lenient_json(states[0].state), at=at)
+            return
+        for state in states:
+            self._draft.add(
+                "named_states", name=state.agent_id, version=1, body=lenient_json(state.state), at=at
+            )
 
 
 def _in_history(content: _Content) -> set[str]:

@@ -6,6 +6,7 @@ from holdfast.config import Settings
 from holdfast.errors import MissingExtra, UnknownMedia
 from holdfast.media.base import MediaContext, MediaStore, MediaWriter, digest_of, to_uri
 from holdfast.media.collect import Collection, collect
+from holdfast.media.move import Moved, move
 from holdfast.plugins import MEDIA, find_plugin
 from holdfast.store import Store
 
@@ -14,8 +15,10 @@ __all__ = [
     "MediaContext",
     "MediaStore",
     "MediaWriter",
+    "Moved",
     "collect",
     "digest_of",
+    "move",
     "open_media",
     "to_uri",
 ]

@@ -61,6 +61,13 @@ class MediaContext:
 
 ANY: Final = MediaContext()
 
+
+def context_of(blob: Blob) -> MediaContext:
+    """Return what the register knows of some content, to store it again elsewhere."""
+    metadata: dict[str, str] = json.loads(blob.metadata)
+    return MediaContext(media_type=blob.media_type, file_name=blob.file_name, metadata=metadata)
+
+
 KeyStrategy: TypeAlias = Callable[[str, MediaContext], str]
 """Returns where the content with this SHA-256 goes; the store adds what makes the key its own."""
 
@@ -191,6 +198,15 @@ class MediaStore(ABC):
         """
         return MediaWriter(self, context) if uri is None else self._reading(digest_of(uri))
 
+    def at(self, location: str) -> "MediaStore":
+        """Return the media store of a location in the register: this one, or that of an earlier setting."""
+        if location == self.location:
+            return self
+        from holdfast.media import open_media
+
+        scheme, _, rest = location.partition("://")
+        return open_media(f"disk://{quote(rest)}" if scheme == "disk" else location, store=self.store)
+
     @asynccontextmanager
     async def part(
         self, uri: str, start: int, stop: int, *, context: MediaContext = ANY
@@ -201,11 +217,12 @@ class MediaStore(ABC):
         a part. Raises `MediaNotFound`, or `MediaDamaged` if it has not.
         """
         del context
-        blob = await self._find(uri)
+        blob = await self.metadata(uri)
         if not 0 <= start < stop <= blob.size:
             raise BadInput(problem=f"{uri} has the bytes 0 to {blob.size - 1}, not {start} to {stop - 1}")
+        media = self.at(blob.location)
         async with aclosing(
-            self._verified(blob) if (start, stop) == (0, blob.size) else self._read_part(blob, start, stop)
+            self._content(blob) if (start, stop) == (0, blob.size) else media._read_part(blob, start, stop)  # noqa: SLF001
         ) as chunks:
             yield chunks
 
@@ -213,21 +230,21 @@ class MediaStore(ABC):
         """Say whether the content is stored and its bytes are there, in full length."""
         del context
         try:
-            blob = await self._find(uri)
+            blob = await self.metadata(uri)
         except MediaNotFound:
             return False
-        return await self._present(blob)
+        return await self.at(blob.location)._present(blob)  # noqa: SLF001
 
     async def metadata(self, uri: str, context: MediaContext = ANY) -> Blob:
-        """Return what is known of the content. Raises `MediaNotFound`."""
+        """Return what is known of the content, wherever the register says it is. Raises `MediaNotFound`."""
         del context
-        return await self._find(uri)
+        return await self.store.blob(self.location, digest_of(uri), elsewhere=True)
 
     async def public_url(self, uri: str, context: MediaContext = ANY) -> str | None:
         """Return a URL where others can fetch the content, if this store has one. Raises `MediaNotFound`."""
         del context
-        blob = await self._find(uri)
-        if self._public_url is None:
+        blob = await self.metadata(uri)
+        if self._public_url is None or blob.location != self.location:
             return None
         if isinstance(self._public_url, str):
             return f"{self._public_url.rstrip('/')}/{quote(blob.key or blob.sha256)}"
@@ -345,9 +362,30 @@ class MediaStore(ABC):
 
     @asynccontextmanager
     async def _reading(self, sha256: str) -> AsyncGenerator[AsyncIterator[bytes], None]:
-        blob = await self.store.blob(self.location, sha256)
-        async with aclosing(self._verified(blob)) as chunks:
+        blob = await self.metadata(to_uri(sha256))
+        async with aclosing(self._content(blob)) as chunks:
             yield chunks
+
+    async def _content(self, blob: Blob) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes from where the register has them; if they are moved meanwhile, continue at the new location."""
+        sent = 0
+        while True:
+            left = sent
+            try:
+                async with aclosing(self.at(blob.location)._verified(blob)) as chunks:  # noqa: SLF001
+                    async for chunk in chunks:
+                        new = chunk[left:]
+                        left = max(0, left - len(chunk))
+                        if new:
+                            sent += len(new)
+                            yield new
+            except MediaNotFound:
+                now = await self.metadata(blob.uri)
+                if now.id == blob.id:
+                    raise
+                blob = now
+            else:
+                return
 
     async def _verified(self, blob: Blob) -> AsyncGenerator[bytes, None]:
         digest = hashlib.sha256()

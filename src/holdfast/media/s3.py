@@ -99,7 +99,9 @@ class S3Media(MediaStore):
         """Return the URL of the object: below the base URL, signed for a while, or as the callable says."""
         if self._presigned is None:
             return await super().public_url(uri, context)
-        blob = await self._find(uri)
+        blob = await self.metadata(uri)
+        if blob.location != self.location:
+            return None
         with self._told():
             signing: Any = self._objects  # those that cannot sign say so
             return str(await obstore.sign_async(signing, "GET", blob.key, self._presigned))

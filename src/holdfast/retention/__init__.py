@@ -2,6 +2,7 @@
 
 from holdfast.retention.archive import Archive, spool, verify_archive, write_archive
 from holdfast.retention.clean import Cleaned, clean
+from holdfast.retention.copying import Copied, copy, undo_copy
 from holdfast.retention.erase import Erased, erase
 from holdfast.retention.outlook import Outlook, outlook
 from holdfast.retention.rehydrate import Restored, import_archive, rehydrate
@@ -10,18 +11,21 @@ from holdfast.retention.sweep import Outcome, Swept, sweep
 __all__ = [
     "Archive",
     "Cleaned",
+    "Copied",
     "Erased",
     "Outcome",
     "Outlook",
     "Restored",
     "Swept",
     "clean",
+    "copy",
     "erase",
     "import_archive",
     "outlook",
     "rehydrate",
     "spool",
     "sweep",
+    "undo_copy",
     "verify_archive",
     "write_archive",
 ]

@@ -9,7 +9,8 @@ import base64
 import hashlib
 import json
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, Final, cast
@@ -126,8 +127,18 @@ async def _lines(
                 async with aclosing(_blob_lines(media, row)) as blob:
                     async for line in blob:
                         yield finished([line])
-    end = {"counts": dict(sorted(counts.items())), "sha256": digest.hexdigest()}
-    yield _line({"end": end})
+    yield _line({"end": {"counts": dict(sorted(counts.items())), "sha256": digest.hexdigest()}})
+
+
+def archive_of(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[bytes]:
+    """Yield the lines of an archive of these rows, which are in the order of an archive and refer to no media."""
+    digest = hashlib.sha256()
+    header = {"format": FORMAT, "version": VERSION, "session_id": rows[0][1]["id"]}
+    for value in (header, *({table: row} for table, row in rows)):
+        digest.update(line := _line(value))
+        yield line
+    counts = sorted(Counter(table for table, _ in rows).items())
+    yield _line({"end": {"counts": dict(counts), "sha256": digest.hexdigest()}})
 
 
 async def _blob_lines(media: MediaStore, row: Mapping[str, object]) -> AsyncGenerator[bytes, None]:
@@ -351,7 +362,13 @@ def checked_row(table: Table, content: object) -> dict[str, Any]:
             raise BadArchive(problem=f"the {what} is not valid: {error.facts['problem']}"[:300]) from None
     if table is _BLOB:
         _check_media(row)
-    if table is SESSION and row["status"] not in set(STATUSES) - {"cleaning", "cleaned", "running", "queued"}:
+    if table is SESSION and row["status"] not in set(STATUSES) - {
+        "cleaning",
+        "cleaned",
+        "moved",
+        "running",
+        "queued",
+    }:
         raise BadArchive(problem=f"a session cannot be {row['status']!r} in an archive"[:200])
     return row
 

@@ -46,6 +46,7 @@ async def clean(
     *,
     actor: str,
     idle_days: float = IDLEDAYS,
+    grace_days: float | None = None,
     force: bool = False,
     archive: Literal["media"] | None = None,
     dry_run: bool = False,
@@ -56,18 +57,20 @@ async def clean(
     """Delete the content of a session. Cleaning a cleaned one changes nothing and reports zeros.
 
     Raises `RetentionRefused` with the guard: `running`, `hold`, and unless `force` is given, `pending`, `cursor` and
-    `idle`. With `archive="media"` an archive goes to the media store first. `dry_run` only says what would be deleted.
+    `idle` and `rehydrated`. A session that came from an archive is kept for `grace_days` after that: by default as the settings say, and no
+    longer than `idle_days`. With `archive="media"` an archive goes to the media store first. `dry_run` only says what would be deleted.
     `policy` is for the audit. Who brings a live `holder` of its own also gives the space back.
     """
     if not idle_days >= 0:
         raise BadInput(problem=f"a session is idle for 0 or more days, not {idle_days}")
     if archive not in {None, "media"}:
         raise BadInput(problem=f'an archive goes to "media" or is not made, not to {archive!r}')
+    grace = min(idle_days, store.settings.retention_rehydrated_days) if grace_days is None else grace_days
     if dry_run:
-        return await _would_clean(store, session_id, idle_days * DAY, force)
+        return await _would_clean(store, session_id, idle_days * DAY, grace * DAY, force)
     await refuse_held(store, session_id)
     async with held(store, session_id, holder) as lease:
-        state = await store.begin_cleaning(lease, idle=idle_days * DAY, force=force)
+        state = await store.begin_cleaning(lease, idle=idle_days * DAY, grace=grace * DAY, force=force)
         if state.status == "cleaned":
             return Cleaned(session_id=session_id, cleaned_at=state.cleaned_at, archive=_uri(state.archive))
         kept = state.archive
@@ -101,9 +104,8 @@ async def delete(
         if count:
             deleted["blob_references"] = deleted.get("blob_references", 0) + count
         for blob in blobs:
-            if blob.location == media.location:
-                with suppress(HoldfastError):  # it is marked, and the collector finishes it
-                    await media.remove(blob)
+            with suppress(HoldfastError):  # it is marked, and the collector finishes it
+                await media.at(blob.location).remove(blob)
     limit = count = _FIRST_ROWS
     while count == limit:
         began = monotonic()
@@ -119,11 +121,11 @@ async def delete(
     return deleted
 
 
-async def _would_clean(store: Store, session_id: str, idle: float, force: bool) -> Cleaned:
+async def _would_clean(store: Store, session_id: str, idle: float, grace: float, force: bool) -> Cleaned:
     state = await store.retention_state(session_id)
     if state.status != "cleaned":
         await refuse_held(store, session_id)
-        refuse_cleaning(state, idle=idle, force=force)
+        refuse_cleaning(state, idle=idle, grace=grace, force=force)
     return Cleaned(
         session_id=session_id,
         cleaned_at=state.cleaned_at,

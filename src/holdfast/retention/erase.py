@@ -35,6 +35,7 @@ async def erase(
     actor: str,
     children: bool = False,
     idle_days: float | None = None,
+    grace_days: float = 0.0,
     policy: str | None = None,
     holder: Holder | None = None,
 ) -> Erased:
@@ -42,9 +43,9 @@ async def erase(
 
     Raises `RetentionRefused` if it runs or is on hold, `SessionNotFound`. With `children` the sessions of its delegate
     runs that have the same owner go first, and theirs; if one of them is refused, this one stays. With `idle_days` it has the guards of a
-    clean as well, as a policy has. `policy` is for the audit. Who brings a live `holder` also gives the space back.
+    clean as well, as a policy has; `grace_days` is for one that came from an archive. `policy` is for the audit. Who brings a live `holder` also gives the space back.
     """
-    terms = _Terms(actor, children, idle_days, policy, holder)
+    terms = _Terms(actor, children, idle_days, grace_days, policy, holder)
     erased = await _erase(store, media, session_id, terms, seen={session_id})
     if holder is None:
         await give_space_back(store)
@@ -65,6 +66,7 @@ class _Terms:
     actor: str
     children: bool
     idle_days: float | None
+    grace_days: float
     policy: str | None
     holder: Holder | None
 
@@ -88,12 +90,11 @@ async def _erase(
                 gone.append(await _erase(store, media, child, terms, seen=seen))
     async with held(store, session_id, terms.holder) as lease:
         if terms.idle_days is not None:
-            await store.begin_cleaning(lease, idle=terms.idle_days * DAY)
+            await store.begin_cleaning(lease, idle=terms.idle_days * DAY, grace=terms.grace_days * DAY)
         await store.begin_erasing(lease)
         for blob in await store.drop_archive(lease):
-            if blob.location == media.location:
-                with suppress(HoldfastError):  # it is marked, and the collector finishes it
-                    await media.remove(blob)
+            with suppress(HoldfastError):  # it is marked, and the collector finishes it
+                await media.at(blob.location).remove(blob)
         deleted = await delete(store, media, lease, grace=0.0)
         detail: dict[str, object] = {"deleted": deleted, "children": [child.session_id for child in gone]}
         if terms.policy is not None:

@@ -20,6 +20,7 @@ class Outlook:
     session_id: str
     policy: str | None
     terms: Policy | None
+    rehydrated_at: datetime | None
     due_at: datetime | None
     held_by: Literal["session", "policy"] | None
     guard: str | None
@@ -38,6 +39,8 @@ async def outlook(store: Store, session_id: str) -> Outlook:
         metadata=session.metadata,
         created_at=session.created_at,
         active_at=session.active_at,
+        rehydrated_at=state.rehydrated_at,
+        rehydrated_days=store.settings.retention_rehydrated_days,
     )
     terms = None if rule is None else rule.policy
     held_by = "session" if session.hold else "policy" if terms is not None and terms.hold else None
@@ -45,13 +48,14 @@ async def outlook(store: Store, session_id: str) -> Outlook:
     guard = problem = None
     if terms is not None and terms.action is not None and session.status != "cleaned":
         try:
-            refuse_cleaning(state, idle=0.0, force=False)  # until when it must be idle, `due_at` says
+            refuse_cleaning(state, idle=0.0)  # until when it must be idle, `due_at` says
         except RetentionRefused as error:
             guard, problem = str(error.facts["guard"]), str(error)
     return Outlook(
         session_id=session_id,
         policy=None if rule is None else rule.name,
         terms=terms,
+        rehydrated_at=state.rehydrated_at,
         due_at=None if rule is None or held_by or is_over else rule.due_at,
         held_by=held_by,
         guard=guard,

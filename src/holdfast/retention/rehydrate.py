@@ -26,11 +26,17 @@ class Restored:
 
 
 async def rehydrate(
-    store: Store, media: MediaStore, session_id: str, archive: IO[bytes] | None = None, *, actor: str
+    store: Store,
+    media: MediaStore,
+    session_id: str,
+    archive: IO[bytes] | None = None,
+    *,
+    actor: str,
+    force: bool = False,
 ) -> Restored:
     """Bring a cleaned session back from `archive`, a file, or from the one that was stored when it was cleaned.
 
-    Raises `BadArchive`, `NotCleaned`, `SessionErased`, `SessionNotFound`, `Conflict` for an id that another session
+    An archive with another title, metadata or cursors than the session had when it was cleaned is refused unless `force` is given. Raises `BadArchive`, `NotCleaned`, `SessionErased`, `SessionNotFound`, `Conflict` for an id that another session
     has; in every case nothing was changed, and it may be tried again.
     """
     if await store.erased_at(session_id) is not None:
@@ -39,19 +45,28 @@ async def rehydrate(
     if state.status != "cleaned":
         raise NotCleaned(id=session_id, status=state.status)
     if archive is not None:
-        return await _restore(store, media, session_id, archive, actor)
+        return await _restore(store, media, session_id, archive, actor, force)
     if state.archive is None:
         raise NotFound(what="stored archive of session", id=session_id)
     async with media.open(to_uri(state.archive)) as chunks:
         stored = await spool(chunks)
     with stored:
-        return await _restore(store, media, session_id, stored, actor)
+        return await _restore(store, media, session_id, stored, actor, force)
 
 
-async def import_archive(store: Store, media: MediaStore, archive: IO[bytes], *, actor: str) -> Restored:
+async def import_archive(
+    store: Store,
+    media: MediaStore,
+    archive: IO[bytes],
+    *,
+    actor: str,
+    force: bool = False,
+    action: str | None = None,
+) -> Restored:
     """Add the session of an archive to a store that does not have it, under the same ids.
 
-    If the store has it and it is cleaned there, it is brought back. Raises `SessionExists` if it has content.
+    If the store has it and it is cleaned there, it is brought back, as `rehydrate` does. Raises `SessionExists` if it has content. `action` is
+    for the audit.
     """
     longest = longest_line(store.settings.max_payload_bytes)
     verified = await asyncio.to_thread(verify_archive, archive, longest=longest)
@@ -65,6 +80,7 @@ async def import_archive(store: Store, media: MediaStore, archive: IO[bytes], *,
         counts = await store.import_rows(
             session_id,
             lambda: rows_of(archive, verified, longest=longest),
+            action=action,
             actor=actor,
             detail=_detail(verified),
         )
@@ -72,11 +88,11 @@ async def import_archive(store: Store, media: MediaStore, archive: IO[bytes], *,
     if state.status != "cleaned":
         raise SessionExists(id=session_id)
     await asyncio.to_thread(archive.seek, 0)
-    return await _restore(store, media, session_id, archive, actor)
+    return await _restore(store, media, session_id, archive, actor, force)
 
 
 async def _restore(
-    store: Store, media: MediaStore, session_id: str, archive: IO[bytes], actor: str
+    store: Store, media: MediaStore, session_id: str, archive: IO[bytes], actor: str, force: bool
 ) -> Restored:
     longest = longest_line(store.settings.max_payload_bytes)
     verified = await asyncio.to_thread(verify_archive, archive, longest=longest)
@@ -90,7 +106,8 @@ async def _restore(
             lambda: rows_of(archive, verified, longest=longest),
             lease=lease,
             actor=actor,
-            detail=_detail(verified),
+            detail=_detail(verified, force=force),
+            force=force,
         )
     return Restored(session_id=session_id, archive_sha256=verified.sha256, restored=counts)
 
@@ -100,5 +117,6 @@ async def _put_blobs(media: MediaStore, archive: IO[bytes], verified: Archive, l
         await put_blobs(media, archive, longest=longest)
 
 
-def _detail(archive: Archive) -> str:
-    return json.dumps({"archive_sha256": archive.sha256, "restored": dict(archive.counts)})
+def _detail(archive: Archive, *, force: bool = False) -> str:
+    detail = {"archive_sha256": archive.sha256, "restored": dict(archive.counts)}
+    return json.dumps({**detail, "force": True} if force else detail)

@@ -92,7 +92,8 @@ async def sweep(
 ) -> Swept | None:
     """Do what the policies say is due, and `tell` each outcome. None if another sweep is at it, or ended within `every` s.
 
-    With `limit` it ends after so many sessions, and says whether there are more. `dry_run` changes nothing.
+    With `limit` it ends after so many sessions, and says whether there are more. `dry_run` changes nothing; it also tells of sessions that
+    would be due and are on hold, with the guard `hold`.
     """
     if dry_run:
         return await _Sweep(store, media, actor, None, limit, tell).run()
@@ -179,15 +180,16 @@ class _Sweep:
         return False
 
     async def _due(self, agent: str) -> AsyncGenerator[tuple[Due, Applied], None]:
-        """Yield the sessions of an agent that are due, each once."""
-        for by, days in _scans(self._policies, agent):
+        """Yield the sessions of an agent that are due, each once. A dry run includes those on hold, which are refused."""
+        grace = self._store.settings.retention_rehydrated_days
+        for by, days in _scans(self._policies, agent, holds=not self._dry_run):
             cursor: str | None = None
             while True:
                 page = await self._store.due(
-                    by, agent=agent, older_than=days * DAY, cursor=cursor, limit=_PAGE
+                    by, agent=agent, older_than=days * DAY, held=self._dry_run, cursor=cursor, limit=_PAGE
                 )
                 for due in page.items:
-                    rule = _applied(self._policies, due)
+                    rule = _applied(self._policies, due, grace, holds=not self._dry_run)
                     if (
                         rule is not None
                         and rule.is_due(due.now)
@@ -208,7 +210,7 @@ class _Sweep:
         guard = problem = None
         deleted: Mapping[str, int] = {}
         try:
-            deleted = await self._carry_out(due.session_id, action, idle_days, rule.name)
+            deleted = await self._carry_out(due.session_id, action, idle_days, rule)
             outcome = "dry_run" if self._dry_run else "erased" if action == "erase" else "cleaned"
             self._failures = 0
         except RetentionRefused as error:
@@ -241,12 +243,19 @@ class _Sweep:
                 await give_space_back(self._store)
 
     async def _carry_out(
-        self, session_id: str, action: Action, idle_days: float, policy: str
+        self, session_id: str, action: Action, idle_days: float, rule: Applied
     ) -> Mapping[str, int]:
         store, media, actor = self._store, self._media, self._actor
         if action == "erase" and not self._dry_run:
             erased = await erase(
-                store, media, session_id, actor=actor, idle_days=idle_days, policy=policy, holder=self._holder
+                store,
+                media,
+                session_id,
+                actor=actor,
+                idle_days=idle_days,
+                grace_days=rule.grace_days,
+                policy=rule.name,
+                holder=self._holder,
             )
             return erased.deleted
         cleaned = await clean(
@@ -255,9 +264,10 @@ class _Sweep:
             session_id,
             actor=actor,
             idle_days=idle_days,
+            grace_days=rule.grace_days,
             archive="media" if action == "archive" else None,
             dry_run=self._dry_run,
-            policy=policy,
+            policy=rule.name,
             holder=self._holder,
         )
         return cleaned.deleted
@@ -292,13 +302,18 @@ class _Sweep:
         return gone
 
 
-def _applied(policies: Sequence[Policy], due: Due) -> Applied | None:
+def _applied(
+    policies: Sequence[Policy], due: Due, grace_days: float = 0.0, *, holds: bool = True
+) -> Applied | None:
     return applied(
         policies,
         agent=due.agent,
         metadata=due.metadata,
         created_at=due.created_at,
         active_at=due.active_at,
+        rehydrated_at=due.rehydrated_at,
+        rehydrated_days=grace_days,
+        holds=holds,
     )
 
 
@@ -307,11 +322,11 @@ def _is_idle(policy: Policy, due: Due) -> bool:
     return policy.idle_days is not None and idle >= policy.idle_days * DAY
 
 
-def _scans(policies: Sequence[Policy], agent: str) -> list[tuple[DueBy, float]]:
+def _scans(policies: Sequence[Policy], agent: str, *, holds: bool = True) -> list[tuple[DueBy, float]]:
     """Return what to look for among an agent's sessions, and for how long at the least: what the policies can reach."""
     reachable: list[Policy] = []
     for policy in policies:
-        if policy.could_match(agent):
+        if policy.could_match(agent) and (holds or not policy.hold):
             reachable.append(policy)
             if policy.metadata is None:
                 break  # it takes all that are left

@@ -1,5 +1,7 @@
 """Keeps sweeping while a worker runs: at once, then on the interval of the settings, sooner and slower after failures.
 
+With `retention_sweep_at` it sweeps once a day at that time instead, and not at the start.
+
 It works on a thread and a connection of its own, so that no deletion, however large, is in the way of a run.
 """
 
@@ -9,6 +11,7 @@ import random
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime
 
 from holdfast.errors import HoldfastError
 from holdfast.media import open_media
@@ -20,6 +23,9 @@ ACTOR = "retention"
 _FIRST_PAUSE = 5.0
 _BUSY_PAUSE = 60.0
 _LONGEST_DOUBLING = 16
+_HOUR = 3600.0
+_HALF_DAY = 12 * _HOUR
+_DAY = 24 * _HOUR
 _log = logging.getLogger(__name__)
 
 
@@ -110,10 +116,13 @@ class _Thread:
 
 async def _sweep_on(store: Store) -> None:
     """Sweep for ever."""
-    interval = store.settings.retention_sweep_seconds
+    interval, at = store.settings.retention_sweep_seconds, store.settings.retention_sweep_at
     media = open_media(store=store)
     failures = 0
     every = 0.0  # at once when it starts, whoever did it before
+    if at is not None:
+        every, interval = _HALF_DAY, _DAY
+        await asyncio.sleep(until(at, await store.now()))
     while True:
         seconds = interval
         try:
@@ -136,8 +145,22 @@ async def _sweep_on(store: Store) -> None:
             else:
                 failures = 0
                 _log_swept(done)
-        every = 0.0 if failures else interval * 0.9
-        await asyncio.sleep(seconds * random.uniform(0.9, 1))  # noqa: S311
+        if at is None:
+            every = 0.0 if failures else interval * 0.9
+            await asyncio.sleep(seconds * random.uniform(0.9, 1))  # noqa: S311
+        else:
+            every = 0.0 if failures else _HALF_DAY
+            left = until(at, await store.now())
+            # A sweep that failed, or that another process may not finish, is tried again for an hour.
+            await asyncio.sleep(min(left, seconds) if _DAY - left < _HOUR else left)
+
+
+def until(at: str, now: datetime) -> float:
+    """Return how many seconds it is from `now` to the next time of day `at`, as HH:MM in UTC."""
+    hour, minute = map(int, at.split(":"))
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    left = (hour * 60 + minute) * 60 - (now - midnight).total_seconds()
+    return left if left > 0 else left + _DAY
 
 
 def pause(failures: int, interval: float) -> float:

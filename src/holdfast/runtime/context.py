@@ -25,13 +25,14 @@ class SessionContext:
         """Return a credential of the session, opened; None if there is none, or it has expired."""
         return await Credentials(self.store, self.keys).get(self.session.id, name)
 
-    async def state(self) -> State:
-        """Return the agent state of the session."""
-        return await self.store.state(self.session.id)
+    async def state(self, *, name: str | None = None) -> State:
+        """Return the agent state of the session, or the one with this name."""
+        return await self.store.state(self.session.id, name=name)
 
-    async def set_state(self, body: object, *, expected: int) -> State:
-        """Replace the agent state; raises `VersionConflict` if it is not at version `expected`."""
-        return await self.store.set_state(self.session.id, strict_json(body, "state"), expected=expected)
+    async def set_state(self, body: object, *, expected: int, name: str | None = None) -> State:
+        """Replace the agent state, or the one with this name; raises `VersionConflict` if it is not at version `expected`."""
+        text = strict_json(body, "state")
+        return await self.store.set_state(self.session.id, text, expected=expected, name=name)
 
 
 _current: ContextVar[SessionContext | None] = ContextVar("holdfast_session", default=None)

@@ -364,6 +364,19 @@ class StateBody(Shown):
     body: StoredJson
 
 
+class StateVersion(BaseModel):
+    """One state of a session."""
+
+    name: str | None = Field(description="Null: the agent state without a name.")
+    version: int
+
+
+class StatesOut(BaseModel):
+    """The states of a session."""
+
+    items: list[StateVersion]
+
+
 class NewState(Given):
     """A new agent state, and the version it replaces."""
 

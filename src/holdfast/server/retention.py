@@ -28,6 +28,7 @@ from holdfast.server.retention_models import (
     ErasedOut,
     OutcomeOut,
     OutlookOut,
+    RestoredOut,
     SweepBody,
     SweptOut,
 )
@@ -147,22 +148,36 @@ async def clean(request: Request, session_id: SessionId, body: CleanBody) -> Cle
     "/api/sessions/{session_id}/rehydrate",
     "write",
     body_limit="max_archive_bytes",
-    status_code=204,
-    response_class=Response,
 )
-async def rehydrate(request: Request, session_id: SessionId) -> Response:
+async def rehydrate(
+    request: Request,
+    session_id: SessionId,
+    force: Annotated[
+        bool,
+        Query(
+            description="Accept an archive with another title, metadata or cursors than the session had when it was cleaned."
+            " For administrators."
+        ),
+    ] = False,
+) -> RestoredOut:
     """Bring a cleaned session back from the archive in the body; without a body, from the one that was stored."""
+    principal = principal_of(request)
+    if force and not principal.is_admin:
+        raise Forbidden(needs="the role admin for force", who=principal.owner)
     store, session = store_of(request), session_of(request)
     if session.status != "cleaned":  # before the archive is read; `rehydrate_session` checks it again
         raise NotCleaned(id=session_id, status=session.status)
     with await while_allowed(request, spool(request.stream())) as archive:
         given = archive if archive.read(1) else None
         archive.seek(0)
-        owner = principal_of(request).owner
-        async with request.app.state.imports.turn(owner):
-            await rehydrate_session(store, open_media(store=store), session_id, given, actor=owner)
+        async with request.app.state.imports.turn(principal.owner):
+            restored = await rehydrate_session(
+                store, open_media(store=store), session_id, given, actor=principal.owner, force=force
+            )
     count("retention", action="rehydrate")
-    return Response(status_code=204)
+    return RestoredOut(
+        session_id=session_id, archive_sha256=restored.archive_sha256, restored=dict(restored.restored)
+    )
 
 
 @route(router, "DELETE", "/api/sessions/{session_id}", "delete")
@@ -220,6 +235,7 @@ async def read_outlook(request: Request, session_id: SessionId) -> OutlookOut:
         idle_days=terms and terms.idle_days,
         max_age_days=terms and terms.max_age_days,
         keep_last_runs=terms and terms.keep_last_runs,
+        rehydrated_at=result.rehydrated_at,
         due_at=result.due_at,
         held_by=result.held_by,
         guard=result.guard,

@@ -33,6 +33,14 @@ class CleanedOut(Shown):
     dry_run: bool
 
 
+class RestoredOut(BaseModel):
+    """The result of a rehydrate."""
+
+    session_id: str
+    archive_sha256: str
+    restored: dict[str, int] = Field(description="How many records of each kind came back.")
+
+
 class ErasedOut(BaseModel):
     """What an erasure did."""
 
@@ -51,6 +59,7 @@ class OutlookOut(BaseModel):
     idle_days: float | None
     max_age_days: float | None
     keep_last_runs: int | None
+    rehydrated_at: datetime | None = Field(description="When it last came from an archive.")
     due_at: datetime | None = Field(description="When its time comes at the earliest, if it does.")
     held_by: Literal["session", "policy"] | None
     guard: str | None = Field(description="What would refuse the sweep at this moment.")

@@ -37,6 +37,8 @@ from holdfast.server.models import (
     SessionDetail,
     SessionOut,
     StateBody,
+    StatesOut,
+    StateVersion,
     SubmissionDetail,
     SubmissionOut,
     event_json,
@@ -56,6 +58,14 @@ from holdfast.types import Lane, Session, State, Status, Submission, SubmissionS
 
 router = new_router("sessions")
 SessionId = Annotated[Id, Path(description="The session's id.")]
+StateName = Annotated[
+    str | None,
+    Query(
+        min_length=1,
+        max_length=256,
+        description="One of several states; else the agent state without a name.",
+    ),
+]
 Limit = Annotated[int, Query(ge=1, le=1000, description="How many at most.")]
 NO_NUL = r"^[^\x00]*$"
 CursorText = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")]
@@ -355,9 +365,16 @@ async def runs(
 
 
 @route(router, "GET", "/api/sessions/{session_id}/state", "read", response_model=StateBody)
-async def read_state(request: Request, session_id: SessionId) -> Response:
-    """Read the agent state."""
-    return _state(await store_of(request).state(session_id))
+async def read_state(request: Request, session_id: SessionId, name: StateName = None) -> Response:
+    """Read the agent state, or the one with this name."""
+    return _state(await store_of(request).state(session_id, name=name))
+
+
+@route(router, "GET", "/api/sessions/{session_id}/states", "read")
+async def list_states(request: Request, session_id: SessionId) -> StatesOut:
+    """List the states of a session with their versions."""
+    versions = await store_of(request).state_versions(session_id)
+    return StatesOut(items=[StateVersion(name=name, version=version) for name, version in versions.items()])
 
 
 def _state(state: State) -> Response:
@@ -367,10 +384,12 @@ def _state(state: State) -> Response:
 
 
 @route(router, "PUT", "/api/sessions/{session_id}/state", "write", response_model=StateBody)
-async def set_state(request: Request, session_id: SessionId, body: NewState) -> Response:
-    """Replace the agent state if it is at the version that is expected."""
+async def set_state(
+    request: Request, session_id: SessionId, body: NewState, name: StateName = None
+) -> Response:
+    """Replace the agent state, or the one with this name, if it is at the version that is expected."""
     state = await store_of(request).set_state(
-        session_id, strict_json(body.body, "state"), expected=body.expected
+        session_id, strict_json(body.body, "state"), expected=body.expected, name=name
     )
     return _state(state)
 

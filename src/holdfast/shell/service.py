@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from holdfast.config import Settings, load_settings
+from holdfast.config import Settings
 from holdfast.errors import (
     BadInput,
     BadText,
@@ -71,7 +71,7 @@ class ShellService:
         self, store: Store, *, settings: Settings | None = None, cwd: str | os.PathLike[str] | None = None
     ) -> None:
         self.store = store
-        self._settings = settings or load_settings()
+        self._settings = settings or store.settings
         self._cwd = Path.cwd() if cwd is None else Path(cwd).absolute()
         self._host = this_host()
         self._holder: Holder | None = None

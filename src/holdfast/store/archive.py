@@ -1,5 +1,7 @@
 """A session's rows out of the store, from one consistent cut, and back into it, all or nothing."""
 
+import hmac
+import json
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +30,8 @@ PAGE_BYTES = 1024 * 1024
 """A page of an export ends with the row that reaches one of these."""
 
 Imported = Mapping[str, Any]
+_EVENT = ("seq", "kind", "run_id", "step", "at", "payload", "message")
+_CURSORS = 10_000
 
 
 class ArchiveMethods(Transactions):
@@ -66,20 +70,22 @@ class ArchiveMethods(Transactions):
         action: str | None = None,
         actor: str,
         detail: Json = "{}",
+        force: bool = False,
     ) -> dict[str, int]:
         """Put back all that `export_rows` gave, in one transaction, with an audit entry; return counts by table.
 
         `source` is the session that the rows were read from, by its id or by the lease that it is held under. Nothing is imported if that
         lease was lost, or the session was cleaned or erased, meanwhile. The entry's `action` is `rehydrate` under a lease and `import` without one, unless it is given.
 
-        Under a `lease` the session must be cleaned, else `NotCleaned`; without one it must not exist, else
+        Under a `lease` the session must be cleaned, else `NotCleaned`, and the rows must be what it had then, else `BadArchive`: `force`
+        accepts another title, metadata and cursors. Without a lease it must not exist, else
         `SessionExists`. `rows` may be called again. `Conflict` names an id that another session has. What the
         rows refer to as media must be stored. Raises `SessionErased`.
         """
         audit = (new_id(), actor, action or ("import" if lease is None else "rehydrate"), detail)
         tries = count(1)
         return await self._transact(
-            lambda: self._import(session_id, rows, lease, source, audit, next(tries) > 1),
+            lambda: self._import(session_id, rows, lease, source, audit, next(tries) > 1, force),
             repeatable=lease is not None,  # then it can tell that it was there before
             changes=(session_id, inbox(session_id), READY),
             long=True,
@@ -93,6 +99,7 @@ class ArchiveMethods(Transactions):
         source: Lease | str | None,
         audit: tuple[str, str, str, str],
         again: bool,
+        force: bool,
     ) -> Tx[dict[str, int]]:
         if isinstance(source, Lease):
             yield from self._fence(source, 0)
@@ -104,17 +111,22 @@ class ArchiveMethods(Transactions):
             raise BadArchive(problem=f"it does not begin with session {session_id}")
         if (yield op("tombstone", session_id=session_id)):
             raise SessionErased(id=session_id)
-        values = {**session, "title_folded": session["title"].casefold()}
+        values = {**session, "title_folded": session["title"].casefold(), "archived": source is None or None}
+        before: dict[str, str] | None = None
         if lease is None:
             if not (yield Operation("import_session", values)):
                 raise SessionExists(id=session_id)
             yield op("import_head", id=session_id, agent=session["agent"], seq=session["seq"])
-        elif (yield from self._rehydrate(lease, values, again)):
-            return {}
+        else:
+            done, before = yield from self._rehydrate(lease, values, again)
+            if done:
+                return {}
         counts: dict[str, int] = {}
         for table, batch in _batches(rows):
             yield from self._insert(table, batch)
             counts[table.name] = counts.get(table.name, 0) + len(batch)
+        if before is not None and not force:
+            _refuse_older(before, (yield from fingerprint(session_id, session["seq"])))
         yield op("requeue_claimed", session_id=session_id)
         yield op("imported_commands_lost", session_id=session_id)
         control_only = True if session["status"] == "waiting" else None
@@ -125,13 +137,18 @@ class ArchiveMethods(Transactions):
         yield op("add_audit", id=audit_id, actor=actor, action=action, session_id=session_id, detail=detail)
         return counts
 
-    def _rehydrate(self, lease: Lease, session: Imported, again: bool) -> Tx[bool]:
-        """Make the cleaned session what it was; true if that was done before, and only the answer got lost."""
+    def _rehydrate(
+        self, lease: Lease, session: Imported, again: bool
+    ) -> Tx[tuple[bool, dict[str, str] | None]]:
+        """Make the cleaned session what it was, and return its fingerprint from before, if it has one.
+
+        The first value is true if that was done before, and only the answer got lost.
+        """
         yield from self._fence(lease, 0)
         (now,) = yield op("retention_state", session_id=lease.session_id)
         if now["status"] != "cleaned":
             if again:
-                return True
+                return True, None
             raise NotCleaned(id=lease.session_id, status=now["status"])
         for name in ("agent", "owner", "created_at"):
             if now[name] != session[name]:
@@ -141,7 +158,7 @@ class ArchiveMethods(Transactions):
                 problem=f"it was made at event {session['seq']} of the session, which had {now['seq']} when it was cleaned"
             )
         yield Operation("rehydrate_session", session)
-        return False
+        return False, None if now["fingerprint"] is None else json.loads(now["fingerprint"])
 
     def _insert(self, table: Table, batch: list[Imported]) -> Tx[None]:
         """Add rows. An id that another session has is named; the engine finds everything else."""
@@ -159,8 +176,8 @@ class ArchiveMethods(Transactions):
         """Return one of these ids that the table has already, if there is one."""
 
     @abstractmethod
-    def _add_rows(self, table: Table, rows: Sequence[Imported]) -> Tx[None]:
-        """Add rows to a table as they are."""
+    def _add_rows(self, table: Table, rows: Sequence[Imported], *, exist_ok: bool = False) -> Tx[None]:
+        """Add rows to a table as they are. With `exist_ok`, leave out those whose key is there."""
 
     async def import_commands(self, commands: Sequence[tuple[Command, Sequence[Output]]]) -> list[str]:
         """Add commands that ended elsewhere, with their outputs, as they are given, in one transaction.
@@ -209,3 +226,26 @@ def _batches(rows: Iterator[tuple[str, Imported]]) -> Iterator[tuple[Table, list
         size += sum(len(value) for value in row.values() if isinstance(value, str))
     if batch:
         yield BY_NAME[current], batch
+
+
+def _refuse_older(before: dict[str, str], now: dict[str, str]) -> None:
+    """Raise `BadArchive` unless the archive has what the session had when it was cleaned."""
+    if names := [name for name in before if before[name] != now.get(name)]:
+        raise BadArchive(
+            problem=f"its {', '.join(names)} {'differs' if len(names) == 1 else 'differ'} from what the session had when it"
+            " was cleaned: the archive is older. Use the archive made last, or let an administrator force this one"
+        )
+
+
+def fingerprint(session_id: str, seq: int) -> Tx[dict[str, str]]:
+    """Return keyed digests of what changes without an event. The key is the last event, which a clean deletes."""
+    last = yield op("events", session_id=session_id, after=seq - 1, run_id=None, limit=1)
+    key = repr([[row[name] for name in _EVENT] for row in last]).encode()
+    (session,) = yield op("export_session", session_id=session_id)
+    cursors = yield op("cursors", session_id=session_id, after=None, limit=_CURSORS)
+    parts = {
+        "title": session["title"],
+        "metadata": session["metadata"],
+        "cursors": repr([(row["consumer"], row["seq"]) for row in cursors]),
+    }
+    return {name: hmac.digest(key, text.encode(), "sha256").hex() for name, text in parts.items()}

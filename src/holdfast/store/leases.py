@@ -209,5 +209,11 @@ class LeaseMethods(Transactions):
         if head.status == "running":
             yield op("not_running", session_id=session_id)
         control_only = True if head.status == "waiting" else None
-        yield op("free_head", session_id=session_id, orphaned_by=orphaned_by, control_only=control_only)
+        yield op(
+            "free_head",
+            session_id=session_id,
+            orphaned_by=orphaned_by,
+            control_only=control_only,
+            moved=True if head.status == "moved" else None,
+        )
         return True

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from holdfast.errors import BadInput, Conflict, MediaNotFound
 from holdfast.ids import check_id
 from holdfast.store.rows import Row, from_cursor, from_row, page_limit, to_cursor, to_page
-from holdfast.store.transactions import Transactions, Tx, bounded, op, reading, writing
+from holdfast.store.transactions import Operation, Transactions, Tx, bounded, op, reading, writing
 from holdfast.types import Blob, BlobState, Page
 
 _MICROSECONDS = 1_000_000
@@ -82,12 +82,17 @@ class MediaMethods(Transactions):
         return bool((yield op("touch_storing", id=blob_id)))
 
     @reading
-    def blob(self, location: str, sha256: str) -> Tx[Blob]:
-        """Return what a location has of this content, if it is stored. Raises `MediaNotFound`."""
-        rows = yield op("blob", location=location, sha256=check_id(sha256, "SHA-256"))
+    def blob(self, location: str, sha256: str, *, elsewhere: bool = False) -> Tx[Blob]:
+        """Return what a location has of this content, if it is stored. Raises `MediaNotFound`.
+
+        With `elsewhere`, return what another location has if this one has nothing.
+        """
+        digest = check_id(sha256, "SHA-256")
+        rows = yield op("blob", location=None if elsewhere else location, sha256=digest)
         if not rows:
             raise MediaNotFound(uri=f"media+sha256://{sha256}", location=location)
-        return to_blob(rows[0], references=rows[0]["refs"])
+        row = next((row for row in rows if row["location"] == location), rows[0])
+        return to_blob(row, references=row["refs"])
 
     @reading
     def blobs(
@@ -152,6 +157,16 @@ class MediaMethods(Transactions):
         return (yield op("condemn_blobs", ids=ids, **ages))
 
     @writing(repeatable=True)
+    def replace_blob(self, blob: Blob, location: str) -> Tx[bool]:
+        """Mark a blob for deletion if this other location has the same content; return whether it is marked."""
+        yield op("lock_content", sha256=blob.sha256)
+        if location == blob.location or not (yield op("touch_stored", location=location, sha256=blob.sha256)):
+            return False
+        yield op("lock_blobs", ids=[blob.id])
+        yield op("replace_blob", id=blob.id)
+        return True
+
+    @writing(repeatable=True)
     def abandon_blob(self, blob_id: str) -> Tx[bool]:
         """Give up storing it and say whether its bytes may be deleted; false if they are stored after all."""
         yield op("abandon_blob", id=blob_id)
@@ -183,12 +198,21 @@ class MediaMethods(Transactions):
 
     @reading
     def references(
-        self, *, session_id: str | None = None, sha256: str | None = None, limit: int = 1000
+        self,
+        *,
+        session_id: str | None = None,
+        sha256: str | None = None,
+        after: str | None = None,
+        limit: int = 1000,
     ) -> Tx[list[tuple[str, str]]]:
-        """Return which session refers to which content, as (session_id, sha256): those of a session, or to a content."""
+        """Return which session refers to which content, as (session_id, sha256): those of a session, or to a content.
+
+        Those of a session are in the order of their digests; `after` continues behind one of them.
+        """
         if (session_id is None) == (sha256 is None):
             raise BadInput(problem="name either the session or the content whose references you want")
-        rows = yield op("blob_references", session_id=session_id, sha256=sha256, limit=page_limit(limit))
+        wanted = {"session_id": session_id, "sha256": sha256, "after": after, "limit": page_limit(limit)}
+        rows = yield Operation("blob_references", wanted)
         return [(row["session_id"], row["sha256"]) for row in rows]
 
     @reading

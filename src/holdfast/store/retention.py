@@ -1,11 +1,13 @@
 """What retention stands on: guards under the lock, deletion in bounded batches, and the marks at its ends."""
 
+import json
 from datetime import datetime
 from typing import Final
 
 from holdfast.errors import Conflict, SessionErased, SessionNotFound
 from holdfast.guards import refuse_cleaning, refuse_erasing
 from holdfast.ids import check_id, new_id
+from holdfast.store.archive import fingerprint
 from holdfast.store.media import to_blob
 from holdfast.store.rows import Row, maybe_moment, moment, page_limit
 from holdfast.store.transactions import Transactions, Tx, lease_lost, op, reading, writing
@@ -24,6 +26,7 @@ CONTENT: Final = (
     "submissions",
     "cursors",
     "states",
+    "named_states",
     "credentials",
     "blob_references",
 )
@@ -63,17 +66,19 @@ class RetentionMethods(Transactions):
         return moment(rows[0]["at"]) if rows else None
 
     @writing(changes="lease", repeatable=True)
-    def begin_cleaning(self, lease: Lease, *, idle: float, force: bool = False) -> Tx[RetentionState]:
+    def begin_cleaning(
+        self, lease: Lease, *, idle: float, grace: float = 0.0, force: bool = False
+    ) -> Tx[RetentionState]:
         """Check the guards and mark the session `cleaning`: from now on it accepts nothing. Returns how it stood.
 
-        Raises `RetentionRefused`, `SessionErased`. One that is cleaned stays as it is.
+        It must have been idle for `idle` seconds, and in the store for `grace` seconds if it came from an archive. Raises `RetentionRefused`, `SessionErased`. One that is cleaned stays as it is.
         """
         yield from self._fence(lease, 0)
         if (yield op("tombstone", session_id=lease.session_id)):
             raise SessionErased(id=lease.session_id)
         state = yield from self._retention_state(lease.session_id, lease)
         if state.status != "cleaned":
-            refuse_cleaning(state, idle=idle, force=force)
+            refuse_cleaning(state, idle=idle, grace=grace, force=force)
             yield op("begin_cleaning", session_id=lease.session_id)
         return state
 
@@ -94,8 +99,12 @@ class RetentionMethods(Transactions):
             raise lease_lost(lease, "the session is not being cleaned")
 
     def _begin_deleting(self, lease: Lease) -> Tx[None]:
-        if not (yield op("begin_deleting", session_id=lease.session_id)):
-            refuse_erasing((yield from self._retention_state(lease.session_id, lease)))
+        state = yield from self._retention_state(lease.session_id, lease)
+        kept = None
+        if state.cleaned_at is None:
+            kept = json.dumps((yield from fingerprint(lease.session_id, state.seq)))
+        if not (yield op("begin_deleting", session_id=lease.session_id, fingerprint=kept)):
+            refuse_erasing(state)
             raise SessionNotFound(id=lease.session_id)
 
     @writing(changes="lease")
@@ -185,7 +194,7 @@ class RetentionMethods(Transactions):
         state = yield from self._retention_state(lease.session_id, lease)
         refuse_erasing(state)
         yield op("add_tombstone", session_id=lease.session_id)
-        yield op("begin_deleting", session_id=lease.session_id)
+        yield op("begin_deleting", session_id=lease.session_id, fingerprint=None)
         return state
 
     async def finish_erasing(self, lease: Lease, *, actor: str, detail: Json = "{}") -> datetime:
@@ -231,4 +240,6 @@ def _to_retention_state(row: Row, behind: list[str], lease: Lease | None) -> Ret
         idle=row["idle_us"] / 1_000_000,
         cleaned_at=maybe_moment(row["cleaned_at"]),
         archive=row["archive"],
+        now=moment(row["now"]),
+        rehydrated_at=maybe_moment(row["rehydrated_at"]),
     )

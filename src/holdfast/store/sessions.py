@@ -17,7 +17,7 @@ from holdfast.errors import (
 )
 from holdfast.ids import check_choice, check_id, check_name, check_text, check_title, new_id
 from holdfast.store.rows import from_cursor, from_row, page_limit, to_page
-from holdfast.store.transactions import Transactions, Tx, bounded, op, reading, writing
+from holdfast.store.transactions import Transactions, Tx, bounded, op, reading, refuse_closed, writing
 from holdfast.types import STATUSES, AuditEntry, Credential, Cursor, Json, Page, Session, State, Status
 
 _LARGEST_METADATA = 64 * 1024
@@ -202,25 +202,40 @@ class SessionMethods(Transactions):
             yield op("stop_cleaning", session_id=session_id)
 
     @reading
-    def state(self, session_id: str) -> Tx[State]:
-        """Return the agent state; version 0 with body `null` if none was ever set."""
+    def state(self, session_id: str, *, name: str | None = None) -> Tx[State]:
+        """Return the agent state, or the one with this name; version 0 with body `null` if it was never set."""
         yield from self._session(session_id)
-        return (yield from self._state(session_id))
+        return (yield from self._state(session_id, name))
 
-    def _state(self, session_id: str) -> Tx[State]:
-        rows = yield op("state", session_id=session_id)
+    @reading
+    def state_versions(self, session_id: str) -> Tx[dict[str | None, int]]:
+        """Return the versions of the states of a session by name; that of the agent state without a name by None."""
+        rows = yield from self._of_session(session_id, op("state_versions", session_id=session_id))
+        return {row["name"]: row["version"] for row in sorted(rows, key=lambda row: row["name"] or "")}
+
+    def _state(self, session_id: str, name: str | None) -> Tx[State]:
+        if name is None:
+            rows = yield op("state", session_id=session_id)
+        else:
+            rows = yield op("named_state", session_id=session_id, name=check_name(name, "state name"))
         return from_row(State, rows[0]) if rows else State(version=0, body="null")
 
     @writing(changes="session_id")
-    def set_state(self, session_id: str, body: Json, *, expected: int) -> Tx[State]:
-        """Replace the agent state if it is at version `expected`, else raise `VersionConflict`; writes an event."""
+    def set_state(self, session_id: str, body: Json, *, expected: int, name: str | None = None) -> Tx[State]:
+        """Replace the agent state if it is at version `expected`, else raise `VersionConflict`; writes an event.
+
+        Each `name` is a state of its own with its own version, for sessions with several agents.
+        """
         self._check_json(body, "state")
         yield from self._refuse_cleaned(session_id)
-        state = yield from self._state(session_id)
+        state = yield from self._state(session_id, name)
         if state.version != expected:
             raise VersionConflict(session_id=session_id, version=state.version, expected=expected)
         version = expected + 1
-        yield op("set_state", session_id=session_id, version=version, body=body)
+        if name is None:
+            yield op("set_state", session_id=session_id, version=version, body=body)
+        else:
+            yield op("set_named_state", session_id=session_id, name=name, version=version, body=body)
         numbered = yield op("number_event", session_id=session_id)
         yield op(
             "insert_event",
@@ -229,7 +244,7 @@ class SessionMethods(Transactions):
             kind="state_changed",
             run_id=None,
             step=None,
-            payload=json.dumps({"version": version}),
+            payload=json.dumps({"version": version} if name is None else {"version": version, "name": name}),
         )
         return State(version=version, body=body)
 
@@ -242,8 +257,7 @@ class SessionMethods(Transactions):
         if ttl is not None and not (math.isfinite(ttl) and 0 < ttl <= _LONGEST_TTL):
             raise BadInput(problem=f"a credential is kept for a positive number of seconds, not {ttl}")
         head = yield from self._lock_head(session_id)
-        if head.status in {"cleaning", "cleaned"}:
-            raise SessionCleaned(id=session_id)
+        refuse_closed(session_id, head)
         yield op("drop_credentials", session_id=session_id, name=name)
         if sealed is not None:
             self._check_size(sealed, "credential")

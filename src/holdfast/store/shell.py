@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from holdfast.errors import BadInput, CommandLost, Conflict, NotFound, SessionCleaned
+from holdfast.errors import BadInput, CommandLost, Conflict, NotFound
 from holdfast.ids import check_choice, check_id, check_name, check_uuid
 from holdfast.store.hub import Hub
 from holdfast.store.hub import outputs as topic
@@ -19,7 +19,7 @@ from holdfast.store.rows import (
     page_limit,
     to_cursor,
 )
-from holdfast.store.transactions import Transactions, Tx, bounded, op, reading, writing
+from holdfast.store.transactions import Transactions, Tx, bounded, op, reading, refuse_closed, writing
 from holdfast.types import COMMAND_STATES, SHELL_KINDS, Command, CommandState, Output, Page, ShellKind
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -42,8 +42,7 @@ class ShellMethods(Transactions):
         self._check_size(command.call_id or "", "call id")
         if command.session_id is not None:
             head = yield from self._lock_head(check_id(command.session_id, "session id"))
-            if head.status in {"cleaning", "cleaned"}:
-                raise SessionCleaned(id=command.session_id)
+            refuse_closed(command.session_id, head)
         yield op(
             "insert_command",
             id=key,

@@ -12,8 +12,8 @@ from abc import abstractmethod
 from types import TracebackType
 from typing import Self
 
-from holdfast.store.archive import ArchiveMethods
 from holdfast.store.check import CheckMethods
+from holdfast.store.copying import CopyMethods
 from holdfast.store.history import HistoryMethods
 from holdfast.store.journal import JournalMethods
 from holdfast.store.media import MediaMethods
@@ -35,7 +35,7 @@ class Store(
     HistoryMethods,
     MediaMethods,
     ShellMethods,
-    ArchiveMethods,
+    CopyMethods,
     RetentionMethods,
     SweepMethods,
     CheckMethods,

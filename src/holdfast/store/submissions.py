@@ -3,11 +3,20 @@
 import json
 from collections.abc import Mapping
 
-from holdfast.errors import Conflict, KeyReused, QueueFull, SessionCleaned, SessionNotFound, TurnInProgress
+from holdfast.errors import Conflict, KeyReused, QueueFull, SessionNotFound, TurnInProgress
 from holdfast.ids import check_choice, check_id, check_name, new_id
 from holdfast.store.rows import Row, from_cursor, from_row, page_limit, to_page
 from holdfast.store.sql.library import Operation
-from holdfast.store.transactions import Transactions, Tx, bounded, lease_lost, op, reading, writing
+from holdfast.store.transactions import (
+    Transactions,
+    Tx,
+    bounded,
+    lease_lost,
+    op,
+    reading,
+    refuse_closed,
+    writing,
+)
 from holdfast.types import (
     LANES,
     SUBMISSION_STATES,
@@ -93,8 +102,7 @@ class SubmissionMethods(Transactions):
                     raise Conflict(problem=f"submission {id} was sent before with another content")
                 raise KeyReused(session_id=session_id, key=idempotency_key)
             return before
-        if head.status in {"cleaning", "cleaned"}:
-            raise SessionCleaned(id=session_id)
+        refuse_closed(session_id, head)
         pending = head.pending
         if pending >= self._max_pending and lane == "main":
             raise QueueFull(session_id=session_id, pending=pending, limit=self._max_pending)

@@ -28,10 +28,13 @@ class SweepMethods(Transactions):
         *,
         agent: str | None = None,
         older_than: float,
+        held: bool = False,
         cursor: str | None = None,
         limit: int = 100,
     ) -> Tx[Page[Due]]:
-        """List what may be due for retention, longest due first, at the cost of what is found; holds left out.
+        """List what may be due for retention, longest due first, at the cost of what is found.
+
+        Sessions on hold are left out, unless `held` is given, for `idle` and `age`.
 
         `idle`: sessions of the agent that were active last so many seconds ago, or earlier; `age`: created then;
         `cleaned`: created then, and cleaned. The others list no cleaned ones. `submissions`: ended then, of all agents.
@@ -41,6 +44,7 @@ class SweepMethods(Transactions):
         wanted = op(
             f"due_{by}",
             agent=agent,
+            free=None if held else True,
             older_us=_microseconds(older_than),
             after=after,
             after_id=after_id,

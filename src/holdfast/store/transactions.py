@@ -22,6 +22,7 @@ from holdfast.errors import (
     LeaseLost,
     PayloadTooLarge,
     SessionCleaned,
+    SessionMoved,
     SessionNotFound,
     StoreForked,
     StoreUnavailable,
@@ -218,11 +219,18 @@ class Transactions(ABC):
         )
 
     def _refuse_cleaned(self, session_id: str) -> Tx[Head]:
-        """Lock a session and refuse it if its content was cleaned: what came later would escape."""
+        """Lock a session and refuse it if its content was cleaned, which what came later would escape, or if it was moved."""
         head = yield from self._lock_head(check_id(session_id, "session id"))
-        if head.status in {"cleaning", "cleaned"}:
-            raise SessionCleaned(id=session_id)
+        refuse_closed(session_id, head)
         return head
+
+
+def refuse_closed(session_id: str, head: Head) -> None:
+    """Raise `SessionCleaned` or `SessionMoved` if the session accepts nothing."""
+    if head.status == "moved":
+        raise SessionMoved(id=session_id)
+    if head.status in {"cleaning", "cleaned"}:
+        raise SessionCleaned(id=session_id)
 
 
 S = TypeVar("S", bound=Transactions)

@@ -7,6 +7,7 @@ export const STATUS = {
   waiting: "waits for you",
   cleaning: "being cleaned",
   cleaned: "cleaned",
+  moved: "moved",
   failed: "failed",
 };
 

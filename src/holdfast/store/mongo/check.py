@@ -29,6 +29,7 @@ _COPIED: Final = {
     "effects": "session_id call_id segment position",
     "cursors": "session_id consumer seq",
     "states": "session_id",
+    "named_states": "session_id",
     "credentials": "session_id",
     "commands": "id session_id owner state exit_code outputs ended_at purged_at",
     "outputs": "command_id number session_id owner",

@@ -46,6 +46,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "effects": ("session_id", "run_id", "call_id"),
     "cursors": ("session_id", "consumer"),
     "states": ("session_id",),
+    "named_states": ("session_id", "name"),
     "credentials": ("session_id", "name"),
     "audit": ("id",),
     "tokens": ("id",),

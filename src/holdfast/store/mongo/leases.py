@@ -142,9 +142,14 @@ async def has_work(db: Documents, session_id: str, *, control_only: bool) -> boo
 
 
 async def free_head(
-    db: Documents, *, session_id: str, orphaned_by: str | None, control_only: bool | None = None
+    db: Documents,
+    *,
+    session_id: str,
+    orphaned_by: str | None,
+    control_only: bool | None = None,
+    moved: bool | None = None,
 ) -> list[MongoRow]:
-    work = await has_work(db, session_id, control_only=bool(control_only))
+    work = not moved and await has_work(db, session_id, control_only=bool(control_only))
     ready_at = await db.now() if work else None
     return await db.head(
         session_id, values={"holder": None, "orphaned_by": orphaned_by, "ready_at": ready_at}

@@ -72,9 +72,9 @@ async def _counted(db: Documents, rows: list[MongoRow]) -> list[MongoRow]:
     return [MongoRow(row, refs=numbers[row["sha256"]]) for row in rows]
 
 
-async def blob(db: Documents, *, location: str, sha256: str) -> list[MongoRow]:
-    where = {"location": location, "sha256": sha256, "state": "stored"}
-    return await _counted(db, await db.find("blobs", where))
+async def blob(db: Documents, *, sha256: str, location: str | None = None) -> list[MongoRow]:
+    where = {"sha256": sha256, "state": "stored"} | ({} if location is None else {"location": location})
+    return await _counted(db, await db.find("blobs", where, sort=[("_id", -1)]))
 
 
 async def blobs(
@@ -163,9 +163,15 @@ async def delete_chunks(db: Documents, *, id: str, limit: int) -> list[MongoRow]
 
 
 async def blob_references(
-    db: Documents, *, limit: int, session_id: str | None = None, sha256: str | None = None
+    db: Documents,
+    *,
+    limit: int,
+    session_id: str | None = None,
+    sha256: str | None = None,
+    after: str | None = None,
 ) -> list[MongoRow]:
-    where = {"sha256": sha256} if session_id is None else span("blob_references", session_id)
+    place = None if after is None else {"sha256": after}
+    where = {"sha256": sha256} if session_id is None else span("blob_references", session_id, after=place)
     return await db.find("blob_references", where, sort=[("_id", 1)], limit=limit)
 
 

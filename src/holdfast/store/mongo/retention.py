@@ -30,7 +30,8 @@ async def retention_state(db: Documents, *, session_id: str) -> list[MongoRow]:
         MongoRow(
             sessions[0],
             seq=heads[0]["seq"],
-            idle_us=await db.now() - sessions[0]["active_at"],
+            now=(now := await db.now()),
+            idle_us=now - sessions[0]["active_at"],
             holder=holder["id"],
             holder_name=holder["name"],
             pending=await db.count("submissions", {"session_id": session_id, "ended_at": None}),
@@ -54,7 +55,7 @@ def _resting(row: MongoRow) -> str | None:
     return row["resting"] if row["status"] == "cleaning" else row["status"]
 
 
-async def begin_deleting(db: Documents, *, session_id: str) -> list[MongoRow]:
+async def begin_deleting(db: Documents, *, session_id: str, fingerprint: str | None = None) -> list[MongoRow]:
     rows = await db.find("sessions", {"_id": session_id, "hold": 0})
     return [
         await db.change(
@@ -63,6 +64,7 @@ async def begin_deleting(db: Documents, *, session_id: str) -> list[MongoRow]:
             status="cleaning",
             resting=_resting(row),
             cleaned_at=await db.now() if row["cleaned_at"] is None else row["cleaned_at"],
+            fingerprint=row["fingerprint"] if fingerprint is None else fingerprint,
         )
         for row in rows
     ]
@@ -155,7 +157,7 @@ async def child_sessions(
 
 
 async def export_session(db: Documents, *, session_id: str) -> list[MongoRow]:
-    """Return its status as it is at rest: nothing runs in an archive, and being cleaned is no part of what it was."""
+    """Return its status as it is at rest: nothing runs in an archive, and being cleaned or moved is no part of what it was."""
     sessions = await db.get("sessions", session_id)
     heads = await db.get("heads", session_id)
     rows: list[MongoRow] = []
@@ -163,17 +165,24 @@ async def export_session(db: Documents, *, session_id: str) -> list[MongoRow]:
         status = session["status"]
         if status == "cleaning" and session["cleaned_at"] is not None:
             status = "cleaned"
-        elif status == "cleaning" and session["resting"] in {"waiting", "failed"}:
+        elif status in {"cleaning", "moved"} and session["resting"] in {"waiting", "failed"}:
             status = session["resting"]
-        elif status in {"cleaning", "running", "queued"}:
+        elif status in {"cleaning", "moved", "running", "queued"}:
             status = "idle"
         rows.append(MongoRow(session, status=status, seq=head["seq"]))
     return rows
 
 
-async def import_session(db: Documents, *, seq: int, **row: object) -> list[MongoRow]:
+async def import_session(
+    db: Documents, *, seq: int, archived: bool | None, created_at: int, active_at: int, **row: object
+) -> list[MongoRow]:
+    """Add it. No time of an archive is later than now: retention would wait for it."""
     del seq  # the head's
-    return [MongoRow(row)] if await db.insert_new("sessions", row) else []
+    now = await db.now()
+    new = {**row, "created_at": min(created_at, now), "active_at": min(active_at, now)}
+    if archived:
+        new["rehydrated_at"] = now
+    return [MongoRow(new)] if await db.insert_new("sessions", new) else []
 
 
 async def import_head(db: Documents, *, id: str, agent: str, seq: int) -> list[MongoRow]:
@@ -181,11 +190,10 @@ async def import_head(db: Documents, *, id: str, agent: str, seq: int) -> list[M
 
 
 async def rehydrate_session(db: Documents, *, id: str, **row: object) -> list[MongoRow]:
-    kept = ("status", "title", "title_folded", "waiting_for", "metadata", "active_at")
+    kept = ("status", "title", "title_folded", "waiting_for", "metadata")
     values = {name: row[name] for name in kept}
-    return await db.change_where(
-        "sessions", {"_id": id}, **values, cleaned_at=None, resting=None, archive=None
-    )
+    gone = dict.fromkeys(("cleaned_at", "resting", "archive", "fingerprint"))
+    return await db.change_where("sessions", {"_id": id}, **values, **gone, rehydrated_at=await db.now())
 
 
 async def imported_commands_lost(db: Documents, *, session_id: str) -> list[MongoRow]:

@@ -103,6 +103,15 @@ async def _served_agents(database: AsyncDatabase[MongoRow]) -> None:
     )
 
 
+async def _rehydrated(database: AsyncDatabase[MongoRow]) -> None:
+    """Change nothing: a column that is NULL is missing."""
+    del database
+
+
+async def _named_states(database: AsyncDatabase[MongoRow]) -> None:
+    await _create(database, "named_states")
+
+
 async def _create(database: AsyncDatabase[MongoRow], name: str) -> None:
     try:
         await database.create_collection(name)
@@ -117,6 +126,8 @@ MIGRATIONS: Final = (
     (1, "0001_sessions", _sessions),
     (2, "0002_ready_by_agent", _ready_by_agent),
     (3, "0003_served_agents", _served_agents),
+    (4, "0004_rehydrated", _rehydrated),
+    (5, "0005_named_states", _named_states),
 )
 LATEST: Final = MIGRATIONS[-1][0]
 

@@ -191,6 +191,21 @@ async def state(db: Documents, *, session_id: str) -> list[MongoRow]:
     return await db.get("states", session_id)
 
 
+async def named_state(db: Documents, *, session_id: str, name: str) -> list[MongoRow]:
+    return await db.get("named_states", {"session_id": session_id, "name": name})
+
+
+async def set_named_state(db: Documents, **row: object) -> list[MongoRow]:
+    await db.put("named_states", [{**row, "at": await db.now()}], lambda _, new: new)
+    return []
+
+
+async def state_versions(db: Documents, *, session_id: str) -> list[MongoRow]:
+    plain = await db.get("states", session_id)
+    named = await db.find("named_states", span("named_states", session_id), fields=["name", "version"])
+    return [*(MongoRow(name=None, version=row["version"]) for row in plain), *named]
+
+
 async def set_state(db: Documents, **row: object) -> list[MongoRow]:
     await db.put("states", [{**row, "at": await db.now()}], lambda _, new: new)
     return []

@@ -59,6 +59,7 @@ from holdfast.store.beacons import FileBeacons
 from holdfast.store.hub import READY, Hub
 from holdfast.store.mongo import (
     check,
+    copying,
     journal,
     leases,
     media,
@@ -74,7 +75,7 @@ from holdfast.store.mongo.hints import Hints
 from holdfast.store.mongo.write import write
 from holdfast.store.rows import CutRows, Rows, moment
 from holdfast.store.store import Store
-from holdfast.store.transactions import Operation, Tx, lease_lost, op, reading, slow
+from holdfast.store.transactions import Operation, Tx, bounded, lease_lost, op, reading, slow
 from holdfast.store.write import Writing
 from holdfast.tables import SESSION, TABLES, Table
 from holdfast.types import Batch, Holder, Lease, Violation
@@ -122,7 +123,9 @@ def _statements(*topics: ModuleType) -> dict[str, Handler]:
 
 
 STATEMENTS: Final[dict[str, Handler]] = {
-    **_statements(sessions, leases, submissions, journal, media, retention, shell, sweep, check, schema),
+    **_statements(
+        sessions, leases, submissions, journal, media, retention, copying, shell, sweep, check, schema
+    ),
     **retention.DELETE,
 }
 
@@ -370,8 +373,16 @@ class MongoStore(Store):
     def _taken_ids(self, table: Table, ids: Sequence[str]) -> Tx[Rows]:
         return (yield op("taken_ids", table=table.name, column=table.unique, ids=ids))
 
-    def _add_rows(self, table: Table, rows: Sequence[Imported]) -> Tx[None]:
-        yield op("import_rows", table=table.name, rows=rows)
+    def _add_rows(self, table: Table, rows: Sequence[Imported], *, exist_ok: bool = False) -> Tx[None]:
+        if not exist_ok:
+            yield op("import_rows", table=table.name, rows=rows)
+            return
+        for row in rows:
+            yield op("add_record", table=table.name, row=row)
+
+    def _records(self, table: Table, after: tuple[object, ...] | None, limit: int) -> Tx[Rows]:
+        wanted = {"table": table.name, "only": dict(table.only), "after": after, "limit": limit}
+        return (yield bounded(Operation("records", wanted), *table.texts))
 
     async def _light(self, holder_id: str) -> bool:
         return self._beacons is not None and await asyncio.to_thread(self._beacons.light, holder_id)

@@ -39,11 +39,14 @@ async def _due(
     after: int | None = None,
     after_id: str | None = None,
     after_position: int | None = None,
+    free: bool | None = True,
 ) -> list[MongoRow]:
     del after_position  # of submissions only
     now = await db.now()
     until: dict[str, int] = {"$lte": now - older_us}
-    where: dict[str, Any] = {"agent": agent, "hold": 0, "status": status, column: until}
+    where: dict[str, Any] = {"agent": agent, "status": status, column: until}
+    if free:
+        where["hold"] = 0
     if after is not None:
         until["$gte"] = after
         where |= beyond("$gt", **{column: after, "id": after_id})
@@ -60,9 +63,10 @@ async def due_submissions(
     after: int | None = None,
     after_id: str | None = None,
     after_position: int | None = None,
+    free: bool | None = True,
 ) -> list[MongoRow]:
     """Find what has ended long enough ago, oldest first, page by page: what is on hold is passed over."""
-    del agent  # of all
+    del agent, free  # of all, and never those on hold
     now = await db.now()
     place = None if after is None else (after, after_id, after_position)
     rows: list[MongoRow] = []

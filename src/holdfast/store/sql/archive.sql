@@ -1,10 +1,10 @@
 -- name: export_session
--- Its status as it is at rest: nothing runs in an archive, and being cleaned is no part of what it was.
+-- Its status as it is at rest: nothing runs in an archive, and being cleaned or moved is no part of what it was.
 SELECT s.id, s.agent, s.owner, s.title,
   CASE
     WHEN s.status = 'cleaning' AND s.cleaned_at IS NOT NULL THEN 'cleaned'
-    WHEN s.status = 'cleaning' AND s.resting IN ('waiting', 'failed') THEN s.resting
-    WHEN s.status IN ('cleaning', 'running', 'queued') THEN 'idle'
+    WHEN s.status IN ('cleaning', 'moved') AND s.resting IN ('waiting', 'failed') THEN s.resting
+    WHEN s.status IN ('cleaning', 'moved', 'running', 'queued') THEN 'idle'
     ELSE s.status
   END AS status,
   s.waiting_for, s.hold, s.metadata, s.created_at, s.active_at, h.seq
@@ -12,8 +12,14 @@ FROM sessions s JOIN heads h ON h.session_id = s.id
 WHERE s.id = :session_id;
 
 -- name: import_session
-INSERT INTO sessions (id, agent, owner, title, title_folded, status, waiting_for, hold, metadata, created_at, active_at)
-VALUES (:id, :agent, :owner, :title, :title_folded, :status, :waiting_for, :hold, :metadata, :created_at, :active_at)
+-- No time of an archive is later than now: retention would wait for it.
+INSERT INTO sessions (id, agent, owner, title, title_folded, status, waiting_for, hold, metadata,
+  rehydrated_at,   --? archived
+  created_at, active_at)
+VALUES (:id, :agent, :owner, :title, :title_folded, :status, :waiting_for, :hold, :metadata,
+  now_us(),        --? archived
+  CASE WHEN CAST(:created_at AS bigint) > now_us() THEN now_us() ELSE CAST(:created_at AS bigint) END,
+  CASE WHEN CAST(:active_at AS bigint) > now_us() THEN now_us() ELSE CAST(:active_at AS bigint) END)
 ON CONFLICT (id) DO NOTHING
 RETURNING id;
 
@@ -21,9 +27,9 @@ RETURNING id;
 INSERT INTO heads (session_id, agent, epoch, seq, writes, written) VALUES (:id, :agent, 0, :seq, 0, 0);
 
 -- name: rehydrate_session
--- What it was, except what says whose it is, and the hold, which may have been set since.
+-- What it was, except what says whose it is, when it was active, and the hold, which may have been set since.
 UPDATE sessions SET status = :status, title = :title, title_folded = :title_folded, waiting_for = :waiting_for,
-  metadata = :metadata, active_at = :active_at, cleaned_at = NULL, resting = NULL, archive = NULL
+  metadata = :metadata, cleaned_at = NULL, resting = NULL, archive = NULL, rehydrated_at = now_us(), fingerprint = NULL
 WHERE id = :id;
 
 -- name: imported_commands_lost

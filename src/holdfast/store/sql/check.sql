@@ -53,11 +53,11 @@ WHERE ((ended_at IS NOT NULL AND state IN ('queued', 'claimed', 'waiting'))
 LIMIT :limit;
 
 -- name: check_queued_is_ready
--- Whoever waits in the queue of a free session is found by the next claim.
+-- A submission in the queue of a free session is found by the next claim, unless the session was moved to another store.
 SELECT q.session_id, 'submission ' || q.id || ' is queued in a free session that is not ready' AS detail
 FROM submissions q JOIN heads h ON h.session_id = q.session_id JOIN sessions s ON s.id = q.session_id
 WHERE q.ended_at IS NULL AND q.state = 'queued' AND h.holder IS NULL AND h.ready_at IS NULL
-  AND (q.lane = 'control' OR s.status <> 'waiting')
+  AND (q.lane = 'control' OR s.status <> 'waiting') AND s.status <> 'moved'
   AND q.session_id = :session_id   --? session_id
 LIMIT :limit;
 

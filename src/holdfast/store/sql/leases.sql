@@ -72,11 +72,13 @@ RETURNING epoch, seq, orphaned_by;
 UPDATE submissions SET state = 'queued' WHERE session_id = :session_id AND ended_at IS NULL AND state = 'claimed';
 
 -- name: free_head
--- Ready at once if there is something to take. A session that waits for a person takes only what is on the control lane.
+-- Ready at once if there is something to take. A session that waits for a person takes only what is on the control lane, and one
+-- that was moved takes nothing.
 UPDATE heads SET holder = NULL, orphaned_by = :orphaned_by, ready_at = CASE WHEN EXISTS (
     SELECT 1 FROM submissions q
     WHERE q.session_id = :session_id AND q.ended_at IS NULL AND q.state <> 'waiting'
       AND q.lane = 'control'   --? control_only
+      AND 1 = 0                --? moved
   ) THEN now_us() END
 WHERE session_id = :session_id;
 

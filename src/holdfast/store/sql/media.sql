@@ -33,7 +33,9 @@ UPDATE blobs SET state = 'stored', at = now_us() WHERE id = :id AND state = 'sto
 -- The session whose archive it is counts as well.
 SELECT b.*, (SELECT count(*) FROM blob_references r WHERE r.sha256 = b.sha256)
   + (SELECT count(*) FROM sessions s WHERE s.archive = b.sha256) AS refs
-FROM blobs b WHERE location = :location AND sha256 = :sha256 AND state = 'stored';
+FROM blobs b WHERE sha256 = :sha256 AND state = 'stored'
+  AND location = :location   --? location
+ORDER BY id DESC;
 
 -- name: blobs
 SELECT b.*, (SELECT count(*) FROM blob_references r WHERE r.sha256 = b.sha256)
@@ -115,6 +117,7 @@ SELECT session_id, sha256 FROM blob_references
 WHERE TRUE
   AND session_id = :session_id   --? session_id
   AND sha256 = :sha256           --? sha256
+  AND sha256 > :after            --? after
 ORDER BY session_id, sha256
 LIMIT :limit;
 

@@ -2,8 +2,8 @@
 
 -- name: retention_state
 -- What the guards look at. Who holds it is asked for the sake of those who do not.
-SELECT s.id, s.status, s.hold, s.agent, s.owner, s.created_at, s.cleaned_at, s.archive, h.seq,
-  now_us() - s.active_at AS idle_us, live.id AS holder, live.name AS holder_name,
+SELECT s.id, s.status, s.hold, s.agent, s.owner, s.created_at, s.cleaned_at, s.archive, s.rehydrated_at, s.fingerprint,
+  h.seq, now_us() AS now, now_us() - s.active_at AS idle_us, live.id AS holder, live.name AS holder_name,
   (SELECT count(*) FROM submissions q WHERE q.session_id = s.id AND q.ended_at IS NULL) AS pending,
   (SELECT count(*) FROM commands c JOIN holders d ON d.id = c.holder AND d.deadline > now_us()
     WHERE c.session_id = s.id AND c.ended_at IS NULL) AS commands
@@ -23,6 +23,7 @@ WHERE id = :session_id AND hold = 0 RETURNING id;
 -- name: begin_deleting
 -- From now on there is no way back but an archive.
 UPDATE sessions SET status = 'cleaning', cleaned_at = coalesce(cleaned_at, now_us()),
+  fingerprint = :fingerprint,   --? fingerprint
   resting = CASE WHEN status = 'cleaning' THEN resting ELSE status END
 WHERE id = :session_id AND hold = 0 RETURNING id;
 
@@ -54,6 +55,7 @@ UNION ALL SELECT 'runs', count(*) FROM runs WHERE session_id = :session_id
 UNION ALL SELECT 'submissions', count(*) FROM submissions WHERE session_id = :session_id
 UNION ALL SELECT 'cursors', count(*) FROM cursors WHERE session_id = :session_id
 UNION ALL SELECT 'states', count(*) FROM states WHERE session_id = :session_id
+UNION ALL SELECT 'named_states', count(*) FROM named_states WHERE session_id = :session_id
 UNION ALL SELECT 'blob_references', count(*) FROM blob_references WHERE session_id = :session_id;
 
 -- name: some_references
@@ -143,6 +145,11 @@ RETURNING 1 AS gone;
 -- name: delete_states
 DELETE FROM states WHERE session_id = :session_id AND session_id IN (
   SELECT session_id FROM states WHERE session_id = :session_id LIMIT :limit)
+RETURNING 1 AS gone;
+
+-- name: delete_named_states
+DELETE FROM named_states WHERE session_id = :session_id AND name IN (
+  SELECT name FROM named_states WHERE session_id = :session_id LIMIT :limit)
 RETURNING 1 AS gone;
 
 -- name: delete_blob_references

@@ -84,6 +84,18 @@ SELECT version, body FROM states WHERE session_id = :session_id;
 INSERT INTO states (session_id, version, body, at) VALUES (:session_id, :version, :body, now_us())
 ON CONFLICT (session_id) DO UPDATE SET version = excluded.version, body = excluded.body, at = excluded.at;
 
+-- name: named_state
+SELECT version, body FROM named_states WHERE session_id = :session_id AND name = :name;
+
+-- name: set_named_state
+-- The version is checked before, under the head's lock.
+INSERT INTO named_states (session_id, name, version, body, at) VALUES (:session_id, :name, :version, :body, now_us())
+ON CONFLICT (session_id, name) DO UPDATE SET version = excluded.version, body = excluded.body, at = excluded.at;
+
+-- name: state_versions
+SELECT NULL AS name, version FROM states WHERE session_id = :session_id
+UNION ALL SELECT name, version FROM named_states WHERE session_id = :session_id;
+
 -- name: credentials
 -- One that has expired is as good as gone.
 SELECT name, sealed, expires_at FROM credentials

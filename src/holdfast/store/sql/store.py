@@ -54,8 +54,13 @@ class SqlStore(Store):
         text = _taken_text(table, self._dialect)
         return (yield Script("taken_ids", {"ids": ids}, slow=True, text=text))
 
-    def _add_rows(self, table: Table, rows: Sequence[Imported]) -> Tx[None]:
-        text = _insert_text(table, self._dialect)
+    def _records(self, table: Table, after: tuple[object, ...] | None, limit: int) -> Tx[Rows]:
+        place = {} if after is None else {f"after_{c}": v for c, v in zip(table.key, after, strict=True)}
+        text = _records_text(table, self._dialect, after=after is not None)
+        return (yield Script("records", {"limit": limit, **place}, sized=table.texts, slow=True, text=text))
+
+    def _add_rows(self, table: Table, rows: Sequence[Imported], *, exist_ok: bool = False) -> Tx[None]:
+        text = _insert_text(table, self._dialect) + (" ON CONFLICT DO NOTHING" if exist_ok else "")
         if self._dialect == "postgres":
             body = json.dumps(rows, ensure_ascii=False)
             yield Script("import_rows", {"rows": body}, slow=True, text=text)
@@ -94,6 +99,23 @@ def _insert_text(table: Table, dialect: Dialect) -> str:
     return (
         f"INSERT INTO {table.name} ({columns}) SELECT {columns}"  # noqa: S608
         f" FROM json_to_recordset(CAST(:rows AS json)) AS r({kinds})"
+    )
+
+
+@cache
+def _records_text(table: Table, dialect: Dialect, *, after: bool) -> str:
+    """Return the statement that reads rows of a table, of whatever session, in the order of its key."""
+    where = [
+        f"{column} IS NULL" if value is None else f"{column} = '{value}'" for column, value in table.only
+    ]
+    if after:
+        kinds = {column.name: "text" if column.is_text else "bigint" for column in table.columns}
+        values = ", ".join(f"CAST(:after_{column} AS {kinds[column]})" for column in table.key)
+        where.append(f"({', '.join(table.key)}) > ({values})")
+    del dialect
+    return (
+        f"SELECT {', '.join(table.names)} FROM {table.name} WHERE {' AND '.join(where) or 'TRUE'}"  # noqa: S608
+        f" ORDER BY {', '.join(table.key)} LIMIT :limit"
     )
 
 

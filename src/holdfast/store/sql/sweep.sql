@@ -11,27 +11,31 @@ WITH RECURSIVE names(agent) AS (
 SELECT agent FROM names WHERE agent IS NOT NULL;
 
 -- name: due_idle
-SELECT id, agent, status, metadata, created_at, active_at, active_at AS place, now_us() AS now FROM sessions
-WHERE agent = :agent AND status <> 'cleaned' AND hold = 0 AND active_at <= (SELECT now_us()) - CAST(:older_us AS bigint)
+SELECT id, agent, status, metadata, created_at, active_at, rehydrated_at, active_at AS place, now_us() AS now FROM sessions
+WHERE agent = :agent AND status <> 'cleaned'
+  AND hold = 0   --? free
+  AND active_at <= (SELECT now_us()) - CAST(:older_us AS bigint)
   AND (active_at, id) > (CAST(:after AS bigint), CAST(:after_id AS text))   --? after
 ORDER BY active_at, id LIMIT :limit;
 
 -- name: due_age
-SELECT id, agent, status, metadata, created_at, active_at, created_at AS place, now_us() AS now FROM sessions
-WHERE agent = :agent AND status <> 'cleaned' AND hold = 0 AND created_at <= (SELECT now_us()) - CAST(:older_us AS bigint)
+SELECT id, agent, status, metadata, created_at, active_at, rehydrated_at, created_at AS place, now_us() AS now FROM sessions
+WHERE agent = :agent AND status <> 'cleaned'
+  AND hold = 0   --? free
+  AND created_at <= (SELECT now_us()) - CAST(:older_us AS bigint)
   AND (created_at, id) > (CAST(:after AS bigint), CAST(:after_id AS text))   --? after
 ORDER BY created_at, id LIMIT :limit;
 
 -- name: due_cleaned
 -- Nothing is left of them but what an erasure takes. None was active before it was created.
-SELECT id, agent, status, metadata, created_at, active_at, created_at AS place, now_us() AS now FROM sessions
+SELECT id, agent, status, metadata, created_at, active_at, rehydrated_at, created_at AS place, now_us() AS now FROM sessions
 WHERE agent = :agent AND status = 'cleaned' AND hold = 0 AND created_at <= (SELECT now_us()) - CAST(:older_us AS bigint)
   AND (created_at, id) > (CAST(:after AS bigint), CAST(:after_id AS text))   --? after
 ORDER BY created_at, id LIMIT :limit;
 
 -- name: due_submissions
 -- Oldest end first. Those of a session on hold stay.
-SELECT s.id, s.agent, s.status, s.metadata, s.created_at, s.active_at, q.ended_at AS place, now_us() AS now,
+SELECT s.id, s.agent, s.status, s.metadata, s.created_at, s.active_at, s.rehydrated_at, q.ended_at AS place, now_us() AS now,
   q.id AS submission_id, q.position
 FROM submissions q JOIN sessions s ON s.id = q.session_id
 WHERE q.ended_at IS NOT NULL AND q.ended_at <= (SELECT now_us()) - CAST(:older_us AS bigint) AND s.hold = 0

@@ -1,0 +1,77 @@
+"""The transactions behind a copy of a whole store: sessions that continue elsewhere, and rows that no archive has."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast.errors import Conflict, SessionErased
+from holdfast.ids import new_id
+from holdfast.store.archive import ArchiveMethods
+from holdfast.store.rows import Rows, page_limit
+from holdfast.store.transactions import Tx, op, reading, writing
+from holdfast.tables import CLEANED, RECORDS, Table
+from holdfast.types import Json, Lease
+
+
+class CopyMethods(ArchiveMethods):
+    """The transactions of copying.sql, and those that are the same for every table."""
+
+    async def move_session(self, lease: Lease, *, actor: str, detail: Json = "{}") -> None:
+        """Mark a session as moved to another store: it keeps its content, and accepts and runs nothing. Ends the lease."""
+        await self._move_session(lease, new_id(), actor, detail)
+        lease.lost = lease.released = True
+
+    @writing(changes="lease", repeatable=True)
+    def _move_session(self, lease: Lease, audit_id: str, actor: str, detail: Json) -> Tx[None]:
+        head = yield from self._lock_head(lease.session_id)
+        if head.status == "moved":
+            return
+        yield from self._fence(lease, 0)
+        yield op("requeue_claimed", session_id=lease.session_id)
+        if (yield op("move_session", session_id=lease.session_id)):
+            yield op("park_head", session_id=lease.session_id)
+            session_id = lease.session_id
+            yield op(
+                "add_audit", id=audit_id, actor=actor, action="move", session_id=session_id, detail=detail
+            )
+
+    @writing(changes="session_id", wakes=True, repeatable=True)
+    def reopen_session(self, session_id: str) -> Tx[bool]:
+        """Undo `move_session`, and return whether the session was moved. Only for one that the other store does not have."""
+        yield from self._lock_head(session_id)
+        rows = yield op("reopen_session", session_id=session_id)
+        if rows:
+            control_only = True if rows[0]["status"] == "waiting" else None
+            yield op("ready_if_work", session_id=session_id, control_only=control_only)
+        return bool(rows)
+
+    @reading
+    def records(
+        self, name: str, *, after: tuple[object, ...] | None = None, limit: int = 500
+    ) -> Tx[list[dict[str, Any]]]:
+        """Return the next rows of one of the `RECORDS` in the order of their key."""
+        table = RECORDS[name]
+        rows = yield from self._records(table, after, page_limit(limit))
+        return [{column: row[column] for column in table.names} for row in rows]
+
+    @writing(repeatable=True)
+    def add_records(self, name: str, rows: Sequence[Mapping[str, Any]]) -> Tx[None]:
+        """Add what `records` returned. Rows whose key is there stay as they are."""
+        yield from self._add_rows(RECORDS[name], rows, exist_ok=True)
+
+    @writing(repeatable=True)
+    def import_cleaned(self, row: Mapping[str, Any], seq: int) -> Tx[None]:
+        """Add a session that was cleaned, with its number. Its archive must be stored. One that is there stays as it is."""
+        session_id = row["id"]
+        if (yield op("tombstone", session_id=session_id)):
+            raise SessionErased(id=session_id)
+        if (yield op("head", session_id=session_id)):
+            return
+        if row["archive"] is not None and not (yield op("lock_stored", sha256=row["archive"])):
+            raise Conflict(problem=f"the archive media+sha256://{row['archive']} is not stored")
+        yield from self._add_rows(CLEANED, [row])
+        yield op("import_head", id=session_id, agent=row["agent"], seq=seq)
+
+    @abstractmethod
+    def _records(self, table: Table, after: tuple[object, ...] | None, limit: int) -> Tx[Rows]:
+        """Return rows of a table, of whatever session, in the order of its key."""

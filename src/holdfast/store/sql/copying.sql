@@ -1,0 +1,14 @@
+-- A session that was moved to another store keeps its rows and accepts nothing: it continues there.
+
+-- name: move_session
+UPDATE sessions SET status = 'moved', resting = CASE WHEN status = 'running' THEN 'idle' ELSE status END
+WHERE id = :session_id AND status NOT IN ('cleaning', 'cleaned', 'moved')
+RETURNING id;
+
+-- name: park_head
+-- Without a holder, and not ready although submissions wait: they are carried out by the other store.
+UPDATE heads SET holder = NULL, ready_at = NULL WHERE session_id = :session_id;
+
+-- name: reopen_session
+UPDATE sessions SET status = coalesce(resting, 'idle'), resting = NULL WHERE id = :session_id AND status = 'moved'
+RETURNING status;
