@@ -116,7 +116,7 @@ class Site:
     async def visit(self, address: str, **options: Any) -> Page:
         """Open any address in a tab of its own."""
         context = await self.browser.new_context(**options)
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(60_000)
         page = await context.new_page()
         page.on("pageerror", self._note_error)
         page.on("console", self._note)

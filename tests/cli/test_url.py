@@ -226,7 +226,7 @@ async def end_sessions(boss: Shell, folder: Path) -> None:
     assert (await boss.json("sessions", "retention", "s"))["held_by"] == "session"
     await boss.text("sessions", "hold", "s", "--off")
     assert "policy" in await boss.text("sessions", "retention", "s")
-    cleaned = await boss.json("sessions", "clean", "s", "--force")
+    cleaned = await boss.json("sessions", "clean", "s", "--force", "--yes")
     assert cleaned["deleted"]["runs"] == 3
     tailed = await boss.holdfast("tail", "s")
     assert (tailed.exit_code, "sessions rehydrate s" in tailed.stderr) == (0, True)

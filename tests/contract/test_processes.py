@@ -155,7 +155,11 @@ async def test_a_holder_that_was_paused_is_refused(engine: Engine, store: Store)
 
 async def test_nobody_waits_for_a_bare_run_whose_process_is_gone(engine: Engine, store: Store):
     session_id = await new_session(store)
-    async with child("obey", engine.url, session_id, "60") as killed:
+    if engine.name == "postgres":
+        await until(
+            lambda: _is_up_for(engine.url, seconds=20), seconds=30
+        )  # before, any connection may be late
+    async with child("obey", engine.url, session_id, "20") as killed:
         assert await killed.hear() == {"epoch": 1}
         with pytest.raises(SessionBusy):
             async with held(store, session_id):
@@ -169,7 +173,16 @@ async def test_nobody_waits_for_a_bare_run_whose_process_is_gone(engine: Engine,
                     return await store.write(lease, ticks()) == 1
             return False
 
-        await until(taken)
+        await until(taken, seconds=10)  # less than the deadline
+
+
+async def _is_up_for(url: str, *, seconds: float) -> bool:
+    connection = await asyncpg.connect(url)
+    try:
+        since = await connection.fetchval("SELECT extract(epoch FROM now() - pg_postmaster_start_time())")
+        return since > seconds
+    finally:
+        await connection.close()
 
 
 @pytest.mark.parametrize("engine", ["postgres"], indirect=True)

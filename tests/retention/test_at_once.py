@@ -77,7 +77,12 @@ async def test_of_two_processes_one_does_it(engine: Engine, tmp_path: Path):
     async with open_store(engine.url) as store:
         session_id = await fill(store, open_media(store=store), ["hello"] * 300)
         rows = sum((await store.content_counts(session_id)).values())
-        command = [*(sys.executable, "-m", "holdfast", "sessions", "clean", session_id), "--force", "--json"]
+        command = [
+            *(sys.executable, "-m", "holdfast", "sessions", "clean", session_id),
+            "--force",
+            "--yes",
+            "--json",
+        ]
         processes = [
             await start_forked(*command, "--store", engine.url, cwd=tmp_path, stdout=asyncio.subprocess.PIPE)
             for _ in range(3)

@@ -478,7 +478,7 @@ async def test_unknown_key_ids_do_not_cause_a_fetch_each(provider: Provider):
 async def test_an_unreachable_provider_neither_blocks_requests_nor_keeps_keys_valid(
     provider: Provider, monkeypatch: pytest.MonkeyPatch
 ):
-    short(monkeypatch, 1.5)
+    short(monkeypatch, 3.0)
     monkeypatch.setattr(auth, "_LOAD_SECONDS", 0.2, raising=False)
     good = provider.add("good")
     async with trusting(provider.url) as status:
@@ -488,10 +488,10 @@ async def test_an_unreachable_provider_neither_blocks_requests_nor_keeps_keys_va
         while provider.asked == asked:
             assert await status(good) == 200  # while the key is being loaded again, too
             await asyncio.sleep(0.005)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             assert await status(provider.sign("unknown")) == 401
         await refused(status, good)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             assert await asyncio.gather(*(status(good) for _ in range(50))) == [401] * 50
         provider.answers.set()
         await accepted(status, good)

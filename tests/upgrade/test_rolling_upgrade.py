@@ -39,7 +39,11 @@ def earlier_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _, name, _ = library.migrations()[-1]
     migration = f"src/holdfast/store/sql/migrations/{name}.sql"
     try:
-        added = git("log", "--format=%H", "--diff-filter=A", "-1", "--", migration).decode().strip()
+        added = (
+            git("log", "--first-parent", "-m", "--format=%H", "--diff-filter=A", "-1", "--", migration)
+            .decode()
+            .strip()
+        )
         sources = git("archive", f"{added}^", "src")
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("needs the history of the repository")
