@@ -205,6 +205,12 @@ def boundaries(request: pytest.FixtureRequest) -> Boundaries:
 
 
 @pytest.fixture
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether everything is tested, as with `--all`."""
+    return bool(request.config.getoption("--all"))
+
+
+@pytest.fixture
 def long(request: pytest.FixtureRequest) -> bool:
     """Whether a drill is to be done at full length."""
     return bool(request.config.getoption("--long"))
@@ -214,12 +220,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def on(item: pytest.Item, engine: str) -> bool:
         return engine in getattr(getattr(item, "callspec", None), "params", {}).values()
 
+    def is_thorough(item: pytest.Item) -> bool:
+        marker = item.get_closest_marker("thorough")
+        if marker is None:  # the drills with many processes: one engine is enough before a commit
+            return "tests/promises/" in item.nodeid and on(item, "postgres")
+        return not marker.args or any(on(item, value) for value in marker.args)
+
     for item in items:
         if on(item, "mongodb") and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_MONGODB_SECONDS))
     alone = [item for item in items if on(item, "memory") and item.get_closest_marker("processes")]
     if not config.getoption("--all"):
-        alone += [item for item in items if on(item, "memory") or item.get_closest_marker("thorough")]
+        alone += [item for item in items if on(item, "memory") or is_thorough(item)]
     without: list[pytest.Item] = []
     if MONGODB not in os.environ and mongod() is None:
         without = [item for item in items if on(item, "mongodb") or item.get_closest_marker("mongodb")]

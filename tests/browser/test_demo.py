@@ -16,7 +16,7 @@ from tests.browser.conftest import Page, Site, texts
 from tests.builders import until
 from tests.promises.workers import lines
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 ROOT = Path(__file__).parents[2]
 SHOTS = Path(os.environ.get("SCREENSHOTS", ROOT / "build" / "screenshots"))
 

@@ -14,7 +14,7 @@ from holdfast.types import Batch, Checkpoint, Message, NewEvent, Segment
 from tests.browser.conftest import TOKEN, Page, Site, new_session, say, texts
 from tests.promises.workers import lines
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 
 
 async def test_say_something_and_come_back_to_it(shared: Site):

@@ -50,6 +50,7 @@ async def test_all_is_well(store: Store, engine: Engine):
     assert "a commit took" in said.stdout
 
 
+@pytest.mark.thorough("postgres")
 async def test_what_is_wrong_is_said_with_what_to_do(store: Store, engine: Engine, tmp_path: Path):
     session = await store.create_session(agent="bot", owner="ada")
     await store.submit(session.id, "message", "{}")

@@ -172,6 +172,7 @@ class Shell:
         return json.loads(await self.text(*arguments, "--json"))
 
 
+@pytest.mark.thorough
 async def test_history_and_retention_over_a_server(tmp_path: Path):
     agent = Agent(echo(), name="bot")
     async with open_store(f"sqlite:///{tmp_path}/s.db") as store:

@@ -228,6 +228,7 @@ def doomed_server() -> Generator[Postgres, None, None]:
         yield server
 
 
+@pytest.mark.thorough
 async def test_what_was_acknowledged_survives_a_killed_server(doomed_server: Postgres):
     """And the writer goes on by itself once the server is back, with nothing missing and nothing twice."""
     url = doomed_server.url()

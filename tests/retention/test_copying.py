@@ -46,6 +46,7 @@ async def all_records(store: Store, name: str) -> list[dict[str, object]]:
     return await store.records(name, limit=10_000)
 
 
+@pytest.mark.thorough("postgres")
 @pytest.mark.parametrize("direction", ["into", "out of"])
 async def test_everything_is_in_the_copy(engine: Engine, direction: str):
     async with two_stores(engine, direction) as (source, target):

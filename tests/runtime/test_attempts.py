@@ -60,6 +60,7 @@ async def test_an_attempt_that_ended_because_the_worker_could_not_renew_does_not
     assert (done.state, done.attempts) == ("done", 1)
 
 
+@pytest.mark.thorough("postgres")
 async def test_an_attempt_that_blocked_the_event_loop_counts(engine: Engine):
     if engine.name == "memory":
         pytest.skip("a store in memory has no twin to renew from a thread")

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from pydantic_ai import Agent
 
 from holdfast import Store
@@ -10,6 +11,7 @@ from tests.record.agents import call, scripted
 from tests.runtime.agents import ended, reread, send, working
 
 
+@pytest.mark.thorough("postgres")
 async def test_a_tool_that_swallows_its_cancellation_does_not_keep_its_worker_from_stopping(store: Store):
     session = (await store.create_session(agent="agent", owner="you")).id
     inside, release = asyncio.Event(), asyncio.Event()

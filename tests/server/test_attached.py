@@ -14,6 +14,7 @@ GRACE = 1.5
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.thorough("postgres")
 async def test_a_turn_lasts_as_long_as_somebody_streams_it(engine: Engine, store: Store):
     attached = {"attached": {"grace": GRACE, "then": "interrupt"}}
     async with front(engine.url, "tests.server.talker:agent") as server, server.client() as client:

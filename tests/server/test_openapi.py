@@ -60,7 +60,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[_Server, None,
 
 
 @pytest.mark.timeout(400)
-def test_no_request_breaks_it(server: _Server, long: bool):
+def test_no_request_breaks_it(server: _Server, long: bool, thorough: bool):
     """Every operation of the document, with what it allows and what it does not; all checks on.
 
     The same requests every time, so that whoever changed nothing breaks nothing; with `--long` ever new ones.
@@ -70,15 +70,15 @@ def test_no_request_breaks_it(server: _Server, long: bool):
     for found in schema.get_all_operations():
         for mode in GenerationMode:
             with suppress(Unsatisfiable):  # nothing that is wrong can be said to it
-                _attack(found.ok(), mode, anew=long)
+                _attack(found.ok(), mode, anew=long, examples=10 if thorough else 3)
                 attacked += 1
     assert attacked > 40
 
 
-def _attack(operation: Any, mode: GenerationMode, *, anew: bool) -> None:
+def _attack(operation: Any, mode: GenerationMode, *, anew: bool, examples: int) -> None:
     @settings(
         derandomize=not anew,
-        max_examples=10,
+        max_examples=examples,
         deadline=None,
         database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

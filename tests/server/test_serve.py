@@ -292,6 +292,7 @@ async def test_a_server_without_file_descriptors_waits_for_some(tmp_path: Path):
             assert (await client.session(session_id))["seq"] == 2
 
 
+@pytest.mark.thorough
 async def test_a_worker_that_cannot_be_started_is_started_later(tmp_path: Path):
     """Without file descriptors there is no new process either; sessions would wait for a worker without end."""
     url, log = f"sqlite:///{tmp_path}/store.db", tmp_path / "log"

@@ -190,6 +190,7 @@ async def test_bad_input_ends_cleanly(engine: Engine, store: Store, tmp_path: Pa
     assert leftovers() == []
 
 
+@pytest.mark.thorough("postgres")
 async def test_a_gigabyte_of_output_is_bounded(engine: Engine, store: Store):
     async with serving(engine.url) as (_, client):
         found = await execute(client, "head -c 1000000000 /dev/zero | tr '\\0' x; echo the end", timeout=170)
