@@ -22,10 +22,10 @@ tour: .venv/ready ## a tour of the store in the terminal, on a real file with re
 	$(BIN)/python examples/tour.py
 
 test: check ## lint, types and the tests to run before a commit, against real servers
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 4 --dist worksteal
 
 test-all: check ## all tests: every engine, and a kill at every boundary
-	$(BIN)/python -m pytest -n 2 --dist worksteal --all
+	$(BIN)/python -m pytest -n 4 --dist worksteal --all
 
 mongo-test: .venv/ready ## what every store must pass, on MongoDB only; needs a mongod, or a replica set in HOLDFAST_TEST_MONGODB
 	@test -n "$$HOLDFAST_TEST_MONGODB" || command -v mongod >/dev/null || { echo "There is no mongod on the path, and HOLDFAST_TEST_MONGODB is not set."; exit 1; }

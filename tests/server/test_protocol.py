@@ -98,7 +98,7 @@ async def server(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncGenerat
     async with open_store(STORE) as store, ShellService(store, cwd=tmp_path) as shell:
         settings = load_settings(store=STORE, token=SecretStr(TOKEN))
         app = create_app(settings, store, shell=shell)
-        async with serving(app, new_protocol(request.param), keep_alive=1) as url:
+        async with serving(app, new_protocol(request.param), keep_alive=round(4 * request.param)) as url:
             running = Server(app, url)
             yield running
             running.close()

@@ -85,7 +85,7 @@ async def earlier(code: Path, url: str) -> AsyncGenerator[Earlier, None]:
     )
     try:
         started = Earlier(process)
-        assert await started.answer() == {"version": LATEST - 1}
+        assert (await started.answer())["version"] < LATEST
         yield started
         await started.end()
     finally:
