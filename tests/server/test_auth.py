@@ -479,10 +479,10 @@ async def test_an_unreachable_provider_neither_blocks_requests_nor_keeps_keys_va
     provider: Provider, monkeypatch: pytest.MonkeyPatch
 ):
     short(monkeypatch, 3.0)
-    monkeypatch.setattr(auth, "_LOAD_SECONDS", 0.2, raising=False)
     good = provider.add("good")
     async with trusting(provider.url) as status:
         assert await status(good) == 200
+        monkeypatch.setattr(auth, "_LOAD_SECONDS", 0.2)
         provider.answers.clear()  # it accepts connections, and answers nothing
         asked = provider.asked
         while provider.asked == asked:
