@@ -25,7 +25,7 @@ test: check ## lint, types and the tests to run before a commit, against real se
 	$(BIN)/python -m pytest -n 4 --dist worksteal
 
 test-all: check ## all tests: every engine, and a kill at every boundary
-	$(BIN)/python -m pytest -n 4 --dist worksteal --all
+	$(BIN)/python -m pytest -n 3 --dist worksteal --all
 
 mongo-test: .venv/ready ## what every store must pass, on MongoDB only; needs a mongod, or a replica set in HOLDFAST_TEST_MONGODB
 	@test -n "$$HOLDFAST_TEST_MONGODB" || command -v mongod >/dev/null || { echo "There is no mongod on the path, and HOLDFAST_TEST_MONGODB is not set."; exit 1; }
