@@ -199,29 +199,7 @@ def clean(
     """Delete what a session contains; it can be brought back from an archive. Without --archive it asks first."""
     kept: Literal["media"] | None = "media" if archive else None
 
-    async def look() -> dict[str, Any]:
-        if (server := _server(store, url, media)) is not None:
-            async with server:
-                how = {"idle_days": idle_days, "force": force, "dry_run": True}
-                return await server.client.clean(session_id, **how)
-        from holdfast.retention import clean
-
-        async with opened_media(store, media) as opened:
-            result = await clean(
-                opened.store,
-                opened,
-                session_id,
-                actor=actor(),
-                idle_days=idle_days,
-                force=force,
-                dry_run=True,
-            )
-            return asdict(result)
-
-    if not (archive or yes or dry_run):
-        _confirm_clean(asyncio.run(look()))
-
-    async def work() -> dict[str, object]:
+    async def work(*, dry_run: bool) -> dict[str, Any]:
         if (server := _server(store, url, media)) is not None:
             async with server:
                 how = {"idle_days": idle_days, "force": force, "archive": kept, "dry_run": dry_run}
@@ -251,8 +229,10 @@ def clean(
                 )
             return asdict(cleaned)
 
+    if not (archive or yes or dry_run):
+        _confirm_clean(asyncio.run(work(dry_run=True)))
     words = "{total} rows of session {session_id} " + ("would be deleted." if dry_run else "are deleted.")
-    _say(asyncio.run(work()), "deleted", as_json, words)
+    _say(asyncio.run(work(dry_run=dry_run)), "deleted", as_json, words)
 
 
 def _confirm_clean(state: dict[str, Any]) -> None:

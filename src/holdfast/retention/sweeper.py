@@ -115,7 +115,7 @@ class _Thread:
 
 
 async def _sweep_on(store: Store) -> None:
-    """Sweep for ever."""
+    """Sweep until this is cancelled."""
     interval, at = store.settings.retention_sweep_seconds, store.settings.retention_sweep_at
     media = open_media(store=store)
     failures = 0

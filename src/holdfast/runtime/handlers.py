@@ -38,7 +38,7 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
     if {call.tool_call_id for call in asked} - set(given) - {answer.call_id for answer in new}:
         return Batch(events=events)
     queued = SubmissionChange(
-        id=waiting.id, state="queued", run_id=waiting.run_id, attempts=waiting.attempts - 1
+        id=waiting.id, state="queued", run_id=waiting.run_id, attempts=max(waiting.attempts - 1, 0)
     )
     return Batch(events=events, submissions=[queued], status="idle")
 
