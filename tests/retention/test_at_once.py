@@ -5,6 +5,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic_ai import Agent
@@ -54,6 +55,31 @@ async def test_a_running_turn_is_left_alone(engine: Engine):
             go_on.set()
             assert (await ended(store, submission)).state == "done"
         assert await store.check() == []
+
+
+async def test_a_distant_store_deletes_many_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Every transaction takes long there, whatever it deletes: smaller ones would only be more of them."""
+    calls = 0
+
+    def distant(name: str) -> None:
+        method = getattr(Store, name)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            await asyncio.sleep(0.15)
+            return await method(*args, **kwargs)
+
+        monkeypatch.setattr(Store, name, call)
+
+    async with open_store(f"sqlite:///{tmp_path}/holdfast.db") as store:
+        media = open_media(store=store)
+        session_id = await fill(store, media, ["hello"] * 200)
+        distant("drop_references")
+        distant("delete_content")
+        cleaned = await clean(store, media, session_id, actor="root", idle_days=0)
+    assert sum(cleaned.deleted.values()) > 400
+    assert calls <= 6
 
 
 async def test_of_two_cleans_one_does_it(store: Store):

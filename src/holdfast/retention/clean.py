@@ -5,6 +5,7 @@ Nothing is deleted before an archive that was asked for has been read back and v
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -99,8 +100,11 @@ async def delete(
     """Delete all that a session contains, a bounded number of rows at a time, and count them by table."""
     deleted: dict[str, int] = {}
     count = _REFERENCES
+    overhead = math.inf  # of a transaction, however little it deletes: a store may be far away
     while count == _REFERENCES:  # nothing comes after fewer: nobody else writes to it
+        began = monotonic()
         count, blobs = await store.drop_references(lease, grace=grace, limit=_REFERENCES)
+        overhead = min(overhead, monotonic() - began)
         if count:
             deleted["blob_references"] = deleted.get("blob_references", 0) + count
         for blob in blobs:
@@ -110,13 +114,15 @@ async def delete(
     while count == limit:
         began = monotonic()
         batch = await store.delete_content(lease, limit=limit)
+        seconds = monotonic() - began
+        overhead = min(overhead, seconds)
         count = sum(batch.values())
         for table, number in batch.items():
             deleted[table] = deleted.get(table, 0) + number
         if progress is not None:
             progress(sum(deleted.values()))
         if count == limit:  # rows may be large, and others wait while they are deleted
-            is_quick = monotonic() - began < _QUICK_SECONDS
+            is_quick = seconds - overhead < _QUICK_SECONDS
             limit = count = min(limit * 4, _ROWS) if is_quick else max(limit // 4, 1)
     return deleted
 
