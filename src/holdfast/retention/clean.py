@@ -122,7 +122,7 @@ async def delete(
         if progress is not None:
             progress(sum(deleted.values()))
         if count == limit:  # rows may be large, and others wait while they are deleted
-            is_quick = seconds - overhead < _QUICK_SECONDS
+            is_quick = seconds < 2 * overhead + _QUICK_SECONDS
             limit = count = min(limit * 4, _ROWS) if is_quick else max(limit // 4, 1)
     return deleted
 
