@@ -1,4 +1,5 @@
 import os
+import platform
 import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from holdfast.store import Store, open_store
 from holdfast.store.mongo.schema import COLLECTIONS
 from tests.servers import Mongo, Postgres, mongo, mongod, postgres
 
+TESTS = Path(__file__).parent
 _numbers = count(1)
 _dropped = pytest.StashKey[int]()
 _without_mongodb = pytest.StashKey[int]()
@@ -159,9 +161,7 @@ class Boundaries:
 
     def steps(self, engine: Engine) -> range:
         """Return the numbers of the steps to kill at. The last ones are beyond the end of what is killed."""
-        every = (
-            max(self.every, 5) if engine.name == "mongodb" else self.every
-        )  # its server may run in an emulator
+        every = max(self.every, 10) if engine.name == "mongodb" and _EMULATED else self.every
         return range(1 + self.seed % every, 1000, every)
 
 
@@ -185,6 +185,12 @@ async def store(engine: Engine) -> AsyncGenerator[Store, None]:
         yield store
         # Whatever a test did through the public door, every invariant still holds.
         assert await store.check() == []
+
+
+_ABOVE = ("cli", "importers", "promises", "retention", "server", "shell")
+"""Use the store through its interface only. Before a commit they run on SQLite; `--all` runs them on PostgreSQL too."""
+_EMULATED = platform.machine() != "x86_64" and MONGODB not in os.environ
+"""Whether MongoDB's server runs in an emulator, at a fraction of its speed."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -222,8 +228,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def is_thorough(item: pytest.Item) -> bool:
         marker = item.get_closest_marker("thorough")
-        if marker is None:  # the drills with many processes: one engine is enough before a commit
-            return "tests/promises/" in item.nodeid and on(item, "postgres")
+        if marker is None:
+            return on(item, "postgres") and item.path.relative_to(TESTS).parts[0] in _ABOVE
         return not marker.args or any(on(item, value) for value in marker.args)
 
     for item in items:

@@ -64,7 +64,7 @@ async def is_served(store: Store) -> bool:
     return any(holder.agents for holder in await store.holders())
 
 
-@pytest.mark.thorough("postgres")
+@pytest.mark.thorough
 async def test_everything_works_over_a_server(
     engine: Engine, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

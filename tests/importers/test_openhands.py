@@ -221,7 +221,7 @@ async def test_what_is_no_folder_of_events_is_refused(store: Store, tmp_path: Pa
         await imported(store, tmp_path / "other", owner="")
 
 
-@pytest.mark.thorough("postgres")
+@pytest.mark.thorough
 @pytest.mark.processes
 async def test_killed_half_way_it_converges(engine: Engine, tmp_path: Path):
     folder = tmp_path / "bash_events"

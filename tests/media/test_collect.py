@@ -182,7 +182,7 @@ async def test_puts_references_and_collections_at_once(medium: Medium, store: St
     assert all(blob.references for blob in kept)
 
 
-@pytest.mark.thorough("postgres")
+@pytest.mark.thorough
 async def test_processes_that_put_refer_and_collect(medium: Medium, store: Store, media: MediaStore):
     sessions = [await new_session(store) for _ in range(3)]
     collectors = [child(medium, "gather") for _ in range(2)]

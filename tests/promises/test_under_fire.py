@@ -13,7 +13,7 @@ from tests.torture.drill import Plan, report, torture
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 
-@pytest.mark.thorough("postgres")
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
 async def test_nothing_breaks_while_everything_is_hit(
     engine: str, tmp_path: Path, long: bool, thorough: bool

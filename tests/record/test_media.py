@@ -95,6 +95,7 @@ async def test_large_text_and_binary_leave_the_rows(store: Store, tmp_path: Path
     assert await load_history(store, await latest(store)) == result.all_messages()
 
 
+@pytest.mark.thorough("postgres")
 async def test_a_tool_result_of_50_mb(engine: Engine):
     def download() -> BinaryContent:
         return BinaryContent(bytes(range(256)) * 200_000, media_type="application/pdf")

@@ -22,6 +22,7 @@ async def session(store: Store) -> str:
     return (await store.create_session(agent="agent", owner="you")).id
 
 
+@pytest.mark.thorough("postgres")
 async def test_a_thousand_submissions_to_one_session(store: Store, session: str):
     """As many as may wait are accepted and end in their order; one more is refused, and nothing of it is kept."""
     sent = [await send(store, session, f"number {n}") for n in range(1000)]
