@@ -65,8 +65,8 @@ def make_agent(store: Store, log: Path, points: Points, policy: Policy) -> Agent
         answers = [p for m in messages for p in m.parts if isinstance(p, ToolReturnPart)]
         return ModelResponse(parts=[TextPart(f"done with {len(answers)} answers")])
 
-    # Where steps take longer, so does a lease: it must not end in the middle of a run that goes well.
-    ttl = 60.0 if store.engine == "mongodb" else 0.3
+    # A lease must not end in the middle of a run that goes well, however busy the machine is.
+    ttl = 60.0 if store.engine == "mongodb" else 5.0
     recorder = Holdfast(
         store, policies=dict.fromkeys(("left", "right"), policy), lease_ttl=ttl, media_threshold=256
     )
@@ -128,8 +128,7 @@ async def second(url: str, talk: str, log: Path, policy: Policy, mode: str) -> d
             try:
                 output = await _go_on(agent, store, talk, mode)
             except SessionBusy:
-                if store.engine == "mongodb":
-                    await store.reclaim()  # as a worker would: its process is seen to be gone
+                await store.reclaim()  # as a worker would: the process that held it has ended
                 await asyncio.sleep(0.05)
             else:
                 break
