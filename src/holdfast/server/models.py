@@ -84,7 +84,7 @@ class NewSession(Given):
 
     agent: Name
     id: Id | None = None
-    title: Line = ""
+    title: Line = Field("", description="By default the first line of the first message.")
     metadata: dict[str, Any] = Field(
         default_factory=dict,
         description="Yours, except `model` (one of the agent's) and `attached`: `true`, or an object with `grace`"
