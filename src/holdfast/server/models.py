@@ -333,6 +333,14 @@ class EffectOut(Shown):
     ended_at: datetime | None
 
 
+class InboxItem(SessionDetail):
+    """A session that waits for a person: for an answer, a worker, a resume, or the outcome of a call."""
+
+    effects: list[EffectOut] = Field(
+        default_factory=list[EffectOut], description="The tool calls whose outcome is unknown."
+    )
+
+
 class CallOutcome(Given):
     """What came of a call whose outcome was unknown: its result, or that it failed."""
 
