@@ -125,7 +125,17 @@ def http() -> str:
         "surrogates. The metadata of a session has at most 65,536 characters.\n",
     ]
     constants = {"PATH": "/sockets/bash-events"}
-    for module in ("sessions", "commands", "runs", "media", "retention", "shell", "sockets", "operation"):
+    for module in (
+        "sessions",
+        "commands",
+        "runs",
+        "inbox",
+        "media",
+        "retention",
+        "shell",
+        "sockets",
+        "operation",
+    ):
         rows: list[str] = []
         for node in ast.parse((SOURCE / "server" / f"{module}.py").read_text()).body:
             if not isinstance(node, ast.AsyncFunctionDef) or not node.decorator_list:

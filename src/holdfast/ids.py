@@ -13,6 +13,8 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@=+~-]{0,127}")
 _UUID = re.compile(r"[0-9a-f]{8}(-?)[0-9a-f]{4}\1[0-9a-f]{4}\1[0-9a-f]{4}\1[0-9a-f]{12}", re.IGNORECASE)
 _LONGEST_NAME = 256
 LONGEST_TITLE = 1000
+_READ_FOR_TITLE = 1000
+_SHOWN_TITLE = 80
 
 
 def new_id() -> str:
@@ -51,6 +53,16 @@ def check_title(value: str) -> str:
     if len(value) > LONGEST_TITLE:
         raise BadText(what="title", problem=f"has more than {LONGEST_TITLE} characters")
     return value
+
+
+def title_from(text: str) -> str:
+    """Return the first line of a message as the title of its session, shortened; nothing if it has no text."""
+    lines = (
+        "".join(c if c.isprintable() else " " for c in line).strip()
+        for line in text.lstrip()[:_READ_FOR_TITLE].splitlines()
+    )
+    line = next((line for line in lines if line), "")
+    return line if len(line) <= _SHOWN_TITLE else f"{line[: _SHOWN_TITLE - 1].rstrip()}…"
 
 
 def check_text(value: str, what: str) -> int:

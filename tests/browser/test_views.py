@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.store import open_store
-from holdfast.types import Batch, Run
+from holdfast.types import Batch, Effect, Run
 from tests.browser.conftest import Site, new_session, say, texts
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
@@ -56,7 +56,7 @@ async def test_the_inbox_and_an_edit_that_is_refused(shared: Site):
     await card.wait_for()
     row = page.locator(".sessions li", has_text="Tidy up")
     assert await row.locator(".status.waiting").count() == 1  # as soon as the header has it
-    await page.get_by_role("link", name="Inbox 1").click()
+    await page.get_by_role("link", name=re.compile(r"Inbox \d")).click()
     for refused in ("inbox", "conversation"):
         await card.get_by_role("button", name="Edit…").click()
         await card.get_by_role("textbox").fill('{"path": "all.txt"}')
@@ -173,3 +173,27 @@ async def test_touch_targets_are_large_enough(shared: Site):
     await page.get_by_role("link", name="All sessions").click()
     await page.locator(".sessions .title").first.wait_for()
     assert await page.evaluate(SMALL) == []
+
+
+async def test_the_inbox_shows_unknown_outcomes_and_messages_without_a_worker(shared: Site):
+    async with open_store(shared.store) as store:
+        await store.submit(
+            (await store.create_session(agent="absent", owner="local")).id,
+            "message",
+            '{"text": "Anyone there?"}',
+        )
+        session = await store.create_session(agent="agent", owner="local", title="Pay the bill")
+        holder = await store.join("filler", ttl=60)
+        lease = await store.acquire(session.id, holder)
+        pay = Effect(run_id="run-that-pays", call_id="call-1", tool="pay")
+        await store.write(lease, Batch(runs=[Run(id="run-that-pays", status="failed")], effects=[pay]))
+        await store.release(lease)
+        await store.leave(holder)
+    page = await shared.open()
+    await page.get_by_role("link", name="Inbox").click()
+    await page.get_by_role("article", name="Anyone there?").get_by_text("No live worker serves").wait_for()
+    card = page.get_by_role("region", name="Outcome of pay")
+    await card.wait_for()
+    await card.get_by_role("textbox", name="Result").fill("paid")
+    await card.get_by_role("button", name="Settle").click()
+    await card.wait_for(state="detached")

@@ -346,3 +346,43 @@ async def test_a_cancelled_take_has_taken_nothing(store: Store):
     else:
         again = await taken(store, lease)
         assert (again.id, again.attempts) == (submission.id, 1)
+
+
+@pytest.mark.parametrize(
+    ("payload", "title"),
+    [
+        ({"text": "\n  Write to Ada.\nSoon."}, "Write to Ada."),
+        ({"text": "word " * 100}, f"{('word ' * 100)[:79].rstrip()}…"),
+        ({"text": "a\x00b\ud800c"}, "a b c"),
+        (
+            {"content": [{"kind": "image-url", "url": "https://example.org/a.png"}, "What is this?"]},
+            "What is this?",
+        ),
+        ({"content": [{"type": "text", "text": "As OpenAI sends it"}]}, "As OpenAI sends it"),
+        ({"content": [{"kind": "text-content", "content": "As written"}]}, "As written"),
+        ({"text": " \n"}, ""),
+        ({"n": 1}, ""),
+        (["text"], ""),
+    ],
+)
+async def test_the_first_message_becomes_the_title_of_a_session_without_one(
+    store: Store, payload: object, title: str
+):
+    session_id = await new_session(store)
+    await store.submit(session_id, "message", json.dumps(payload))
+    assert (await store.session(session_id)).title == title
+    if title:
+        await store.submit(session_id, "message", '{"text": "Second"}')
+        assert [s.title for s in (await store.sessions(search=title[:5].upper())).items] == [title]
+
+
+async def test_a_title_that_a_person_gave_or_took_off_stays(store: Store):
+    given = await new_session(store, title="Mine")
+    await store.submit(given, "message", '{"text": "Hello"}')
+    assert (await store.session(given)).title == "Mine"
+    lease, _ = await held_session(store)
+    await store.write(lease, Batch(runs=[Run(id="run-1")]))
+    await store.update_session(lease.session_id, title="")
+    await store.submit(lease.session_id, "message", '{"text": "Later"}')
+    await store.submit(given, "compact", '{"text": "no message"}')
+    assert (await store.session(lease.session_id)).title == ""

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,21 @@ class Points:
         self.passed.append(point)
         if point == self.chosen:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch_writes(self, store: Store) -> asyncio.Event:
+        """Pass a point before and after every write of a run, and return the event that the first one sets."""
+        buffer._A_MOMENT = 60  # the same writes at whatever pace this machine has today
+        write, written = store.write, asyncio.Event()
+
+        async def watched(lease: Lease, batch: Batch) -> int:
+            self.here("before-write")
+            seq = await write(lease, batch)
+            self.here("after-write")
+            written.set()
+            return seq
+
+        store.write = watched
+        return written
 
 
 def make_agent(store: Store, log: Path, points: Points, policy: Policy) -> Agent[None, str]:
@@ -93,18 +108,8 @@ def _prompts(message: ModelMessage) -> str:
 
 async def first(url: str, talk: str, log: Path, policy: Policy, point: str | None) -> None:
     points = Points(point)
-    buffer._A_MOMENT = 60  # the same writes at whatever pace this machine has today
     async with open_store(url) as store:
-        write, written = store.write, asyncio.Event()
-
-        async def watched(lease: Lease, batch: Batch) -> int:
-            points.here("before-write")
-            seq = await write(lease, batch)
-            points.here("after-write")
-            written.set()
-            return seq
-
-        store.write = watched
+        written = points.watch_writes(store)
         agent = make_agent(store, log, points, policy)
 
         @agent.instructions
@@ -124,14 +129,7 @@ async def first(url: str, talk: str, log: Path, policy: Policy, point: str | Non
 async def second(url: str, talk: str, log: Path, policy: Policy, mode: str) -> dict[str, Any]:
     async with open_store(url) as store:
         agent = make_agent(store, log, Points(None), policy)
-        while True:
-            try:
-                output = await _go_on(agent, store, talk, mode)
-            except SessionBusy:
-                await store.reclaim()  # as a worker would: the process that held it has ended
-                await asyncio.sleep(0.05)
-            else:
-                break
+        output = await when_free(store, lambda: _go_on(agent, store, talk, mode))
         (latest,) = (await store.checkpoints(session_id=talk, limit=1)).items
         history = await load_history(store, latest)
         return {
@@ -142,6 +140,16 @@ async def second(url: str, talk: str, log: Path, policy: Policy, mode: str) -> d
             "whole": all(LARGE in str(m) for m in history if _prompts(m).startswith("go")),
             "unknown": sum("whether it took effect is not known" in str(m) for m in history),
         }
+
+
+async def when_free(store: Store, work: Callable[[], Awaitable[str]]) -> str:
+    """Do the work as soon as no process holds the session."""
+    while True:
+        try:
+            return await work()
+        except SessionBusy:
+            await store.reclaim()  # as a worker would: the process that held it has ended
+            await asyncio.sleep(0.05)
 
 
 async def _go_on(agent: Agent[None, str], store: Store, talk: str, mode: str) -> str:
@@ -177,7 +185,16 @@ def in_a_process(work: Callable[[], Any], answer: Path | None = None) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def main(urls: str, folder: str, policy: Policy, mode: str, *chosen: str) -> None:
+def drill(
+    first: Callable[[str, str, Path, Policy, str | None], Coroutine[Any, Any, None]],
+    second: Callable[[str, str, Path, Policy, str], Coroutine[Any, Any, dict[str, Any]]],
+    urls: str,
+    folder: str,
+    policy: Policy,
+    mode: str,
+    *chosen: str,
+) -> None:
+    """Run `first` in a process that is killed at each chosen point in turn, and `second` in another; print the facts."""
     for number, point in enumerate(chosen):
         place = Path(folder) / f"{mode}-{policy}-{number}"
         place.mkdir()
@@ -203,4 +220,4 @@ def main(urls: str, folder: str, policy: Policy, mode: str, *chosen: str) -> Non
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])  # pyright: ignore[reportArgumentType]
+    drill(first, second, *sys.argv[1:])  # pyright: ignore[reportArgumentType]

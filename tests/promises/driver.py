@@ -1,4 +1,4 @@
-"""Starts the processes of the drills that are killed: tests/promises/crash.py and tests/promises/cutter.py."""
+"""Starts the processes of the drills that are killed: crash.py, delegates.py and cutter.py in tests/promises."""
 
 import asyncio
 import json
@@ -13,9 +13,14 @@ from tests.forking import Forked, start_forked
 class Crash:
     """Where the runs that are to be killed live: in the database that `url` names, or in a `{place}` of their own."""
 
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(self, folder: Path, url: str, module: str = "crash") -> None:
         self._folder = folder
         self._url = url
+        self._module = module
+
+    def of(self, module: str) -> "Crash":
+        """Return the same with the runs of another module in tests/promises."""
+        return Crash(self._folder, self._url, module)
 
     async def run(self, policy: str, mode: str, points: list[str]) -> list[dict[str, Any]]:
         """Kill a run at each of the points, go on with it, and return what was found, in two processes at once."""
@@ -27,7 +32,8 @@ class Crash:
         place = self._folder / f"{policy}-{mode}-{len(list(self._folder.iterdir()))}-{points[0]}"
         place.mkdir()
         process = await start_forked(
-            *(sys.executable, "-m", "tests.promises.crash", self._url, str(place), policy, mode, *points),
+            *(sys.executable, "-m", f"tests.promises.{self._module}", self._url, str(place)),
+            *(policy, mode, *points),
             stdout=asyncio.subprocess.PIPE,
         )
         output, _ = await process.communicate()

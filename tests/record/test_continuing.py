@@ -112,6 +112,14 @@ async def test_a_delegate_in_the_conversation_of_its_parent_is_a_child_with_its_
     assert said(await history(store, "talk")) == ["go"]
 
 
+async def test_the_first_prompt_is_the_title_of_a_new_session(store: Store):
+    result = await orchestrator(store, []).run(["go\nnow", "!"], conversation_id="talk")
+    (child,) = (await store.runs(parent_id=result.run_id)).items
+    await orchestrator(store, []).run("later", conversation_id="talk")
+    assert (await store.session("talk")).title == "go"
+    assert (await store.session(child.session_id)).title == "help"
+
+
 async def test_a_parent_that_is_resumed_does_not_repeat_a_delegate_that_completed(store: Store):
     started: list[str] = []
     agent = orchestrator(store, started)

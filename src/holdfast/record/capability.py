@@ -7,7 +7,7 @@ set aside with the beginning if no request comes in that moment. It never runs a
 """
 
 import asyncio
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -16,12 +16,13 @@ from typing import Any
 from pydantic_ai import CallToolsNode, RunContext
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
 from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ToolFailedError, ToolRetryError
-from pydantic_ai.messages import ModelResponse, ToolCallPart, ToolReturnPart
+from pydantic_ai.messages import ModelResponse, ToolCallPart, ToolReturnPart, UserContent
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import ToolDefinition
 
 from holdfast.errors import AgentExited, HoldfastError
+from holdfast.ids import title_from
 from holdfast.jsontext import lenient_json
 from holdfast.media import MediaStore
 from holdfast.record import ledger
@@ -150,7 +151,7 @@ class _Recorder(AbstractCapability[Any]):
         agent = self._settings.agent or getattr(ctx.agent, "name", None) or "agent"
         with _ended_with(self._caller):
             async with self._opened() as self.store:
-                self._use_store()
+                self._use_store(ctx.prompt)
                 self.session_id = self._own_session(ctx.conversation_id)
                 mark_span(session_id=self.session_id, run_id=self.run_id)
                 async with self._host.enter(self.session_id, ctx.run_id, agent) as start:
@@ -164,11 +165,13 @@ class _Recorder(AbstractCapability[Any]):
         store = self._settings.store
         return open_store(store) if isinstance(store, str) else nullcontext(store)
 
-    def _use_store(self) -> None:
+    def _use_store(self, prompt: str | Sequence[UserContent] | None) -> None:
         settings = self._settings
         self._offloader = MediaOffloader(self.store, settings.media, settings.media_threshold)
+        texts = [prompt] if isinstance(prompt, str) else prompt or []
+        title = next((title for text in texts if isinstance(text, str) and (title := title_from(text))), "")
         self._host = settings.host or StandaloneRun(
-            self.store, self._offloader, owner=self.owner, ttl=settings.lease_ttl
+            self.store, self._offloader, owner=self.owner, ttl=settings.lease_ttl, title=title
         )
 
     def _own_session(self, conversation_id: str) -> str:

@@ -73,7 +73,7 @@ class RunHost(Protocol):
 
 
 class StandaloneRun(RunHost):
-    """A run that an application starts. It creates its session if there is none, and holds the lease by itself.
+    """A run that an application starts. It creates its session, with this title, if there is none, and holds the lease by itself.
 
     `continues` is the checkpoint that the run starts from, or None for a session without one. If the session has another latest
     checkpoint when the run holds it, the run is refused.
@@ -86,6 +86,7 @@ class StandaloneRun(RunHost):
         *,
         owner: str,
         ttl: float | None,
+        title: str = "",
         continues: Checkpoint | EllipsisType | None = ...,
     ) -> None:
         self._continues = continues
@@ -93,11 +94,14 @@ class StandaloneRun(RunHost):
         self._offloader = offloader
         self._owner = owner
         self._ttl = ttl
+        self._title = title
 
     @asynccontextmanager
     async def enter(self, session_id: str, run_id: str, agent: str) -> AsyncGenerator[RunStart, None]:
         """Create the session if there is none, and hold it. Raises `Conflict` if the run is on record already."""
-        await self._store.create_session(agent=agent, owner=self._owner, id=session_id, exist_ok=True)
+        await self._store.create_session(
+            agent=agent, owner=self._owner, id=session_id, title=self._title, exist_ok=True
+        )
         with suppress(NotFound):
             run = await self._store.run(run_id)
             raise Conflict(problem=f"run {run.id} is on record already; an explicit run id is used once")

@@ -42,7 +42,18 @@ from holdfast.errors import (
 )
 from holdfast.ids import new_id
 from holdfast.runtime.attachment import Attachment
-from holdfast.server import commands, credentials, media, operation, page, retention, runs, sessions, sockets
+from holdfast.server import (
+    commands,
+    credentials,
+    inbox,
+    media,
+    operation,
+    page,
+    retention,
+    runs,
+    sessions,
+    sockets,
+)
 from holdfast.server import shell as shell_routes
 from holdfast.server.auth import Authenticator
 from holdfast.server.channel import Channels
@@ -150,6 +161,7 @@ def create_app(
         commands.router,
         credentials.router,
         runs.router,
+        inbox.router,
         media.router,
         retention.router,
         operation.router,

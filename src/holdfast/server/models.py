@@ -84,7 +84,7 @@ class NewSession(Given):
 
     agent: Name
     id: Id | None = None
-    title: Line = ""
+    title: Line = Field("", description="By default the first line of the first message.")
     metadata: dict[str, Any] = Field(
         default_factory=dict,
         description="Yours, except `model` (one of the agent's) and `attached`: `true`, or an object with `grace`"
@@ -331,6 +331,21 @@ class EffectOut(Shown):
     result: StoredJson = None
     started_at: datetime | None
     ended_at: datetime | None
+
+
+class InboxItem(SessionDetail):
+    """A session that waits for a person: for an answer, a worker, a resume, or the outcome of a call."""
+
+    effects: list[EffectOut] = Field(
+        default_factory=list[EffectOut], description="The tool calls whose outcome is unknown."
+    )
+
+
+class InboxOut(Shown):
+    """The sessions that wait for a person."""
+
+    items: list[InboxItem]
+    more: bool = Field(description="Whether more sessions wait than were read.")
 
 
 class CallOutcome(Given):

@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping
 
 from holdfast.errors import Conflict, KeyReused, QueueFull, SessionNotFound, TurnInProgress
-from holdfast.ids import check_choice, check_id, check_name, new_id
+from holdfast.ids import check_choice, check_id, check_name, new_id, title_from
+from holdfast.jsontext import read_recorded
 from holdfast.store.rows import Row, from_cursor, from_row, page_limit, to_page
 from holdfast.store.sql.library import Operation
 from holdfast.store.transactions import (
@@ -50,7 +51,7 @@ class SubmissionMethods(Transactions):
 
         The same means the same text, to the letter. `when_busy` is kept for the worker that takes it, except `reject`:
         that raises `TurnInProgress` if anything is queued or under way. Raises `KeyReused` if what is asked differs,
-        `QueueFull`, `SessionCleaned` or `SessionNotFound`. `trace` is kept for the one who carries it out.
+        `QueueFull`, `SessionCleaned` or `SessionNotFound`. The first message becomes the title of a session that has none. `trace` is kept for the one who carries it out.
         """
         # The id is chosen before the first try, so that a try whose answer was lost is recognized.
         return await self._submit(
@@ -119,6 +120,8 @@ class SubmissionMethods(Transactions):
             "idempotency_key": idempotency_key,
             "trace": trace,
         }
+        if kind == "message" and head.untitled and (title := _title(payload)):
+            yield op("title_session", session_id=session_id, title=title, title_folded=title.casefold())
         told = json.dumps({"submission_id": id, "kind": kind})
         return from_row(Submission, (yield from self._queue(new, told, ready=ready)))
 
@@ -261,3 +264,22 @@ def _event(submission: Submission, kind: str, seq: int, payload: dict[str, objec
         step=None,
         payload=json.dumps(payload),
     )
+
+
+def _title(payload: Json) -> str:
+    """Return a title from the text of a message, or from the first text among its parts."""
+    match read_recorded(payload):
+        case {"text": str(text)}:
+            return title_from(text)
+        case {"content": [*parts]}:
+            return next((title for part in parts if (title := title_from(_text(part)))), "")
+        case _:
+            return ""
+
+
+def _text(part: object) -> str:
+    match part:
+        case str(text) | {"type": "text", "text": str(text)} | {"kind": "text-content", "content": str(text)}:
+            return text
+        case _:
+            return ""

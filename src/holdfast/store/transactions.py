@@ -63,7 +63,7 @@ Tx: TypeAlias = Generator[Operation, Rows, T]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A session's head while it is locked, the status it was last given, and how many submissions have not ended."""
+    """A session's head while it is locked, the status it was last given, how many submissions have not ended, and whether it has no title."""
 
     epoch: int
     seq: int
@@ -72,6 +72,7 @@ class Head:
     orphaned_by: str | None
     status: str
     pending: int
+    untitled: bool
 
 
 class Unfinished:
@@ -216,6 +217,7 @@ class Transactions(ABC):
             orphaned_by=head["orphaned_by"],
             status=head["status"],
             pending=head["pending"],
+            untitled=bool(head["untitled"]),
         )
 
     def _refuse_cleaned(self, session_id: str) -> Tx[Head]:

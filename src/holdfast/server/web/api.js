@@ -71,6 +71,7 @@ const run = (id) => `/api/runs/${encodeURIComponent(id)}`;
 export const me = () => get("/api/me");
 export const signIn = (token) => post("/sign-in", { token });
 export const signOut = () => post("/sign-out");
+export const inbox = () => get("/api/inbox");
 export const workers = () => get("/api/workers");
 export const readSession = (id) => get(session(id));
 export const createSession = (facts) => post("/api/sessions", facts);

@@ -106,7 +106,7 @@ function useWaiting(me, current) {
   const waits = current?.status === "waiting";
   useEffect(() => {
     if (me === null) return undefined;
-    const read = () => document.hidden || api.listSessions({ status: "waiting" }).then((page) => setNumber(page.items.length ? `${page.items.length}${page.next_cursor ? "+" : ""}` : ""), () => {});
+    const read = () => document.hidden || api.inbox().then((page) => setNumber(page.items.length ? `${page.items.length}${page.more ? "+" : ""}` : ""), () => {});
     read();
     const timer = setInterval(read, WAITING);
     return () => clearInterval(timer);

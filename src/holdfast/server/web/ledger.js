@@ -73,7 +73,7 @@ function Entry({ id, effect, state, call, onSettled }) {
   </li>`;
 }
 
-function Settle({ effect, onSettled }) {
+export function Settle({ effect, onSettled }) {
   const [happened, setHappened] = useState("yes");
   const [text, setText] = useState("");
   const [problem, setProblem] = useState(null);

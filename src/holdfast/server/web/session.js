@@ -227,11 +227,6 @@ export function Session({ id, view, call, me, onDetail }) {
       setProblem(error.message);
     }
   };
-  const say = (text, when, pictures) => {
-    // A failure leaves the session without a title, which does no harm.
-    if (read && !read.title && !journal.runs.size && text.trim()) api.changeSession(id, { title: titleFrom(text) }).then(reread, () => {});
-    return send(text, when, pictures);
-  };
   const at = (name) => `#/s/${encodeURIComponent(id)}${name ? `/${name}` : ""}`;
   const tabs = [["", "Conversation"], ["timeline", "Timeline"], ["ledger", "Ledger"], ["retention", "Retention"]];
   const closed = link === "gone" || status === "cleaned" || status === "cleaning";
@@ -278,7 +273,7 @@ export function Session({ id, view, call, me, onDetail }) {
           ${me.demo && html`<button type="button" class="kill" disabled=${!busy} title="Sends SIGKILL to the worker. Only the demo has this button." onClick=${ask(api.killWorker)}>☠ Kill the worker</button>`}
         </div>
         ${status === "running" && html`<p class="hint"><strong>Stop</strong> ends this turn and keeps what was done. <strong>Background</strong> continues it when you close this page.</p>`}
-        <${Composer} key=${id} busy=${status === "running" || status === "queued"} disabled=${closed} onSend=${say} />
+        <${Composer} key=${id} busy=${status === "running" || status === "queued"} disabled=${closed} onSend=${send} />
       </footer>`}
   </section>`;
 }

@@ -1,7 +1,7 @@
 // The list of sessions, live, and the dialog that creates one.
 import { html, useEffect, useRef, useState } from "./preact.js";
 import * as api from "./api.js";
-import { REASON, STATUS, ago, titleFrom, titleOf } from "./words.js";
+import { REASON, STATUS, ago, titleOf } from "./words.js";
 
 const EVERY = 2000;
 const WATCHING = [
@@ -142,7 +142,7 @@ function NewSession({ agents, onClose }) {
     setSending(true);
     try {
       const metadata = unwatched ? { attached: { then: unwatched } } : {};
-      const session = await api.createSession({ agent, title: title || titleFrom(message), metadata });
+      const session = await api.createSession({ agent, title, metadata });
       if (message.trim()) await api.submit(session.id, { kind: "message", text: message, idempotency_key: api.newKey() });
       box.current.close();
       location.hash = `#/s/${encodeURIComponent(session.id)}`;

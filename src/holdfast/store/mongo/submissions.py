@@ -36,6 +36,12 @@ async def touch_session(db: Documents, *, session_id: str) -> list[MongoRow]:
     return []
 
 
+async def title_session(db: Documents, *, session_id: str, title: str, title_folded: str) -> list[MongoRow]:
+    if await db.find("runs", {"session_id": session_id}, limit=1, fields=["_id"]):
+        return []
+    return await db.change_where("sessions", {"_id": session_id}, title=title, title_folded=title_folded)
+
+
 async def next_submission(db: Documents, *, session_id: str, lane: str | None = None) -> list[MongoRow]:
     where = {"session_id": session_id, **_OPEN, **({} if lane is None else {"lane": lane})}
     return await db.find("submissions", where, sort=_QUEUE, limit=1)

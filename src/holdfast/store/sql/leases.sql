@@ -44,7 +44,8 @@ SELECT epoch, holder FROM heads WHERE session_id = :session_id
 -- name: locked_head
 -- A statement of its own: one that had to wait for the lock would see the session as it was before.
 SELECT h.epoch, h.seq, h.holder, h.tenure, h.orphaned_by, s.status,
-  (SELECT count(*) FROM submissions q WHERE q.session_id = h.session_id AND q.ended_at IS NULL) AS pending
+  (SELECT count(*) FROM submissions q WHERE q.session_id = h.session_id AND q.ended_at IS NULL) AS pending,
+  s.title = '' AS untitled
 FROM heads h JOIN sessions s ON s.id = h.session_id
 WHERE h.session_id = :session_id;
 

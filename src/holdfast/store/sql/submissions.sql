@@ -21,6 +21,12 @@ RETURNING *;
 -- name: touch_session
 UPDATE sessions SET active_at = now_us() WHERE id = :session_id;
 
+-- name: title_session
+-- A session without a title gets one from its first message. One that a person took off a session with runs stays off.
+UPDATE sessions SET title = :title, title_folded = :title_folded
+WHERE id = :session_id AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.session_id = :session_id)
+RETURNING id;
+
 -- name: next_submission
 SELECT * FROM submissions
 WHERE session_id = :session_id AND ended_at IS NULL AND state = 'queued'

@@ -1,0 +1,48 @@
+"""The route of the inbox: what waits for a person, in all sessions."""
+
+from contextlib import suppress
+
+from fastapi import Request
+
+from holdfast.errors import SessionNotFound
+from holdfast.leases import why_waiting
+from holdfast.runtime.questions import asked
+from holdfast.server.models import Asked, EffectOut, InboxItem, InboxOut
+from holdfast.server.routes import new_router, principal_of, route, store_of
+from holdfast.store import Store
+from holdfast.types import Session
+
+router = new_router("inbox")
+_MOST = 50
+"""How many sessions, or runs, are read for each reason to wait."""
+
+
+@route(router, "GET", "/api/inbox", "user")
+async def read_inbox(request: Request) -> InboxOut:
+    """List the sessions that wait for a person, longest first, with what each waits for."""
+    store, owner = store_of(request), principal_of(request).sees
+    waiting = await store.sessions(owner=owner, status="waiting", limit=_MOST)
+    queued = await store.sessions(owner=owner, status="queued", limit=_MOST)
+    interrupted = await store.find_runs(owner=owner, interrupted=True, limit=_MOST)
+    unresolved = await store.find_runs(owner=owner, unresolved=True, limit=_MOST)
+    sessions = {session.id: session for session in (*waiting.items, *queued.items)}
+    for run in (*interrupted.items, *unresolved.items):
+        with suppress(SessionNotFound):  # it was erased a moment ago
+            sessions[run.session_id] = sessions.get(run.session_id) or await store.session(run.session_id)
+    items = {session.id: await _item(store, session) for session in sessions.values()}
+    for run in unresolved.items:
+        if run.session_id in items:
+            calls = await store.effects(run.session_id, run_id=run.id, unresolved=True, limit=_MOST)
+            # A call that waits for an answer is among the questions.
+            items[run.session_id].effects += [EffectOut.of(c) for c in calls.items if c.result is None]
+    listed = [item for item in items.values() if item.status == "waiting" or item.problem or item.effects]
+    more = any(page.next_cursor for page in (waiting, queued, interrupted, unresolved))
+    return InboxOut(items=sorted(listed, key=lambda item: item.active_at), more=more)
+
+
+async def _item(store: Store, session: Session) -> InboxItem:
+    item = InboxItem.of(session)
+    item.problem = await why_waiting(store, session)
+    if session.status == "waiting":
+        item.asked = [Asked.model_validate(question) for question in await asked(store, session.id)]
+    return item
