@@ -286,8 +286,8 @@ async def talks(store: Store, text: str) -> None:
 AMONG: dict[str, Callable[[Store, str], Any]] = {
     "docs/how-to/approvals.md#0": asks,
     "docs/how-to/approvals.md#1": approves,
-    "docs/how-to/media.md#1": makes_media,
-    "docs/how-to/media.md#2": publishes,
+    "docs/how-to/media.md#2": makes_media,
+    "docs/how-to/media.md#3": publishes,
     "docs/how-to/record.md#1": pays,
     "docs/how-to/record.md#2": answers_later,
     "docs/how-to/serve.md#1": talks,
