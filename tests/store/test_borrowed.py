@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncGenerator
 from datetime import timedelta, timezone
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -190,7 +191,7 @@ async def test_a_mongodb_client_is_as_it_was_when_the_store_is_closed(mongo_url:
         mongo_url, w=1, readPreference="secondaryPreferred", tz_aware=True, tzinfo=elsewhere
     ) as client:
         options = client.codec_options
-        name = mongo_url.rpartition("/")[2]
+        name = urlsplit(mongo_url).path[1:]
         async with open_store(client=client) as store:
             assert store.url.endswith(f"/{name}")
             lease, _ = await held_session(store)
