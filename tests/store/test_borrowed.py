@@ -15,8 +15,8 @@ from holdfast import open_store
 from holdfast.errors import BadInput, StoreError, StoreUnavailable
 from holdfast.store import Store
 from holdfast.store.postgres import connections
+from holdfast.testing.store import StoreConformance
 from tests.builders import held_session, ticks, until
-from tests.contract import test_journal, test_watch
 
 _SETTINGS = (
     "application_name",
@@ -78,17 +78,8 @@ async def _states(pool: "asyncpg.Pool[Any]") -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["pid"])
 
 
-# What the contract demands holds on a borrowed pool as well.
-test_events_are_numbered_without_holes = test_journal.test_events_are_numbered_without_holes
-test_a_batch_is_written_whole_or_not_at_all = test_journal.test_a_batch_is_written_whole_or_not_at_all
-test_content_is_stored_once_and_joined_on_reading = (
-    test_journal.test_content_is_stored_once_and_joined_on_reading
-)
-test_a_refused_batch_spoils_no_neighbour = test_journal.test_a_refused_batch_spoils_no_neighbour
-test_many_sessions_at_once = test_journal.test_many_sessions_at_once
-test_a_cancelled_writer_leaves_the_lease_usable = test_journal.test_a_cancelled_writer_leaves_the_lease_usable
-test_replay_then_live = test_watch.test_replay_then_live_without_gap_or_duplicate
-test_many_watchers_of_a_busy_session = test_watch.test_many_watchers_of_a_busy_session
+class TestConformance(StoreConformance):
+    """The core of the contract holds on a borrowed pool as well."""
 
 
 async def test_a_pool_is_as_it_was_when_the_store_is_closed(pool: "asyncpg.Pool[Any]"):
