@@ -7,6 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "holdfast"
 PAGES = ROOT / "docs" / "reference"
+_MEDIA_FUNCTIONS = {"collect", "move", "externalize", "restore", "referenced"}
 _MEDIA = {"put", "get", "open", "part", "exists", "metadata", "public_url", "delete", "list"}
 
 
@@ -32,7 +33,9 @@ def store() -> str:
     """Return the page of the store: how it is opened, then the public methods of each topic."""
     folder = SOURCE / "store"
     package = ast.parse((folder / "__init__.py").read_text())
-    (opening,) = [node for node in package.body if isinstance(node, ast.FunctionDef)]
+    (opening,) = [
+        node for node in package.body if isinstance(node, ast.FunctionDef) and node.name == "open_store"
+    ]
     parts = [
         "# The store\n",
         "One method is one transaction. All raise [errors](errors.md) of the family `HoldfastError`.",
@@ -78,7 +81,9 @@ def media() -> str:
     }
     opening = ast.parse((folder / "__init__.py").read_text()).body
     others = [
-        node for name in ("collect", "move") for node in ast.parse((folder / f"{name}.py").read_text()).body
+        node
+        for name in ("collect", "move", "messages")
+        for node in ast.parse((folder / f"{name}.py").read_text()).body
     ]
     parts = [
         "# Media\n",
@@ -88,7 +93,7 @@ def media() -> str:
         *(
             _function(node)
             for node in others
-            if isinstance(node, ast.AsyncFunctionDef) and node.name in {"collect", "move"}
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in _MEDIA_FUNCTIONS
         ),
         "## MediaContext\n",
         f"{ast.get_docstring(classes['MediaContext'])}\n",

@@ -6,31 +6,15 @@ from time import monotonic
 from typing import Any
 
 from holdfast.store import Store
-from holdfast.types import Batch, Holder, Lease, NewEvent
+from holdfast.testing.store import held_session, new_session, ticks, within
+from holdfast.types import Holder, Lease
 
-
-async def new_session(store: Store, **more: str) -> str:
-    return (await store.create_session(**{"agent": "scribe", "owner": "ada", **more})).id  # pyright: ignore[reportArgumentType]
-
-
-async def held_session(store: Store, *, ttl: float = 60.0) -> tuple[Lease, Holder]:
-    session_id = await new_session(store)
-    holder = await store.join("test", ttl=ttl)
-    return await store.acquire(session_id, holder), holder
+__all__ = ["brief", "claim", "held_session", "new_session", "ticks", "until", "within"]
 
 
 def brief(store: Store) -> float:
     """Return a lifetime short enough to wait for its end, and long enough to take a lease before."""
     return 2.0 if store.engine == "mongodb" else 0.3
-
-
-def within(store: Store, seconds: float) -> asyncio.Timeout:
-    """Give up after so long; later where the server may run in an emulator."""
-    return asyncio.timeout(seconds * 5 if store.engine == "mongodb" else seconds)
-
-
-def ticks(count: int = 1) -> Batch:
-    return Batch(events=[NewEvent(kind="tick")] * count)
 
 
 async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 30.0) -> None:

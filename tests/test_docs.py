@@ -91,7 +91,7 @@ def test_the_example_of_the_readme_runs(tmp_path: Path):
 
 
 def test_the_store_by_itself(tmp_path: Path):
-    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "how-to" / "stores.md").read_text(), re.DOTALL)
+    example, *_ = re.findall(r"```python\n(.*?)```", (DOCS / "how-to" / "stores.md").read_text(), re.DOTALL)
     done = subprocess.run(
         [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True
     )
@@ -139,6 +139,14 @@ def test_the_example_of_media_runs(tmp_path: Path):
         [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout == "media+sha256://20bb5 b'\\x89PNG...'\n90\n2\n"
+
+
+def test_the_example_of_messages_with_media_runs(tmp_path: Path):
+    _, example, *_ = re.findall(r"```python\n(.*?)```", (DOCS / "how-to" / "media.md").read_text(), re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True 1\nTrue\n"
 
 
 def test_the_example_of_a_policy_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

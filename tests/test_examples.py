@@ -4,6 +4,7 @@ import ast
 import asyncio
 import inspect
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -269,6 +270,20 @@ async def publishes(store: Store, text: str) -> None:
     assert (await made["agent"].run("hi")).output
 
 
+async def conforms(store: Store, text: str) -> None:
+    file = Path(store.url.removeprefix("sqlite:///")).with_name("test_ftp.py")
+    file.write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, str(file)]
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [*command, "-k", "comes_back or part"],
+        capture_output=True,
+        text=True,
+        cwd=file.parent,
+    )
+    assert " 8 passed" in f" {done.stdout.splitlines()[-1]}", done.stdout
+
+
 async def has_a_shell(store: Store, text: str) -> None:
     async with ShellService(store) as shell:
         names = {"Agent": Agent, "model": TestModel(call_tools=[]), "Holdfast": Holdfast}
@@ -286,12 +301,13 @@ async def talks(store: Store, text: str) -> None:
 AMONG: dict[str, Callable[[Store, str], Any]] = {
     "docs/how-to/approvals.md#0": asks,
     "docs/how-to/approvals.md#1": approves,
-    "docs/how-to/media.md#1": makes_media,
-    "docs/how-to/media.md#2": publishes,
+    "docs/how-to/media.md#2": makes_media,
+    "docs/how-to/media.md#3": publishes,
     "docs/how-to/record.md#1": pays,
     "docs/how-to/record.md#2": answers_later,
     "docs/how-to/serve.md#1": talks,
     "docs/how-to/shell.md#1": has_a_shell,
+    "docs/how-to/stores.md#2": conforms,
     "docs/how-to/worker.md#0": works,
     "docs/how-to/worker.md#1": looks_around,
     "docs/how-to/worker.md#2": seals,

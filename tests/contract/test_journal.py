@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from pymongo import AsyncMongoClient
 
 from holdfast.config import load_settings
-from holdfast.errors import BadInput, BadText, Conflict, LeaseLost, PayloadTooLarge, SessionNotFound
+from holdfast.errors import BadInput, BadText, Conflict, PayloadTooLarge
 from holdfast.store import Store, open_store
 from holdfast.types import (
     Batch,
     Chain,
-    Checkpoint,
     Draft,
     Effect,
     Message,
@@ -28,172 +27,6 @@ from holdfast.types import (
 )
 from tests.builders import held_session, new_session, ticks
 from tests.conftest import Engine
-
-
-async def test_events_are_numbered_without_holes(store: Store):
-    lease, _ = await held_session(store)
-    assert await store.write(lease, ticks(3)) == 3
-    assert await store.write(lease, Batch()) == 3
-    assert await store.write(lease, ticks(2)) == 5
-    events = await store.events(lease.session_id)
-    assert [event.seq for event in events] == [1, 2, 3, 4, 5]
-    assert [event.at for event in events] == sorted(event.at for event in events)
-    assert [e.seq for e in await store.events(lease.session_id, after=2, limit=2)] == [3, 4]
-    assert await store.events(lease.session_id, after=5) == []
-
-
-async def test_an_event_comes_back_as_it_was(store: Store):
-    lease, _ = await held_session(store)
-    await store.write(
-        lease, Batch(events=[NewEvent(kind="tick", payload='{"b":1,"a":2}', run_id="r", step=7)])
-    )
-    (event,) = await store.events(lease.session_id)
-    assert (event.kind, event.payload, event.run_id, event.step) == ("tick", '{"b":1,"a":2}', "r", 7)
-    assert await store.events(lease.session_id, run_id="r") == [event]
-    assert await store.events(lease.session_id, run_id="other") == []
-
-
-async def test_a_batch_is_written_whole_or_not_at_all(store: Store):
-    lease, _ = await held_session(store)
-    submission = await store.submit(lease.session_id, "message")
-    await store.take(lease)
-    await store.write(lease, Batch(segments=[Segment(number=1)]))
-    before = await store.session(lease.session_id)
-    with pytest.raises(Conflict):
-        await store.write(
-            lease,
-            Batch(
-                events=[NewEvent(kind="tick")],
-                segments=[Segment(number=1)],  # exists already
-                messages=[Message(segment=1, position=0, body="{}")],
-                checkpoints=[Checkpoint(id="c", segment=1, length=1)],
-                runs=[Run(id="r")],
-                effects=[Effect(run_id="r", call_id="c", tool="t")],
-                submissions=[SubmissionChange(id=submission.id, state="done")],
-                status="failed",
-            ),
-        )
-    assert await store.session(lease.session_id) == before
-    assert await store.history(lease.session_id, segment=1, length=10) == []
-    assert (await store.runs(session_id=lease.session_id)).items == []
-    assert (await store.effects(lease.session_id)).items == []
-    assert (await store.checkpoints(session_id=lease.session_id)).items == []
-    # The lease is as good as before.
-    await store.write(lease, ticks())
-
-
-async def test_content_is_stored_once_and_joined_on_reading(store: Store):
-    lease, _ = await held_session(store)
-    body = json.dumps({"content": "x" * 100})
-    await store.write(
-        lease,
-        Batch(
-            segments=[Segment(number=1)],
-            messages=[Message(segment=1, position=0, body=body)],
-            events=[NewEvent(kind="message", message=(1, 0)), NewEvent(kind="tick")],
-        ),
-    )
-    message, tick = await store.events(lease.session_id)
-    assert (message.payload, message.message) == ("{}", body)
-    assert tick.message is None
-
-
-async def test_a_refused_batch_spoils_no_neighbour(store: Store):
-    """Stale leases, broken batches and good ones, all waiting for the same group commit."""
-    good = [(await held_session(store))[0] for _ in range(6)]
-    stale, _ = await held_session(store)
-    await store.release(stale)
-    stale.lost = False
-    broken, _ = await held_session(store)
-    await store.write(broken, Batch(segments=[Segment(number=1)]))
-    writes = [store.write(lease, ticks()) for lease in good[:3]]
-    writes.append(store.write(stale, ticks()))
-    writes.append(store.write(broken, Batch(segments=[Segment(number=1)], events=[NewEvent(kind="tick")])))
-    writes += [store.write(lease, ticks()) for lease in good[3:]]
-    results = await asyncio.gather(*writes, return_exceptions=True)
-    assert [type(r).__name__ for r in results] == [
-        "int",
-        "int",
-        "int",
-        "LeaseLost",
-        "Conflict",
-        "int",
-        "int",
-        "int",
-    ]
-    for lease in (*good, broken):
-        assert (await store.session(lease.session_id)).seq == (0 if lease is broken else 1)
-    assert await store.write(broken, ticks()) == 1
-
-
-async def test_concurrent_writes_of_one_lease_keep_their_order(store: Store):
-    lease, _ = await held_session(store)
-    seqs = await asyncio.gather(
-        *(store.write(lease, Batch(events=[NewEvent(kind=str(n))] * 2)) for n in range(30))
-    )
-    assert seqs == [2 * n + 2 for n in range(30)]
-    events = await store.events(lease.session_id)
-    assert [event.kind for event in events] == [str(n) for n in range(30) for _ in range(2)]
-
-
-async def test_many_sessions_at_once(store: Store):
-    leases = [(await held_session(store))[0] for _ in range(40)]
-
-    async def work(number: int) -> None:
-        for _ in range(10):
-            await store.write(leases[number], ticks())
-
-    await asyncio.gather(*(work(number) for number in range(40)))
-    assert {(await store.session(lease.session_id)).seq for lease in leases} == {10}
-
-
-async def test_a_cancelled_writer_leaves_the_lease_usable(store: Store):
-    lease, _ = await held_session(store)
-    for turn in range(1, 20):
-        writing = asyncio.create_task(store.write(lease, ticks()))
-        for _ in range(turn % 4):
-            await asyncio.sleep(0)
-        writing.cancel()
-        await asyncio.wait([writing])
-        seq = await store.write(lease, ticks())
-        assert [e.seq for e in await store.events(lease.session_id)] == list(range(1, seq + 1))
-
-
-async def test_drafts_are_replaced_and_gone_with_the_message(store: Store):
-    lease, _ = await held_session(store)
-    await store.put_drafts(lease, [Draft(run_id="r", part=0, kind="text", text="Hel")])
-    await store.put_drafts(
-        lease,
-        [
-            Draft(run_id="r", part=0, kind="text", text="Hello"),
-            Draft(run_id="q", part=1, kind="thinking", text="?"),
-        ],
-    )
-    assert [(d.run_id, d.part, d.kind, d.text) for d in await store.drafts(lease.session_id)] == [
-        ("q", 1, "thinking", "?"),
-        ("r", 0, "text", "Hello"),
-    ]
-    await store.write(lease, Batch(events=[NewEvent(kind="message")], drafts_done=["r"]))
-    assert [d.run_id for d in await store.drafts(lease.session_id)] == ["q"]
-    assert (await store.session(lease.session_id)).seq == 1
-
-
-async def test_a_draft_says_which_event_it_follows(store: Store):
-    lease, _ = await held_session(store)
-    await store.write(lease, Batch(events=[NewEvent(kind="tick")]))
-    first = Draft(run_id="r", part=0, kind="text", text="Hel")
-    await store.put_drafts(lease, [first])
-    await store.write(lease, Batch(events=[NewEvent(kind="tick")]))
-    await store.put_drafts(lease, [replace(first, text="Hello")])
-    assert [draft.follows for draft in await store.drafts(lease.session_id)] == [1]  # it has grown since
-    await store.write(lease, Batch(events=[NewEvent(kind="message")], drafts_done=["r"]))
-    await store.put_drafts(lease, [first])
-    assert [draft.follows for draft in await store.drafts(lease.session_id)] == [3]
-
-
-async def test_an_unknown_session(store: Store):
-    with pytest.raises(SessionNotFound):
-        await store.events("nowhere")
 
 
 @pytest.mark.parametrize("after", [-1, 2**63])
@@ -293,27 +126,6 @@ async def test_a_large_payload_within_the_limit(store: Store):
     await store.write(lease, Batch(events=[NewEvent(kind="tick", payload=body)]))
     (event,) = await store.events(lease.session_id)
     assert event.payload == body
-
-
-async def test_numbers_beyond_64_bits_are_refused(store: Store):
-    lease, _ = await held_session(store)
-    with pytest.raises(BadInput):
-        await store.write(lease, Batch(events=[NewEvent(kind="tick", step=2**63)]))
-    assert await store.write(lease, ticks()) == 1
-
-
-async def test_a_batch_names_each_noun_once(store: Store):
-    lease, _ = await held_session(store)
-    with pytest.raises(BadInput, match="the same run twice"):
-        await store.write(lease, Batch(runs=[Run(id="r"), Run(id="r", status="completed")]))
-
-
-async def test_a_lease_of_the_wrong_holder(store: Store):
-    lease, _ = await held_session(store)
-    stranger = await store.join("stranger", ttl=60)
-    lease.holder = stranger.id
-    with pytest.raises(LeaseLost):
-        await store.write(lease, ticks())
 
 
 @pytest.mark.processes

@@ -15,52 +15,6 @@ async def expired(store: Store, holder: Holder) -> bool:
     )
 
 
-async def test_one_holder_at_a_time(store: Store):
-    lease, holder = await held_session(store)
-    other = await store.join("other", ttl=60)
-    with pytest.raises(SessionBusy, match=r"held by test until 20\d\d-") as refused:
-        await store.acquire(lease.session_id, other)
-    assert refused.value.facts["holder"] == "test"
-    with pytest.raises(SessionBusy):
-        await store.acquire(lease.session_id, holder)
-
-
-async def test_the_epoch_grows_with_each_lease(store: Store):
-    lease, holder = await held_session(store)
-    epochs = [lease.epoch]
-    for _ in range(3):
-        await store.release(lease)
-        lease = await store.acquire(lease.session_id, holder)
-        epochs.append(lease.epoch)
-    assert epochs == [1, 2, 3, 4]
-
-
-async def test_session_shows_its_holder(store: Store):
-    lease, holder = await held_session(store)
-    session = await store.session(lease.session_id)
-    assert (session.holder, session.held_until, session.epoch) == ("test", holder.deadline, 1)
-    await store.release(lease)
-    session = await store.session(lease.session_id)
-    assert (session.holder, session.held_until) == (None, None)
-
-
-async def test_a_released_lease_writes_nothing(store: Store):
-    lease, _ = await held_session(store)
-    await store.write(lease, ticks(2))
-    await store.release(lease)
-    with pytest.raises(LeaseLost):
-        await store.write(lease, ticks())
-    assert (await store.session(lease.session_id)).seq == 2
-
-
-async def test_release_is_idempotent_and_never_frees_another_lease(store: Store):
-    lease, holder = await held_session(store)
-    await store.release(lease)
-    newer = await store.acquire(lease.session_id, holder)
-    await store.release(lease)
-    assert await store.write(newer, ticks()) == 1
-
-
 async def test_a_stale_epoch_is_refused_everywhere_and_changes_nothing(store: Store):
     """Two writers, one of them stale: every method that takes a lease refuses the old one."""
     old, paused = await held_session(store, ttl=brief(store))

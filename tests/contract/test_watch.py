@@ -6,55 +6,9 @@ import pytest
 from holdfast.errors import NotYet, SessionNotFound, StoreClosed
 from holdfast.store import Store, open_store
 from holdfast.store.hub import Hub
+from holdfast.testing.store import collect
 from tests.builders import held_session, new_session, ticks, within
 from tests.conftest import Engine
-
-
-async def collect(store: Store, session_id: str, *, after: int, upto: int) -> list[int]:
-    seen: list[int] = []
-    watching = store.watch(session_id, after=after)
-    async for event in watching:
-        seen.append(event.seq)
-        if event.seq >= upto:
-            break
-    await watching.aclose()
-    return seen
-
-
-async def test_replay_then_live_without_gap_or_duplicate(store: Store):
-    lease, _ = await held_session(store)
-    await store.write(lease, ticks(1200))  # more than a page
-    watching = asyncio.create_task(collect(store, lease.session_id, after=0, upto=1300))
-    for _ in range(100):
-        await store.write(lease, ticks())
-    async with within(store, 20):
-        assert await watching == list(range(1, 1301))
-
-
-async def test_many_watchers_of_a_busy_session(store: Store):
-    lease, _ = await held_session(store)
-    await store.write(lease, ticks(100))
-    watching = [
-        asyncio.create_task(collect(store, lease.session_id, after=after, upto=300))
-        for after in range(0, 100, 5)
-    ]
-    for _ in range(100):
-        await store.write(lease, ticks(2))
-    async with within(store, 20):
-        for task, after in zip(watching, range(0, 100, 5), strict=True):
-            assert await task == list(range(after + 1, 301))
-
-
-async def test_a_change_wakes_watchers_however_its_arguments_are_passed(store: Store):
-    """The memory store has no second look: there a hint that is missing is missing for good."""
-    session_id = await new_session(store)
-    watching = store.watch(session_id)
-    coming = asyncio.ensure_future(anext(watching))
-    await asyncio.sleep(0)
-    await store.set_state(session_id=session_id, body="1", expected=0)
-    async with within(store, 5):
-        assert (await coming).kind == "state_changed"
-    await watching.aclose()
 
 
 async def test_a_reader_that_reconnects_at_random_sees_everything_once(store: Store):

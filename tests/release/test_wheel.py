@@ -36,6 +36,7 @@ USES = {
     "postgres": "holdfast.open_store('postgresql://localhost/holdfast')",
     "s3": "from holdfast.media import open_media; open_media('s3://bucket', store=holdfast.open_store())",
     "server": "import holdfast.server",
+    "testing": "import holdfast.testing.media",
 }
 """The shortest code that needs each extra."""
 

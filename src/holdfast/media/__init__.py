@@ -6,6 +6,7 @@ from holdfast.config import Settings
 from holdfast.errors import MissingExtra, UnknownMedia
 from holdfast.media.base import MediaContext, MediaStore, MediaWriter, digest_of, to_uri
 from holdfast.media.collect import Collection, collect
+from holdfast.media.messages import externalize, referenced, restore
 from holdfast.media.move import Moved, move
 from holdfast.plugins import MEDIA, find_plugin
 from holdfast.store import Store
@@ -18,8 +19,11 @@ __all__ = [
     "Moved",
     "collect",
     "digest_of",
+    "externalize",
     "move",
     "open_media",
+    "referenced",
+    "restore",
     "to_uri",
 ]
 

@@ -3,24 +3,18 @@
 What is short is not looked at: for it nothing here costs more than asking for its length.
 """
 
-import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
-from holdfast.errors import BadInput, MediaCollected
-from holdfast.media import MediaStore, open_media, to_uri, walker
-from holdfast.media.base import add_to
+from holdfast.errors import MediaCollected
+from holdfast.media import MediaStore, open_media, walker
+from holdfast.media.messages import check_threshold, move_back, move_out
 from holdfast.record.loading import admit
 from holdfast.store import Store
 from holdfast.types import Batch, Effect, Json
 
-_BESIDE = 1024 * 1024
-"""Texts of this size are taken apart and put together beside the event loop."""
-_AT_ONCE = 4
 _PUTS = 3
-_LEAST = 128
-"""A reference is not much shorter than this."""
 
 
 class MediaOffloader:
@@ -29,9 +23,9 @@ class MediaOffloader:
     def __init__(self, store: Store, media: MediaStore | None = None, threshold: int | None = None) -> None:
         self._store = store
         self._media = media
-        self._threshold = store.settings.media_threshold_bytes if threshold is None else threshold
-        if self._threshold < _LEAST:
-            raise BadInput(problem=f"the threshold for media is at least {_LEAST} bytes, not {threshold}")
+        self._threshold = check_threshold(
+            store.settings.media_threshold_bytes if threshold is None else threshold
+        )
         self._referred: set[str] = set()  # by the session that is written to
 
     @property
@@ -90,55 +84,14 @@ class MediaOffloader:
         self._referred.update(batch.blobs)
 
     async def _out(self, text: Json, digests: dict[str, None]) -> Json:
-        if not walker.is_touched(text, self._threshold):
-            return text
-        work = walker.take_out
-        pieces = (
-            work(text, self._threshold)
-            if len(text) < _BESIDE
-            else await asyncio.to_thread(work, text, self._threshold)
-        )
-        written: list[str] = []
-        for piece in pieces:
-            if isinstance(piece, str):
-                written.append(piece)
-                continue
-            digest = hashlib.sha256()
-            await add_to(digest, piece.data)
-            uri = to_uri(digest.hexdigest())
-            if digest.hexdigest() not in self._referred:
-                uri = await self.media.put(piece.data, piece.context)
-                digests[digest.hexdigest()] = None
-            written.append(walker.reference(uri, piece.form))
-        return "".join(written)
+        return await move_out(text, lambda: self.media, self._threshold, digests, known=self._referred)
 
     async def back(self, texts: Iterable[Json]) -> list[Json]:
         """Return the texts with all that was moved out, to the letter.
 
         Raises `MediaNotFound`, `MediaDamaged`, and `HistoryTooLarge` before anything is fetched.
         """
-        texts = list(texts)
-        if not any(map(walker.is_changed, texts)):
-            return texts
-        wanted = walker.references(texts)
-        places = asyncio.Semaphore(_AT_ONCE)
-
-        async def measure(digest: str) -> int:
-            async with places:
-                return (await self.media.metadata(to_uri(digest))).size
-
-        async def fetch(digest: str) -> bytes:
-            async with places:
-                return await self.media.get(to_uri(digest))
-
-        sizes = await asyncio.gather(*map(measure, wanted))
-        moved = sum(size * count for size, count in zip(sizes, wanted.values(), strict=True))
-        await admit(self._store, sum(map(len, texts)) + moved)
-
-        contents = dict(zip(wanted, await asyncio.gather(*map(fetch, wanted)), strict=True))
-        if sum(map(len, contents.values())) < _BESIDE:
-            return [walker.put_back(text, contents) for text in texts]
-        return await asyncio.to_thread(lambda: [walker.put_back(text, contents) for text in texts])
+        return await move_back(list(texts), lambda: self.media, partial(admit, self._store))
 
     async def effects_back(self, effects: Sequence[Effect]) -> list[Effect]:
         """Return the effects with the whole of their results, and of the messages that these moved into."""

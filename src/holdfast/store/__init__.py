@@ -1,14 +1,28 @@
 """Where sessions live: one interface, one folder of engines."""
 
+from typing import TYPE_CHECKING, Any
+
 from holdfast.config import Settings, load_settings
-from holdfast.errors import MissingExtra, UnknownStore
+from holdfast.errors import BadInput, MissingExtra, UnknownStore
 from holdfast.plugins import STORES, find_plugin
 from holdfast.store.store import Store
+
+if TYPE_CHECKING:
+    import asyncpg
+    from pymongo import AsyncMongoClient
 
 __all__ = ["Store", "open_store"]
 
 
-def open_store(url: str | None = None, *, upgrade: bool = True, settings: Settings | None = None) -> Store:
+def open_store(
+    url: str | None = None,
+    *,
+    pool: "asyncpg.Pool[Any] | None" = None,
+    client: "AsyncMongoClient[Any] | None" = None,
+    database: str | None = None,
+    upgrade: bool = True,
+    settings: Settings | None = None,
+) -> Store:
     """Return the store behind a URL. It connects when it is entered, with `async with`.
 
     `sqlite:///file.db` is relative to the working folder, `sqlite:////var/lib/file.db` absolute, `sqlite://:memory:`
@@ -16,8 +30,13 @@ def open_store(url: str | None = None, *, upgrade: bool = True, settings: Settin
     the extra `mongo`, and a replica set. Other packages may register further schemes. Without a URL it is the one of the settings, which
     are read from the environment and holdfast.toml unless they are given. The schema is upgraded on opening, unless `upgrade` is
     false: then an old one is rejected.
+
+    Instead of a URL, pass the `asyncpg.Pool` or the PyMongo `AsyncMongoClient` of your application, with the name of the `database` if it
+    is not the client's default. The store returns connections with the settings that they had, and never closes the pool or the client.
     """
     settings = settings or load_settings()
+    if pool is not None or client is not None or database is not None:
+        return _open_on(url, pool, client, database, upgrade=upgrade, settings=settings)
     url = settings.store if url is None else url
     scheme, _, rest = url.partition("://")
     if "\x00" in url:
@@ -51,3 +70,26 @@ def open_store(url: str | None = None, *, upgrade: bool = True, settings: Settin
     if rest and (make := find_plugin(STORES, scheme)):
         return make(url, upgrade=upgrade, settings=settings)
     raise UnknownStore(url=url)
+
+
+def _open_on(
+    url: str | None,
+    pool: "asyncpg.Pool[Any] | None",
+    client: "AsyncMongoClient[Any] | None",
+    database: str | None,
+    *,
+    upgrade: bool,
+    settings: Settings,
+) -> Store:
+    """Return a store on a pool or client of the application."""
+    if sum(given is not None for given in (url, pool, client)) != 1:
+        raise BadInput(problem="pass one of a URL, a pool and a client to open_store")
+    if pool is not None and database is None:
+        from holdfast.store.postgres.store import PostgresStore
+
+        return PostgresStore(pool, upgrade=upgrade, settings=settings)
+    if client is None:
+        raise BadInput(problem="only a client needs a database; a URL and a pool have one")
+    from holdfast.store.mongo.store import MongoStore
+
+    return MongoStore(client, name=database, upgrade=upgrade, settings=settings)

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 from bson import MaxKey, ObjectId
+from bson.codec_options import CodecOptions
 from pymongo import InsertOne, ReplaceOne, ReturnDocument, UpdateOne
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection
@@ -21,6 +22,7 @@ from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
 from holdfast.store.transactions import PAGE_BYTES
 
+_PLAIN: Final = CodecOptions[dict[str, Any]]()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST = 500_000
 """A text with more characters goes to `pieces`: a document has 16 MiB, and no row as many texts of this length."""
@@ -195,7 +197,7 @@ class Documents:
     async def now(self) -> int:
         """Return the server's time, the same within a transaction: asked for, unless the head has told it."""
         if self._now is None:
-            hello = await self.database.client.admin.command("hello")
+            hello = await self.database.client.admin.command("hello", codec_options=_PLAIN)
             self._now = self._clock.hear(microseconds(hello["localTime"]))
         return self._now
 

@@ -17,12 +17,10 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Self, TypeVar
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import pymongo
-from bson.codec_options import CodecOptions
 from bson.errors import InvalidDocument
-from pymongo import AsyncMongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import (
@@ -36,7 +34,6 @@ from pymongo.errors import (
 )
 from pymongo.read_concern import ReadConcern
 from pymongo.uri_parser import parse_uri
-from pymongo.write_concern import WriteConcern
 
 from holdfast.config import Settings
 from holdfast.counting import count
@@ -70,6 +67,17 @@ from holdfast.store.mongo import (
     submissions,
     sweep,
 )
+from holdfast.store.mongo.client import (
+    MAJORITY,
+    PRIMARY,
+    Client,
+    TimeLimit,
+    check_borrowed,
+    connect,
+    database,
+    describe,
+    time_limit,
+)
 from holdfast.store.mongo.documents import Clock, Documents, MongoRow, PageSize
 from holdfast.store.mongo.hints import Hints
 from holdfast.store.mongo.write import write
@@ -85,8 +93,6 @@ Handler = Callable[..., Coroutine[Any, Any, list[MongoRow]]]
 
 PATIENCE_SECONDS = 6.0
 """How long a call is sent again while the server is away. Less than a lease lives."""
-ANSWER_SECONDS = 5.0
-"""How long a server may be silent before a call counts as lost. Queries over everything have longer."""
 _LONG_SECONDS = 3600.0
 _MONGODB_8 = 25
 """The version of the wire protocol that has writes to several collections in one command."""
@@ -96,20 +102,12 @@ _LONGEST_PAUSE_SECONDS = 0.05
 _DUPLICATE_TRIES = 3
 """Who inserted the same at the same time is seen when the transaction begins again; a real duplicate stays one."""
 
-_MAJORITY = WriteConcern("majority", j=True)
 _SNAPSHOT = ReadConcern("snapshot")
 
 _STANDALONE = (
     "it is not a replica set, which transactions and change streams need. One server is enough: start mongod with"
     " --replSet rs0, or set replication.replSetName in its configuration, and once run rs.initiate() in mongosh"
 )
-
-
-def _limits(url: str) -> dict[str, Any]:
-    """Return how long to wait for the server, in milliseconds, unless the URL says so itself."""
-    given = {name.lower() for name in parse_qs(urlsplit(url).query)}
-    names = ("serverSelectionTimeoutMS", "connectTimeoutMS", "socketTimeoutMS")
-    return {name: ANSWER_SECONDS * 1000 for name in names if name.lower() not in given}
 
 
 def _statements(*topics: ModuleType) -> dict[str, Handler]:
@@ -154,40 +152,44 @@ class MongoStore(Store):
 
     engine = "mongodb"
 
-    def __init__(self, url: str, *, upgrade: bool, settings: Settings) -> None:
-        super().__init__(re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url), settings)
-        if url.startswith("mongodb://"):
-            try:
-                parse_uri(url)
-            except PyMongoError as error:
-                raise ValueError(str(error)) from error
-        self._address = url
-        self._name = urlsplit(url).path.strip("/") or "holdfast"
+    def __init__(
+        self, source: str | Client, *, name: str | None = None, upgrade: bool, settings: Settings
+    ) -> None:
+        """Keep sessions in the database at a URL, or in one of an application's client, which is never closed."""
+        self._source = source
+        if isinstance(source, str):
+            _check_address(source)
+            self._name = urlsplit(source).path.strip("/") or "holdfast"
+            url = re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", source)
+        else:
+            self._name = name or source.get_default_database("holdfast").name
+            url = describe(source, self._name)
+        super().__init__(url, settings)
+        self._limit = time_limit(borrowed=not isinstance(source, str))
         self._upgrade_on_open = upgrade
         self._hub = Hub()
-        self._client: AsyncMongoClient[MongoRow] | None = None
+        self._client: Client | None = None
         self._hints: Hints | None = None
         self._beacons: FileBeacons | None = None
         self._has_bulk_write = False
         self._clock = Clock()
         self._turns = _Turns()
 
-    def twin(self) -> "MongoStore":
-        return MongoStore(self._address, upgrade=False, settings=self.settings)
+    def twin(self) -> "MongoStore | None":
+        if not isinstance(self._source, str):
+            return None  # another thread cannot use a client of this one's event loop
+        return MongoStore(self._source, upgrade=False, settings=self.settings)
 
     async def open(self) -> Self:
         self._opened_by = os.getpid()
         try:
-            self._client = AsyncMongoClient(
-                self._address,
-                appname="holdfast",
-                w="majority",
-                journal=True,
-                readConcernLevel="majority",
-                readPreference="primary",
-                **_limits(self._address),
-            )
-            hello = await self._client.admin.command("hello")
+            if isinstance(self._source, str):
+                self._client = connect(self._source)
+            else:
+                check_borrowed(self._source, self.url)
+                self._client = self._source
+            with self._limit():
+                hello = await self._client.admin.command("hello")
             if "setName" not in hello:
                 raise StoreError(url=self.url, problem=_STANDALONE)  # noqa: TRY301
             self._has_bulk_write = hello["maxWireVersion"] >= _MONGODB_8
@@ -211,7 +213,7 @@ class MongoStore(Store):
             await hints.close()
         if beacons is not None:
             beacons.close()
-        if client is not None:
+        if client is not None and isinstance(self._source, str):
             await client.close()
 
     async def upgrade(self) -> int:
@@ -252,9 +254,7 @@ class MongoStore(Store):
             try:
                 seq, ready = await self._commit(
                     database,
-                    lambda db: write(
-                        db, lease, writing, at=self._clock.now() if self._has_bulk_write else None
-                    ),
+                    lambda db: self._write_batch(db, lease, writing),
                 )
             except Exception as error:
                 writing.fail(error)
@@ -267,6 +267,11 @@ class MongoStore(Store):
                 lease.lost = lease.released = True
         self._hub.changed((lease.session_id, READY) if ready else (lease.session_id,))
         return seq
+
+    async def _write_batch(self, db: Documents, lease: Lease, writing: Writing) -> tuple[int, bool]:
+        at = self._clock.now() if self._has_bulk_write else None
+        with self._limit():
+            return await write(db, lease, writing, at=at)
 
     async def acquire(self, session_id: str, holder: Holder, *, cleaned: bool = False) -> Lease:
         """Look first: to lock the head is to change it, and who is only told to wait would get into the holder's way."""
@@ -308,7 +313,7 @@ class MongoStore(Store):
     ) -> T:
         """Run it when this process has nothing else under way that changes the same: the two would only collide."""
         async with self._turns.of(changes[0]) if changes else nullcontext():
-            return await self._commit(database, lambda db: _run(db, make()))
+            return await self._commit(database, lambda db: _run(db, make(), self._limit))
 
     async def _commit(
         self, database: AsyncDatabase[MongoRow], work: Callable[[Documents], Coroutine[Any, Any, T]]
@@ -324,9 +329,9 @@ class MongoStore(Store):
             while True:
                 attempt += 1
                 try:
-                    async with await session.start_transaction(_SNAPSHOT, _MAJORITY):
+                    async with await session.start_transaction(_SNAPSHOT, MAJORITY, PRIMARY):
                         result = await work(Documents(database, session, self._clock, attempt=attempt))
-                        await _commit(session, loop.time() + PATIENCE_SECONDS)
+                        await _commit(session, loop.time() + PATIENCE_SECONDS, self._limit)
                 except DuplicateKeyError as error:
                     duplicates += 1
                     if duplicates >= _DUPLICATE_TRIES:
@@ -349,7 +354,7 @@ class MongoStore(Store):
         while True:
             try:
                 async with database.client.start_session(snapshot=True) as session:
-                    return await _run(Documents(database, session), make())
+                    return await _run(Documents(database, session), make(), self._limit)
             except (PyMongoError, InvalidDocument, ValueError, OverflowError) as error:
                 if not _is_transient(error) or loop.time() > deadline:
                     raise self._translate(error) from error
@@ -404,7 +409,7 @@ class MongoStore(Store):
         self._refuse_inherited()
         if self._client is None:
             raise StoreClosed(url=self.url)
-        return self._client.get_database(self._name, codec_options=CodecOptions(document_class=MongoRow))
+        return database(self._client, self._name)
 
     def _translate(self, error: BaseException) -> BaseException:
         """Return the error of our family for one of the driver's; others as they are."""
@@ -434,6 +439,9 @@ class MongoStore(Store):
                 return StoreError(url=self.url, problem=_short(error))
             case ValueError():
                 return BadInput(problem=str(error))
+            case RuntimeError() if "event loop" in str(error):
+                problem = "its client belongs to another event loop. Create it in the event loop that opens the store"
+                return StoreError(url=self.url, problem=problem)
             case _:
                 return error
 
@@ -466,6 +474,15 @@ _AGAIN: Final = frozenset({112, 239, 246, 251})
 """WriteConflict, SnapshotTooOld, SnapshotUnavailable, NoSuchTransaction."""
 
 
+def _check_address(url: str) -> None:
+    """Raise `ValueError` if a URL is not one of a server; `mongodb+srv://` needs the name service."""
+    if url.startswith("mongodb://"):
+        try:
+            parse_uri(url)
+        except PyMongoError as error:
+            raise ValueError(str(error)) from error
+
+
 def _is_transient(error: BaseException) -> bool:
     """Say whether the same may succeed a moment later: another was quicker, or the server is away."""
     if isinstance(error, OperationFailure) and error.code in _AGAIN:
@@ -486,11 +503,12 @@ def _short(error: BaseException) -> str:
     return str(error).split(", full error:", 1)[0].split(", Timeout:", 1)[0].rstrip(".")
 
 
-async def _commit(session: AsyncClientSession, deadline: float) -> None:
+async def _commit(session: AsyncClientSession, deadline: float, limit: TimeLimit) -> None:
     """Commit, and ask again until the answer is known: the server knows a transaction that it has committed."""
     while True:
         try:
-            await session.commit_transaction()
+            with limit():
+                await session.commit_transaction()
         except PyMongoError as error:
             if not _is_unknown(error) or asyncio.get_running_loop().time() > deadline:
                 raise
@@ -499,13 +517,14 @@ async def _commit(session: AsyncClientSession, deadline: float) -> None:
             return
 
 
-async def _run(db: Documents, tx: Tx[T]) -> T:
+async def _run(db: Documents, tx: Tx[T], limit: TimeLimit) -> T:
     try:
         statement = next(tx)
         while True:
-            statement = tx.send(await _execute(db, statement))
+            statement = tx.send(await _execute(db, statement, limit))
     except StopIteration as end:
-        await db.flush()
+        with limit():
+            await db.flush()
         return end.value
     finally:
         tx.close()
@@ -515,18 +534,17 @@ _GATHERED: Final = frozenset({"insert_output"})
 """Statements that come many at a time, and are sent as one."""
 
 
-async def _execute(db: Documents, operation: Operation) -> Rows:
+async def _execute(db: Documents, operation: Operation, limit: TimeLimit) -> Rows:
     handler: Handler = STATEMENTS[operation.name]
     if operation.name not in _GATHERED:
-        await db.flush()
-    if operation.slow:
-        with pymongo.timeout(_LONG_SECONDS):
+        with limit():
+            await db.flush()
+    with pymongo.timeout(_LONG_SECONDS) if operation.slow else limit():
+        if not operation.sized or operation.slow:
             return await handler(db, **operation.params)
-    if operation.sized:
         db.page = PageSize(operation.sized, operation.page_bytes)
         rows = await handler(db, **operation.params)
         return CutRows(rows) if db.page.cut(rows) else rows
-    return await handler(db, **operation.params)
 
 
 async def _pages(

@@ -2,17 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import asyncpg
 
-from holdfast.store.postgres.writer import AGAIN, GONE, PAUSE_SECONDS, execute, hang_up
+from holdfast.store.postgres.connections import GONE, Connections, is_open
+from holdfast.store.postgres.writer import AGAIN, PAUSE_SECONDS, execute
 from holdfast.store.transactions import op
 from holdfast.tasks import end
 
 if TYPE_CHECKING:
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from holdfast.store.postgres.connections import Connection
 
 _log = logging.getLogger(__name__)
 
@@ -20,8 +22,8 @@ _log = logging.getLogger(__name__)
 class ConnectionBeacons:
     """A connection that holds a lock for every holder of this process: the server lets go of them with the process."""
 
-    def __init__(self, connect: Callable[[], Coroutine[Any, Any, "Connection"]]) -> None:
-        self._connect = connect
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
         self._lit: set[str] = set()
         self._connection: Connection | None = None
         self._busy = asyncio.Lock()
@@ -40,26 +42,37 @@ class ConnectionBeacons:
         """Let go of it."""
         self._lit.discard(holder_id)
         async with self._busy:
-            if self._connection is not None and not self._connection.is_closed():
+            if is_open(self._connection):
                 await execute(self._connection, op("dim_beacon", id=holder_id))
 
     async def close(self) -> None:
         """Let go of all."""
+        left = list(self._lit)
         self._lit.clear()
         if self._relighting is not None:
             await end(self._relighting)
-        if self._connection is not None:
-            await hang_up(self._connection)
-            self._connection = None
+        if is_open(self._connection):
+            with suppress(*GONE, asyncpg.PostgresError):
+                for holder_id in left:
+                    await execute(self._connection, op("dim_beacon", id=holder_id))
+        await self._disconnect()
 
     async def _light_all(self, new: Sequence[str]) -> None:
         async with self._busy:
-            if self._connection is None or self._connection.is_closed():
-                self._connection = await self._connect()
+            if not is_open(self._connection):
+                await self._disconnect()
+                self._connection = await self._connections.connect()
                 self._connection.add_termination_listener(self._went)
                 new = list(self._lit)
             for holder_id in new:
                 await execute(self._connection, op("light_beacon", id=holder_id))
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            if is_open(connection):
+                connection.remove_termination_listener(self._went)
+            await self._connections.disconnect(connection)
 
     def _went(self, connection: object) -> None:
         if connection is self._connection and self._lit:

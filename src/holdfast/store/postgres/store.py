@@ -28,18 +28,17 @@ from holdfast.errors import (
 )
 from holdfast.store.hub import Hub
 from holdfast.store.postgres.beacons import ConnectionBeacons
-from holdfast.store.postgres.writer import (
-    AGAIN,
+from holdfast.store.postgres.connections import (
     ANSWER_SECONDS,
     GONE,
-    PATIENCE_SECONDS,
-    PAUSE_SECONDS,
-    SETTINGS,
-    Committer,
-    execute,
-    hang_up,
-    make_durable,
+    BorrowedConnections,
+    Connections,
+    OwnConnections,
+    in_time,
+    is_open,
+    transaction,
 )
+from holdfast.store.postgres.writer import AGAIN, PATIENCE_SECONDS, PAUSE_SECONDS, Committer, execute
 from holdfast.store.rows import Row, Rows
 from holdfast.store.sql.library import Dialect, Script
 from holdfast.store.sql.store import SqlStore, page_text
@@ -50,20 +49,21 @@ from holdfast.tasks import end
 from holdfast.types import Batch, Lease
 
 if TYPE_CHECKING:
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from holdfast.store.postgres.connections import Connection, Pool
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 _CHANNEL: Final = "holdfast"
-_CONNECTIONS = 8
+_POOL: Final = "postgresql://"
+"""The URL of a store on a pool, until it is opened and the server has been asked."""
 _HINT_IDS = 50
 _HINT_SECONDS = 0.002
 """The first hint goes out at once; under load, one carries all that changed in this time."""
 _LOOK_SECONDS = 1.0
 _SUSPECT_SECONDS = 0.2
-_EXPORT_IDLE = "60s"
+_EXPORT: Final = {"idle_in_transaction_session_timeout": "60s"}
 """How long a reader of an archive may pause: its snapshot keeps the server from cleaning up."""
 
 
@@ -73,46 +73,45 @@ class PostgresStore(SqlStore):
     engine = "postgres"
     _dialect: Dialect = "postgres"
 
-    def __init__(self, url: str, *, upgrade: bool, settings: Settings) -> None:
-        super().__init__(_without_password(url), settings)
-        self._address = url
+    def __init__(self, source: "str | Pool", *, upgrade: bool, settings: Settings) -> None:
+        """Keep sessions in the database at a URL, or in that of an application's pool, which is never closed."""
+        super().__init__(_without_password(source) if isinstance(source, str) else _POOL, settings)
+        self._source = source
+        self._connections: Connections = (
+            OwnConnections(source) if isinstance(source, str) else BorrowedConnections(source)
+        )
+        self._is_open = False
         self._upgrade_on_open = upgrade
         self._hub = Hub()
-        self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._committer: Committer | None = None
         self._notifier: _Notifier | None = None
-        self._beacons = ConnectionBeacons(self._connect)
+        self._beacons = ConnectionBeacons(self._connections)
         self._suspects: dict[str, float] = {}
 
-    def twin(self) -> "PostgresStore":
-        return PostgresStore(self._address, upgrade=False, settings=self.settings)
+    def twin(self) -> "PostgresStore | None":
+        if not isinstance(self._source, str):
+            return None  # another thread cannot use the connections of this one's event loop
+        return PostgresStore(self._source, upgrade=False, settings=self.settings)
 
     async def open(self) -> Self:
         self._opened_by = os.getpid()
         try:
-            self._pool = await asyncpg.create_pool(
-                self._address,
-                min_size=0,
-                max_size=_CONNECTIONS,
-                server_settings=SETTINGS,
-                init=make_durable,
-                reset=_keep,
-                timeout=ANSWER_SECONDS,
-                command_timeout=ANSWER_SECONDS,
-            )
+            self.url = await self._connections.open(self.url)
+            self._is_open = True
             await (self.upgrade() if self._upgrade_on_open else self.require())
         except BaseException as error:
             await self.close()
             raise self._translate(error) from error
-        self._committer = Committer(self._connect, self._translate, self._announce)
-        self._notifier = _Notifier(self._connect, self._hub, self._look)
+        self._committer = Committer(self._connections, self._translate, self._announce)
+        self._notifier = _Notifier(self._connections, self._hub, self._look)
         return self
 
     async def close(self) -> None:
         if self._is_inherited():
             return
-        committer, notifier, pool = self._committer, self._notifier, self._pool
-        self._committer = self._notifier = self._pool = None
+        committer, notifier = self._committer, self._notifier
+        self._committer = self._notifier = None
+        self._is_open = False
         self._hub.everyone()  # so that nobody waits for a store that is closed
         await self._unfinished.wait()
         if committer is not None:
@@ -120,11 +119,7 @@ class PostgresStore(SqlStore):
         if notifier is not None:
             await notifier.close()
         await self._beacons.close()
-        if pool is not None:
-            try:
-                await asyncio.wait_for(pool.close(), timeout=5)
-            except (TimeoutError, *GONE):
-                pool.terminate()
+        await self._connections.close()
 
     async def write(self, lease: Lease, batch: Batch) -> int:
         self._refuse_inherited()
@@ -168,16 +163,9 @@ class PostgresStore(SqlStore):
             committing = False
             try:
                 async with self._running().acquire() as connection:
-                    transaction = connection.transaction()
-                    await transaction.start()
-                    try:
+                    async with transaction(connection):
                         result = await _run(connection, make())
-                    except BaseException:
-                        with suppress(*GONE):
-                            await transaction.rollback()
-                        raise
-                    committing = True
-                    await transaction.commit()
+                        committing = True
                     self._announce(*changes)
                     return result
             except (*AGAIN, *GONE) as error:
@@ -205,15 +193,10 @@ class PostgresStore(SqlStore):
         self, session_id: str
     ) -> AsyncGenerator[tuple[str, Sequence[Mapping[str, object]]], None]:
         """Read on a connection of its own, which a slow reader may keep for a while, but not for ever."""
-        self._running()
         try:
-            connection = await asyncpg.connect(
-                self._address,
-                server_settings={**SETTINGS, "idle_in_transaction_session_timeout": _EXPORT_IDLE},
-                timeout=ANSWER_SECONDS,
-            )
+            connection = await self._running().connect(_EXPORT)
             try:
-                async with connection.transaction(isolation="repeatable_read", readonly=True):
+                async with transaction(connection, isolation="repeatable_read", readonly=True):
                     result = await execute(connection, op("export_session", session_id=session_id))
                     yield SESSION.name, _of(SESSION, result)
                     for table in TABLES:
@@ -227,7 +210,7 @@ class PostgresStore(SqlStore):
                             after = {f"after_{column}": page[-1][column] for column in table.key}
                             yield table.name, _of(table, page)
             finally:
-                await hang_up(connection)
+                await self._connections.disconnect(connection)
         except (asyncpg.PostgresError, ValueError, *GONE) as error:
             raise self._translate(error) from error
 
@@ -262,25 +245,11 @@ class PostgresStore(SqlStore):
         if topics:
             self._hub.at(await self._read(lambda: self._look_around(topics)))
 
-    async def _connect(self) -> "Connection":
-        connection = await asyncpg.connect(
-            self._address,
-            server_settings=SETTINGS,
-            timeout=ANSWER_SECONDS,
-            command_timeout=ANSWER_SECONDS,
-        )
-        try:
-            await make_durable(connection)
-        except BaseException:
-            connection.terminate()
-            raise
-        return connection
-
-    def _running(self) -> "asyncpg.Pool[asyncpg.Record]":
+    def _running(self) -> Connections:
         self._refuse_inherited()
-        if self._pool is None:
+        if not self._is_open:
             raise StoreClosed(url=self.url)
-        return self._pool
+        return self._connections
 
     def _translate(self, error: BaseException) -> BaseException:
         """Return the error of our family for one of the driver's; others as they are."""
@@ -328,10 +297,6 @@ def _of(table: Table, rows: Sequence[Row]) -> list[dict[str, object]]:
     return [{name: row[name] for name in table.names} for row in rows]
 
 
-async def _keep(connection: object) -> None:
-    """Leave a connection as it is when it goes back to the pool: nothing of ours needs a reset."""
-
-
 async def _look_up(connection: Any, make: Callable[[], Tx[T]]) -> T:
     """Run a transaction that only reads. One statement is a consistent cut by itself; for more, begin again in one.
 
@@ -347,7 +312,7 @@ async def _look_up(connection: Any, make: Callable[[], Tx[T]]) -> T:
         return end.value
     finally:
         tx.close()
-    async with connection.transaction(isolation="repeatable_read", readonly=True):
+    async with transaction(connection, isolation="repeatable_read", readonly=True):
         return await _run(connection, make())
 
 
@@ -367,11 +332,11 @@ class _Notifier:
 
     def __init__(
         self,
-        connect: Callable[[], Coroutine[Any, Any, "Connection"]],
+        connections: Connections,
         hub: Hub,
         look: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
-        self._connect = connect
+        self._connections = connections
         self._hub = hub
         self._look = look
         self._changed: dict[str, None] = {}
@@ -391,19 +356,27 @@ class _Notifier:
     async def _talk(self) -> None:
         while True:
             try:
-                connection = await self._connect()
+                connection = await self._connections.connect()
                 try:
-                    await connection.execute(
-                        "SET synchronous_commit = off"
-                    )  # a hint need not outlive the server
-                    await connection.add_listener(_CHANNEL, self._hear)
-                    self._hub.everyone()  # whatever was said while nobody listened
-                    await self._tell(connection)
+                    # A hint need not outlive the server.
+                    await connection.execute("SET synchronous_commit = off", timeout=ANSWER_SECONDS)
+                    await self._listen(connection)
                 finally:
-                    await hang_up(connection)
+                    await self._connections.disconnect(connection)
             except (asyncpg.PostgresError, *GONE) as error:
                 _log.info("notifications are late until the server is back: %s", error)
                 await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _listen(self, connection: "Connection") -> None:
+        await connection.add_listener(_CHANNEL, self._hear)
+        try:
+            self._hub.everyone()  # whatever was said while nobody listened
+            await self._tell(connection)
+        finally:
+            if is_open(connection):
+                with suppress(*GONE, asyncpg.PostgresError):
+                    async with in_time():
+                        await connection.remove_listener(_CHANNEL, self._hear)
 
     async def _tell(self, connection: "Connection") -> None:
         while True:
@@ -413,7 +386,7 @@ class _Notifier:
             # A notification carries 8000 bytes at the most, an id has up to 128.
             for start in range(0, len(topics), _HINT_IDS):
                 hint = " ".join(topics[start : start + _HINT_IDS])
-                await connection.execute("SELECT pg_notify($1, $2)", _CHANNEL, hint)
+                await connection.execute("SELECT pg_notify($1, $2)", _CHANNEL, hint, timeout=ANSWER_SECONDS)
             await asyncio.sleep(_HINT_SECONDS)
 
     def _hear(self, connection: object, pid: int, channel: str, payload: object) -> None:

@@ -1,19 +1,27 @@
-"""How PostgreSQL is reached and written: one connection commits the batches of all sessions, a group at a time.
+"""How PostgreSQL is written: one connection commits the batches of all sessions, a group at a time.
 
 A group is one statement: the fence and every arm of write.sql, in which a refused batch simply has no rows.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
 from holdfast.counting import count
 from holdfast.errors import Conflict
 from holdfast.store.hub import READY
+from holdfast.store.postgres.connections import (
+    ANSWER_SECONDS,
+    GONE,
+    Connections,
+    cut,
+    is_open,
+    transaction,
+)
 from holdfast.store.rows import CutRows, Row
 from holdfast.store.sql import library
 from holdfast.store.sql.library import Script
@@ -22,54 +30,18 @@ from holdfast.store.write import ARMS, Writing, missing, unstored
 from holdfast.types import Lease
 
 if TYPE_CHECKING:
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from holdfast.store.postgres.connections import Connection
 
 PATIENCE_SECONDS = 6.0
 """How long a call is sent again while the server is away. Less than a lease lives."""
 PAUSE_SECONDS = 0.1
-ANSWER_SECONDS = 5.0
-"""How long a server may be silent before a call counts as lost. Queries over everything have longer."""
 _LONG_SECONDS = 3600.0
 _LARGEST_GROUP = 256
 _LARGEST_GROUP_BYTES = 64 * 1024 * 1024
 
-GONE = (
-    OSError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # how asyncpg greets a connection that the server ended while it was idle
-    asyncpg.PostgresConnectionError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
-    asyncpg.TooManyConnectionsError,
-    asyncpg.IdleInTransactionSessionTimeoutError,
-)
-"""The server, or our connection to it, is not there right now."""
 _LOST = "the connection broke during a write, and another holder has the session since"
 AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 """Rolled back for the sake of another transaction: the same may succeed at once."""
-
-SETTINGS: Final = {
-    "search_path": "holdfast",
-    "application_name": "holdfast",
-    # A process that is paused inside of a transaction must not keep its locks for longer than its lease.
-    "idle_in_transaction_session_timeout": "5s",
-    # Every statement is keyed. Plans are made once, and a table that was empty then does not make them scans for good.
-    "plan_cache_mode": "force_generic_plan",
-    "enable_seqscan": "off",
-}
-
-
-# Set in every session, also where it is strong enough, so that a reload of the server's settings does not weaken it.
-_DURABLE: Final = """
-SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit')
-  WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false)
-"""
-
-
-async def make_durable(connection: Any) -> None:
-    """Have commits on this connection wait for the disk, whatever the defaults of the database and the role are."""
-    await connection.execute(_DURABLE)
 
 
 async def execute(connection: Any, operation: Operation) -> Sequence[Row]:
@@ -86,17 +58,9 @@ async def execute(connection: Any, operation: Operation) -> Sequence[Row]:
         source = library.bounded(source, operation.sized)
         params = {**params, "page_bytes": operation.page_bytes}
     text, names = library.numbered(source)
-    timeout = _LONG_SECONDS if operation.slow else None
+    timeout = _LONG_SECONDS if operation.slow else ANSWER_SECONDS
     rows = await connection.fetch(text, *(params[name] for name in names), timeout=timeout)
     return CutRows(rows) if operation.sized and rows and rows[-1]["cut_"] else rows
-
-
-async def hang_up(connection: "Connection") -> None:
-    """Close a connection, whatever state it is in."""
-    try:
-        await connection.close(timeout=1)
-    except (TimeoutError, asyncpg.PostgresError, *GONE):
-        connection.terminate()
 
 
 @cache
@@ -151,11 +115,11 @@ class Committer:
 
     def __init__(
         self,
-        connect: Callable[[], Coroutine[Any, Any, "Connection"]],
+        connections: Connections,
         translate: Callable[[BaseException], BaseException],
         announce: Callable[[str], None],
     ) -> None:
-        self._connect = connect
+        self._connections = connections
         self._translate = translate
         self._announce = announce
         self._connection: Connection | None = None
@@ -177,7 +141,7 @@ class Committer:
         self._wake.set()
         await self._task
         if self._connection is not None:
-            await hang_up(self._connection)
+            await self._connections.disconnect(self._connection)
 
     async def _work(self) -> None:
         while self._waiting or not self._closing:
@@ -217,8 +181,9 @@ class Committer:
         sent_before = False
         while True:
             try:
-                if self._connection is None or self._connection.is_closed():
-                    self._connection = await self._connect()
+                if not is_open(self._connection):
+                    await self._drop()
+                    self._connection = await self._connections.connect()
                 await self._send(group, sent_before=sent_before)
             except AGAIN as error:
                 if len(group) > 1:
@@ -230,8 +195,7 @@ class Committer:
                     await self._apart(group, error)
                     return
                 sent_before = True
-                if self._connection is not None:
-                    self._connection.terminate()
+                await self._drop()
                 if self._closing or asyncio.get_running_loop().time() > deadline:
                     for job in group:
                         job.lease.lost = True
@@ -242,6 +206,12 @@ class Committer:
                 return
             else:
                 return
+
+    async def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            cut(connection)
+            await self._connections.disconnect(connection)
 
     async def _apart(self, group: list[_BatchJob], error: Exception) -> None:
         """One of the group cannot be written: write each on its own, so that it spoils no other."""
@@ -297,11 +267,11 @@ class Committer:
         releasing = [job.lease.session_id for job in group if job.writing.release]
         ready = False
         if not ("change_submissions" in arms or done or referring or releasing):
-            rows = await self._connection.fetch(_group(arms), *values)
+            rows = await self._connection.fetch(_group(arms), *values, timeout=ANSWER_SECONDS)
         else:
             jobs = {job.lease.session_id: job for job in group}
-            async with self._connection.transaction():
-                rows = await self._connection.fetch(_group(arms), *values)
+            async with transaction(self._connection):
+                rows = await self._connection.fetch(_group(arms), *values, timeout=ANSWER_SECONDS)
                 for row in rows:
                     if problem := missing(row["changed"], jobs[row["session_id"]].writing):
                         raise problem
@@ -309,7 +279,9 @@ class Committer:
                 kept = [row for row in done if row[0] in accepted]
                 if kept:
                     await self._connection.execute(
-                        library.text("drop_drafts", "postgres"), *map(list, zip(*kept, strict=True))
+                        library.text("drop_drafts", "postgres"),
+                        *map(list, zip(*kept, strict=True)),
+                        timeout=ANSWER_SECONDS,
                     )
                 await self._refer([job for job in referring if job.lease.session_id in accepted])
                 if freed := accepted.intersection(releasing):
@@ -330,7 +302,9 @@ class Committer:
         assert self._connection is not None  # noqa: S101
         pairs = [row for job in jobs for row in job.writing.rows["refer_blobs"]]
         text = library.text("refer_blobs", "postgres")
-        rows = await self._connection.fetch(text, *map(list, zip(*pairs, strict=True)))
+        rows = await self._connection.fetch(
+            text, *map(list, zip(*pairs, strict=True)), timeout=ANSWER_SECONDS
+        )
         referred = {row["session_id"]: row["referred"] for row in rows}
         for job in jobs:
             if problem := unstored(referred.get(job.lease.session_id, 0), job.writing):

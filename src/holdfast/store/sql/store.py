@@ -98,7 +98,7 @@ def _insert_text(table: Table, dialect: Dialect) -> str:
     kinds = ", ".join(f"{column.name} {'text' if column.is_text else 'bigint'}" for column in table.columns)
     return (
         f"INSERT INTO {table.name} ({columns}) SELECT {columns}"  # noqa: S608
-        f" FROM json_to_recordset(CAST(:rows AS json)) AS r({kinds})"
+        f" FROM json_to_recordset(CAST(CAST(:rows AS text) AS json)) AS r({kinds})"
     )
 
 

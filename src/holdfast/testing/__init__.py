@@ -1,0 +1,1 @@
+"""Tests for packages that extend Holdfast. Needs the extra `testing`."""
