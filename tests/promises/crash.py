@@ -58,6 +58,11 @@ class Points:
         return written
 
 
+def lease_ttl(store: Store) -> float:
+    """Return a lifetime that no run which goes well exceeds, however busy the machine is."""
+    return 60.0 if store.engine == "mongodb" else 5.0
+
+
 def make_agent(store: Store, log: Path, points: Points, policy: Policy) -> Agent[None, str]:
     def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         points.here("model")
@@ -80,10 +85,11 @@ def make_agent(store: Store, log: Path, points: Points, policy: Policy) -> Agent
         answers = [p for m in messages for p in m.parts if isinstance(p, ToolReturnPart)]
         return ModelResponse(parts=[TextPart(f"done with {len(answers)} answers")])
 
-    # A lease must not end in the middle of a run that goes well, however busy the machine is.
-    ttl = 60.0 if store.engine == "mongodb" else 5.0
     recorder = Holdfast(
-        store, policies=dict.fromkeys(("left", "right"), policy), lease_ttl=ttl, media_threshold=256
+        store,
+        policies=dict.fromkeys(("left", "right"), policy),
+        lease_ttl=lease_ttl(store),
+        media_threshold=256,
     )
 
     async def act(ctx: RunContext[None], x: int) -> str:

@@ -17,10 +17,7 @@ from holdfast.errors import Conflict, NotFound
 from holdfast.record import Policy
 from holdfast.store import Store, open_store
 from holdfast.types import Run
-from tests.promises.crash import Points, drill, when_free
-
-_TTL = 60.0
-"""No lease expires in the middle of a run that goes well. A process that is gone from this machine does not keep its leases."""
+from tests.promises.crash import Points, drill, lease_ttl, when_free
 
 
 class Agents:
@@ -29,7 +26,7 @@ class Agents:
     def __init__(self, store: Store, log: Path, points: Points, policy: Policy) -> None:
         self._log = log
         self._points = points
-        self._recorder = Holdfast(store, policies={"delegate": policy}, lease_ttl=_TTL)
+        self._recorder = Holdfast(store, policies={"delegate": policy}, lease_ttl=lease_ttl(store))
         self.delegate = self._agent("delegate", [[("left", 2)], [("right", 3)]], [])
         self.parent = self._agent(
             "parent",
