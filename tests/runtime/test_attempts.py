@@ -5,9 +5,12 @@ import time
 
 import pytest
 from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from holdfast.config import load_settings
 from holdfast.errors import StoreUnavailable
+from holdfast.runtime import Worker
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, Lease
 from tests.conftest import Engine
@@ -58,6 +61,47 @@ async def test_an_attempt_that_ended_because_the_worker_could_not_renew_does_not
         await store.leave(holder)  # as if its deadline had passed
         done = await ended(store, sent)
     assert (done.state, done.attempts) == ("done", 1)
+
+
+@pytest.mark.parametrize(
+    ("place", "state"),
+    [("before a request", "done"), ("in a tool", "dead"), ("before the first request", "dead")],
+)
+async def test_an_attempt_counts_if_the_turn_can_be_what_ended_its_worker(
+    store: Store, session: str, place: str, state: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Its worker dies four times. Only if the turn made progress each time, and no tool was at work, it is not to blame."""
+    deaths = 4
+
+    async def count(_: Worker) -> None:
+        """A worker that has died takes nothing back."""
+
+    monkeypatch.setattr(Worker, "_uncount_attempts", count)
+
+    async def die() -> None:
+        nonlocal deaths
+        if deaths:
+            deaths -= 1
+            for holder in await store.holders():
+                await store.leave(holder)
+            await asyncio.Event().wait()
+
+    async def step() -> str:
+        if place == "in a tool":
+            await die()
+        return "went on"
+
+    async def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        steps = sum(isinstance(message, ModelResponse) for message in messages)
+        if place == "before the first request" or (place == "before a request" and steps == 5 - deaths):
+            await die()
+        return ModelResponse(parts=[call("step", call_id=f"c{steps}") if steps < 6 else TextPart("done")])
+
+    async with working(store, Agent(FunctionModel(model), tools=[step]), max_attempts=3, renew=0.05):
+        given = await ended(store, await send(store, session, "hello"))
+    assert given.state == state
+    assert deaths == (0 if state == "done" else 1)
+    assert await store.check() == []
 
 
 @pytest.mark.thorough("postgres")

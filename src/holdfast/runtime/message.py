@@ -46,6 +46,7 @@ async def prepare_turn(
     )
     if point.chain:
         turn.continue_run(point.chain[0])
+        turn.forgiven = turn.recovered and await _is_innocent(leased, point)
     given = await approvals.given_answers(leased.store, leased.id, point.chain)
     results = None
     if point.begun:
@@ -80,6 +81,21 @@ async def prepare_turn(
         )
 
     return turn, run()
+
+
+async def _is_innocent(leased: LeasedSession, point: ResumePoint) -> bool:
+    """Return whether the run that was cut off had made progress, and no tool of its turn was at work.
+
+    Such a run did not end its worker: a worker that often dies must not use up the attempts of a long turn.
+    """
+    run = point.chain[0]
+    if point.checkpoint is None or point.checkpoint.run_id != run.id or point.checkpoint.seq == run.first_seq:
+        return False
+    for cut_off in point.chain:
+        calls = await leased.store.effects(leased.id, run_id=cut_off.id, unresolved=True)
+        if calls.next_cursor or any(call.result is None for call in calls.items):
+            return False
+    return True
 
 
 def _output_type(agent: Agent[Any, Any]) -> Any:

@@ -46,6 +46,8 @@ class Turn(RunHost):
     """The run that this one continues; it ends when this one begins."""
     recovered: bool = False
     """Whether that run was cut off, so that an event records the recovery."""
+    forgiven: bool = False
+    """Whether the attempt that was cut off does not count."""
     checkpoint: Checkpoint | None
     """The last checkpoint of the session; None if it has no history yet."""
     recorded: Sequence[ModelMessage]
@@ -127,7 +129,10 @@ class Turn(RunHost):
 
     def _begin(self, batch: Batch, run: Run) -> None:
         self.run_id = run.id
-        batch.submissions = [SubmissionChange(id=self.submission.id, state="claimed", run_id=run.id)]
+        counted = self.submission.attempts - 1 if self.forgiven else None
+        batch.submissions = [
+            SubmissionChange(id=self.submission.id, state="claimed", run_id=run.id, attempts=counted)
+        ]
         if self.replaces is not None:
             batch.runs = [run, self.replaces]
             if self.recovered:
