@@ -187,8 +187,8 @@ async def store(engine: Engine) -> AsyncGenerator[Store, None]:
         assert await store.check() == []
 
 
-_ABOVE = ("cli", "importers", "promises", "retention", "server", "shell")
-"""Use the store through its interface only. Before a commit they run on SQLite; `--all` runs them on PostgreSQL too."""
+_STORES = ("contract", "media", "store", "upgrade")
+"""The tests of the stores. All others use a store through its interface: before a commit they run on SQLite, with `--all` also on PostgreSQL."""
 _EMULATED = platform.machine() != "x86_64" and MONGODB not in os.environ
 """Whether MongoDB's server runs in an emulator, at a fraction of its speed."""
 
@@ -229,7 +229,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def is_thorough(item: pytest.Item) -> bool:
         marker = item.get_closest_marker("thorough")
         if marker is None:
-            return on(item, "postgres") and item.path.relative_to(TESTS).parts[0] in _ABOVE
+            return on(item, "postgres") and item.path.relative_to(TESTS).parts[0] not in _STORES
         return not marker.args or any(on(item, value) for value in marker.args)
 
     for item in items:
