@@ -141,7 +141,7 @@ def test_the_command_starts(environment: Environment):
 def test_the_readme_example_runs(environment: Environment):
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     done = environment.run("python", "-c", example)
-    assert done.stdout.endswith("12 run_completed\n"), done.stderr
+    assert done.stdout.endswith("18 run_completed\n"), done.stderr
 
 
 @with_extras(NONE)
