@@ -430,7 +430,7 @@ async def accepted(status: Status, token: str) -> None:
     async def is_accepted() -> bool:
         return await status(token) == 200
 
-    await until(is_accepted, 5)
+    await until(is_accepted, 30)
 
 
 async def test_a_withdrawn_signing_key_is_refused_after_its_lifetime(
@@ -505,8 +505,8 @@ async def test_keys_that_arrive_byte_by_byte_do_not_block_the_next_load(
     good = provider.add("good")
     async with trusting(provider.url) as status:
         provider.trickles = True
-        assert await status(good) == 401
-        assert provider.asked == 1
+        while not provider.asked:  # a busy machine may give up before it has asked
+            assert await status(good) == 401
         provider.trickles = False
         await accepted(status, good)
 

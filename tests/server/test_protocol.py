@@ -306,7 +306,7 @@ async def test_a_response_that_the_client_takes_slowly_is_not_given_up(server: S
     assert not ended.is_set()
 
 
-@pytest.mark.parametrize("server", [PATIENT_SECONDS], indirect=True)
+@pytest.mark.parametrize("server", [3 * PATIENT_SECONDS], indirect=True)
 async def test_streams_sockets_and_idle_connections_stay_open(server: Server):
     await server.app.state.store.create_session(agent="agent", owner="local", id="mine")
     stream = await server.connect()
