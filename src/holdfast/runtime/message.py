@@ -46,7 +46,8 @@ async def prepare_turn(
     )
     if point.chain:
         turn.continue_run(point.chain[0])
-        turn.forgiven = turn.recovered and await _is_innocent(leased, point)
+        if turn.recovered and submission.attempts > 1:
+            turn.uncounts = await _cannot_have_ended_its_worker(leased, point)
     given = await approvals.given_answers(leased.store, leased.id, point.chain)
     results = None
     if point.begun:
@@ -83,10 +84,10 @@ async def prepare_turn(
     return turn, run()
 
 
-async def _is_innocent(leased: LeasedSession, point: ResumePoint) -> bool:
-    """Return whether the run that was cut off had made progress, and no tool of its turn was at work.
+async def _cannot_have_ended_its_worker(leased: LeasedSession, point: ResumePoint) -> bool:
+    """Return whether the run that was cut off had made progress while no tool of its turn was running.
 
-    Such a run did not end its worker: a worker that often dies must not use up the attempts of a long turn.
+    Workers that die often must not use up the attempts of a long turn.
     """
     run = point.chain[0]
     if point.checkpoint is None or point.checkpoint.run_id != run.id or point.checkpoint.seq == run.first_seq:

@@ -274,7 +274,7 @@ class SessionRunner:
                         id=turn.submission.id,
                         state="queued",
                         run_id=turn.run_id,
-                        attempts=turn.submission.attempts - 1,
+                        attempts=turn.attempts - 1,
                     )
                 ],
                 drafts_done=[turn.run_id] if turn.run_id else [],

@@ -46,7 +46,7 @@ class Turn(RunHost):
     """The run that this one continues; it ends when this one begins."""
     recovered: bool = False
     """Whether that run was cut off, so that an event records the recovery."""
-    forgiven: bool = False
+    uncounts: bool = False
     """Whether the attempt that was cut off does not count."""
     checkpoint: Checkpoint | None
     """The last checkpoint of the session; None if it has no history yet."""
@@ -76,6 +76,11 @@ class Turn(RunHost):
     """The task that records the run. It may end after the one that runs it."""
     _steered: list[str] = field(default_factory=list[str])
     """The submissions of messages that have entered the run and are not recorded yet."""
+
+    @property
+    def attempts(self) -> int:
+        """The attempts that count, with this one."""
+        return self.submission.attempts - self.uncounts
 
     @property
     def began_at(self) -> datetime:
@@ -129,9 +134,9 @@ class Turn(RunHost):
 
     def _begin(self, batch: Batch, run: Run) -> None:
         self.run_id = run.id
-        counted = self.submission.attempts - 1 if self.forgiven else None
+        attempts = self.attempts if self.uncounts else None
         batch.submissions = [
-            SubmissionChange(id=self.submission.id, state="claimed", run_id=run.id, attempts=counted)
+            SubmissionChange(id=self.submission.id, state="claimed", run_id=run.id, attempts=attempts)
         ]
         if self.replaces is not None:
             batch.runs = [run, self.replaces]

@@ -39,7 +39,7 @@ GONE = (
 
 _NEEDED: Final = {
     "search_path": "holdfast",
-    # A process that is paused inside of a transaction must not keep its locks for longer than its lease.
+    # A process that is paused in a transaction must not keep its locks for longer than its lease.
     "idle_in_transaction_session_timeout": "5s",
     # Every statement is keyed. Plans are made once, and a table that was empty then does not make them scans for good.
     "plan_cache_mode": "force_generic_plan",
