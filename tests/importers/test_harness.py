@@ -573,7 +573,7 @@ async def test_erased_stays_erased(store: Store, tmp_path: Path):
     assert "talk" not in await sessions(store)
 
 
-@pytest.mark.thorough("postgres")
+@pytest.mark.thorough
 @pytest.mark.processes
 async def test_killed_half_way_it_converges(engine: Engine, tmp_path: Path):
     """Killed again and again while it imports; in the end it is as if it had never been."""

@@ -58,7 +58,7 @@ async def fill(url: str) -> str:
     return session_id
 
 
-@pytest.mark.thorough("postgres")
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"], indirect=True)
 async def test_a_server_gives_out_large_sessions_in_bounded_memory(engine: Engine):
     session_id = await fill(engine.url)
@@ -89,7 +89,7 @@ async def test_a_server_gives_out_large_sessions_in_bounded_memory(engine: Engin
             assert peak_bytes(server.process.pid) - before < MOST_BYTES
 
 
-@pytest.mark.thorough("postgres")
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"], indirect=True)
 async def test_a_worker_does_not_load_a_history_that_is_too_large(engine: Engine):
     session_id = await fill(engine.url)

@@ -18,11 +18,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 @pytest.mark.thorough("postgres")
 async def test_streams_that_reconnect_at_random_miss_nothing_and_see_nothing_twice(
-    engine: Engine, store: Store, long: bool
+    engine: Engine, store: Store, long: bool, thorough: bool
 ):
     """A few seconds of it; with --long a minute."""
     events, pause = (3000, 0.25) if long else (300, 0.15)
-    number_of_sessions, streams = 20, 200
+    number_of_sessions, streams = (20, 200) if long or thorough else (8, 80)
     if engine.name == "mongodb" and not long:
         number_of_sessions, streams, events = 6, 40, 150
     chance = random.Random(11)

@@ -112,7 +112,7 @@ async def test_a_tool_that_exits_fails_its_own_call_only(engine: Engine, store: 
     assert "run_interrupted" not in await kinds(store, beside)
 
 
-@pytest.mark.thorough("postgres")
+@pytest.mark.thorough
 async def test_many_sessions_while_workers_die(engine: Engine, store: Store, tmp_path: Path, long: bool):
     """A message each to 200 sessions on three workers, one of which is killed every second: all done, none twice."""
     number_of_sessions = 30 if engine.name == "mongodb" and not long else 200
