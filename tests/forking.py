@@ -42,7 +42,7 @@ LIBRARIES = (
     "holdfast.cli",
     "holdfast.record",
     "holdfast.runtime",
-    "holdfast.server.models",
+    "holdfast.api.models",
     "holdfast.store.postgres.store",
     "holdfast.store.sqlite.store",
 )

@@ -10,9 +10,9 @@ from typing import Any
 from pydantic_ai.messages import ModelResponse, TextPart, ToolReturnPart
 
 from holdfast import is_provider_valid
+from holdfast.api.models import event_json
 from holdfast.errors import NotFound
 from holdfast.record.recovery import find_resume_point
-from holdfast.server.models import event_json
 from holdfast.store import Store
 from holdfast.types import Event, Submission
 from tests.torture.app import POLICIES, answer, call_id
@@ -155,7 +155,7 @@ def _judge_submissions(
         if ends[found[0].id] != 1:
             problem = f"{each.key} of {each.session_id} ended {ends[found[0].id]} times"
             verdict.add("submissions done twice, or done wrongly", [problem])
-        # Given up only after it had really been begun so often, each time cut off.
+        # RequestBody up only after it had really been begun so often, each time cut off.
         given_up = found[0].state == "dead" and starts[found[0].id] >= _ATTEMPTS and found[0].reason
         if found[0].state != "done" and not given_up:
             problem = f"{each.key} of {each.session_id} is {found[0].state}: {found[0].reason}"

@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 from starlette.types import Send
 
+from holdfast.api.models import event_json
 from holdfast.errors import HoldfastError, NotYet, SessionNotFound
-from holdfast.server.models import event_json
 from holdfast.store import Store
 from holdfast.tasks import end
 from holdfast.types import Draft, Event
@@ -34,7 +34,7 @@ PATIENCE_SECONDS = 30.0
 TICK_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
-Shown: TypeAlias = dict[tuple[str, int, int], str]
+DraftTexts: TypeAlias = dict[tuple[str, int, int], str]
 """What a client has of each draft: by its run, its part, and the event that it follows."""
 
 
@@ -190,7 +190,7 @@ class Channel:
 
     async def feed(self, client: Subscriber, after: int) -> None:
         """Send what follows number `after`, without a gap, then what comes; drafts whole first, then what they gain."""
-        shown: Shown = {}
+        shown: DraftTexts = {}
         seen: object = None
         while not client.gone:
             at = after - self._base
@@ -290,10 +290,10 @@ class Channel:
             client.ring()
 
 
-def gained(drafts: Mapping[tuple[str, int], Draft], shown: Shown) -> bytes:
+def gained(drafts: Mapping[tuple[str, int], Draft], shown: DraftTexts) -> bytes:
     """Return what the drafts have gained since they were shown, and note that they are."""
     blocks: list[bytes] = []
-    texts: Shown = {}
+    texts: DraftTexts = {}
     for draft in drafts.values():
         key = draft.run_id, draft.part, draft.follows
         texts[key] = draft.text

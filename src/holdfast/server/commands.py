@@ -4,11 +4,11 @@ from typing import Annotated
 
 from fastapi import Path, Query, Request
 
+from holdfast.api.models import Items
+from holdfast.api.shell import BashOutput, SessionCommand, Uuid
 from holdfast.errors import NotFound
-from holdfast.server.models import Items
 from holdfast.server.routes import new_router, route, store_of
 from holdfast.server.sessions import CursorText, Limit, SessionId
-from holdfast.server.shell_models import BashOutput, CommandOut, Uuid
 
 router = new_router("commands")
 
@@ -16,10 +16,10 @@ router = new_router("commands")
 @route(router, "GET", "/api/sessions/{session_id}/commands", "read")
 async def list_commands(
     request: Request, session_id: SessionId, cursor: CursorText = None, limit: Limit = 50
-) -> Items[CommandOut]:
+) -> Items[SessionCommand]:
     """List the shell commands of a session, newest first."""
     page = await store_of(request).commands(session_id=session_id, cursor=cursor, limit=limit)
-    return Items[CommandOut].of(page)
+    return Items[SessionCommand].of(page)
 
 
 @route(router, "GET", "/api/sessions/{session_id}/commands/{command_id}/output", "read")

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from fastapi import Path, Request, Response
 
+from holdfast.api.models import CredentialInfo, ErrorBody, Id, Items, NewCredential
 from holdfast.runtime.credentials import Credentials
-from holdfast.server.models import CredentialOut, ErrorBody, Id, Items, NewCredential
 from holdfast.server.routes import new_router, route, store_of
 from holdfast.server.sessions import SessionId
 
@@ -33,10 +33,10 @@ async def set_credential(
 
 
 @route(router, "GET", "/api/sessions/{session_id}/credentials", "read")
-async def list_credentials(request: Request, session_id: SessionId) -> Items[CredentialOut]:
+async def list_credentials(request: Request, session_id: SessionId) -> Items[CredentialInfo]:
     """List the names of a session's credentials, and when they expire. Their values cannot be read."""
     credentials = await store_of(request).credentials(session_id)
-    return Items(items=[CredentialOut.of(credential) for credential in credentials])
+    return Items(items=[CredentialInfo.of(credential) for credential in credentials])
 
 
 @route(

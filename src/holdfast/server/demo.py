@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from fastapi import APIRouter, Request
 
+from holdfast.api.models import KillRequest, KillResult
 from holdfast.errors import Conflict
-from holdfast.server.models import Killed, Victim
 from holdfast.server.routes import new_router, route, store_of
 
 
@@ -14,7 +14,7 @@ def demo_router(kill: Callable[[int | None], int | None]) -> APIRouter:
     router = new_router("demo")
 
     @route(router, "POST", "/api/demo/kill", "admin", include_in_schema=False)
-    async def kill_worker(request: Request, body: Victim) -> Killed:  # pyright: ignore[reportUnusedFunction]
+    async def kill_worker(request: Request, body: KillRequest) -> KillResult:  # pyright: ignore[reportUnusedFunction]
         """Send SIGKILL to the worker that holds a session; to any if nobody does."""
         pid = None
         if body.session_id is not None:
@@ -24,6 +24,6 @@ def demo_router(kill: Callable[[int | None], int | None]) -> APIRouter:
         killed = kill(pid)
         if killed is None:
             raise Conflict(problem="no worker is running at this moment; try again")
-        return Killed(pid=killed)
+        return KillResult(pid=killed)
 
     return router

@@ -38,11 +38,11 @@ from pydantic_ai.messages import (
 from pydantic_ai.ui import UIEventStream
 from pydantic_ai.ui.vercel_ai import VercelAIEventStream
 
+from holdfast.api.models import Format
 from holdfast.errors import MissingExtra, NotFound
 from holdfast.record.history import load
 from holdfast.record.offloader import MediaOffloader
 from holdfast.server.channel import COMMENT, REFUSED, Channel, Subscriber
-from holdfast.server.models import Format
 from holdfast.store import Store
 from holdfast.types import Draft, Event
 

@@ -4,10 +4,10 @@ from contextlib import suppress
 
 from fastapi import Request
 
+from holdfast.api.models import ApprovalRequest, EffectInfo, Inbox, InboxItem
 from holdfast.errors import SessionNotFound
 from holdfast.leases import why_waiting
 from holdfast.runtime.questions import asked
-from holdfast.server.models import Asked, EffectOut, InboxItem, InboxOut
 from holdfast.server.routes import new_router, principal_of, route, store_of
 from holdfast.store import Store
 from holdfast.types import Session
@@ -18,7 +18,7 @@ _MOST = 50
 
 
 @route(router, "GET", "/api/inbox", "user")
-async def read_inbox(request: Request) -> InboxOut:
+async def read_inbox(request: Request) -> Inbox:
     """List the sessions that wait for a person, longest first, with what each waits for."""
     store, owner = store_of(request), principal_of(request).sees
     waiting = await store.sessions(owner=owner, status="waiting", limit=_MOST)
@@ -34,15 +34,15 @@ async def read_inbox(request: Request) -> InboxOut:
         if run.session_id in items:
             calls = await store.effects(run.session_id, run_id=run.id, unresolved=True, limit=_MOST)
             # A call that waits for an answer is among the questions.
-            items[run.session_id].effects += [EffectOut.of(c) for c in calls.items if c.result is None]
+            items[run.session_id].effects += [EffectInfo.of(c) for c in calls.items if c.result is None]
     listed = [item for item in items.values() if item.status == "waiting" or item.problem or item.effects]
     more = any(page.next_cursor for page in (waiting, queued, interrupted, unresolved))
-    return InboxOut(items=sorted(listed, key=lambda item: item.active_at), more=more)
+    return Inbox(items=sorted(listed, key=lambda item: item.active_at), more=more)
 
 
 async def _item(store: Store, session: Session) -> InboxItem:
     item = InboxItem.of(session)
     item.problem = await why_waiting(store, session)
     if session.status == "waiting":
-        item.asked = [Asked.model_validate(question) for question in await asked(store, session.id)]
+        item.asked = [ApprovalRequest.model_validate(question) for question in await asked(store, session.id)]
     return item

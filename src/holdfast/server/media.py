@@ -8,9 +8,9 @@ from fastapi import Path, Request, Response
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
+from holdfast.api.models import ErrorBody
 from holdfast.errors import NotFound
 from holdfast.media import MediaStore, open_media, to_uri
-from holdfast.server.models import ErrorBody
 from holdfast.server.routes import access_of, new_router, principal_of, route, store_of
 from holdfast.server.stream import Download
 

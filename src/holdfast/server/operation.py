@@ -10,10 +10,10 @@ from fastapi import Query, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from holdfast import __version__
+from holdfast.api.models import AuditRecord, Health, Items, Me, ServerInfo, WorkerInfo
 from holdfast.errors import HoldfastError
 from holdfast.metrics import FRONT, Counts, OfWorkers
 from holdfast.retention.sweep import DUTY, Result
-from holdfast.server.models import AuditOut, Health, Items, Me, ServerInfo, WorkerOut
 from holdfast.server.routes import channels_of, new_router, principal_of, route, store_of
 from holdfast.server.sessions import CursorText, Limit
 from holdfast.types import Duty
@@ -98,9 +98,9 @@ async def me(request: Request) -> Me:
 
 
 @route(router, "GET", "/api/workers", "user")
-async def workers(request: Request) -> Items[WorkerOut]:
+async def workers(request: Request) -> Items[WorkerInfo]:
     """List who holds sessions, until when, and how many."""
-    return Items(items=[WorkerOut.of(holder) for holder in await store_of(request).holders()])
+    return Items(items=[WorkerInfo.of(holder) for holder in await store_of(request).holders()])
 
 
 @route(router, "GET", "/api/audit", "admin")
@@ -114,10 +114,10 @@ async def audit(
     ] = "",
     cursor: CursorText = None,
     limit: Limit = 50,
-) -> Items[AuditOut]:
+) -> Items[AuditRecord]:
     """Read the audit, newest first; of all sessions, or of one."""
     page = await store_of(request).audit_log(session_id=session_id or None, cursor=cursor, limit=limit)
-    return Items[AuditOut].of(page)
+    return Items[AuditRecord].of(page)
 
 
 @route(router, "GET", "/alive", "public")

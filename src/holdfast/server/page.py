@@ -10,9 +10,9 @@ from fastapi.responses import RedirectResponse
 from pydantic import Field
 from starlette.datastructures import QueryParams
 
+from holdfast.api.models import RequestBody
 from holdfast.errors import Forbidden, NotFound, Unauthenticated
 from holdfast.server.auth import COOKIE, cookie_of, is_from
-from holdfast.server.models import Given
 from holdfast.server.routes import new_router, route
 
 router = new_router("page")
@@ -59,7 +59,7 @@ FILES: Final = _read()
 """All there is to serve, by name: what is not in here does not exist, whatever the name looks like."""
 
 
-class SignIn(Given):
+class SignIn(RequestBody):
     """A token to keep as a cookie."""
 
     token: Secret

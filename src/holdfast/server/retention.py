@@ -11,6 +11,16 @@ from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.datastructures import State
 
+from holdfast.api.retention import (
+    CleanRequest,
+    CleanResult,
+    EraseResult,
+    RehydrateResult,
+    RetentionStatus,
+    SweepOutcome,
+    SweepRequest,
+    SweepResult,
+)
 from holdfast.counting import count
 from holdfast.errors import Forbidden, NotCleaned, RetentionRefused, SweepRunning, TooManyExports
 from holdfast.media import open_media, to_uri
@@ -22,16 +32,6 @@ from holdfast.retention.archive import MEDIA_TYPE
 from holdfast.retention.erase import Erased
 from holdfast.retention.sweep import DUTY
 from holdfast.retention.sweeper import sweep_apart
-from holdfast.server.retention_models import (
-    CleanBody,
-    CleanedOut,
-    ErasedOut,
-    OutcomeOut,
-    OutlookOut,
-    RestoredOut,
-    SweepBody,
-    SweptOut,
-)
 from holdfast.server.routes import (
     access_of,
     new_router,
@@ -118,7 +118,7 @@ async def _from(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerat
 
 
 @route(router, "POST", "/api/sessions/{session_id}/clean", "delete")
-async def clean(request: Request, session_id: SessionId, body: CleanBody) -> CleanedOut:
+async def clean(request: Request, session_id: SessionId, body: CleanRequest) -> CleanResult:
     """Delete what a session contains, behind guards; it can be brought back from an archive."""
     principal = principal_of(request)
     least = request.app.state.settings.retention_min_idle_days
@@ -139,7 +139,7 @@ async def clean(request: Request, session_id: SessionId, body: CleanBody) -> Cle
     )
     if not body.dry_run:
         count("retention", action="clean")
-    return CleanedOut.of(cleaned)
+    return CleanResult.of(cleaned)
 
 
 @route(
@@ -159,7 +159,7 @@ async def rehydrate(
             " For administrators."
         ),
     ] = False,
-) -> RestoredOut:
+) -> RehydrateResult:
     """Bring a cleaned session back from the archive in the body; without a body, from the one that was stored."""
     principal = principal_of(request)
     if force and not principal.is_admin:
@@ -175,7 +175,7 @@ async def rehydrate(
                 store, open_media(store=store), session_id, given, actor=principal.owner, force=force
             )
     count("retention", action="rehydrate")
-    return RestoredOut(
+    return RehydrateResult(
         session_id=session_id, archive_sha256=restored.archive_sha256, restored=dict(restored.restored)
     )
 
@@ -187,7 +187,7 @@ async def erase(
     children: Annotated[
         bool, Query(description="Also the sessions of its delegate runs, if they have the same owner.")
     ] = False,
-) -> ErasedOut:
+) -> EraseResult:
     """Erase a session for good: content, archive, media. A tombstone and an audit entry remain.
 
     Without the scope `delete` it has the guards of a clean: nothing is pending, and it was idle for `retention_min_idle_days`.
@@ -209,7 +209,7 @@ async def erase(
             raise RetentionRefused(**error.facts | {"lift": lift}) from None
         raise
     count("retention", action="erase")
-    return ErasedOut(
+    return EraseResult(
         session_id=session_id,
         erased_at=erased.erased_at,
         deleted=dict(erased.deleted),
@@ -224,11 +224,11 @@ def _ids(children: Iterable[Erased]) -> Iterator[str]:
 
 
 @route(router, "GET", "/api/sessions/{session_id}/retention", "read")
-async def read_outlook(request: Request, session_id: SessionId) -> OutlookOut:
+async def read_outlook(request: Request, session_id: SessionId) -> RetentionStatus:
     """Show which policy applies to a session, when it is due, and what stands against it now."""
     result = await outlook(store_of(request), session_id)
     terms = result.terms
-    return OutlookOut(
+    return RetentionStatus(
         session_id=session_id,
         policy=result.policy,
         action=terms and terms.action,
@@ -246,7 +246,7 @@ async def read_outlook(request: Request, session_id: SessionId) -> OutlookOut:
 
 
 @route(router, "POST", "/api/retention/sweep", "admin")
-async def sweep(request: Request, body: SweepBody) -> SweptOut:
+async def sweep(request: Request, body: SweepRequest) -> SweepResult:
     """Do now what the policies say is due, and say what came of each session."""
     store = store_of(request)
     outcomes: list[Outcome] = []
@@ -260,4 +260,4 @@ async def sweep(request: Request, body: SweepBody) -> SweptOut:
     if done is None:
         duty = await store.duty(DUTY)
         raise SweepRunning(holder=duty.holder or "another" if duty else "another")
-    return SweptOut(items=[OutcomeOut.of(outcome) for outcome in outcomes], **asdict(done))
+    return SweepResult(items=[SweepOutcome.of(outcome) for outcome in outcomes], **asdict(done))

@@ -12,12 +12,12 @@ from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
+from holdfast.api.models import ErrorBody
 from holdfast.errors import BadInput, BadText, Unauthenticated
 from holdfast.jsontext import MOST_VALUES, has_lone_surrogates, parse_json
 from holdfast.logs import log_context
 from holdfast.server.auth import Authenticator, Principal, Rule
 from holdfast.server.channel import Channels
-from holdfast.server.models import ErrorBody
 from holdfast.store import Store
 from holdfast.types import Session
 

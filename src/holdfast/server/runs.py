@@ -4,14 +4,14 @@ from typing import Annotated
 
 from fastapi import Path, Query, Request, Response
 
-from holdfast.server.models import (
+from holdfast.api.models import (
     CallOutcome,
-    CheckpointOut,
-    EffectOut,
-    EventOut,
+    CheckpointInfo,
+    EffectInfo,
+    EventInfo,
     Id,
     Items,
-    RunOut,
+    RunInfo,
     event_json,
 )
 from holdfast.server.routes import new_router, principal_of, route, session_of, store_of
@@ -33,7 +33,7 @@ async def list_runs(
     ] = False,
     cursor: CursorText = None,
     limit: Limit = 50,
-) -> Items[RunOut]:
+) -> Items[RunInfo]:
     """List the runs of all your sessions, newest first."""
     page = await store_of(request).find_runs(
         owner=principal_of(request).sees,
@@ -44,19 +44,19 @@ async def list_runs(
         cursor=cursor,
         limit=limit,
     )
-    return Items[RunOut].of(page)
+    return Items[RunInfo].of(page)
 
 
 @route(router, "GET", "/api/runs/{run_id}", "read")
-async def read_run(request: Request, run_id: RunId) -> RunOut:
+async def read_run(request: Request, run_id: RunId) -> RunInfo:
     """Show one run."""
-    return RunOut.of(await store_of(request).run(run_id))
+    return RunInfo.of(await store_of(request).run(run_id))
 
 
 @route(router, "GET", "/api/runs/{run_id}/runs", "read")
 async def delegates(
     request: Request, run_id: RunId, cursor: CursorText = None, limit: Limit = 50
-) -> Items[RunOut]:
+) -> Items[RunInfo]:
     """List the runs that this one delegated to; those that belong to the same owner."""
     store, session = store_of(request), session_of(request)
     page = await store.runs(parent_id=run_id, cursor=cursor, limit=limit)
@@ -65,7 +65,7 @@ async def delegates(
         for run in page.items
         if run.session_id == session.id or (await store.session(run.session_id)).owner == session.owner
     ]
-    return Items(items=[RunOut.of(item) for item in seen], next_cursor=page.next_cursor)
+    return Items(items=[RunInfo.of(item) for item in seen], next_cursor=page.next_cursor)
 
 
 @route(
@@ -73,7 +73,7 @@ async def delegates(
     "GET",
     "/api/runs/{run_id}/events",
     "read",
-    responses={200: {"model": Items[EventOut], "description": "A page of events."}},
+    responses={200: {"model": Items[EventInfo], "description": "A page of events."}},
 )
 async def run_events(
     request: Request,
@@ -97,10 +97,10 @@ async def checkpoints(
     kind: CheckpointKind | None = None,
     cursor: CursorText = None,
     limit: Limit = 50,
-) -> Items[CheckpointOut]:
+) -> Items[CheckpointInfo]:
     """List the checkpoints of a run, newest first."""
     page = await store_of(request).checkpoints(run_id=run_id, kind=kind, cursor=cursor, limit=limit)
-    return Items[CheckpointOut].of(page)
+    return Items[CheckpointInfo].of(page)
 
 
 @route(router, "GET", "/api/runs/{run_id}/effects", "read")
@@ -110,12 +110,12 @@ async def effects(
     unresolved: bool = False,
     cursor: CursorText = None,
     limit: Limit = 200,
-) -> Items[EffectOut]:
+) -> Items[EffectInfo]:
     """List the tool calls of a run and what came of them."""
     page = await store_of(request).effects(
         session_of(request).id, run_id=run_id, unresolved=unresolved, cursor=cursor, limit=limit
     )
-    return Items[EffectOut].of(page)
+    return Items[EffectInfo].of(page)
 
 
 @route(router, "POST", "/api/runs/{run_id}/effects/{call_id}", "write")
@@ -124,7 +124,7 @@ async def settle(
     run_id: RunId,
     call_id: Annotated[str, Path(max_length=500, pattern=r"^[ -~]+$")],
     body: CallOutcome,
-) -> EffectOut:
+) -> EffectInfo:
     """Say what came of a call whose outcome is unknown: a person knows."""
     from holdfast.record.recovery import settle_effect  # and Pydantic AI
 
@@ -136,4 +136,4 @@ async def settle(
         result=body.result,
         error=body.error,
     )
-    return EffectOut.of(settled)
+    return EffectInfo.of(settled)

@@ -6,6 +6,34 @@ from typing import Annotated, Any
 
 from fastapi import Header, Path, Query, Request, Response
 
+from holdfast.api.models import (
+    FORMAT_HEADERS,
+    AgentState,
+    ApprovalDecision,
+    ApprovalRequest,
+    ErrorBody,
+    EventInfo,
+    ForkTarget,
+    Format,
+    HistoryMessage,
+    Id,
+    Items,
+    NewCursor,
+    NewSession,
+    NewState,
+    NewSubmission,
+    ReadCursor,
+    RewindTarget,
+    RunInfo,
+    SessionChange,
+    SessionDetail,
+    SessionInfo,
+    StateList,
+    StateVersion,
+    SubmissionDetail,
+    SubmissionInfo,
+    event_json,
+)
 from holdfast.counting import count
 from holdfast.errors import BadInput, Forbidden, IdUnavailable, NotYet, SessionErased, SessionExists
 from holdfast.ids import did_you_mean
@@ -15,34 +43,6 @@ from holdfast.runtime.attachment import attachment
 from holdfast.runtime.attachment import parse as parse_attachment
 from holdfast.runtime.questions import asked
 from holdfast.server.channel import Channel
-from holdfast.server.models import (
-    FORMAT_HEADERS,
-    Answer,
-    Asked,
-    CursorOut,
-    ErrorBody,
-    EventOut,
-    ForkOf,
-    Format,
-    Id,
-    Items,
-    MessageOut,
-    NewCursor,
-    NewSession,
-    NewState,
-    NewSubmission,
-    Place,
-    RunOut,
-    SessionChange,
-    SessionDetail,
-    SessionOut,
-    StateBody,
-    StatesOut,
-    StateVersion,
-    SubmissionDetail,
-    SubmissionOut,
-    event_json,
-)
 from holdfast.server.routes import (
     access_of,
     channels_of,
@@ -72,7 +72,7 @@ CursorText = Annotated[str | None, Query(max_length=1000, description="`next_cur
 
 
 @route(router, "POST", "/api/sessions", "user", status_code=201)
-async def create_session(request: Request, body: NewSession) -> SessionOut:
+async def create_session(request: Request, body: NewSession) -> SessionInfo:
     """Create a session. It is idle until something is asked of it."""
     principal = principal_of(request)
     if body.owner not in {None, principal.owner} and not principal.is_admin:
@@ -98,7 +98,7 @@ async def create_session(request: Request, body: NewSession) -> SessionOut:
         raise IdUnavailable(id=body.id) from None
     except SessionErased:
         raise IdUnavailable(id=body.id) from None
-    return SessionOut.of(session)
+    return SessionInfo.of(session)
 
 
 def _metadata(given: dict[str, Any]) -> str:
@@ -127,7 +127,7 @@ async def list_sessions(
     ] = None,
     cursor: CursorText = None,
     limit: Limit = 50,
-) -> Items[SessionOut]:
+) -> Items[SessionInfo]:
     """List sessions, last active first."""
     principal = principal_of(request)
     page = await store_of(request).sessions(
@@ -138,7 +138,7 @@ async def list_sessions(
         cursor=cursor,
         limit=limit,
     )
-    return Items[SessionOut].of(page)
+    return Items[SessionInfo].of(page)
 
 
 @route(router, "GET", "/api/sessions/{session_id}", "read")
@@ -147,13 +147,13 @@ async def read_session(request: Request, session_id: SessionId) -> SessionDetail
     session = session_of(request)
     questions = await asked(store_of(request), session_id) if session.status == "waiting" else []
     detail = SessionDetail.of(session)
-    detail.asked = [Asked.model_validate(question) for question in questions]
+    detail.asked = [ApprovalRequest.model_validate(question) for question in questions]
     detail.problem = await why_waiting(store_of(request), session)
     return detail
 
 
 @route(router, "PATCH", "/api/sessions/{session_id}", "write")
-async def change_session(request: Request, session_id: SessionId, body: SessionChange) -> SessionOut:
+async def change_session(request: Request, session_id: SessionId, body: SessionChange) -> SessionInfo:
     """Rename a session, put it on hold for retention, or replace its metadata. Only an administrator lifts a hold that one set."""
     principal = principal_of(request)
     changed = await store_of(request).update_session(
@@ -164,7 +164,7 @@ async def change_session(request: Request, session_id: SessionId, body: SessionC
         actor=principal.owner,
         is_admin=principal.is_admin,
     )
-    return SessionOut.of(changed)
+    return SessionInfo.of(changed)
 
 
 # What is asked of a session
@@ -178,18 +178,18 @@ async def _submit(
     *,
     lane: Lane = "main",
     **options: Any,
-) -> SubmissionOut:
+) -> SubmissionInfo:
     within = request.headers.get("traceparent")
     with span("holdfast submit", SUBMIT, within=within, session_id=session_id, kind=kind):
         sent: Submission = await store_of(request).submit(
             session_id, kind, strict_json(payload, "payload"), lane=lane, trace=carried(), **options
         )
     count("submissions", kind=kind)
-    return SubmissionOut.of(sent)
+    return SubmissionInfo.of(sent)
 
 
 @route(router, "POST", "/api/sessions/{session_id}/submissions", "write", status_code=202)
-async def submit(request: Request, session_id: SessionId, body: NewSubmission) -> SubmissionOut:
+async def submit(request: Request, session_id: SessionId, body: NewSubmission) -> SubmissionInfo:
     """Ask something of a session. Once this is answered it is durable: it will end, or visibly wait."""
     given = body.model_dump(exclude_none=True, exclude={"kind", "when_busy", "idempotency_key"})
     return await _submit(
@@ -219,45 +219,45 @@ async def list_submissions(
 
 
 @route(router, "POST", "/api/sessions/{session_id}/interrupt", "write", status_code=202)
-async def interrupt(request: Request, session_id: SessionId) -> SubmissionOut:
+async def interrupt(request: Request, session_id: SessionId) -> SubmissionInfo:
     """Stop what the session is doing. The next message goes on from there."""
     return await _submit(request, session_id, "interrupt", {}, lane="control")
 
 
 @route(router, "POST", "/api/sessions/{session_id}/approvals", "write", status_code=202)
-async def answer(request: Request, session_id: SessionId, body: Answer) -> SubmissionOut:
+async def answer(request: Request, session_id: SessionId, body: ApprovalDecision) -> SubmissionInfo:
     """Answer what the session asks; bound to the digest of the exact arguments."""
     given = body.model_dump(exclude_none=True) | {"by": principal_of(request).owner}
     return await _submit(request, session_id, "approval", given, lane="control")
 
 
 @route(router, "POST", "/api/sessions/{session_id}/undo", "write", status_code=202)
-async def undo(request: Request, session_id: SessionId) -> SubmissionOut:
+async def undo(request: Request, session_id: SessionId) -> SubmissionInfo:
     """Go back to before the last message."""
     return await _submit(request, session_id, "undo", {})
 
 
 @route(router, "POST", "/api/sessions/{session_id}/rewind", "write", status_code=202)
-async def rewind(request: Request, session_id: SessionId, body: Place) -> SubmissionOut:
+async def rewind(request: Request, session_id: SessionId, body: RewindTarget) -> SubmissionInfo:
     """Go on from an earlier checkpoint. What came after it stays on record."""
     return await _submit(request, session_id, "rewind", {"checkpoint_id": body.checkpoint_id})
 
 
 @route(router, "POST", "/api/sessions/{session_id}/compact", "write", status_code=202)
-async def compact(request: Request, session_id: SessionId) -> SubmissionOut:
+async def compact(request: Request, session_id: SessionId) -> SubmissionInfo:
     """Replace the history by a shorter one."""
     return await _submit(request, session_id, "compact", {})
 
 
 @route(router, "POST", "/api/sessions/{session_id}/fork", "write", status_code=202)
-async def fork(request: Request, session_id: SessionId, body: ForkOf | None = None) -> SubmissionOut:
+async def fork(request: Request, session_id: SessionId, body: ForkTarget | None = None) -> SubmissionInfo:
     """Copy the history into a new session; a `forked` event has its id. Without a body, from the latest checkpoint."""
     payload = {} if body is None else body.model_dump(exclude_none=True)
     return await _submit(request, session_id, "fork", payload)
 
 
 @route(router, "POST", "/api/sessions/{session_id}/background", "write", status_code=202)
-async def background(request: Request, session_id: SessionId) -> SubmissionOut:
+async def background(request: Request, session_id: SessionId) -> SubmissionInfo:
     """Hand the session over to the workers in the background, whoever has it now."""
     return await _submit(request, session_id, "background", {}, lane="control")
 
@@ -272,7 +272,7 @@ async def background(request: Request, session_id: SessionId) -> SubmissionOut:
     "read",
     responses={
         200: {
-            "model": Items[EventOut],
+            "model": Items[EventInfo],
             "description": "A page of events; with `Accept: text/event-stream` all of them, and those that come.",
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
         },
@@ -331,7 +331,7 @@ async def events(
     "GET",
     "/api/sessions/{session_id}/messages",
     "read",
-    responses={200: {"model": Items[MessageOut], "description": "A page of the history."}},
+    responses={200: {"model": Items[HistoryMessage], "description": "A page of the history."}},
 )
 async def messages(
     request: Request,
@@ -358,23 +358,23 @@ async def messages(
 @route(router, "GET", "/api/sessions/{session_id}/runs", "read")
 async def runs(
     request: Request, session_id: SessionId, cursor: CursorText = None, limit: Limit = 50
-) -> Items[RunOut]:
+) -> Items[RunInfo]:
     """List the runs of a session in the order in which they began."""
     page = await store_of(request).runs(session_id=session_id, cursor=cursor, limit=limit)
-    return Items[RunOut].of(page)
+    return Items[RunInfo].of(page)
 
 
-@route(router, "GET", "/api/sessions/{session_id}/state", "read", response_model=StateBody)
+@route(router, "GET", "/api/sessions/{session_id}/state", "read", response_model=AgentState)
 async def read_state(request: Request, session_id: SessionId, name: StateName = None) -> Response:
     """Read the agent state, or the one with this name."""
     return _state(await store_of(request).state(session_id, name=name))
 
 
 @route(router, "GET", "/api/sessions/{session_id}/states", "read")
-async def list_states(request: Request, session_id: SessionId) -> StatesOut:
+async def list_states(request: Request, session_id: SessionId) -> StateList:
     """List the states of a session with their versions."""
     versions = await store_of(request).state_versions(session_id)
-    return StatesOut(items=[StateVersion(name=name, version=version) for name, version in versions.items()])
+    return StateList(items=[StateVersion(name=name, version=version) for name, version in versions.items()])
 
 
 def _state(state: State) -> Response:
@@ -383,7 +383,7 @@ def _state(state: State) -> Response:
     return Response(text.encode("utf-8", "replace"), media_type="application/json")
 
 
-@route(router, "PUT", "/api/sessions/{session_id}/state", "write", response_model=StateBody)
+@route(router, "PUT", "/api/sessions/{session_id}/state", "write", response_model=AgentState)
 async def set_state(
     request: Request, session_id: SessionId, body: NewState, name: StateName = None
 ) -> Response:
@@ -397,15 +397,15 @@ async def set_state(
 @route(router, "GET", "/api/sessions/{session_id}/cursors", "read")
 async def cursors(
     request: Request, session_id: SessionId, cursor: CursorText = None, limit: Limit = 200
-) -> Items[CursorOut]:
+) -> Items[ReadCursor]:
     """List how far each consumer has read."""
     page = await store_of(request).cursors(session_id, cursor=cursor, limit=limit)
-    return Items[CursorOut].of(page)
+    return Items[ReadCursor].of(page)
 
 
 @route(router, "PUT", "/api/sessions/{session_id}/cursors/{consumer}", "write")
 async def set_cursor(
     request: Request, session_id: SessionId, consumer: Annotated[Id, Path()], body: NewCursor
-) -> CursorOut:
+) -> ReadCursor:
     """Move a consumer's cursor forward; a lower number changes nothing."""
-    return CursorOut.of(await store_of(request).set_cursor(session_id, consumer, body.seq))
+    return ReadCursor.of(await store_of(request).set_cursor(session_id, consumer, body.seq))

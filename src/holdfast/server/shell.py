@@ -12,6 +12,17 @@ from typing import Annotated, Literal
 from fastapi import Path, Query, Request, Response
 from pydantic import Field, TypeAdapter, ValidationError
 
+from holdfast.api.shell import (
+    UUID_PATTERN,
+    BashCommand,
+    BashEvent,
+    BashOutput,
+    BashPage,
+    Cleared,
+    CommandResult,
+    NewCommand,
+    Uuid,
+)
 from holdfast.errors import BadInput, NotFound, SessionNotFound
 from holdfast.server.auth import Principal
 from holdfast.server.channel import COMMENT, REFUSED, block, ending
@@ -23,17 +34,6 @@ from holdfast.server.routes import (
     route,
     store_of,
     while_allowed,
-)
-from holdfast.server.shell_models import (
-    UUID_PATTERN,
-    BashCommand,
-    BashEvent,
-    BashOutput,
-    BashPage,
-    Cleared,
-    CommandResult,
-    NewCommand,
-    Uuid,
 )
 from holdfast.shell import ShellService
 from holdfast.types import Command, Output

@@ -14,13 +14,13 @@ from fastapi import WebSocket, WebSocketDisconnect
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 
+from holdfast.api.shell import BashError, NewCommand
 from holdfast.errors import BadInput, BadText, Forbidden, HoldfastError, Unauthenticated
 from holdfast.ids import new_id
 from holdfast.jsontext import MOST_VALUES, parse_json
 from holdfast.server.auth import cookie_of
 from holdfast.server.routes import RULES, new_router, socket
 from holdfast.server.shell import shown, start
-from holdfast.server.shell_models import BashError, NewCommand
 from holdfast.shell.feed import Feed
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from holdfast.server.models import Id, Shown
+from holdfast.api.models import Id, ResponseBody
 from holdfast.types import CommandState
 
 HexId = Annotated[str, BeforeValidator(lambda uuid: uuid.replace("-", ""))]
@@ -22,7 +22,7 @@ class NewCommand(BaseModel):
     session_id: Id | None = Field(None, description="The session that it belongs to, and goes with.")
 
 
-class BashCommand(Shown):
+class BashCommand(ResponseBody):
     """A command that was started."""
 
     id: HexId
@@ -33,7 +33,7 @@ class BashCommand(Shown):
     timeout: Annotated[int, BeforeValidator(lambda seconds: round(seconds or 0))]
 
 
-class BashOutput(Shown):
+class BashOutput(ResponseBody):
     """What a command wrote; the last one has its exit code."""
 
     id: HexId
@@ -62,7 +62,7 @@ class Cleared(BaseModel):
     cleared_count: int
 
 
-class CommandResult(Shown):
+class CommandResult(ResponseBody):
     """How a command stands; this outlives its output."""
 
     id: HexId
@@ -76,7 +76,7 @@ class CommandResult(Shown):
     ended_at: datetime | None
 
 
-class CommandOut(CommandResult):
+class SessionCommand(CommandResult):
     """A command of a session, and the tool call that started it."""
 
     command: str

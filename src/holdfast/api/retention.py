@@ -5,12 +5,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from holdfast.api.models import ResponseBody
 from holdfast.policy import Action
 from holdfast.retention.sweep import Result
-from holdfast.server.models import Shown
 
 
-class CleanBody(BaseModel):
+class CleanRequest(BaseModel):
     """How to clean a session."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -23,7 +23,7 @@ class CleanBody(BaseModel):
     dry_run: bool = Field(False, description="Only say what would be deleted.")
 
 
-class CleanedOut(Shown):
+class CleanResult(ResponseBody):
     """What a clean did."""
 
     session_id: str
@@ -33,7 +33,7 @@ class CleanedOut(Shown):
     dry_run: bool
 
 
-class RestoredOut(BaseModel):
+class RehydrateResult(BaseModel):
     """The result of a rehydrate."""
 
     session_id: str
@@ -41,7 +41,7 @@ class RestoredOut(BaseModel):
     restored: dict[str, int] = Field(description="How many records of each kind came back.")
 
 
-class ErasedOut(BaseModel):
+class EraseResult(BaseModel):
     """What an erasure did."""
 
     session_id: str
@@ -50,7 +50,7 @@ class ErasedOut(BaseModel):
     children: list[str]
 
 
-class OutlookOut(BaseModel):
+class RetentionStatus(BaseModel):
     """What retention has in store for a session."""
 
     session_id: str
@@ -68,7 +68,7 @@ class OutlookOut(BaseModel):
     archive: str | None
 
 
-class SweepBody(BaseModel):
+class SweepRequest(BaseModel):
     """How to sweep."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -77,7 +77,7 @@ class SweepBody(BaseModel):
     limit: int = Field(1000, ge=1, le=10000, strict=False, description="How many sessions at most.")
 
 
-class OutcomeOut(Shown):
+class SweepOutcome(ResponseBody):
     """What became of one session that was due."""
 
     session_id: str
@@ -89,10 +89,10 @@ class OutcomeOut(Shown):
     deleted: dict[str, int]
 
 
-class SweptOut(BaseModel):
+class SweepResult(BaseModel):
     """What a sweep did."""
 
-    items: list[OutcomeOut]
+    items: list[SweepOutcome]
     outcomes: dict[str, int]
     submissions: int
     shell_events: int

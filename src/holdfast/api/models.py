@@ -34,13 +34,13 @@ FORMAT_HEADERS: Final[dict[Format, dict[str, str]]] = {
 }
 
 
-class Given(BaseModel):
+class RequestBody(BaseModel):
     """What a client sends: unknown fields are mistakes."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class Shown(BaseModel):
+class ResponseBody(BaseModel):
     """One of our types as a client sees it: the fields that are named here, by the same names."""
 
     model_config = ConfigDict(from_attributes=True)
@@ -55,7 +55,7 @@ StoredJson = Annotated[Any, BeforeValidator(lambda text: None if text is None el
 """JSON content, which is an object here and exact text in the store."""
 
 
-class Items(Shown, Generic[T]):
+class Items(ResponseBody, Generic[T]):
     """A part of a list; the last part has no `next_cursor`."""
 
     items: list[T]
@@ -79,7 +79,7 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-class NewSession(Given):
+class NewSession(RequestBody):
     """A session to create."""
 
     agent: Name
@@ -93,7 +93,7 @@ class NewSession(Given):
     owner: Name | None = Field(None, description="Another owner than yourself; for administrators.")
 
 
-class SessionChange(Given):
+class SessionChange(RequestBody):
     """What to change of a session."""
 
     title: Line | None = None
@@ -101,7 +101,7 @@ class SessionChange(Given):
     metadata: dict[str, Any] | None = None
 
 
-class SessionOut(Shown):
+class SessionInfo(ResponseBody):
     """One conversation with one agent."""
 
     id: str
@@ -125,7 +125,7 @@ class SessionOut(Shown):
     metadata: Annotated[dict[str, Any], BeforeValidator(read_json)]
 
 
-class Asked(BaseModel):
+class ApprovalRequest(BaseModel):
     """A tool call that a person is asked about. The answer names its digest."""
 
     call_id: str
@@ -134,17 +134,17 @@ class Asked(BaseModel):
     digest: str
 
 
-class SessionDetail(SessionOut):
+class SessionDetail(SessionInfo):
     """A session, what it asks a person, and why it waits."""
 
     problem: str | None = Field(
         None,
         description="Why no worker continues it, and what to do, if `waiting_for` is `worker` or `resume`.",
     )
-    asked: list[Asked] = Field(default_factory=list[Asked])
+    asked: list[ApprovalRequest] = Field(default_factory=list[ApprovalRequest])
 
 
-class _Submitted(Given):
+class _Submitted(RequestBody):
     """What all submissions have."""
 
     when_busy: WhenBusy = "queue"
@@ -208,7 +208,7 @@ NewSubmission = Annotated[
 ]
 
 
-class Answer(Given):
+class ApprovalDecision(RequestBody):
     """What a person decides about a tool call."""
 
     call_id: Annotated[str, Field(min_length=1, max_length=500)]
@@ -218,20 +218,20 @@ class Answer(Given):
     arguments: dict[str, Any] | None = None
 
 
-class Place(Given):
+class RewindTarget(RequestBody):
     """A checkpoint to go on from."""
 
     checkpoint_id: Id
 
 
-class ForkOf(Given):
+class ForkTarget(RequestBody):
     """Where a fork begins, the last checkpoint if none is named, and the id it gets."""
 
     checkpoint_id: Id | None = None
     session_id: Id | None = None
 
 
-class SubmissionOut(Shown):
+class SubmissionInfo(ResponseBody):
     """Something asked of a session, and what came of it."""
 
     submission_id: str = Field(validation_alias="id")
@@ -250,7 +250,7 @@ class SubmissionOut(Shown):
     ended_at: datetime | None
 
 
-class SubmissionDetail(SubmissionOut):
+class SubmissionDetail(SubmissionInfo):
     """A submission with its payload."""
 
     payload: Annotated[Any, BeforeValidator(lambda text: read_json(text) if text else None)] = Field(
@@ -258,7 +258,7 @@ class SubmissionDetail(SubmissionOut):
     )
 
 
-class EventOut(BaseModel):
+class EventInfo(BaseModel):
     """One entry of a session's journal."""
 
     seq: int
@@ -281,14 +281,14 @@ def event_json(event: Event) -> str:
     return f'{head[:-1]},"at":"{at}","payload":{event.payload}{message}}}'
 
 
-class MessageOut(BaseModel):
+class HistoryMessage(BaseModel):
     """One message of the history, as Pydantic AI has it."""
 
     position: int
     message: Any
 
 
-class RunOut(Shown):
+class RunInfo(ResponseBody):
     """One execution of the agent loop."""
 
     id: str
@@ -302,7 +302,7 @@ class RunOut(Shown):
     metadata: Annotated[dict[str, Any], BeforeValidator(read_json)]
 
 
-class CheckpointOut(Shown):
+class CheckpointInfo(ResponseBody):
     """A point of the history to go on from."""
 
     id: str
@@ -315,7 +315,7 @@ class CheckpointOut(Shown):
     at: datetime | None
 
 
-class EffectOut(Shown):
+class EffectInfo(ResponseBody):
     """The ledger entry of one tool call."""
 
     run_id: str
@@ -336,26 +336,26 @@ class EffectOut(Shown):
 class InboxItem(SessionDetail):
     """A session that waits for a person: for an answer, a worker, a resume, or the outcome of a call."""
 
-    effects: list[EffectOut] = Field(
-        default_factory=list[EffectOut], description="The tool calls whose outcome is unknown."
+    effects: list[EffectInfo] = Field(
+        default_factory=list[EffectInfo], description="The tool calls whose outcome is unknown."
     )
 
 
-class InboxOut(Shown):
+class Inbox(ResponseBody):
     """The sessions that wait for a person."""
 
     items: list[InboxItem]
     more: bool = Field(description="Whether more sessions wait than were read.")
 
 
-class CallOutcome(Given):
+class CallOutcome(RequestBody):
     """What came of a call whose outcome was unknown: its result, or that it failed."""
 
     result: Any = None
     error: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
 
 
-class NewCredential(Given):
+class NewCredential(RequestBody):
     """A credential to store. It cannot be read back."""
 
     value: Annotated[SecretStr, Field(min_length=1, max_length=65_536)]
@@ -365,14 +365,14 @@ class NewCredential(Given):
     ) = None
 
 
-class CredentialOut(Shown):
+class CredentialInfo(ResponseBody):
     """A credential, without its value."""
 
     name: str
     expires_at: datetime | None
 
 
-class StateBody(Shown):
+class AgentState(ResponseBody):
     """The agent state of a session, and its version."""
 
     version: int
@@ -386,26 +386,26 @@ class StateVersion(BaseModel):
     version: int
 
 
-class StatesOut(BaseModel):
+class StateList(BaseModel):
     """The states of a session."""
 
     items: list[StateVersion]
 
 
-class NewState(Given):
+class NewState(RequestBody):
     """A new agent state, and the version it replaces."""
 
     body: Any
     expected: Number
 
 
-class NewCursor(Given):
+class NewCursor(RequestBody):
     """How far a consumer has read."""
 
     seq: Number
 
 
-class CursorOut(Shown):
+class ReadCursor(ResponseBody):
     """How far a consumer has read."""
 
     consumer: str
@@ -413,7 +413,7 @@ class CursorOut(Shown):
     at: datetime
 
 
-class WorkerOut(Shown):
+class WorkerInfo(ResponseBody):
     """A worker or another holder of sessions."""
 
     id: str
@@ -425,7 +425,7 @@ class WorkerOut(Shown):
     )
 
 
-class AuditOut(Shown):
+class AuditRecord(ResponseBody):
     """Who did what to which session, and when."""
 
     id: str
@@ -463,13 +463,13 @@ class Health(BaseModel):
     problem: str | None = None
 
 
-class Victim(Given):
+class KillRequest(RequestBody):
     """Whose worker to kill."""
 
     session_id: Id | None = None
 
 
-class Killed(BaseModel):
+class KillResult(BaseModel):
     """Which process is gone."""
 
     pid: int
