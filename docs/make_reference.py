@@ -1,12 +1,18 @@
 """Writes the pages of docs/reference that repeat the code: `python docs/make_reference.py`. A test keeps them equal."""
 
 import ast
-from collections.abc import Callable
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "holdfast"
 PAGES = ROOT / "docs" / "reference"
+_LONG_LINE = 90
 _MEDIA_FUNCTIONS = {"collect", "move", "externalize", "restore", "referenced"}
 _MEDIA = {"put", "get", "open", "part", "exists", "metadata", "public_url", "delete", "list"}
 
@@ -111,23 +117,237 @@ def media() -> str:
     return "\n".join(parts)
 
 
-def http() -> str:
-    """Return the page of the HTTP interface: every route with its rule, from the decorators of the server's modules."""
+_AGENTS: dict[str, tuple[str, ...]] = {
+    "Record a run": ("Holdfast", "ExternalMedia", "idempotency_key", "annotate_effect"),
+    "Continue a run or a session": ("resume", "continue_session", "fork", "rewind", "settle_effect"),
+    "Inspect": ("inspect_run", "RunReport", "load_history", "is_provider_valid"),
+    "Run sessions on a worker": ("Worker", "AgentSetup", "Attachment", "current_session", "SessionContext"),
+}
+_MODULES = (
+    "holdfast",
+    "holdfast.record",
+    "holdfast.runtime",
+    "holdfast.runtime.attachment",
+    "holdfast.runtime.context",
+)
+
+
+def agents() -> str:
+    """Return the page of the functions and classes that take an agent: signatures and docstrings."""
     parts = [
-        "# HTTP\n",
-        "JSON, under `/api`. `GET /openapi.json` is the whole document: models, parameters, errors. An error is",
-        '`{"error": {"code", "message", "facts"}}`, where `facts` has the values that the message is made of, such as `holder` and `until`,',
-        'or `size` and `limit`; a list is `{"items", "next_cursor"}`.\n',
-        "The last column names the rule of a route. `public` needs no token. `user` is any principal. `read`, `write` and `delete` are for the",
-        "owner of the session or run, and for administrators; for everybody else it does not exist. `admin` is for administrators. Each rule",
-        "needs the [scope](../how-to/serve.md#access) of the same name: `user` and `admin` need `read`, or `write` to change something; for `delete`,",
-        "`write` is enough if the session was idle.\n",
-        "Codes are those of the [errors](errors.md), and of HTTP itself: `bad_request` (400, no request at all), `not_found`,",
-        "`method_not_allowed`, `payload_too_large`, `range_not_satisfiable`, `bad_input` (422), `internal` (500).\n",
-        "A page of a list ends with its limit, or with the item that reaches 4 MiB. Follow `next_cursor` until it is null; the last page may be empty.\n",
-        "A request body is strict JSON in UTF-8. NaN, infinite numbers, lone surrogates, nesting of more than 100 levels and more than",
-        "100,000 values are refused with 422. The same limits apply to all JSON that the store accepts, except that it keeps escaped lone",
-        "surrogates. The metadata of a session has at most 65,536 characters.\n",
+        "# Python API: record and run agents\n",
+        "Functions and classes that work with a Pydantic AI agent. How to use them: [record an agent](../how-to/record.md),",
+        "[run sessions in the background](../how-to/worker.md). They raise the [errors](errors.md) of Holdfast; values such as",
+        "`Checkpoint` and `Effect` are [types](types.md).\n",
+    ]
+    for title, names in _AGENTS.items():
+        parts += [f"## {title}\n", *(_public(name) for name in names)]
+    return "\n".join(parts)
+
+
+def _public(name: str) -> str:
+    """Return a function or class with the line that imports it."""
+    module = next(module for module in _MODULES if hasattr(import_module(module), name))
+    value: Any = getattr(import_module(module), name)
+    tree = ast.parse(Path(inspect.getfile(value)).read_text())
+    (node,) = [
+        n
+        for n in tree.body
+        if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and n.name == name
+    ]
+    imported = f"from {module} import {name}"
+    if not isinstance(node, ast.ClassDef):
+        return _function(node, imported=imported)
+    methods = {n.name: n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+    if init := methods.get("__init__"):
+        init.args.args = init.args.args[1:]
+        shape = _signature(name, init.args)
+    else:
+        fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
+        shape = "\n".join([f"class {name}:", *(f"    {ast.unparse(field)}" for field in fields)])
+    parts = [f"### {name}\n\n```python\n{imported}\n\n{shape}\n```\n\n{ast.get_docstring(node)}\n"]
+    for method in methods.values():
+        if method.name.startswith("_") or name in {"Holdfast", "ExternalMedia", "AgentSetup"}:
+            continue  # what Pydantic AI and workers call, not users
+        method.args.args = method.args.args[1:]
+        parts.append(_function(method, heading=f"#### {name}.{method.name}"))
+    return "\n".join(parts)
+
+
+_EXAMPLES = """\
+`URL` is the address of the server, `TOKEN` a token. All examples on this page run in the tests.
+
+Create a session, and send a message:
+
+```sh
+curl "$URL/api/sessions" -H "Authorization: Bearer $TOKEN" --json '{"agent": "bot", "id": "s1", "title": "First talk"}'
+curl "$URL/api/sessions/s1/submissions" -H "Authorization: Bearer $TOKEN" --json '{"text": "hello", "idempotency_key": "m-1"}'
+```
+
+Send text with an image:
+
+```sh
+curl "$URL/api/sessions/s1/submissions" -H "Authorization: Bearer $TOKEN" --json '{
+  "content": [
+    "What is in this picture?",
+    {"kind": "binary", "media_type": "image/gif", "data": "R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"}
+  ]}'
+```
+
+Read the events as pages, or as a stream that resumes after a number:
+
+```sh
+curl "$URL/api/sessions/s1/events?after=0&limit=50" -H "Authorization: Bearer $TOKEN"
+curl -N "$URL/api/sessions/s1/events" -H "Authorization: Bearer $TOKEN" -H 'Accept: text/event-stream' -H 'Last-Event-ID: 2'
+```
+
+Interrupt the running turn, go back to before the last message, and copy the history into a new session:
+
+```sh
+curl -X POST "$URL/api/sessions/s1/interrupt" -H "Authorization: Bearer $TOKEN"
+curl -X POST "$URL/api/sessions/s1/undo" -H "Authorization: Bearer $TOKEN"
+curl "$URL/api/sessions/s1/fork" -H "Authorization: Bearer $TOKEN" --json '{"session_id": "copy-of-s1"}'
+```
+
+Approve a tool call. `call_id` and `digest` are in `asked` of the session:
+
+```sh
+curl "$URL/api/sessions/s1" -H "Authorization: Bearer $TOKEN"
+curl "$URL/api/sessions/s1/approvals" -H "Authorization: Bearer $TOKEN" --json "{\\"call_id\\": \\"c1\\", \\"digest\\": \\"$DIGEST\\", \\"approved\\": true}"
+```
+
+Store state, change the title, export an archive, and erase a session:
+
+```sh
+curl -X PUT "$URL/api/sessions/s1/state" -H "Authorization: Bearer $TOKEN" --json '{"body": {"step": 3}, "expected": 0}'
+curl -X PATCH "$URL/api/sessions/s1" -H "Authorization: Bearer $TOKEN" --json '{"title": "Renamed", "metadata": {"case": 12}}'
+curl "$URL/api/sessions/s1/export" -H "Authorization: Bearer $TOKEN" -o s1.ndjson
+curl "$URL/api/sessions" -H "Authorization: Bearer $TOKEN" --json '{"agent": "bot", "id": "s2"}'
+curl -X DELETE "$URL/api/sessions/s2" -H "Authorization: Bearer $TOKEN"
+```
+"""
+
+
+_DESCRIPTIONS = {
+    "kind": "Selects this form of the body.",
+    "type": "Selects this form of the part.",
+    "text": "The text.",
+    "content": "The text.",
+    "url": "A public HTTP or HTTPS address.",
+    "data": "The bytes of the file in base64.",
+    "media_type": "Such as `image/png`. For a URL it is derived from the address if it is missing.",
+    "identifier": "A name for the file, which the model can refer to.",
+    "vendor_metadata": "Options for the model provider; at most 2,000 characters of JSON.",
+    "force_download": "Only `false` is accepted.",
+    "ttl": "How long the provider keeps the cached prompt.",
+}
+"""Descriptions of fields that have none in the OpenAPI document."""
+
+
+@cache
+def _document() -> dict[str, Any]:
+    """Return the OpenAPI document of a server that has all routes."""
+    from holdfast.config import Settings
+    from holdfast.server.app import create_app
+    from holdfast.shell import ShellService
+    from holdfast.store import open_store
+
+    store = open_store("sqlite://:memory:", settings=Settings())
+    return create_app(Settings(), store, shell=ShellService(store)).openapi()
+
+
+def _bodies() -> dict[str, list[str]]:
+    """Return the schemas that request bodies have, also as parts of others, and the routes that each is the body of."""
+    schemas = _document()["components"]["schemas"]
+    used: dict[str, list[str]] = {}
+    for path, operations in _document()["paths"].items():
+        for method, operation in operations.items():
+            for name in _references(operation.get("requestBody", {})):
+                used.setdefault(name, []).append(f"{method.upper()} `{path}`")
+    for name in list(used):
+        for part in _references(schemas[name]):
+            used.setdefault(part, [])
+    return used
+
+
+def _references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        for key, value in schema.items():
+            if key == "$ref":
+                yield value.rpartition("/")[2]
+            elif key != "discriminator":
+                yield from _references(value)
+    elif isinstance(schema, list):
+        for item in schema:
+            yield from _references(item)
+
+
+def _body(name: str, routes: list[str]) -> str:
+    """Return a request body: its fields with type, default and description."""
+    schema = _document()["components"]["schemas"][name]
+    where = f" Body of {', '.join(routes)}." if routes else ""
+    lines = [f"### {name}\n", f"{schema.get('description', '')}{where}\n"]
+    lines.append("| field | type | default | description |\n|---|---|---|---|")
+    for field, kind in schema["properties"].items():
+        description = kind.get("description") or _DESCRIPTIONS[field]
+        lines.append(f"| `{field}` | {_type(kind)} | {_default(schema, field)} | {description} |")
+    return "\n".join([*lines, ""])
+
+
+def _default(schema: dict[str, Any], field: str) -> str:
+    if field in schema.get("required", ()):
+        return "required"
+    kind = schema["properties"][field]
+    if "default" in kind:
+        return f"`{json.dumps(kind['default'])}`"
+    return "`{}`" if kind.get("type") == "object" else "`null`"
+
+
+def _type(schema: dict[str, Any]) -> str:
+    """Return a JSON schema as a short phrase."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if choices := schema.get("anyOf") or schema.get("oneOf"):
+        return " or ".join(_type(choice) for choice in choices)
+    if "const" in schema:
+        return f"`{json.dumps(schema['const'])}`"
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    kind = schema.get("type", "any JSON")
+    if kind == "array":
+        return f"list of {schema.get('minItems', 0)} to {schema['maxItems']}: {_type(schema['items'])}"
+    low, high = schema.get("minLength", 0), schema.get("maxLength")
+    if kind == "string" and high:
+        return f"string, {low} to {high:,} characters" if low != high else f"string, {high} characters"
+    return kind
+
+
+def http() -> str:
+    """Return the page of the HTTP interface: every route with its rule, examples, and the fields of request bodies."""
+    bodies = _bodies()
+    body_of: dict[str, list[str]] = {}
+    for name, routes in bodies.items():
+        for route in routes:
+            body_of.setdefault(route, []).append(name)
+    parts = [
+        "# HTTP API\n",
+        "The API is JSON below `/api`. `GET /openapi.json` is the whole document with models, parameters and errors; `/docs` shows it.\n",
+        "## Examples\n",
+        _EXAMPLES,
+        "## Conventions\n",
+        '**Errors** are `{"error": {"code", "message", "facts"}}`. `code` is one of the [error codes](errors.md), or of HTTP itself: `bad_request` (400),',
+        "`not_found`, `method_not_allowed`, `payload_too_large`, `range_not_satisfiable`, `bad_input` (422), `internal` (500). `facts` has the values in the",
+        "message, such as `holder` and `until`, or `size` and `limit`.\n",
+        '**Lists** are `{"items", "next_cursor"}`. A page ends at its limit, or with the item that reaches 4 MiB. Follow `next_cursor` until it is null; the last',
+        "page may be empty.\n",
+        "**Access**: each route has a rule. `public` needs no token. `user` is any principal. `read`, `write` and `delete` are for the owner of the session or",
+        "run, and for administrators; for other principals it does not exist. `admin` is for administrators. Each rule needs the",
+        "[scope](../how-to/serve.md#access) of the same name: `user` and `admin` need `read`, or `write` to change something; for `delete`, `write` is enough if the",
+        "session was idle.\n",
+        "**Request bodies** are strict JSON in UTF-8. The server rejects NaN, infinite numbers, lone surrogates, more than 100 levels of nesting and more than",
+        "100,000 values with 422. The same limits apply to all JSON that the store accepts, except that it keeps escaped lone surrogates. The metadata of a",
+        "session has at most 65,536 characters.\n",
     ]
     constants = {"PATH": "/sockets/bash-events"}
     for module in (
@@ -149,13 +369,22 @@ def http() -> str:
             if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "route":
                 method, path, rule = [ast.literal_eval(argument) for argument in decorator.args[1:4]]
                 what = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
-                rows.append(f"| {method} `{path}` | {rule} | {what} |")
+                names = ", ".join(
+                    f"[{name}](#{name.lower()})" for name in body_of.get(f"{method} `{path}`", ())
+                )
+                rows.append(f"| {method} `{path}` | {rule} | {what} | {names} |")
             elif isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "socket":
                 where, rule = constants[ast.unparse(decorator.args[1])], ast.literal_eval(decorator.args[2])
                 what = " ".join((ast.get_docstring(node) or "").split())
-                rows.append(f"| WebSocket `{where}` | {rule} | {what} |")
+                rows.append(f"| WebSocket `{where}` | {rule} | {what} | |")
         if rows:
-            parts += [f"## {module.capitalize()}\n", "| route | who may | what |\n|---|---|---|", *rows, ""]
+            parts += [
+                f"## {module.capitalize()}\n",
+                "| route | access | description | body |\n|---|---|---|---|",
+                *rows,
+                "",
+            ]
+    parts += ["## Fields of request bodies\n", *(_body(name, routes) for name, routes in bodies.items())]
     return "\n".join(parts)
 
 
@@ -191,16 +420,45 @@ def errors() -> str:
     return "\n".join([*parts, ""])
 
 
-def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, *, is_coroutine: bool | None = None) -> str:
+def _function(
+    node: ast.FunctionDef | ast.AsyncFunctionDef,
+    *,
+    is_coroutine: bool | None = None,
+    imported: str = "",
+    heading: str = "",
+) -> str:
     if is_coroutine is None:
         is_coroutine = isinstance(node, ast.AsyncFunctionDef)
     kind = "async " if is_coroutine else ""
     returns = ast.unparse(node.returns) if node.returns else "None"
-    signature = f"{kind}{node.name}({ast.unparse(node.args)}) -> {returns}"
-    return f"### {node.name}\n\n```python\n{signature}\n```\n\n{ast.get_docstring(node)}\n"
+    signature = f"{kind}{_signature(node.name, node.args)} -> {returns}"
+    code = f"{imported}\n\n{signature}" if imported else signature
+    return f"{heading or f'### {node.name}'}\n\n```python\n{code}\n```\n\n{ast.get_docstring(node)}\n"
+
+
+def _signature(name: str, arguments: ast.arguments) -> str:
+    """Return a call on one line; on one line per argument if it is long."""
+    text = ast.unparse(arguments)
+    if len(name) + len(text) <= _LONG_LINE:
+        return f"{name}({text})"
+    items = _split(text)
+    return "\n".join([f"{name}(", *(f"    {item}," for item in items), ")"])
+
+
+def _split(text: str) -> list[str]:
+    """Split a list of arguments at its outermost commas."""
+    items, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            items.append("")
+        else:
+            items[-1] += character
+    return [item.strip() for item in items]
 
 
 MADE: dict[str, Callable[[], str]] = {
+    "agents.md": agents,
     "store.md": store,
     "media.md": media,
     "types.md": types,

@@ -64,7 +64,7 @@ def test_every_setting_is_documented():
         assert f"| `{default}` |" in row
 
 
-@pytest.mark.parametrize("page", ["store.md", "media.md", "types.md", "errors.md", "http.md"])
+@pytest.mark.parametrize("page", ["agents.md", "store.md", "media.md", "types.md", "errors.md", "http.md"])
 def test_the_reference_is_up_to_date(page: str):
     made = subprocess.run(
         [sys.executable, "-c", f"import make_reference; print(make_reference.MADE['{page}'](), end='')"],
@@ -101,7 +101,8 @@ def leaves(tree: Any) -> Iterator[str]:
     if isinstance(tree, str):
         yield tree
     else:
-        for branch in tree.values() if isinstance(tree, dict) else tree:
+        branches: list[Any] = list(tree.values()) if isinstance(tree, dict) else tree  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+        for branch in branches:
             yield from leaves(branch)
 
 

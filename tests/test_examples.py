@@ -333,6 +333,34 @@ def test_every_other_block_is_a_command_or_can_be_read():
             assert read[block.language](block.text), block.name
 
 
+CURL = """
+set -eu
+curl() {
+  local code=0
+  command curl --silent --show-error --fail-with-body --max-time 3 "$@" || code=$?
+  case " $* " in *" -N "*) test "$code" = 28 ;; *) return "$code" ;; esac  # a stream ends only with the time limit
+}
+"""
+
+
+@pytest.mark.parametrize("page", ["reference/http.md", "how-to/serve.md"])
+async def test_every_curl_example_runs(page: str, tmp_path: Path):
+    examples = re.findall(r"^```sh\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE)
+    assert any("curl" in example for example in examples)
+    async with front(f"sqlite:///{tmp_path}/store.db", "tests.promises.app:bot") as server:
+        for example in examples:
+            done = await asyncio.to_thread(
+                subprocess.run,
+                ["bash", "-c", CURL + example],
+                capture_output=True,
+                text=True,
+                cwd=tmp_path,
+                env=os.environ | {"URL": server.url, "TOKEN": server.token, "DIGEST": "0" * 64},
+                check=False,
+            )
+            assert done.returncode == 0, (example, done.stdout, done.stderr)
+
+
 def typed() -> Iterator[tuple[str, list[str]]]:
     """Yield every `holdfast …` line of indented blocks, sh blocks and code in the text."""
     for page in PAGES:

@@ -82,8 +82,8 @@ class ErrorBody(BaseModel):
 class NewSession(RequestBody):
     """A session to create."""
 
-    agent: Name
-    id: Id | None = None
+    agent: Name = Field(description="The name of the agent that runs the session.")
+    id: Id | None = Field(None, description="The id of the session. By default a new one is generated.")
     title: Line = Field("", description="By default the first line of the first message.")
     metadata: dict[str, Any] = Field(
         default_factory=dict,
@@ -96,9 +96,11 @@ class NewSession(RequestBody):
 class SessionChange(RequestBody):
     """What to change of a session."""
 
-    title: Line | None = None
+    title: Line | None = Field(None, description="The new title.")
     hold: StrictBool | None = Field(None, description="Whether retention must not touch it.")
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = Field(
+        None, description="The new metadata. It replaces the previous one."
+    )
 
 
 class SessionInfo(ResponseBody):
@@ -147,7 +149,10 @@ class SessionDetail(SessionInfo):
 class _Submitted(RequestBody):
     """What all submissions have."""
 
-    when_busy: WhenBusy = "queue"
+    when_busy: WhenBusy = Field(
+        "queue",
+        description="While a turn runs: wait for its end, enter it at its next model request, stop it, or fail with 409.",
+    )
     idempotency_key: Name | None = Field(None, description="The same key sends the same thing once.")
 
 
@@ -159,14 +164,14 @@ class TextMessage(_Submitted):
         json_schema_extra={"examples": [{"kind": "message", "text": "Hello", "when_busy": "queue"}]},
     )
     kind: Literal["message"] = "message"
-    text: str
+    text: str = Field(description="The text of the message.")
 
 
 class ContentMessage(_Submitted):
     """Something that the user says or shows."""
 
     kind: Literal["message"] = "message"
-    content: Content
+    content: Content = Field(description="The parts of the message.")
 
 
 class HistoryCommand(_Submitted):
@@ -179,15 +184,15 @@ class Rewind(_Submitted):
     """Go on from an earlier checkpoint."""
 
     kind: Literal["rewind"]
-    checkpoint_id: Id
+    checkpoint_id: Id = Field(description="The checkpoint to continue from.")
 
 
 class Fork(_Submitted):
     """Copy the history into a new session."""
 
     kind: Literal["fork"]
-    checkpoint_id: Id | None = None
-    session_id: Id | None = None
+    checkpoint_id: Id | None = Field(None, description="The checkpoint to copy; by default the latest.")
+    session_id: Id | None = Field(None, description="The id of the new session; by default it is generated.")
 
 
 def _kind(body: Any) -> str:
@@ -211,24 +216,30 @@ NewSubmission = Annotated[
 class ApprovalDecision(RequestBody):
     """What a person decides about a tool call."""
 
-    call_id: Annotated[str, Field(min_length=1, max_length=500)]
-    digest: Annotated[str, Field(min_length=64, max_length=64)]
-    approved: bool
-    feedback: str | None = None
-    arguments: dict[str, Any] | None = None
+    call_id: str = Field(
+        min_length=1, max_length=500, description="The tool call, from `asked` of the session."
+    )
+    digest: str = Field(
+        min_length=64, max_length=64, description="The digest of its arguments, from the same place."
+    )
+    approved: bool = Field(description="Whether the tool runs.")
+    feedback: str | None = Field(None, description="The reason for a denial; the model reads it.")
+    arguments: dict[str, Any] | None = Field(
+        None, description="Other arguments to run the tool with, if the tool is `editable`."
+    )
 
 
 class RewindTarget(RequestBody):
     """A checkpoint to go on from."""
 
-    checkpoint_id: Id
+    checkpoint_id: Id = Field(description="The checkpoint to continue from.")
 
 
 class ForkTarget(RequestBody):
     """Where a fork begins, the last checkpoint if none is named, and the id it gets."""
 
-    checkpoint_id: Id | None = None
-    session_id: Id | None = None
+    checkpoint_id: Id | None = Field(None, description="The checkpoint to copy; by default the latest.")
+    session_id: Id | None = Field(None, description="The id of the new session; by default it is generated.")
 
 
 class SubmissionInfo(ResponseBody):
@@ -351,14 +362,18 @@ class Inbox(ResponseBody):
 class CallOutcome(RequestBody):
     """What came of a call whose outcome was unknown: its result, or that it failed."""
 
-    result: Any = None
-    error: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
+    result: Any = Field(None, description="The result of the call, as the tool would have returned it.")
+    error: Annotated[str, Field(min_length=1, max_length=10_000)] | None = Field(
+        None, description="Why the call failed. If it is given, the call counts as failed."
+    )
 
 
 class NewCredential(RequestBody):
     """A credential to store. It cannot be read back."""
 
-    value: Annotated[SecretStr, Field(min_length=1, max_length=65_536)]
+    value: Annotated[SecretStr, Field(min_length=1, max_length=65_536)] = Field(
+        description="The secret. It is encrypted before it is stored."
+    )
     ttl: (
         Annotated[float, Field(ge=1, le=86_400 * 3650, description="Seconds after which it is deleted.")]
         | None
@@ -395,14 +410,16 @@ class StateList(BaseModel):
 class NewState(RequestBody):
     """A new agent state, and the version it replaces."""
 
-    body: Any
-    expected: Number
+    body: Any = Field(description="The new state: any JSON value.")
+    expected: Number = Field(
+        description="The version that it replaces; 0 if there is none. Otherwise the answer is 409."
+    )
 
 
 class NewCursor(RequestBody):
     """How far a consumer has read."""
 
-    seq: Number
+    seq: Number = Field(description="The number of the last event that the consumer has read.")
 
 
 class ReadCursor(ResponseBody):

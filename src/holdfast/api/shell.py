@@ -16,8 +16,12 @@ Uuid = Annotated[str, Field(pattern=UUID_PATTERN)]
 class NewCommand(BaseModel):
     """A command to run. Fields that are not known are ignored: clients of other agent servers may send more."""
 
-    command: Annotated[str, Field(min_length=1, max_length=1_000_000, pattern=r"^[^\x00]+$")]
-    cwd: Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")] | None = None
+    command: str = Field(
+        min_length=1, max_length=1_000_000, pattern=r"^[^\x00]+$", description="The command line for bash."
+    )
+    cwd: Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")] | None = Field(
+        None, description="The working directory, relative to that of the server."
+    )
     timeout: Annotated[int, Field(gt=0, le=86_400, description="Seconds; then it is ended.")] = 300
     session_id: Id | None = Field(None, description="The session that it belongs to, and goes with.")
 
