@@ -235,6 +235,21 @@ async def seals(store: Store, text: str) -> None:
     await run(text, {"store": store, "key": new_key(), "session_id": session})
 
 
+async def compacts(store: Store, text: str) -> None:
+    names = await run(text, {"agent": Agent(TestModel(), name="clerk")})
+    session = (await store.create_session(agent="clerk", owner="ada")).id
+    async with working(store, names["setup"]):
+        for kind in ("message",) * 5 + ("compact",):
+            await store.submit(session, kind, '{"text": "go"}' if kind == "message" else "{}")
+
+        async def is_compacted() -> bool:
+            return any(event.kind == "compacted" for event in await store.events(session, limit=1000))
+
+        await until(is_compacted)
+    (compacted,) = [event for event in await store.events(session, limit=1000) if event.kind == "compacted"]
+    assert json.loads(compacted.payload) == {"before": 10, "after": 6}
+
+
 async def writes_an_answer(store: Store, text: str) -> None:
     session = (await store.create_session(agent="clerk", owner="ada")).id
     submission = await store.submit(session, "message", "{}")
@@ -311,8 +326,9 @@ AMONG: dict[str, Callable[[Store, str], Any]] = {
     "docs/how-to/worker.md#0": works,
     "docs/how-to/worker.md#1": looks_around,
     "docs/how-to/worker.md#2": seals,
-    "docs/how-to/worker.md#4": writes_an_answer,
-    "docs/how-to/worker.md#5": claims,
+    "docs/how-to/worker.md#3": compacts,
+    "docs/how-to/worker.md#5": writes_an_answer,
+    "docs/how-to/worker.md#6": claims,
 }
 """What each fragment needs around it."""
 
