@@ -176,19 +176,19 @@ def _public(name: str) -> str:
 
 
 _EXAMPLES = """\
-`URL` is the address of the server, `TOKEN` a token. All examples on this page run in the tests.
+Set the address of your server and a token first: `URL=http://127.0.0.1:8350`, `AUTH="Authorization: Bearer $TOKEN"`. The tests run all examples on this page.
 
 Create a session, and send a message:
 
 ```sh
-curl "$URL/api/sessions" -H "Authorization: Bearer $TOKEN" --json '{"agent": "bot", "id": "s1", "title": "First talk"}'
-curl "$URL/api/sessions/s1/submissions" -H "Authorization: Bearer $TOKEN" --json '{"text": "hello", "idempotency_key": "m-1"}'
+curl "$URL/api/sessions" -H "$AUTH" --json '{"agent": "bot", "id": "s1", "title": "First talk"}'
+curl "$URL/api/sessions/s1/submissions" -H "$AUTH" --json '{"text": "hello", "idempotency_key": "m-1"}'
 ```
 
 Send text with an image:
 
 ```sh
-curl "$URL/api/sessions/s1/submissions" -H "Authorization: Bearer $TOKEN" --json '{
+curl "$URL/api/sessions/s1/submissions" -H "$AUTH" --json '{
   "content": [
     "What is in this picture?",
     {"kind": "binary", "media_type": "image/gif", "data": "R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"}
@@ -198,33 +198,33 @@ curl "$URL/api/sessions/s1/submissions" -H "Authorization: Bearer $TOKEN" --json
 Read the events as pages, or as a stream that resumes after a number:
 
 ```sh
-curl "$URL/api/sessions/s1/events?after=0&limit=50" -H "Authorization: Bearer $TOKEN"
-curl -N "$URL/api/sessions/s1/events" -H "Authorization: Bearer $TOKEN" -H 'Accept: text/event-stream' -H 'Last-Event-ID: 2'
+curl "$URL/api/sessions/s1/events?after=0&limit=50" -H "$AUTH"
+curl -N "$URL/api/sessions/s1/events" -H "$AUTH" -H 'Accept: text/event-stream' -H 'Last-Event-ID: 2'
 ```
 
 Interrupt the running turn, go back to before the last message, and copy the history into a new session:
 
 ```sh
-curl -X POST "$URL/api/sessions/s1/interrupt" -H "Authorization: Bearer $TOKEN"
-curl -X POST "$URL/api/sessions/s1/undo" -H "Authorization: Bearer $TOKEN"
-curl "$URL/api/sessions/s1/fork" -H "Authorization: Bearer $TOKEN" --json '{"session_id": "copy-of-s1"}'
+curl -X POST "$URL/api/sessions/s1/interrupt" -H "$AUTH"
+curl -X POST "$URL/api/sessions/s1/undo" -H "$AUTH"
+curl "$URL/api/sessions/s1/fork" -H "$AUTH" --json '{"session_id": "copy-of-s1"}'
 ```
 
 Approve a tool call. `call_id` and `digest` are in `asked` of the session:
 
 ```sh
-curl "$URL/api/sessions/s1" -H "Authorization: Bearer $TOKEN"
-curl "$URL/api/sessions/s1/approvals" -H "Authorization: Bearer $TOKEN" --json "{\\"call_id\\": \\"c1\\", \\"digest\\": \\"$DIGEST\\", \\"approved\\": true}"
+curl "$URL/api/sessions/s1" -H "$AUTH"
+curl "$URL/api/sessions/s1/approvals" -H "$AUTH" --json "{\\"call_id\\": \\"c1\\", \\"digest\\": \\"$DIGEST\\", \\"approved\\": true}"
 ```
 
 Store state, change the title, export an archive, and erase a session:
 
 ```sh
-curl -X PUT "$URL/api/sessions/s1/state" -H "Authorization: Bearer $TOKEN" --json '{"body": {"step": 3}, "expected": 0}'
-curl -X PATCH "$URL/api/sessions/s1" -H "Authorization: Bearer $TOKEN" --json '{"title": "Renamed", "metadata": {"case": 12}}'
-curl "$URL/api/sessions/s1/export" -H "Authorization: Bearer $TOKEN" -o s1.ndjson
-curl "$URL/api/sessions" -H "Authorization: Bearer $TOKEN" --json '{"agent": "bot", "id": "s2"}'
-curl -X DELETE "$URL/api/sessions/s2" -H "Authorization: Bearer $TOKEN"
+curl -X PUT "$URL/api/sessions/s1/state" -H "$AUTH" --json '{"body": {"step": 3}, "expected": 0}'
+curl -X PATCH "$URL/api/sessions/s1" -H "$AUTH" --json '{"title": "Renamed", "metadata": {"case": 12}}'
+curl "$URL/api/sessions/s1/export" -H "$AUTH" -o s1.ndjson
+curl "$URL/api/sessions" -H "$AUTH" --json '{"agent": "bot", "id": "s2"}'
+curl -X DELETE "$URL/api/sessions/s2" -H "$AUTH"
 ```
 """
 

@@ -446,7 +446,9 @@ async def test_every_curl_example_runs(page: str, tmp_path: Path):
                 capture_output=True,
                 text=True,
                 cwd=tmp_path,
-                env=os.environ | {"URL": server.url, "TOKEN": server.token, "DIGEST": "0" * 64},
+                env=os.environ
+                | {"URL": server.url, "TOKEN": server.token, "DIGEST": "0" * 64}
+                | {"AUTH": f"Authorization: Bearer {server.token}"},
                 check=False,
             )
             assert done.returncode == 0, (example, done.stdout, done.stderr)
