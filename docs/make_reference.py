@@ -1,4 +1,4 @@
-"""Writes the pages of docs/reference that repeat the code: `python docs/make_reference.py`. A test keeps them equal."""
+"""Generate pages of docs/reference from the code: `python docs/make_reference.py`. A test fails if one is out of date."""
 
 import ast
 import inspect
@@ -44,9 +44,9 @@ def store() -> str:
         node for node in package.body if isinstance(node, ast.FunctionDef) and node.name == "open_store"
     ]
     parts = [
-        "# The store\n",
-        "One method is one transaction. All raise [errors](errors.md) of the family `HoldfastError`.",
-        "Values are the [types](types.md) of `holdfast.types`.\n",
+        "# Python API: store\n",
+        "Each method is one transaction. Methods raise [errors](errors.md), which are subclasses of `HoldfastError`. Arguments and results are the",
+        "[types](types.md) in `holdfast.types`. How to open a store: [databases](../how-to/stores.md).\n",
         _function(opening),
         "## Opening and writing\n",
         *_methods(folder / "store.py"),
@@ -93,9 +93,9 @@ def media() -> str:
         for node in ast.parse((folder / f"{name}.py").read_text()).body
     ]
     parts = [
-        "# Media\n",
-        "`from holdfast.media import …`. All raise [errors](errors.md) of the family `HoldfastError`. A `Blob` is one of the",
-        "[types](types.md). How to use it: [how-to](../how-to/media.md).\n",
+        "# Python API: media\n",
+        "`from holdfast.media import …`. Functions and methods raise [errors](errors.md), which are subclasses of `HoldfastError`. A `Blob` is one of the",
+        "[types](types.md). Examples: [store large content](../how-to/media.md).\n",
         *(_function(node) for node in opening if isinstance(node, ast.FunctionDef)),
         *(
             _function(node)
@@ -383,9 +383,14 @@ def http() -> str:
 
 
 def types() -> str:
-    """Return the page of the types: the words that fields may have, then every noun with its fields."""
+    """Return the page of the types: the values of literals, then every noun with its fields."""
     tree = ast.parse((SOURCE / "types.py").read_text())
-    parts = ["# Types\n", f"{ast.get_docstring(tree)}\n", "## Words\n", "| name | one of |\n|---|---|"]
+    parts = [
+        "# Python API: types\n",
+        f"{ast.get_docstring(tree)}\n",
+        "## Literals\n",
+        "| name | values |\n|---|---|",
+    ]
     for node in tree.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Subscript):
             words: list[str] = ast.literal_eval(node.value.slice)
@@ -403,8 +408,8 @@ def errors() -> str:
     """Return the page of the errors: each with its code and its message."""
     tree = ast.parse((SOURCE / "errors.py").read_text())
     parts = [
-        "# Errors\n",
-        "All are subclasses of `holdfast.errors.HoldfastError`. `code` is fixed; the words in braces are in `facts`.\n",
+        "# Errors and error codes\n",
+        "All errors are subclasses of `holdfast.errors.HoldfastError`. `code` never changes. The values in braces are in `facts`.\n",
         "| error | code | message |\n|---|---|---|",
     ]
     for node in tree.body:
