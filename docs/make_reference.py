@@ -288,6 +288,20 @@ def _body(name: str, routes: list[str]) -> str:
     return "\n".join([*lines, ""])
 
 
+def _parameters() -> Iterator[str]:
+    """Yield a row for each parameter of a route that is not in its path."""
+    for path, operations in _document()["paths"].items():
+        for method, operation in operations.items():
+            for parameter in operation.get("parameters", ()):
+                if parameter["in"] == "path":
+                    continue
+                kind = parameter["schema"]
+                default = f"`{json.dumps(kind['default'])}`" if "default" in kind else ""
+                name = f"`{parameter['name']}`" + (" (header)" if parameter["in"] == "header" else "")
+                described = parameter.get("description", "")
+                yield f"| {method.upper()} `{path}` | {name} | {_type(kind)} | {default} | {described} |"
+
+
 def _default(schema: dict[str, Any], field: str) -> str:
     if field in schema.get("required", ()):
         return "required"
@@ -310,7 +324,9 @@ def _type(schema: dict[str, Any]) -> str:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     kind = schema.get("type", "any JSON")
     if kind == "array":
-        return f"list of {schema.get('minItems', 0)} to {schema['maxItems']}: {_type(schema['items'])}"
+        most = schema.get("maxItems")
+        size = f" of {schema.get('minItems', 0)} to {most}" if most else ""
+        return f"list{size}: {_type(schema['items'])}"
     low, high = schema.get("minLength", 0), schema.get("maxLength")
     if kind == "string" and high:
         return f"string, {low} to {high:,} characters" if low != high else f"string, {high} characters"
@@ -347,6 +363,7 @@ def http() -> str:
     for module in (
         "sessions",
         "commands",
+        "credentials",
         "runs",
         "inbox",
         "media",
@@ -378,6 +395,12 @@ def http() -> str:
                 *rows,
                 "",
             ]
+    parts += [
+        "## Query parameters and headers\n",
+        "| route | parameter | type | default | description |\n|---|---|---|---|---|",
+        *_parameters(),
+        "",
+    ]
     parts += ["## Fields of request bodies\n", *(_body(name, routes) for name, routes in bodies.items())]
     return "\n".join(parts)
 

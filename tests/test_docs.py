@@ -18,6 +18,8 @@ from docs.site import slug
 from holdfast.cli import app
 from holdfast.config import PREFIX, Settings, load_settings
 from holdfast.policy import Policy
+from holdfast.server.app import create_app
+from holdfast.shell import ShellService
 from holdfast.store import open_store
 
 ROOT = Path(__file__).parent.parent
@@ -74,6 +76,15 @@ def test_the_reference_is_up_to_date(page: str):
         check=True,
     )
     assert (DOCS / "reference" / page).read_text() == made.stdout, "run: python docs/make_reference.py"
+
+
+def test_every_route_is_documented():
+    store = open_store("sqlite://:memory:")
+    document = create_app(load_settings(), store, shell=ShellService(store)).openapi()
+    page = (DOCS / "reference" / "http.md").read_text()
+    for path, operations in document["paths"].items():
+        for method in operations:
+            assert f"| {method.upper()} `{path}` |" in page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
