@@ -13,10 +13,10 @@ from ag_ui.core import Event as AgUiEvent
 from pydantic import TypeAdapter
 
 from holdfast import Store
-from holdfast.client import AsyncClient
 from holdfast.errors import MissingExtra
 from holdfast.server.formats import speaker
 from tests.conftest import Engine
+from tests.raw_client import AsyncClient
 from tests.server.fronts import Front, front
 from tests.server.talker import SAID
 

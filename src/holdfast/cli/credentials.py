@@ -39,7 +39,7 @@ def set_(
     async def work() -> None:
         async with chosen_sessions(store, url) as opened:
             if not isinstance(opened, Store):
-                await opened.client.set_credential(session_id, name, value, ttl=ttl)
+                await opened.set_credential(session_id, name, value, ttl=ttl)
                 return
             from holdfast.runtime.credentials import Credentials
 
@@ -83,7 +83,7 @@ def delete(
             if isinstance(opened, Store):
                 await opened.set_credential(session_id, name, None)
             else:
-                await opened.client.delete_credential(session_id, name)
+                await opened.delete_credential(session_id, name)
 
     asyncio.run(work())
     _print_done(session_id, name, "deleted", as_json=as_json)

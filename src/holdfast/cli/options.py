@@ -85,7 +85,7 @@ async def with_media(opened: "Sessions", text: Json) -> Json:
         if isinstance(opened, Store):
             contents[digest] = await open_media(store=opened).get(to_uri(digest))
         else:
-            contents[digest] = await opened.client.media(digest)
+            contents[digest] = await opened.media(digest)
     return walker.put_back(text, contents)
 
 

@@ -158,7 +158,7 @@ def export(
     async def work() -> None:
         if (server := _server(store, url, media)) is not None:
             async with server:
-                await write(server.client.archive(session_id, gzip=compress))
+                await write(server.archive(session_id, gzip=compress))
             return
         from holdfast.retention import write_archive
 
@@ -203,7 +203,7 @@ def clean(
         if (server := _server(store, url, media)) is not None:
             async with server:
                 how = {"idle_days": idle_days, "force": force, "archive": kept, "dry_run": dry_run}
-                return await server.client.clean(session_id, **how)
+                return await server.clean(session_id, **how)
         from holdfast.retention import clean
 
         async with opened_media(store, media) as opened:
@@ -268,7 +268,7 @@ def rehydrate(
         if (server := _server(store, url, media)) is not None:
             async with server:
                 with progress_bar("rehydrating", shown=not as_json):
-                    return await server.client.rehydrate(session_id, file, force=force)
+                    return await server.rehydrate(session_id, file, force=force)
         from holdfast.retention import rehydrate
 
         async with opened_media(store, media) as opened:
@@ -304,7 +304,7 @@ def erase(
     async def work() -> dict[str, object]:
         if (server := _server(store, url, media)) is not None:
             async with server:
-                return await server.client.erase(session_id, children=children)
+                return await server.erase(session_id, children=children)
         from holdfast.retention import erase
 
         async with opened_media(store, media) as opened:
@@ -328,7 +328,7 @@ def hold(
             if isinstance(opened, Store):
                 await opened.update_session(session_id, hold=on, actor=actor())
             else:
-                await opened.client.hold(session_id, on)
+                await opened.hold(session_id, on)
 
     asyncio.run(work())
     if as_json:

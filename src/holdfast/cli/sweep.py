@@ -38,7 +38,7 @@ def sweep(
         if (server := chosen_server(store, url)) is not None:
             async with server:
                 how = {"dry_run": dry_run} | ({} if limit is None else {"limit": limit})
-                told: dict[str, Any] = await server.client.sweep(**how)
+                told: dict[str, Any] = await server.sweep(**how)
             outcomes.extend(Outcome(**item) for item in told.pop("items"))
             return Swept(**told)
         async with chosen_store(store) as opened:
@@ -100,7 +100,7 @@ def retention(
     async def work() -> dict[str, Any]:
         async with chosen_sessions(store, url) as opened:
             if not isinstance(opened, Store):
-                return await opened.client.retention(session_id)
+                return await opened.retention(session_id)
             from holdfast.retention import outlook
 
             result = await outlook(opened, session_id)

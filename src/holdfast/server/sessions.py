@@ -17,6 +17,7 @@ from holdfast.api.models import (
     Format,
     HistoryMessage,
     Id,
+    InterruptTarget,
     Items,
     NewCursor,
     NewSession,
@@ -35,7 +36,7 @@ from holdfast.api.models import (
     event_json,
 )
 from holdfast.counting import count
-from holdfast.errors import BadInput, Forbidden, IdUnavailable, NotYet, SessionErased, SessionExists
+from holdfast.errors import BadInput, Forbidden, IdUnavailable, NotFound, NotYet, SessionErased, SessionExists
 from holdfast.ids import did_you_mean
 from holdfast.jsontext import strict_json
 from holdfast.leases import why_waiting
@@ -218,10 +219,26 @@ async def list_submissions(
     return Items[SubmissionDetail].of(page)
 
 
+@route(router, "GET", "/api/sessions/{session_id}/submissions/{submission_id}", "read")
+async def read_submission(
+    request: Request, session_id: SessionId, submission_id: Annotated[Id, Path()]
+) -> SubmissionDetail:
+    """Show one submission with its payload."""
+    submission = await store_of(request).submission(submission_id)
+    if submission.session_id != session_id:
+        raise NotFound(what="submission", id=submission_id)
+    return SubmissionDetail.of(submission)
+
+
 @route(router, "POST", "/api/sessions/{session_id}/interrupt", "write", status_code=202)
-async def interrupt(request: Request, session_id: SessionId) -> SubmissionInfo:
-    """Stop what the session is doing. The next message goes on from there."""
-    return await _submit(request, session_id, "interrupt", {}, lane="control")
+async def interrupt(
+    request: Request, session_id: SessionId, body: InterruptTarget | None = None
+) -> SubmissionInfo:
+    """Stop the turn that runs or waits now; the next message continues from there. With a body, cancel one submission."""
+    payload = {} if body is None else body.model_dump(exclude_none=True)
+    if "submission_id" in payload:
+        await read_submission(request, session_id, payload["submission_id"])
+    return await _submit(request, session_id, "interrupt", payload, lane="control")
 
 
 @route(router, "POST", "/api/sessions/{session_id}/approvals", "write", status_code=202)
