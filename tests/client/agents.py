@@ -10,6 +10,7 @@ from pydantic_ai.messages import (
     ModelResponse,
     TextPart,
     ToolCallPart,
+    ToolReturnPart,
     UserPromptPart,
 )
 from pydantic_ai.models.function import AgentInfo, FunctionModel
@@ -33,8 +34,9 @@ def _echo(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
 
 def _pay(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
     del info
-    if any(part.part_kind == "tool-return" for part in messages[-1].parts):
-        return ModelResponse(parts=[TextPart(f"answered {messages[-1].parts[0].content}")])  # pyright: ignore[reportAttributeAccessIssue]
+    returned = [part for part in messages[-1].parts if isinstance(part, ToolReturnPart)]
+    if returned:
+        return ModelResponse(parts=[TextPart(f"answered {returned[0].model_response_str()}")])
     return ModelResponse(
         parts=[
             ToolCallPart("pay", {"amount": 5}, tool_call_id="first"),
