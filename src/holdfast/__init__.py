@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from holdfast.runtime import AgentSetup, Worker, current_session
     from holdfast.store import Store, open_store
+    from holdfast.types import Checkpoint
 
 __version__ = "0.1.0"
 
@@ -53,11 +54,13 @@ _MODULES = {
     ),
     "runtime": ("AgentSetup", "Worker", "current_session"),
     "store": ("Store", "open_store"),
+    "types": ("Checkpoint",),
 }
 """The public names, by module."""
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     "AgentSetup",
+    "Checkpoint",
     "Client",
     "ExternalMedia",
     "Holdfast",

@@ -253,9 +253,10 @@ class Imported(_Event):
 
 
 class OtherEvent(_Event):
-    """An event of a kind that this version does not define, or whose payload it cannot read."""
+    """An event of a kind that this version does not define, or whose payload it cannot read. `original_kind` is its kind on record."""
 
-    kind: str
+    kind: Literal["other"] = "other"
+    original_kind: str
     payload: Any = None
     message: Any = None
 
@@ -318,4 +319,4 @@ def parse_event(event: dict[str, Any]) -> SessionEvent:
             return kind.model_validate(event)
         except ValidationError:
             pass  # written by another version, or by another program under this kind
-    return OtherEvent.model_validate(event)
+    return OtherEvent.model_validate({**event, "kind": "other", "original_kind": event["kind"]})
