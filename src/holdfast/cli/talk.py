@@ -132,7 +132,7 @@ async def _answer(store: "Sessions", sent: Submission) -> tuple[Submission, str 
         last = event if _text(event) else last
         if event.kind == "approval_requested":
             result = await _reread(store, sent)
-            if result.state == "waiting":  # otherwise an earlier message asked
+            if result.state == "waiting":  # otherwise the call belongs to an earlier message
                 return result, await _whole_text(store, last)
         elif event.kind in _TURNS and json.loads(event.payload)["submission_id"] == sent.id:
             if event.kind != "submission_started":
