@@ -1,11 +1,11 @@
-// A tool call that waits for a decision. The answer names the digest of the exact arguments it is about.
+// A tool call that waits for a decision. The answer has the digest of the arguments that it is about.
 import { html, useEffect, useState } from "./preact.js";
 import { answer, failures } from "./api.js";
 import { plainly, pretty } from "./words.js";
 
 const EVERY = 1000;
 
-// `failed` has the submissions that failed, with the reason. Without it, the card asks the server for them.
+// `failed` maps failed submissions to their reasons. Without it, the card loads them from the server.
 export function Approval({ sessionId, asked, failed = null, onSent }) {
   const [mode, setMode] = useState("ask"); // ask, deny, edit
   const [sent, setSent] = useState(null); // the id of the answer, or "" while it is being sent
@@ -17,30 +17,30 @@ export function Approval({ sessionId, asked, failed = null, onSent }) {
     setProblem(null);
     setSent("");
     try {
-      const made = await answer(sessionId, { call_id: asked.call_id, digest: asked.digest, approved, ...more });
-      setSent(made.submission_id);
+      const submission = await answer(sessionId, { call_id: asked.call_id, digest: asked.digest, approved, ...more });
+      setSent(submission.submission_id);
       onSent();
     } catch (error) {
-      refuse(error.message);
+      reject(error.message);
     }
   }
 
-  function refuse(reason) {
-    setProblem(`The answer was not accepted: ${plainly(reason)}`);
+  function reject(reason) {
+    setProblem(`The answer was rejected: ${plainly(reason)}`);
     setSent(null);
   }
 
-  // A worker may refuse the answer after the server has accepted it.
+  // A worker may reject the answer after the server has accepted it.
   useEffect(() => {
-    if (sent && failed?.has(sent)) refuse(failed.get(sent));
+    if (sent && failed?.has(sent)) reject(failed.get(sent));
   });
   useEffect(() => {
     if (!sent || failed) return undefined;
-    const look = async () => {
-      const refused = (await failures(sessionId).catch(() => [])).find((one) => one.submission_id === sent);
-      if (refused) refuse(refused.reason);
+    const check = async () => {
+      const rejected = (await failures(sessionId).catch(() => [])).find((one) => one.submission_id === sent);
+      if (rejected) reject(rejected.reason);
     };
-    const timer = setInterval(look, EVERY);
+    const timer = setInterval(check, EVERY);
     return () => clearInterval(timer);
   }, [sent, failed]);
 
@@ -69,7 +69,7 @@ export function Approval({ sessionId, asked, failed = null, onSent }) {
     <h3>Run <code>${asked.tool}</code>?</h3>
     ${mode !== "edit" && html`<pre tabindex="0" aria-label="Arguments">${pretty(asked.arguments)}</pre>`}
     ${problem && html`<p class="error" role="alert">${problem}</p>`}
-    ${sent !== null && html`<p class="hint" role="status">Answered. The session continues when a worker takes it.</p>`}
+    ${sent !== null && html`<p class="hint" role="status">Answer sent. The session continues when a worker picks it up.</p>`}
     ${sent === null &&
     mode === "ask" &&
     html`<div class="row">
@@ -80,7 +80,7 @@ export function Approval({ sessionId, asked, failed = null, onSent }) {
     ${sent === null &&
     mode === "deny" &&
     html`<form onSubmit=${deny}>
-      <label>Reason (the agent reads it)
+      <label>Reason (shown to the agent)
         <input type="text" value=${feedback} onInput=${(event) => setFeedback(event.target.value)} autofocus />
       </label>
       <div class="row">
