@@ -264,7 +264,7 @@ async def _only(app: Any, number: int) -> bool:
 async def test_there_is_room_for_a_bounded_number(
     address: str, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(sockets, "_MOST", 1)
+    monkeypatch.setattr(sockets, "_MAX_SOCKETS", 1)
     async with joined(address, tokens["shell"]) as first:
         async with joined(address, tokens["shell"]) as second:
             assert await closed(second) == 1013

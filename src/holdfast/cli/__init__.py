@@ -34,6 +34,7 @@ from holdfast.errors import HoldfastError
 app = Commands(
     "Durable sessions for AI agents.",
     name="holdfast",
+    epilog="Run `holdfast COMMAND --help` for the options and examples of a command.",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
 )

@@ -155,7 +155,7 @@ def create_app(
     app.state.imports = retention.Imports()
     app.state.openapi = None
     app.state.sockets = 0
-    app.state.strangers = 0  # sockets that have not sent a token yet
+    app.state.unauthenticated_sockets = 0  # sockets that have not sent a token yet
     routers = [
         sessions.router,
         commands.router,

@@ -82,7 +82,7 @@ class Principal:
         return self.role == "admin"
 
     @property
-    def sees(self) -> str | None:
+    def owner_filter(self) -> str | None:
         """The owner whose records the principal may see; None for all owners."""
         return None if self.is_admin else self.owner
 

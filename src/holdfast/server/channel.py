@@ -19,14 +19,14 @@ from holdfast.store import Store
 from holdfast.tasks import end
 from holdfast.types import Draft, Event
 
-_KEPT = 512
-_KEPT_BYTES = 4 * 1024 * 1024
+_MAX_EVENTS = 512
+_MAX_BYTES = 4 * 1024 * 1024
 _PAGE = 500
 _PAGE_BYTES = 256 * 1024
 """The size of a write. About this much stays in memory for a client that does not read; it is similar to a socket's buffer."""
-_READING = 8
+_MAX_READS = 8
 """The number of pages that a process reads and encodes at once, so that other requests are not delayed."""
-_RUNS = 32
+_MAX_RUNS = 32
 """The number of runs whose last message is remembered. Their drafts may still arrive."""
 _PAUSE_SECONDS = 0.5
 PATIENCE_SECONDS = 30.0
@@ -150,7 +150,7 @@ class Channel:
         grace: float | None = None,
         reading: asyncio.Semaphore | None = None,
     ) -> None:
-        self._reading = reading or asyncio.Semaphore(_READING)
+        self._reading = reading or asyncio.Semaphore(_MAX_READS)
         self.clients: set[Subscriber] = set()
         self.ended: str | None = None
         self.drafts: dict[tuple[str, int], Draft] = {}
@@ -263,7 +263,7 @@ class Channel:
     def _add(self, encoded: bytes) -> None:
         self._ring.append(encoded)
         self._bytes += len(encoded)
-        while self._ring and (len(self._ring) > 2 * _KEPT or self._bytes > 2 * _KEPT_BYTES):
+        while self._ring and (len(self._ring) > 2 * _MAX_EVENTS or self._bytes > 2 * _MAX_BYTES):
             oldest = self._ring[: max(1, len(self._ring) // 2)]
             del self._ring[: len(oldest)]
             self._base += len(oldest)
@@ -284,7 +284,7 @@ class Channel:
         self.drafts = {
             (d.run_id, d.part): d for d in drafts if d.follows >= self._last_message.get(d.run_id, 0)
         }
-        for run_id in list(self._last_message)[:-_RUNS]:
+        for run_id in list(self._last_message)[:-_MAX_RUNS]:
             del self._last_message[run_id]
 
     def _wake_all(self) -> None:
@@ -324,7 +324,7 @@ class Channels:
         self._comment_seconds = comment_seconds
         self._open: dict[str, Channel] = {}
         self._clock = StreamClock()
-        self._reading = asyncio.Semaphore(_READING)
+        self._reading = asyncio.Semaphore(_MAX_READS)
         self._ticking: asyncio.Task[None] | None = None
         self.closing = False
         self.closed = asyncio.Event()

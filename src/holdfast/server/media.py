@@ -34,7 +34,7 @@ _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 async def read_media(request: Request, sha256: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]) -> Response:
     """Return content, or the part in `Range` without reading the rest. Only whole content is verified by its digest."""
     store, principal = store_of(request), principal_of(request)
-    if not await store.is_referenced(sha256, owner=principal.sees):
+    if not await store.is_referenced(sha256, owner=principal.owner_filter):
         raise NotFound(what="media", id=sha256)
     etag = f'"{sha256}"'
     headers = {

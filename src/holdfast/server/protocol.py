@@ -25,7 +25,7 @@ _MIN_CHUNK_BYTES: Final = 256
 _MIN_BYTES_PER_SECOND: Final = 500
 """The minimum speed of a body, apart from short pauses."""
 _READ_BYTES: Final = 4096
-_MOST_FRAMES, _FRAMES_SECONDS = 1000, 10.0
+_MAX_FRAMES, _FRAMES_SECONDS = 1000, 10.0
 """The maximum number of frames of a WebSocket within a number of seconds."""
 _HOST: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~-]+)(:[0-9]{1,5})?")
 _Event: TypeAlias = Any  # h11 types an event as one of its classes or of its sentinels
@@ -277,7 +277,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         if now >= self._counted_until:
             self._frames, self._counted_until = 0, now + _FRAMES_SECONDS
         self._frames += len(self.conn.events)
-        if self._frames > _MOST_FRAMES:
+        if self._frames > _MAX_FRAMES:
             self.transport.abort()
             return
         super().handle_events()

@@ -30,7 +30,7 @@ _LIMITS: dict[tuple[str, str], str | int] = {}
 """The body limits of routes that do not use `max_body_bytes`, in bytes or as the name of a setting, by method and path."""
 _LENIENT: set[tuple[str, str]] = set()
 """The routes that ignore unknown query parameters, by method and path."""
-_MOST_FIELDS: Final = 100
+_MAX_FIELDS: Final = 100
 _VALUES: Final = "holdfast.most_values"
 """The key in a request's scope for the maximum number of JSON values in its body. Public routes allow few."""
 
@@ -71,12 +71,12 @@ class _JsonRequest(Request):
             raise HTTPException(400, "The request body contains a lone surrogate, which is not valid text.")
         if _has_many_fields(value):
             # Each unknown field would become an error in the response.
-            raise HTTPException(400, f"The request body has more than {_MOST_FIELDS} fields.")
+            raise HTTPException(400, f"The request body has more than {_MAX_FIELDS} fields.")
         return value
 
 
 def _has_many_fields(value: object) -> bool:
-    return isinstance(value, dict) and len(cast("dict[str, Any]", value)) > _MOST_FIELDS
+    return isinstance(value, dict) and len(cast("dict[str, Any]", value)) > _MAX_FIELDS
 
 
 class GuardedRoute(APIRoute):
@@ -98,7 +98,7 @@ class GuardedRoute(APIRoute):
             log_context(lambda: {name: path[name] for name in ("session_id", "run_id") if name in path})
             await authenticator.authorize(request, cast("Rule", rule), path)
             if rule == "public":
-                request.scope[_VALUES] = _MOST_FIELDS
+                request.scope[_VALUES] = _MAX_FIELDS
             if limit is not None:
                 settings = request.app.state.settings
                 request.scope[BODY_LIMIT] = limit if isinstance(limit, int) else getattr(settings, limit)

@@ -36,7 +36,7 @@ async def list_runs(
 ) -> Items[RunInfo]:
     """List the runs of your sessions, newest first."""
     page = await store_of(request).find_runs(
-        owner=principal_of(request).sees,
+        owner=principal_of(request).owner_filter,
         session_id=session_id,
         parent_id=parent_id,
         interrupted=interrupted,

@@ -79,7 +79,7 @@ async def start(shell: ShellService, principal: Principal, body: NewCommand) -> 
 async def _own_command(request: Request, command_id: str) -> Command:
     """Return a command that the principal may see. Raises `NotFound`."""
     command = await store_of(request).command(command_id)
-    if principal_of(request).sees not in {None, command.owner}:
+    if principal_of(request).owner_filter not in {None, command.owner}:
         raise NotFound(what="command", id=command.id)
     return command
 
@@ -132,7 +132,7 @@ async def search_bash_events(
     page = await _shell(request).search(
         kind=None if kind__eq is None else "command" if kind__eq == "BashCommand" else "output",
         command_id=command_id__eq,
-        owner=principal_of(request).sees,
+        owner=principal_of(request).owner_filter,
         since=_instant(timestamp__gte),
         until=_instant(timestamp__lt),
         after_order=order__gt,
@@ -162,7 +162,7 @@ async def batch_get_bash_events(
     """Return these events in this order, with null for each that does not exist."""
     wanted = event_ids or await _ids_in_body(request)
     valid = [each for each in wanted if _UUID.fullmatch(each)]
-    results = await _shell(request).events(valid, owner=principal_of(request).sees) if valid else []
+    results = await _shell(request).events(valid, owner=principal_of(request).owner_filter) if valid else []
     events = dict(zip(valid, results, strict=True))
     return [None if (event := events.get(each)) is None else shown(event) for each in wanted]
 
@@ -180,13 +180,13 @@ async def _ids_in_body(request: Request) -> list[str]:
 @route(router, "GET", "/api/bash/bash_events/{event_id}", "shell", lenient=True)
 async def get_bash_event(request: Request, event_id: Annotated[Uuid, Path()]) -> BashEvent:
     """Return an event of the log."""
-    return shown(await _shell(request).event(event_id, owner=principal_of(request).sees))
+    return shown(await _shell(request).event(event_id, owner=principal_of(request).owner_filter))
 
 
 @route(router, "DELETE", "/api/bash/bash_events", "shell", lenient=True)
 async def clear_bash_events(request: Request) -> Cleared:
     """Delete the output in your log; as an administrator, in all logs. Running commands and sessions on hold are kept, and so are results."""
-    return Cleared(cleared_count=await _shell(request).clear(owner=principal_of(request).sees))
+    return Cleared(cleared_count=await _shell(request).clear(owner=principal_of(request).owner_filter))
 
 
 @route(router, "GET", "/api/bash/{command_id}", "shell")

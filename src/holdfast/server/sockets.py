@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 router = new_router("shell")
 PATH = "/sockets/bash-events"
-_MOST_FIELDS = 100
+_MAX_FIELDS = 100
 """The maximum number of values in the first message, which is not authenticated yet."""
-_MOST = 50
+_MAX_SOCKETS = 50
 """The maximum number of connections of a process."""
 _AUTH_SECONDS = 10.0
 _PATIENCE_SECONDS = 30.0
@@ -69,16 +69,16 @@ class _BashSocket:
         state = self._socket.app.state
         if not authorized:
             await self._socket.accept()
-            if state.strangers >= _MOST:
+            if state.unauthenticated_sockets >= _MAX_SOCKETS:
                 await self._close(_TOO_MANY, "Too many connections without a token")
                 return
-            state.strangers += 1
+            state.unauthenticated_sockets += 1
             try:
                 if not await self._authorize_first():
                     return
             finally:
-                state.strangers -= 1
-        if state.sockets >= _MOST:
+                state.unauthenticated_sockets -= 1
+        if state.sockets >= _MAX_SOCKETS:
             if authorized:
                 await self._socket.accept()
             await self._close(_TOO_MANY, "Too many connections")
@@ -90,7 +90,7 @@ class _BashSocket:
             state.sockets -= 1
 
     async def _stream(self, resend: bool, *, accept: bool) -> None:
-        feed = Feed(self._shell.store, owner=self._socket.state.principal.sees)
+        feed = Feed(self._shell.store, owner=self._socket.state.principal.owner_filter)
         try:
             if not resend:
                 await feed.skip()  # before accepting: the client sees all commands that start after that
@@ -237,7 +237,7 @@ def _object(text: str | None, *, most_values: int = MOST_VALUES) -> dict[str, An
 
 def _token(text: str) -> str:
     try:
-        result = _object(text, most_values=_MOST_FIELDS)
+        result = _object(text, most_values=_MAX_FIELDS)
     except BadInput:
         raise KeyError from None
     key = result["session_api_key"] if result.get("type") == "auth" else None

@@ -6,18 +6,18 @@ import { plainly, pretty } from "./words.js";
 const EVERY = 1000;
 
 // `failed` maps failed submissions to their reasons. Without it, the card loads them from the server.
-export function Approval({ sessionId, asked, failed = null, onSent }) {
-  const [mode, setMode] = useState("ask"); // ask, deny, edit
+export function Approval({ sessionId, call, failed = null, onSent }) {
+  const [mode, setMode] = useState("choose"); // choose, deny, edit
   const [sent, setSent] = useState(null); // the id of the answer, or "" while it is being sent
   const [feedback, setFeedback] = useState("");
-  const [edited, setEdited] = useState(pretty(asked.arguments));
+  const [edited, setEdited] = useState(pretty(call.arguments));
   const [problem, setProblem] = useState(null);
 
   async function send(approved, more = {}) {
     setProblem(null);
     setSent("");
     try {
-      const submission = await answer(sessionId, { call_id: asked.call_id, digest: asked.digest, approved, ...more });
+      const submission = await answer(sessionId, { call_id: call.call_id, digest: call.digest, approved, ...more });
       setSent(submission.submission_id);
       onSent();
     } catch (error) {
@@ -65,13 +65,13 @@ export function Approval({ sessionId, asked, failed = null, onSent }) {
     send(false, feedback ? { feedback } : {});
   };
 
-  return html`<section class="approval" aria-label=${`Approval of ${asked.tool}`}>
-    <h3>Run <code>${asked.tool}</code>?</h3>
-    ${mode !== "edit" && html`<pre tabindex="0" aria-label="Arguments">${pretty(asked.arguments)}</pre>`}
+  return html`<section class="approval" aria-label=${`Approval of ${call.tool}`}>
+    <h3>Run <code>${call.tool}</code>?</h3>
+    ${mode !== "edit" && html`<pre tabindex="0" aria-label="Arguments">${pretty(call.arguments)}</pre>`}
     ${problem && html`<p class="error" role="alert">${problem}</p>`}
     ${sent !== null && html`<p class="hint" role="status">Answer sent. The session continues when a worker picks it up.</p>`}
     ${sent === null &&
-    mode === "ask" &&
+    mode === "choose" &&
     html`<div class="row">
       <button type="button" class="primary" onClick=${() => send(true)}>Approve</button>
       <button type="button" onClick=${() => setMode("deny")}>Deny…</button>
@@ -85,7 +85,7 @@ export function Approval({ sessionId, asked, failed = null, onSent }) {
       </label>
       <div class="row">
         <button type="submit" class="danger">Deny</button>
-        <button type="button" onClick=${() => setMode("ask")}>Back</button>
+        <button type="button" onClick=${() => setMode("choose")}>Back</button>
       </div>
     </form>`}
     ${sent === null &&
@@ -97,7 +97,7 @@ export function Approval({ sessionId, asked, failed = null, onSent }) {
       <p class="hint">The tool must allow edited arguments. If it does not, you can still approve or deny it.</p>
       <div class="row">
         <button type="submit" class="primary">Approve as edited</button>
-        <button type="button" onClick=${() => setMode("ask")}>Back</button>
+        <button type="button" onClick=${() => setMode("choose")}>Back</button>
       </div>
     </form>`}
   </section>`;

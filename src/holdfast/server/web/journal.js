@@ -77,7 +77,7 @@ export class Journal {
       case "approval_requested":
         this._ran(event, "waiting");
         for (const call of payload.calls ?? []) this._waits(call.call_id);
-        this.marks.push({ at: event.at, kind: "asks", text: "Waiting for you.", run: event.run_id });
+        this.marks.push({ at: event.at, kind: "waiting", text: "Waiting for you.", run: event.run_id });
         break;
       case "approval_answered":
         this._answered(event, payload);

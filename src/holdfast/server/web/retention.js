@@ -112,7 +112,7 @@ function Clean({ id, admin, outlook, onDone }) {
     </div>
     <p><label class="check"><input type="checkbox" checked=${keep} onChange=${() => setKeep(!keep)} /> Keep an archive on the server</label></p>
     ${!keep && html`<p class="hint">${archiveWords(outlook)}</p>`}
-    ${admin && html`<p><label class="check"><input type="checkbox" checked=${force} onChange=${() => setForce(!force)} /> Force: ignore pending messages and idle time. Running sessions and sessions on hold are never cleaned</label></p>`}
+    ${admin && html`<p><label class="check"><input type="checkbox" checked=${force} onChange=${() => setForce(!force)} /> Force: ignore pending messages and idle time, but not a running turn or a hold</label></p>`}
     <div class="row">
       <button type="button" disabled=${working} onClick=${() => clean(true)}>Preview</button>
       <button type="button" class="danger" disabled=${working} onClick=${() => (keep ? clean(false) : setConfirming(true))}>Clean now</button>

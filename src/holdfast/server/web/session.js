@@ -162,7 +162,7 @@ function Title({ detail, onChanged, onProblem }) {
 function Usage({ usage }) {
   if (!usage.requests) return null;
   const cost = usage.cost === null ? "" : ` · $${usage.cost.toFixed(4)}`;
-  const tokens = `${usage.input.toLocaleString()} in · ${usage.output.toLocaleString()} out`;
+  const tokens = `${usage.input.toLocaleString()} tokens in · ${usage.output.toLocaleString()} out`;
   return html`<span class="usage" title="Tokens of all model requests of this session">
     ${count(usage.requests, "request")} · ${tokens}${cost}
   </span>`;
@@ -253,7 +253,7 @@ export function Session({ id, view, call, me, onDetail }) {
     ${view === "" &&
     html`<${Conversation} key=${id} journal=${journal} version=${journal.version} queued=${queued} call=${call}>
         ${(journal.seq ? (detail?.asked ?? []) : []).map(
-          (asked) => html`<${Approval} key=${`${asked.call_id}/${asked.digest}`} sessionId=${id} asked=${asked} failed=${journal.failures} onSent=${reread} />`,
+          (call) => html`<${Approval} key=${`${call.call_id}/${call.digest}`} sessionId=${id} call=${call} failed=${journal.failures} onSent=${reread} />`,
         )}
         ${status === "cleaned" &&
         html`<section class="restore" aria-label="Cleaned">

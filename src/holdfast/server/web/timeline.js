@@ -21,7 +21,7 @@ const MARKS = {
   handover: ["⇄", "handed over"],
   takeover: ["↷", "taken over"],
   recovered: ["✚", "recovered"],
-  asks: ["?", "waiting for you"],
+  waiting: ["?", "waiting for you"],
   run_failed: ["✕", "failed"],
   run_interrupted: ["■", "interrupted"],
   rewound: ["↶", "rewound"],
