@@ -437,9 +437,21 @@ def errors() -> str:
     ]
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
-            (code,) = [f.value for f in node.body if isinstance(f, ast.Assign | ast.AnnAssign) and f.value]
-            parts.append(f"| `{node.name}` | `{ast.literal_eval(code)}` | {ast.get_docstring(node)} |")
+            codes = [
+                f.value
+                for f in node.body
+                if isinstance(f, ast.Assign | ast.AnnAssign) and _is_code(f) and f.value
+            ]
+            if codes:
+                parts.append(
+                    f"| `{node.name}` | `{ast.literal_eval(codes[0])}` | {ast.get_docstring(node)} |"
+                )
     return "\n".join([*parts, ""])
+
+
+def _is_code(field: ast.Assign | ast.AnnAssign) -> bool:
+    target = field.targets[0] if isinstance(field, ast.Assign) else field.target
+    return isinstance(target, ast.Name) and target.id == "code"
 
 
 def _function(

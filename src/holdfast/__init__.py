@@ -3,9 +3,15 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import HoldfastError
-
 if TYPE_CHECKING:
+    from holdfast import errors, events
+    from holdfast.client.client import Client
+    from holdfast.client.connect import connect
+    from holdfast.client.run import RunHandle
+    from holdfast.client.session import SessionHandle
+    from holdfast.client.sync import SyncClient, connect_sync
+    from holdfast.client.turn import TurnHandle
+    from holdfast.errors import HoldfastError
     from holdfast.record import (
         ExternalMedia,
         Holdfast,
@@ -14,27 +20,67 @@ if TYPE_CHECKING:
         fork,
         idempotency_key,
         inspect_run,
-        is_provider_valid,
         load_history,
         resume,
         rewind,
         settle_effect,
     )
+    from holdfast.runtime import AgentSetup, Worker, current_session
     from holdfast.store import Store, open_store
+    from holdfast.types import Checkpoint
 
 __version__ = "0.1.0"
 
-__all__ = [
+_MODULES = {
+    "client.client": ("Client",),
+    "client.connect": ("connect",),
+    "client.run": ("RunHandle",),
+    "client.session": ("SessionHandle",),
+    "client.sync": ("SyncClient", "connect_sync"),
+    "client.turn": ("TurnHandle",),
+    "errors": ("HoldfastError",),
+    "record": (
+        "ExternalMedia",
+        "Holdfast",
+        "annotate_effect",
+        "continue_session",
+        "fork",
+        "idempotency_key",
+        "inspect_run",
+        "load_history",
+        "resume",
+        "rewind",
+        "settle_effect",
+    ),
+    "runtime": ("AgentSetup", "Worker", "current_session"),
+    "store": ("Store", "open_store"),
+    "types": ("Checkpoint",),
+}
+"""The public names, by module."""
+
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
+    "AgentSetup",
+    "Checkpoint",
+    "Client",
     "ExternalMedia",
     "Holdfast",
     "HoldfastError",
+    "RunHandle",
+    "SessionHandle",
     "Store",
+    "SyncClient",
+    "TurnHandle",
+    "Worker",
     "annotate_effect",
+    "connect",
+    "connect_sync",
     "continue_session",
+    "current_session",
+    "errors",
+    "events",
     "fork",
     "idempotency_key",
     "inspect_run",
-    "is_provider_valid",
     "load_history",
     "open_store",
     "resume",
@@ -45,8 +91,14 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a name on first use, so that `import holdfast` does not load Pydantic AI."""
-    if name in __all__:
-        module = "holdfast.store" if name in {"Store", "open_store"} else "holdfast.record"
-        return getattr(import_module(module), name)
+    if name in {"errors", "events"}:
+        return import_module(f"holdfast.{name}")
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"holdfast.{module}"), name)
     message = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(message)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,24 +1,49 @@
 """One family of errors. Each docstring is the message a person reads, with the facts filled in."""
 
 import inspect
-from typing import ClassVar
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Self, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.api.models import ApprovalRequest
 
 
 class HoldfastError(Exception):
     """Something went wrong in Holdfast."""
 
     code: ClassVar[str] = "error"
+    status: int | None = None
+    """The HTTP status, if an API server reported the error."""
 
     def __init__(self, **facts: object) -> None:
         self.facts = facts
         super().__init__(inspect.cleandoc(type(self).__doc__ or "").format(**facts))
 
+    @classmethod
+    def restore(cls, message: str, facts: dict[str, object]) -> Self:
+        """Return an error that another process raised."""
+        error = cls.__new__(cls)
+        Exception.__init__(error, message)
+        error.facts = facts
+        return error
+
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.facts)
+        return type(self).restore, (str(self), self.facts)
 
 
-def _rebuild(kind: type[HoldfastError], facts: dict[str, object]) -> HoldfastError:
-    return kind(**facts)
+def error_of(code: str) -> type[HoldfastError] | None:
+    """Return the class of the errors with this code."""
+    return _by_code().get(code)
+
+
+@cache
+def _by_code() -> dict[str, type[HoldfastError]]:
+    kinds: list[type[HoldfastError]] = [HoldfastError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return {kind.code: kind for kind in reversed(kinds)}
 
 
 class BadInput(HoldfastError):
@@ -415,3 +440,32 @@ class MissingExtra(HoldfastError):
     """This feature requires the extra `{extra}`. Install it with: pip install 'holdfast[{extra}]'"""
 
     code = "missing_extra"
+
+
+class ServerError(HoldfastError):
+    """The server answered {status}, {code}: {message}."""
+
+    code = "server_error"
+
+
+class ServerUnavailable(HoldfastError):
+    """The server at {url} cannot be reached: {problem}. Check the address, and whether the server is running."""
+
+    code = "server_unavailable"
+
+
+class TurnFailed(HoldfastError):
+    """Turn {id} of session {session_id} failed: {reason}"""
+
+    code = "turn_failed"
+
+
+class ApprovalNeeded(HoldfastError):
+    """Turn {id} of session {session_id} waits for a decision about {tools}. Answer with `approve` or `deny`, then wait for the result again."""
+
+    code = "approval_needed"
+
+    @property
+    def calls(self) -> "Sequence[ApprovalRequest]":
+        """The tool calls that wait for a decision."""
+        return cast("Sequence[ApprovalRequest]", self.facts["calls"])

@@ -136,7 +136,7 @@ async def keep_clean_and_bring_back(page: Page, archive: Path) -> None:
     await cleaning.get_by_role("button", name="Preview").click()
     await cleaning.get_by_role("status").get_by_text("messages").wait_for()
     await cleaning.get_by_role("button", name="Clean now").click()
-    await page.get_by_role("button", name="Delete for good").click()
+    await page.get_by_role("button", name="Delete permanently").click()
     back = page.get_by_role("region", name="Restore")
     await back.get_by_text("There is no archive on the server").wait_for()
     await page.get_by_role("region", name="Audit").get_by_text("local cleaned it").wait_for()

@@ -230,7 +230,7 @@ async def test_what_is_said_is_text_and_what_is_large_is_bounded(shared: Site):
         if size < 65_536:
             await card.get_by_text("result", exact=True).wait_for()
         else:  # kept outside of the rows: it is a link, and what it leads to is no page
-            link = card.get_by_role("link", name="kept as media")
+            link = card.get_by_role("link", name="stored as media")
             answer = await page.request.get(shared.url + await link.get_attribute("href"))
             assert "text/html" not in answer.headers["content-type"]
             assert len(await answer.body()) > size // 2  # what looks like base64 is kept decoded
@@ -276,7 +276,7 @@ async def test_five_thousand_events(site: Site):
     times: list[float] = []
     for _ in range(3):  # the best of three: others may be at work on this machine
         await page.goto(f"{site.url}/#/")
-        await page.get_by_text("Sessions that hold").wait_for()
+        await page.get_by_text("Durable sessions").wait_for()
         await page.evaluate(FIRST_PAINT)
         await page.get_by_text("Long").click()
         times.append(await page.evaluate("window.painted"))

@@ -31,7 +31,7 @@ async def test_create_a_session_with_its_first_message(shared: Site):
     page = await shared.open()
     await page.get_by_role("button", name="New", exact=True).click()
     await page.keyboard.type("say hello there")  # the message has the focus
-    await page.get_by_label("When nobody watches").select_option("interrupt")
+    await page.get_by_label("When no one is watching").select_option("interrupt")
     await page.get_by_label("First message").press("Enter")
     await page.locator("article.answer", has_text="hello there").wait_for()
     await page.locator(".session .status.idle").wait_for()
@@ -39,7 +39,7 @@ async def test_create_a_session_with_its_first_message(shared: Site):
     assert "say hello there" in await texts(page, ".sessions .title")
     assert await page.locator(".session .badge", has_text="attached").count() == 1
     picture = {"name": "dot.png", "mimeType": "image/png", "buffer": PICTURE}
-    await page.get_by_label("Picture", exact=True).set_input_files(picture)
+    await page.get_by_label("Image", exact=True).set_input_files(picture)
     await page.get_by_role("img", name="dot.png").wait_for()
     await say(page, "look at this")
     await page.locator("article.user img.picture").wait_for()
@@ -61,7 +61,7 @@ async def test_the_inbox_and_an_edit_that_is_refused(shared: Site):
         await card.get_by_role("button", name="Edit…").click()
         await card.get_by_role("textbox").fill('{"path": "all.txt"}')
         await card.get_by_role("button", name="Approve as edited").click()
-        await card.get_by_role("alert").get_by_text("not accepted").wait_for()
+        await card.get_by_role("alert").get_by_text("rejected").wait_for()
         assert "all.txt" in await card.get_by_role("textbox").input_value()
         await card.get_by_role("button", name="Back").click()
         if refused == "inbox":
@@ -110,21 +110,21 @@ async def test_timeline_ledger_and_workers(shared: Site, tmp_path: Path):
     await page.locator(".axis text").first.wait_for()
     assert re.match(r"\d+:\d\d:\d\d", await page.locator(".axis text").first.text_content())
     assert await page.evaluate(BREAKS) == [["2 min"], True]
-    assert "pause, cut out" in (await texts(page, ".legend"))[0]
+    assert "pause (shortened)" in (await texts(page, ".legend"))[0]
     widths += await page.evaluate(WIDTHS)
     await page.get_by_role("link", name="Ledger", exact=True).click()
     await page.locator(".effects summary").first.click()
     await page.locator(".effects").get_by_text('"number": 0').wait_for()
     assert await texts(page, ".effects .badge") == ["done", "done"]
     widths += await page.evaluate(WIDTHS)
-    await page.get_by_role("link", name="Show it in the conversation").first.click()
+    await page.get_by_role("link", name="Show in the conversation").first.click()
     await page.locator("details.tool.chosen[open]", has_text='"number": 0').wait_for()
     assert page.url.startswith(f"{address}/call/")
     await page.get_by_role("link", name="Workers", exact=True).click()
     await page.locator("td", has_text="alive").first.wait_for()
     widths += await page.evaluate(WIDTHS)
     assert len(set(widths)) == 1
-    assert (await texts(page, "th")) == ["worker", "agents", "runs", "up for", "state"]
+    assert (await texts(page, "th")) == ["worker", "agents", "running", "uptime", "state"]
     assert "agent idle" in (await texts(page, "tbody tr"))[0]
 
 
@@ -144,7 +144,7 @@ async def test_clean_without_an_archive_asks_first(shared: Site):
     await page.get_by_label("Only if idle for").fill("0")
     await page.get_by_label("Keep an archive").uncheck()
     await clean.click()
-    asks = page.get_by_role("dialog", name="Delete for good")
+    asks = page.get_by_role("dialog", name="Delete permanently")
     await asks.get_by_text("There is no archive of this session on the server").wait_for()
     await asks.get_by_role("button", name="Cancel").click()
     assert await page.locator(".session .status.idle").count() == 1

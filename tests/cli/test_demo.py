@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.client import AsyncClient
 from tests.promises.workers import lines
+from tests.raw_client import AsyncClient
 
 
 @pytest.mark.thorough

@@ -55,7 +55,7 @@ async def test_what_is_wrong_is_said_with_what_to_do(store: Store, engine: Engin
     session = await store.create_session(agent="bot", owner="ada")
     await store.submit(session.id, "message", "{}")
     lonely = findings("--store", engine.url)["workers"]
-    assert (lonely["verdict"], "start `holdfast worker`" in lonely["do"]) == ("bad", True)
+    assert (lonely["verdict"], "Start `holdfast worker`" in lonely["do"]) == ("bad", True)
     await store.join("a worker that is gone", ttl=0.001)
     assert "1 past their deadline" in findings("--store", engine.url)["workers"]["detail"]
     nowhere = findings("--store", "postgresql://nobody@127.0.0.1:1/none")["store"]

@@ -30,7 +30,7 @@ async def test_there_and_back(tmp_path: Path):
         assert (done.returncode, done.stderr) == (0, "")
         shown = json.loads(holdfast(tmp_path, "archive", "show", "talk", "--json").stdout)
         assert (shown["session_id"], shown["counts"]["messages"]) == (session_id, 2)
-        assert "Sound" in holdfast(tmp_path, "archive", "verify", "talk").stdout
+        assert "Valid" in holdfast(tmp_path, "archive", "verify", "talk").stdout
         refused = holdfast(tmp_path, "sessions", "clean", session_id, "--store", url)
         assert refused.returncode == 2
         assert "it was active" in refused.stderr
@@ -39,7 +39,7 @@ async def test_there_and_back(tmp_path: Path):
         )
         assert json.loads(cleaned.stdout)["deleted"]["messages"] == 2
         back = holdfast(tmp_path, "sessions", "rehydrate", session_id, "--from", "talk", "--store", url)
-        assert "is back" in back.stdout
+        assert "Restored session" in back.stdout
     file.write_bytes(file.read_bytes()[:-5])
     cut = holdfast(tmp_path, "archive", "verify", "talk")
     assert (cut.returncode, "cut short" in cut.stderr) == (2, True)
@@ -60,7 +60,7 @@ async def test_a_clean_without_an_archive_is_confirmed(tmp_path: Path):
     _, said = process.communicate()
     os.close(end)
     os.close(terminal)
-    assert (process.returncode, b"Delete them? [y/N]" in said) == (1, True)
+    assert (process.returncode, b"Delete the rows? [y/N]" in said) == (1, True)
     async with open_store(url) as store:
         assert (await store.session(session_id)).status == "idle"
     kept = holdfast(tmp_path, "sessions", "clean", session_id, "--force", "--archive", "--store", url)
@@ -98,7 +98,7 @@ async def test_hold_erase_import_audit(tmp_path: Path):
         pass
     holdfast(tmp_path, "sessions", "export", session_id, "--to", "talk", "--store", url)
     moved = holdfast(tmp_path, "archive", "import", "talk", "--store", f"sqlite:///{tmp_path}/other.db")
-    assert "is here" in moved.stdout
+    assert "Imported session" in moved.stdout
     holdfast(tmp_path, "sessions", "hold", session_id, "--store", url)
     held = holdfast(tmp_path, "sessions", "erase", session_id, "--yes", "--store", url)
     assert "on hold" in held.stderr
@@ -116,7 +116,7 @@ async def test_sweep(tmp_path: Path):
         waiting = await fill(store, open_media(store=store), ["hello"])
         await store.submit(waiting, "message")
     nothing = holdfast(tmp_path, "sweep", "--store", url)
-    assert (nothing.returncode, "There is no policy" in nothing.stderr) == (2, True)
+    assert (nothing.returncode, "There is no retention policy" in nothing.stderr) == (2, True)
     (tmp_path / "holdfast.toml").write_text(
         '[[retention]]\nname = "all"\nagent = "*"\nidle_days = 1e-9\naction = "clean"\n'
     )

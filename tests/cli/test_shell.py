@@ -75,13 +75,13 @@ def test_output_is_read_stopped_and_purged_from_other_processes(folder: Path):
             text=True,
         ) as following:
             stopped = shell(folder, "stop", command["id"].replace("-", ""))
-            assert (stopped.stdout, stopped.returncode) == (f"{command['id']} stopped\n", 0)
+            assert (stopped.stdout, stopped.returncode) == (f"Command {command['id']} ended: stopped.\n", 0)
             assert following.communicate(timeout=30)[0] == "up\n"
         assert running.wait(timeout=30) == 143
     lines = shell(folder, "output", command["id"], "--json").stdout.splitlines()
     outputs = [json.loads(line) for line in lines]
     assert (outputs[0]["stdout"], outputs[-1]["exit_code"]) == ("up\n", -1)
-    assert shell(folder, "sweep", "--older-than", "3600").stdout == "0 events deleted\n"
+    assert shell(folder, "sweep", "--older-than", "3600").stdout == "Deleted 0 events.\n"
     assert json.loads(shell(folder, "sweep", "--older-than", "0", "--json").stdout) == {
         "deleted": len(outputs) + 1
     }

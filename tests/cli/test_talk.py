@@ -249,7 +249,7 @@ async def test_a_typo_in_the_agent_is_reported_and_the_wait_ends(terminal: Termi
             True,
         )
         assert "Did you mean 'bot'?" in await terminal.text("sessions", "show", "s")
-        assert "queued       worker" in await terminal.text("sessions", "list")
+        assert "queued  worker" in await terminal.text("sessions", "list")
         checked = await terminal.holdfast("doctor")
         assert (checked.returncode, "1 sessions wait for agent 'bott'" in checked.stdout) == (1, True)
         other = await terminal.holdfast("send", "s", "hi", "--agent", "bot")
@@ -298,7 +298,7 @@ async def test_approve_deny_and_edit(terminal: Terminal):
         (asked,) = shown["asked"]
         assert (asked["call_id"], asked["tool"], asked["arguments"]) == ("pay-5", "pay", {"amount": 5})
         assert shown["session"]["waiting_for"] == "pay (pay-5)"
-        assert 'asked       pay-5: pay {"amount": 5}' in await terminal.text("sessions", "show", "s")
+        assert 'approval    pay-5: pay {"amount": 5}' in await terminal.text("sessions", "show", "s")
         assert 'approved pay-5: pay {"amount": 5}\n' in await terminal.text("approve", "s")
         await terminal.becomes("s", "idle")
         await terminal.text("send", "s", "pay 6")
@@ -323,7 +323,7 @@ async def test_approve_needs_one_call(terminal: Terminal):
         await terminal.text("send", "s", "pay 5 6", "--agent", "bot")
         await terminal.becomes("s", "waiting")
         which = await terminal.holdfast("approve", "s")
-        assert (which.returncode, "asked for are: pay-5, pay-6" in which.stderr) == (2, True)
+        assert (which.returncode, "the calls that wait: pay-5, pay-6" in which.stderr) == (2, True)
         bad = await terminal.holdfast("approve", "s", "pay-5", "--arguments", "{")
         assert (bad.returncode, "--arguments is not JSON" in bad.stderr) == (2, True)
         await terminal.text("approve", "s", "pay-5")

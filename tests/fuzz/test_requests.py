@@ -11,7 +11,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.client import _blocks
 from holdfast.config import load_settings
 from holdfast.media import MediaContext, open_media
 from holdfast.server import create_app
@@ -20,6 +19,7 @@ from holdfast.store import Store
 from holdfast.types import Batch, Message, NewEvent, Segment
 from tests.fuzz.conftest import Opened
 from tests.fuzz.values import FUZZ, NUMBERS, TEXTS
+from tests.raw_client import _blocks
 
 CONTENT = bytes(range(256)) * 4
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

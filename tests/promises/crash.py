@@ -17,10 +17,10 @@ from pydantic_ai import Agent, RunContext, Tool
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from holdfast import Holdfast, continue_session, idempotency_key, is_provider_valid, load_history, resume
+from holdfast import Holdfast, continue_session, idempotency_key, load_history, resume
 from holdfast.errors import Conflict, NotFound, SessionBusy
 from holdfast.ids import new_id
-from holdfast.record import Policy, buffer
+from holdfast.record import Policy, buffer, is_provider_valid
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, Lease
 

@@ -12,9 +12,9 @@ from pydantic_ai import Agent, RunContext, Tool
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from holdfast import Holdfast, continue_session, idempotency_key, is_provider_valid, load_history, resume
+from holdfast import Holdfast, continue_session, idempotency_key, load_history, resume
 from holdfast.errors import Conflict, NotFound
-from holdfast.record import Policy
+from holdfast.record import Policy, is_provider_valid
 from holdfast.store import Store, open_store
 from holdfast.types import Run
 from tests.promises.crash import Points, drill, lease_ttl, when_free

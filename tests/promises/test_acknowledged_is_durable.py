@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client import AsyncClient, ServerError, ServerUnavailable
 from holdfast.store import Store, open_store
 from holdfast.types import Event
 from tests.promises.workers import worker
+from tests.raw_client import AsyncClient, ServerError, ServerUnavailable
 from tests.server.fronts import front
 from tests.servers import postgres
 

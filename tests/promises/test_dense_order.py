@@ -7,10 +7,10 @@ from contextlib import AsyncExitStack
 import pytest
 
 from holdfast import Store
-from holdfast.client import AsyncClient
 from holdfast.types import Batch, NewEvent
 from tests.builders import within
 from tests.conftest import Engine
+from tests.raw_client import AsyncClient
 from tests.server.fronts import front
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]

@@ -146,7 +146,7 @@ async def test_many_sessions_while_workers_die(engine: Engine, store: Store, tmp
 @pytest.mark.parametrize(
     "start", [postgres, pytest.param(mongo, marks=ONLY_WITH_MONGOD)], ids=["postgres", "mongodb"]
 )
-@pytest.mark.thorough("postgres")
+@pytest.mark.thorough
 async def test_the_database_goes_away_for_a_while(tmp_path: Path, start: Callable[[], Any]):
     """The server is stopped hard for five seconds in the middle of turns: no lost work, no double work."""
     with start() as server:

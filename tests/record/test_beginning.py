@@ -7,8 +7,8 @@ import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import BinaryImage, ModelMessage, ModelRequest, UserPromptPart
 
-from holdfast import Store, continue_session, is_provider_valid, load_history, resume
-from holdfast.record import buffer
+from holdfast import Store, continue_session, load_history, resume
+from holdfast.record import buffer, is_provider_valid
 from holdfast.types import Batch, Lease
 from tests.record.agents import recorded
 

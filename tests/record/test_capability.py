@@ -28,7 +28,6 @@ from holdfast import (
     fork,
     idempotency_key,
     inspect_run,
-    is_provider_valid,
     load_history,
     open_store,
     resume,
@@ -45,6 +44,7 @@ from holdfast.errors import (
     SessionNotFound,
 )
 from holdfast.media import open_media
+from holdfast.record import is_provider_valid
 from holdfast.retention import clean, erase
 from tests.record.agents import call, recorded, scripted
 
@@ -565,7 +565,7 @@ async def test_continue_fork_and_rewind_from_any_checkpoint(store: Store):
         "branch",
     ]
     assert len(await store.segments("talk")) == 2
-    await rewind(store, "talk", middle)
+    await rewind(store, middle)
     assert len(await history(store, "talk")) == 2
     await continue_session(agent, store, "talk", "again")
     assert len(await history(store, "talk")) == 4

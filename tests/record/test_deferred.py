@@ -12,8 +12,9 @@ from pydantic_ai.messages import ModelMessage
 from pydantic_ai.tools import ToolDefinition, ToolDenied
 from pydantic_ai.toolsets import ExternalToolset
 
-from holdfast import Holdfast, Store, continue_session, inspect_run, is_provider_valid, load_history, resume
+from holdfast import Holdfast, Store, continue_session, inspect_run, load_history, resume
 from holdfast.errors import Conflict
+from holdfast.record import is_provider_valid
 from tests.record.agents import call, scripted
 
 

@@ -18,8 +18,9 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from holdfast import is_provider_valid, load_history, open_store
+from holdfast import load_history, open_store
 from holdfast.media.walker import digests
+from holdfast.record import is_provider_valid
 from holdfast.record.history import RecordedHistory, dump, load, read_history
 from holdfast.record.offloader import MediaOffloader
 from tests.record.agents import call, recorded

@@ -11,8 +11,9 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from holdfast import Holdfast, Store, inspect_run, is_provider_valid, load_history, open_store, resume
+from holdfast import Holdfast, Store, inspect_run, load_history, open_store, resume
 from holdfast.errors import HoldfastError, SessionBusy, StoreFull, StoreUnavailable
+from holdfast.record import is_provider_valid
 from holdfast.types import Batch, Lease
 from tests.record.agents import call
 from tests.servers import Postgres, postgres

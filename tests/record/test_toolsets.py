@@ -11,8 +11,9 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset, CombinedToolset, FunctionToolset, ToolsetTool
 from pydantic_core import SchemaValidator, core_schema
 
-from holdfast import Holdfast, Store, continue_session, inspect_run, is_provider_valid, load_history, resume
+from holdfast import Holdfast, Store, continue_session, inspect_run, load_history, resume
 from holdfast.errors import Conflict
+from holdfast.record import is_provider_valid
 from tests.record.agents import call, scripted
 
 ANYTHING = SchemaValidator(core_schema.dict_schema(core_schema.str_schema(), core_schema.any_schema()))

@@ -10,7 +10,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from holdfast import is_provider_valid
+from holdfast.record import is_provider_valid
 
 PROMPT = ModelRequest(parts=[UserPromptPart("hi")])
 CALLS = ModelResponse(parts=[ToolCallPart("t", {}, "a"), ToolCallPart("t", {}, "b")])

@@ -28,7 +28,7 @@ EXTRAS = frozenset[str](
 )
 EACH = [NONE, *(frozenset({extra}) for extra in sorted(EXTRAS)), EXTRAS]
 USES = {
-    "ag-ui": "from holdfast.server.formats import speaker; speaker('ag-ui', 's1')",
+    "ag-ui": "from holdfast.server.formats import stream_factory; stream_factory('ag-ui', 's1')",
     "credentials": (
         "from holdfast.runtime.credentials import Credentials, new_key; Credentials(holdfast.open_store(), new_key())"
     ),

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.client import AsyncClient
 from tests.forking import AsyncForked, start_forked
+from tests.raw_client import AsyncClient
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from holdfast import Store
-from holdfast.client import ServerError
 from tests.conftest import Engine
+from tests.raw_client import ServerError
 from tests.server.fronts import front
 
 GRACE = 1.5

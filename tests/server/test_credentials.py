@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli import app as commands
-from holdfast.client import AsyncClient
 from holdfast.config import load_settings
 from holdfast.media import open_media
 from holdfast.retention import write_archive
@@ -18,6 +17,7 @@ from holdfast.runtime.credentials import Credentials, new_key
 from holdfast.server import create_app
 from holdfast.server.auth import digest
 from holdfast.store import Store, open_store
+from tests.raw_client import AsyncClient
 from tests.server.serving import serving
 
 SECRET = "a-token-that-nobody-may-see"

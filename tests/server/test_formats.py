@@ -13,10 +13,10 @@ from ag_ui.core import Event as AgUiEvent
 from pydantic import TypeAdapter
 
 from holdfast import Store
-from holdfast.client import AsyncClient
 from holdfast.errors import MissingExtra
-from holdfast.server.formats import speaker
+from holdfast.server.formats import stream_factory
 from tests.conftest import Engine
+from tests.raw_client import AsyncClient
 from tests.server.fronts import Front, front
 from tests.server.talker import SAID
 
@@ -218,6 +218,6 @@ async def test_a_format_that_is_not_installed(
     await store.create_session(agent="agent", owner="owner", id="s1")
     monkeypatch.setitem(sys.modules, "pydantic_ai.ui.ag_ui", None)
     with pytest.raises(MissingExtra, match=r"pip install 'holdfast\[ag-ui\]'"):
-        speaker("ag-ui", "s1")
+        stream_factory("ag-ui", "s1")
     answer = await http.get("/api/sessions/s1/events?format=ag-ui")
     assert (answer.status_code, answer.json()["error"]["code"]) == (501, "missing_extra")

@@ -11,9 +11,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast import Store
-from holdfast.client import AsyncClient
 from tests.conftest import Engine
 from tests.promises.workers import worker
+from tests.raw_client import AsyncClient
 from tests.server.fronts import Front, front
 from tests.servers import free_port
 

@@ -178,7 +178,7 @@ async def test_a_revoked_token_gets_no_output_of_a_command_that_it_executes(
 
 
 async def test_an_expired_jwt_ends_its_socket(client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sockets, "_LOOK_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(sockets, "_CHECK_SECONDS", 0.05)
     address = str(client.base_url).replace("http://", "ws://").rstrip("/") + "/sockets/bash-events"
     headers = {"authorization": f"Bearer {short_lived(2)}"}
     async with asyncio.timeout(10), connect(address, additional_headers=headers) as socket:

@@ -17,10 +17,10 @@ import asyncpg
 import pytest
 
 from holdfast import Store, open_store
-from holdfast.client import AsyncClient, ServerError
 from tests.conftest import Engine
 from tests.forking import start_forked
 from tests.promises.workers import lines, worker
+from tests.raw_client import AsyncClient, ServerError
 from tests.server.fronts import front
 
 pytestmark = pytest.mark.processes

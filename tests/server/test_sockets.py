@@ -205,7 +205,7 @@ async def test_nobody_gets_anything(address: str, first: str, app: Any):
 
 
 async def test_nobody_may_wait_for_ever(address: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sockets, "_GREETING_SECONDS", 0.2)
+    monkeypatch.setattr(sockets, "_AUTH_SECONDS", 0.2)
     async with joined(address) as client:
         assert await closed(client) == 4001
 
@@ -213,7 +213,7 @@ async def test_nobody_may_wait_for_ever(address: str, monkeypatch: pytest.Monkey
 async def test_a_token_that_is_revoked_ends_the_connection(
     address: str, store: Store, monkeypatch: pytest.MonkeyPatch, app: Any
 ):
-    monkeypatch.setattr(sockets, "_LOOK_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(sockets, "_CHECK_SECONDS", 0.05)
     made = await store.add_token(digest("hf_brief"), owner="brief", scopes=["shell"])
     async with joined(address, "hf_brief") as client:
         await store.revoke_token(made.id)
@@ -264,7 +264,7 @@ async def _only(app: Any, number: int) -> bool:
 async def test_there_is_room_for_a_bounded_number(
     address: str, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(sockets, "_MOST", 1)
+    monkeypatch.setattr(sockets, "_MAX_SOCKETS", 1)
     async with joined(address, tokens["shell"]) as first:
         async with joined(address, tokens["shell"]) as second:
             assert await closed(second) == 1013

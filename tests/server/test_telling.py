@@ -9,8 +9,8 @@ import httpx2
 import pytest
 
 from holdfast import Store
-from holdfast.client import ServerError
 from tests.conftest import Engine
+from tests.raw_client import ServerError
 from tests.server.fronts import front
 from tests.server.traced import SECRET
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2
 
-from holdfast.client import AsyncClient, ServerError, ServerUnavailable
+from tests.raw_client import AsyncClient, ServerError, ServerUnavailable
 from tests.torture.app import POLICIES
 
 _ANSWER_SECONDS = 6.0

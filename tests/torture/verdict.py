@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic_ai.messages import ModelResponse, TextPart, ToolReturnPart
 
-from holdfast import is_provider_valid
 from holdfast.api.models import event_json
 from holdfast.errors import NotFound
+from holdfast.record import is_provider_valid
 from holdfast.record.recovery import find_resume_point
 from holdfast.store import Store
 from holdfast.types import Event, Submission

@@ -5,7 +5,18 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final, Generic, Literal, Self, TypeAlias, TypeVar, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, SecretStr, StrictBool, Tag
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    SecretStr,
+    StrictBool,
+    Tag,
+    ValidationInfo,
+)
 
 from holdfast.content import Content
 from holdfast.jsontext import read_json
@@ -51,8 +62,16 @@ class ResponseBody(BaseModel):
         return cls.model_validate(value)
 
 
-StoredJson = Annotated[Any, BeforeValidator(lambda text: None if text is None else read_json(text))]
+def _parsed(value: Any, info: ValidationInfo) -> Any:
+    """Return JSON content that comes from the store, which keeps its text; a client receives it parsed."""
+    if info.mode == "json":
+        return value
+    return read_json(value) if value else None
+
+
+StoredJson = Annotated[Any, BeforeValidator(_parsed)]
 """JSON content, which is an object here and exact text in the store."""
+StoredObject = Annotated[dict[str, Any], BeforeValidator(_parsed)]
 
 
 class Items(ResponseBody, Generic[T]):
@@ -124,7 +143,7 @@ class SessionInfo(ResponseBody):
     active_at: datetime
     cleaned_at: datetime | None
     parent_id: str | None = Field(description="The session that delegated to this one.")
-    metadata: Annotated[dict[str, Any], BeforeValidator(read_json)]
+    metadata: StoredObject
 
 
 class ApprovalRequest(BaseModel):
@@ -235,6 +254,12 @@ class RewindTarget(RequestBody):
     checkpoint_id: Id = Field(description="The checkpoint to continue from.")
 
 
+class InterruptTarget(RequestBody):
+    """The submission to cancel: its turn if that runs or waits, else its place in the queue."""
+
+    submission_id: Id | None = Field(None, description="The submission to cancel; by default the running turn.")
+
+
 class ForkTarget(RequestBody):
     """Where a fork begins, the last checkpoint if none is named, and the id it gets."""
 
@@ -245,7 +270,7 @@ class ForkTarget(RequestBody):
 class SubmissionInfo(ResponseBody):
     """Something asked of a session, and what came of it."""
 
-    submission_id: str = Field(validation_alias="id")
+    submission_id: str = Field(validation_alias=AliasChoices("submission_id", "id"))
     session_id: str
     position: int = Field(description="The number of its queued event: follow the events from here.")
     kind: str
@@ -264,9 +289,7 @@ class SubmissionInfo(ResponseBody):
 class SubmissionDetail(SubmissionInfo):
     """A submission with its payload."""
 
-    payload: Annotated[Any, BeforeValidator(lambda text: read_json(text) if text else None)] = Field(
-        None, description="What was sent, if `payloads` was asked for."
-    )
+    payload: StoredJson = Field(None, description="What was sent, if `payloads` was asked for.")
 
 
 class EventInfo(BaseModel):
@@ -310,7 +333,7 @@ class RunInfo(ResponseBody):
     error: str | None
     started_at: datetime | None
     ended_at: datetime | None
-    metadata: Annotated[dict[str, Any], BeforeValidator(read_json)]
+    metadata: StoredObject
 
 
 class CheckpointInfo(ResponseBody):

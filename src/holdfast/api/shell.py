@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
 from holdfast.api.models import Id, ResponseBody
 from holdfast.types import CommandState
@@ -30,7 +30,7 @@ class BashCommand(ResponseBody):
     """A command that was started."""
 
     id: HexId
-    timestamp: datetime = Field(validation_alias="started_at")
+    timestamp: datetime = Field(validation_alias=AliasChoices("timestamp", "started_at"))
     kind: Literal["BashCommand"] = "BashCommand"
     command: str
     cwd: str | None
@@ -41,7 +41,7 @@ class BashOutput(ResponseBody):
     """What a command wrote; the last one has its exit code."""
 
     id: HexId
-    timestamp: datetime = Field(validation_alias="at")
+    timestamp: datetime = Field(validation_alias=AliasChoices("timestamp", "at"))
     kind: Literal["BashOutput"] = "BashOutput"
     command_id: HexId
     order: int

@@ -1,4 +1,4 @@
-"""The `holdfast` command. Each group of subcommands is a module of its own."""
+"""The `holdfast` command. Each module has the commands of one topic."""
 
 import sys
 from typing import Annotated
@@ -7,6 +7,7 @@ import typer
 
 from holdfast import __version__
 from holdfast.cli import (
+    archive,
     copying,
     credentials,
     db,
@@ -25,51 +26,50 @@ from holdfast.cli import (
     tokens,
     worker,
 )
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.help import Commands
 from holdfast.cli.terminal import echo, print_json
 from holdfast.errors import HoldfastError
 
-app = typer.Typer(
+app = Commands(
+    "Durable sessions for AI agents.",
     name="holdfast",
-    help="Durable sessions for AI agents.",
-    no_args_is_help=True,
+    epilog="Run `holdfast COMMAND --help` for the options and examples of a command.",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
 )
-app.add_typer(db.app, name="db")
-app.add_typer(runs.app, name="runs")
-app.add_typer(shell.app, name="shell")
-app.add_typer(media.app, name="media")
-app.add_typer(sessions.app, name="sessions")
-app.add_typer(retention.app, name="archive")
-app.add_typer(importing.app, name="import")
-app.add_typer(credentials.app, name="credentials")
-app.add_typer(tokens.app, name="token")
+for panel, commands in {
+    "Sessions": (
+        talk.send,
+        talk.tail,
+        talk.interrupt,
+        talk.approve,
+        history.undo,
+        history.rewind,
+        history.fork,
+        history.compact,
+        history.settle,
+    ),
+    "Serve": (serve.serve, worker.worker, worker.workers, demo.demo),
+    "Content": (sweep.sweep, retention.audit),
+    "Operate": (doctor.doctor, doctor.top, copying.copy),
+}.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+app.add_typer(sessions.app, name="sessions", rich_help_panel="Sessions")
+app.add_typer(runs.app, name="runs", rich_help_panel="Sessions")
+app.add_typer(archive.app, name="archive", rich_help_panel="Content")
+app.add_typer(media.app, name="media", rich_help_panel="Content")
+app.add_typer(importing.app, name="import", rich_help_panel="Content")
+app.add_typer(db.app, name="db", rich_help_panel="Operate")
+app.add_typer(tokens.app, name="token", rich_help_panel="Operate")
 app.add_typer(tokens.app, name="tokens", hidden=True)
-for command in (
-    serve.serve,
-    demo.demo,
-    worker.worker,
-    worker.workers,
-    doctor.doctor,
-    doctor.top,
-    talk.send,
-    talk.tail,
-    talk.interrupt,
-    talk.approve,
-    history.undo,
-    history.rewind,
-    history.compact,
-    history.fork,
-    history.settle,
-    retention.audit,
-    sweep.sweep,
-    copying.copy,
-):
-    app.command()(command)
+app.add_typer(credentials.app, name="credentials", rich_help_panel="Operate")
+app.add_typer(shell.app, name="shell", rich_help_panel="Operate")
 
 
-def _say_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         echo(f"holdfast {__version__}")
         raise typer.Exit
 
@@ -77,7 +77,8 @@ def _say_version(wanted: bool) -> None:
 @app.callback()
 def holdfast(
     show_version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_say_version, is_eager=True)
+        bool,
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     """Durable sessions for AI agents."""
@@ -85,11 +86,11 @@ def holdfast(
 
 
 def main() -> None:
-    """Run the command; an error of our family is one line for a person, not a traceback."""
+    """Run the command line. Print a Holdfast error as one line on standard error, without a traceback."""
     try:
-        app()
+        app(prog_name="holdfast")
     except HoldfastError as error:
         if "--json" in sys.argv:
             print_json({"error": {"code": error.code, "message": str(error), "facts": error.facts}})
         echo(f"error: {error}", err=True)
-        sys.exit(2)
+        sys.exit(ExitCode.ERROR)

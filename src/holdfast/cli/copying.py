@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.options import AsJson, chosen_store
-from holdfast.cli.retention import MediaUrl, actor
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.options import AsJson, MediaUrl, actor, chosen_store
 from holdfast.cli.terminal import echo, print_json, progress_bar
 
 if TYPE_CHECKING:
@@ -15,20 +15,26 @@ if TYPE_CHECKING:
 
 
 def copy(
-    source: Annotated[str, typer.Argument(help="The URL of the store to copy.")],
+    source: Annotated[str, typer.Argument(help="URL of the store to copy.")],
     target: Annotated[
-        str, typer.Argument(help="The URL of the store to copy to. It may have other sessions.")
+        str, typer.Argument(help="URL of the store to copy to. It may contain other sessions.")
     ],
     undo: Annotated[
-        bool, typer.Option("--undo", help="Reopen the sessions that were marked as moved and did not arrive.")
+        bool,
+        typer.Option("--undo", help="Reopen sessions that were marked as moved and are not in the target."),
     ] = False,
     media: MediaUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a whole store into another one, on any engine; exit 1 if something is not in the target, or differs there.
+    """Copy all sessions of a store into another store.
 
-    Stop the workers and API servers of the source first. Sessions with open submissions, such as those that wait for an approval, are marked as
-    moved in the source and continue in the target only. The command may be stopped and run again. --media is where the target keeps media.
+    Stop the workers and API servers of the source first. Sessions with open submissions, such as those that wait for an
+    approval, are marked as moved in the source and continue only in the target. You may stop the command and run it again.
+    --media is the media store of the target. Exits with 1 if something is missing from the target or differs there.
+
+    Examples:
+        holdfast copy sqlite:///holdfast.db postgresql://localhost/holdfast
+        holdfast copy sqlite:///holdfast.db postgresql://localhost/holdfast --undo
     """
 
     async def reopen() -> list[str]:
@@ -57,16 +63,18 @@ def copy(
         if as_json:
             print_json({"reopened": reopened})
         else:
-            echo(f"{len(reopened)} sessions are open again in the source.")
+            echo(f"Reopened {len(reopened)} sessions in the source.")
         return
     done = asyncio.run(work())
     if as_json:
         print_json(asdict(done))
     else:
-        echo(f"{done.copied} sessions are copied, {done.cleaned} cleaned ones; {done.there} were there.")
-        echo(f"{len(done.moved)} of them had open submissions and continue in the target only.")
+        echo(
+            f"Copied {done.copied} sessions, {done.cleaned} of them cleaned. {done.there} were already there."
+        )
+        echo(f"{len(done.moved)} of them had open submissions and continue only in the target.")
         for name, count in done.records.items():
             echo(f"{name:<16}{count}")
         for problem in done.failed:
             echo(f"not copied: {problem}", err=True)
-    raise typer.Exit(1 if done.failed else 0)
+    raise typer.Exit(ExitCode.FAILED if done.failed else ExitCode.OK)

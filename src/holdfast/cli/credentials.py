@@ -1,4 +1,4 @@
-"""`holdfast credentials`: what the tools of a session need to act for its owner. Values can be set, but not read."""
+"""`holdfast credentials`: secrets for the tools of a session. Values can be set, but not read."""
 
 import asyncio
 import sys
@@ -7,29 +7,35 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, chosen_sessions
-from holdfast.cli.sessions import SessionId
-from holdfast.cli.terminal import echo, new_console, new_table, one_line, plain, print_json, time_text
+from holdfast.cli.help import Commands
+from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, chosen_sessions
+from holdfast.cli.terminal import TextTable, echo, new_console, one_line, plain, print_json, time_text
 from holdfast.config import load_settings
 from holdfast.store import Store
 from holdfast.types import Credential
 
-app = typer.Typer(help="Set, list and delete the credentials of a session.", no_args_is_help=True)
-Name = Annotated[str, typer.Argument(help="The credential's name.")]
+app = Commands("Set, list and delete the credentials of a session.")
+Name = Annotated[str, typer.Argument(help="Name of the credential.")]
 
 
 @app.command("set")
 def set_(
     session_id: SessionId,
     name: Name,
-    ttl: Annotated[float | None, typer.Option(min=1, help="Delete it after so many seconds.")] = None,
+    ttl: Annotated[
+        float | None, typer.Option(min=1, metavar="SECONDS", help="Delete the credential after this time.")
+    ] = None,
     store: StoreUrl = None,
     url: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Store a credential, sealed with HOLDFAST_CREDENTIAL_KEY.
 
-    The value is read from standard input, or asked for: on a command line, everybody on the machine could see it.
+    The value is read from standard input or a prompt, because other users of the machine can read a command line.
+
+    Examples:
+        holdfast credentials set s1 github < token.txt
+        holdfast credentials set s1 github --ttl 3600
     """
     if sys.stdin.isatty():
         value: str = typer.prompt("Value", hide_input=True, err=True)
@@ -39,7 +45,7 @@ def set_(
     async def work() -> None:
         async with chosen_sessions(store, url) as opened:
             if not isinstance(opened, Store):
-                await opened.client.set_credential(session_id, name, value, ttl=ttl)
+                await opened.set_credential(session_id, name, value, ttl=ttl)
                 return
             from holdfast.runtime.credentials import Credentials
 
@@ -55,7 +61,11 @@ def set_(
 def list_(
     session_id: SessionId, store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False
 ) -> None:
-    """List the names of a session's credentials, and when they expire."""
+    """List the names of a session's credentials and when they expire.
+
+    Examples:
+        holdfast credentials list s1
+    """
 
     async def work() -> list[Credential]:
         async with chosen_sessions(store, url) as opened:
@@ -66,7 +76,7 @@ def list_(
         shown = [{"name": each.name, "expires_at": plain(asdict(each)["expires_at"])} for each in result]
         print_json({"credentials": shown})
         return
-    table = new_table("name", "expires")
+    table = TextTable("name", "expires")
     for each in result:
         table.add_row(one_line(each.name), time_text(each.expires_at))
     new_console().print(table)
@@ -76,14 +86,20 @@ def list_(
 def delete(
     session_id: SessionId, name: Name, store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False
 ) -> None:
-    """Delete a credential. Deleting one that is not there changes nothing."""
+    """Delete a credential.
+
+    If there is no such credential, nothing changes.
+
+    Examples:
+        holdfast credentials delete s1 github
+    """
 
     async def work() -> None:
         async with chosen_sessions(store, url) as opened:
             if isinstance(opened, Store):
                 await opened.set_credential(session_id, name, None)
             else:
-                await opened.client.delete_credential(session_id, name)
+                await opened.delete_credential(session_id, name)
 
     asyncio.run(work())
     _print_done(session_id, name, "deleted", as_json=as_json)

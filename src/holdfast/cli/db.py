@@ -1,22 +1,33 @@
-"""`holdfast db`: the schema of a store, and whether everything in it is sound."""
+"""`holdfast db`: upgrade, show and check the database of a store."""
 
 import asyncio
 import json
 from dataclasses import asdict
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.help import Commands
 from holdfast.cli.options import AsJson, StoreUrl, chosen_store
 from holdfast.cli.terminal import echo, new_console
 from holdfast.errors import StoreTooOld
 from holdfast.types import SchemaStatus
 
-app = typer.Typer(help="Look after the database of a store.", no_args_is_help=True)
+app = Commands("Upgrade, show and check the database.")
 
 
 @app.command()
 def upgrade(store: StoreUrl = None, as_json: AsJson = False) -> None:
-    """Apply the migrations that are missing. Safe while others do the same."""
+    """Apply the missing migrations.
+
+    Several processes may do this at the same time.
+
+    Examples:
+        holdfast db upgrade
+        holdfast db upgrade --store postgresql://localhost/holdfast
+    """
 
     async def work() -> tuple[str, int]:
         async with chosen_store(store, upgrade=True) as opened:
@@ -31,7 +42,11 @@ def upgrade(store: StoreUrl = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def status(store: StoreUrl = None, as_json: AsJson = False) -> None:
-    """Show the schema's version and how much is in the store."""
+    """Show the schema version and how much the store contains.
+
+    Examples:
+        holdfast db status --json
+    """
 
     async def work() -> dict[str, object]:
         closed = chosen_store(store)
@@ -52,29 +67,31 @@ def status(store: StoreUrl = None, as_json: AsJson = False) -> None:
     if result["version"] != result["latest"]:
         new_console().print("Run `holdfast db upgrade`.")
     if result["expired_holders"]:
-        new_console().print(
-            "Sessions of expired holders are free: the next `reclaim` or `acquire` takes them."
-        )
+        new_console().print("The leases of expired holders have ended: workers take over their sessions.")
 
 
 @app.command()
 def check(store: StoreUrl = None, as_json: AsJson = False) -> None:
-    """Verify every invariant; exit 1 if one is broken. Changes nothing."""
+    """Check every invariant of the store.
+
+    Changes nothing. Exits with 1 if an invariant is violated.
+
+    Examples:
+        holdfast db check
+    """
 
     async def work() -> list[dict[str, object]]:
         async with chosen_store(store) as opened:
             return [asdict(violation) for violation in await opened.check()]
 
-    with new_console().status("checking every invariant"):
+    with Console(stderr=True).status("checking every invariant"):
         violations = asyncio.run(work())
     if as_json:
         echo(json.dumps({"violations": violations}))
     elif violations:
         for violation in violations:
-            new_console().print(
-                f"[red]broken[/] {violation['invariant']}: session {violation['session_id']}: {violation['detail']}",
-                highlight=False,
-            )
+            line = f"{violation['invariant']}: session {violation['session_id']}: {violation['detail']}"
+            new_console().print(Text("violated ", style="red").append(line, style=""), soft_wrap=True)
     else:
         new_console().print("Every invariant holds.")
-    raise typer.Exit(1 if violations else 0)
+    raise typer.Exit(ExitCode.FAILED if violations else ExitCode.OK)

@@ -1,4 +1,4 @@
-"""`holdfast demo` shows in a minute what this is for: a server, two workers and a scripted agent on a store that is thrown away."""
+"""`holdfast demo`: a server, two workers and a scripted agent on a temporary store."""
 
 import os
 import tempfile
@@ -13,17 +13,26 @@ from holdfast.logs import start_logging
 
 
 def demo(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 selects a free one.")] = 0,
     keep: Annotated[
         Path | None,
-        typer.Option(help="Keep the store, the scratch folder and the ledger file in this folder."),
+        typer.Option(metavar="FOLDER", help="Keep the store and the files of the demo in this folder."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Run the same agent on this model, such as openai:gpt-5-mini; its key is needed."),
+        typer.Option(
+            help="Use this model instead of the script, such as openai:gpt-5-mini. Needs its API key."
+        ),
     ] = None,
 ) -> None:
-    """Start a server with a scripted agent that needs no key and no network, and say what to try."""
+    """Start a server with a scripted agent, and print what to try.
+
+    The agent needs no API key and no network. The store is deleted at the end, unless you give --keep.
+
+    Examples:
+        holdfast demo
+        holdfast demo --keep ./demo --port 8350
+    """
     from holdfast.cli.serve import run_server
     from holdfast.config import load_settings
     from holdfast.demo import FOLDER, LEDGER, MODEL
@@ -36,21 +45,21 @@ def demo(
         os.environ[FOLDER] = str(folder)
         if model is not None:
             os.environ[MODEL] = model
-        words = (
-            "Open the address below, press `Prepare a release`, and while it works:",
-            "  1. close the tab, and come back: the turn went on without you;",
-            f"  2. press `Kill the worker`: another goes on, and {folder / LEDGER} has its line once;",
-            "  3. export, clean, rehydrate: in the view Retention.",
-            "Ctrl-C ends it." if keep else "Ctrl-C ends it and throws all of it away.",
+        instructions = (
+            "Open the address below and press `Prepare a release`. While it runs:",
+            "  1. Close the tab and open it again: the turn has continued.",
+            f"  2. Press `Kill the worker`: another worker continues, and {folder / LEDGER} has its line only once.",
+            "  3. Export, clean and rehydrate the session in the view Retention.",
+            "Press Ctrl-C to stop." if keep else "Press Ctrl-C to stop and delete everything.",
         )
         settings = load_settings(store=f"sqlite:///{folder / 'demo.db'}", host="127.0.0.1", port=port)
         start_logging(settings.log_format)
-        code = run_server("holdfast.demo:agents", settings, workers=2, shell=True, demo=words)  # noqa: S604 - ours
+        code = run_server("holdfast.demo:agents", settings, workers=2, shell=True, demo=instructions)  # noqa: S604 - ours
         raise typer.Exit(code)
 
 
 def _check(model: str | None) -> None:
-    """Refuse a model that cannot be used before anything is started."""
+    """Raise `BadInput` for a model that cannot be used, before anything is started."""
     if model is None:
         return
     from pydantic_ai.exceptions import UserError
@@ -59,5 +68,5 @@ def _check(model: str | None) -> None:
     try:
         infer_model(model)
     except (UserError, ImportError, ValueError) as error:
-        said = " ".join(str(error).split())
-        raise BadInput(problem=f"the model {model!r} cannot be used: {said}") from error
+        reason = " ".join(str(error).split())
+        raise BadInput(problem=f"the model {model!r} cannot be used: {reason}") from error

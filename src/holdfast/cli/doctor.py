@@ -1,4 +1,4 @@
-"""`holdfast doctor` says whether all is well, and what to do where it is not; `holdfast top` shows who does what, live."""
+"""`holdfast doctor` checks an installation; `holdfast top` shows sessions and workers live."""
 
 import asyncio
 import importlib.util
@@ -18,8 +18,9 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
+from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, chosen_sessions, chosen_store
-from holdfast.cli.terminal import coloured, new_console, new_table, one_line, print_json
+from holdfast.cli.terminal import TextTable, coloured, new_console, one_line, print_json
 from holdfast.config import FILE, Settings, load_settings
 from holdfast.errors import HoldfastError, StoreTooOld
 from holdfast.leases import no_worker
@@ -34,8 +35,8 @@ Verdict: TypeAlias = Literal["ok", "warn", "bad"]
 _COLOURS: dict[Verdict, str] = {"ok": "green", "warn": "yellow", "bad": "red"}
 _SKEW_SECONDS = 2.0
 _SLOW_SECONDS = 0.25
-_LITTLE_BYTES = 1024**3
-_LOOK_SECONDS = 30.0
+_LOW_DISK_BYTES = 1024**3
+_JOIN_SECONDS = 30.0
 _EXTRAS = {
     "postgres": "asyncpg",
     "mongo": "pymongo",
@@ -43,12 +44,12 @@ _EXTRAS = {
     "s3": "obstore",
     "credentials": "cryptography",
 }
-_MOST = 20
+_MAX_SESSIONS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     verdict: Verdict
@@ -57,7 +58,14 @@ class Finding:
 
 
 def doctor(store: StoreUrl = None, as_json: AsJson = False) -> None:
-    """Look at settings, store, migrations, workers, clock and disk; exit 1 if something is wrong."""
+    """Check settings, store, migrations, workers, clock and disk.
+
+    Prints what to do about each problem. Exits with 1 if a check fails; warnings do not count.
+
+    Examples:
+        holdfast doctor
+        holdfast doctor --store postgresql://localhost/holdfast --json
+    """
     findings = asyncio.run(_all(store))
     if as_json:
         print_json({"findings": [asdict(each) for each in findings]})
@@ -68,7 +76,7 @@ def doctor(store: StoreUrl = None, as_json: AsJson = False) -> None:
             console.print(mark + Text(f"{each.what:<12} ") + one_line(each.detail), soft_wrap=True)
             if each.do:
                 console.print(f"     {'':<12} → {each.do}", soft_wrap=True)
-    raise typer.Exit(1 if any(each.verdict == "bad" for each in findings) else 0)
+    raise typer.Exit(ExitCode.FAILED if any(each.verdict == "bad" for each in findings) else ExitCode.OK)
 
 
 async def _all(url: str | None) -> list[Finding]:
@@ -76,7 +84,10 @@ async def _all(url: str | None) -> list[Finding]:
     try:
         settings = load_settings() if url is None else load_settings(store=url)
     except HoldfastError as error:
-        return [*results, Finding("settings", "bad", str(error), "Correct it, and ask again.")]
+        return [
+            *results,
+            Finding("settings", "bad", str(error), "Correct the settings and run `holdfast doctor` again."),
+        ]
     results.append(_settings(settings))
     return results + [each async for each in _store(settings)]
 
@@ -94,8 +105,8 @@ def _settings(settings: Settings) -> Finding:
         return Finding(
             "settings",
             "warn",
-            f"from {source}; it listens on {settings.host} with a token that is new at each start",
-            "Set HOLDFAST_TOKEN, or HOLDFAST_JWT_KEYS.",
+            f"from {source}; the server listens on {settings.host} and creates a new token at each start",
+            "Set HOLDFAST_TOKEN or HOLDFAST_JWT_KEYS.",
         )
     return Finding("settings", "ok", f"from {source}")
 
@@ -114,7 +125,7 @@ async def _store(settings: Settings) -> AsyncIterator[Finding]:
                     "durability",
                     "warn",
                     f"the database server runs with these settings off: {schema.unsafe}",
-                    "Turn them on: without them, a crash of the machine loses or damages data.",
+                    "Turn them on. Without them, a crash of the machine loses or damages data.",
                 )
             for each in (await _clock(opened), await _workers(opened, schema.pending)):
                 yield each
@@ -124,27 +135,30 @@ async def _store(settings: Settings) -> AsyncIterator[Finding]:
         yield Finding("store", "ok", closed.url)
         yield Finding("migrations", "bad", str(old), "Run `holdfast db upgrade`.")
     except HoldfastError as error:
-        yield Finding("store", "bad", str(error), "Check HOLDFAST_STORE, and whether the database runs.")
+        yield Finding("store", "bad", str(error), "Check HOLDFAST_STORE, and that the database is running.")
     for place in _places(settings):
         yield _disk(place)
 
 
 async def _clock(store: Store) -> Finding:
-    """Write something small and take it back: it tells the database's time, and how long a commit takes."""
+    """Measure a commit and the database's clock with a small row, which is deleted again."""
     began, before = time.perf_counter(), datetime.now(UTC)
-    holder = await store.join("doctor", ttl=_LOOK_SECONDS)
+    holder = await store.join("doctor", ttl=_JOIN_SECONDS)
     took = time.perf_counter() - began
     await store.leave(holder)
-    theirs = holder.deadline - timedelta(seconds=_LOOK_SECONDS)
+    theirs = holder.deadline - timedelta(seconds=_JOIN_SECONDS)
     skew = (theirs - before).total_seconds()
     detail = f"a commit took {took * 1000:.0f} ms; the database's clock is {abs(skew):.1f} s {'ahead' if skew > 0 else 'behind'}"
     if abs(skew) > _SKEW_SECONDS + took:
         return Finding(
-            "clock", "warn", detail, "Deadlines are the database's and hold; shown times may surprise."
+            "clock",
+            "warn",
+            detail,
+            "Leases use the database's clock and are not affected. Synchronize the clocks to compare times.",
         )
     if took > _SLOW_SECONDS:
         return Finding(
-            "clock", "warn", detail, "Every step waits for a commit: look at the disk, or the network."
+            "clock", "warn", detail, "Every step waits for a commit. Check the disk and the network."
         )
     return Finding("clock", "ok", detail)
 
@@ -154,13 +168,13 @@ async def _workers(store: Store, pending: int) -> Finding:
     now = datetime.now(UTC)
     alive = [holder for holder in holders if holder.deadline > now]
     sessions = sum(holder.sessions for holder in holders)
-    detail = f"{len(alive)} alive, {len(holders) - len(alive)} past their deadline, {sessions} sessions held, {pending} submissions wait"
+    detail = f"{len(alive)} alive, {len(holders) - len(alive)} past their deadline, {sessions} sessions held, {pending} submissions pending"
     if pending and not alive:
         return Finding(
-            "workers", "bad", detail, "Nobody runs anything: start `holdfast worker` or `holdfast serve`."
+            "workers", "bad", detail, "No worker is running. Start `holdfast worker` or `holdfast serve`."
         )
     if len(alive) < len(holders):
-        return Finding("workers", "warn", detail, "A worker that lives takes over what they had.")
+        return Finding("workers", "warn", detail, "A live worker takes over their sessions.")
     return Finding("workers", "ok", detail)
 
 
@@ -174,7 +188,9 @@ async def _unserved(store: Store) -> AsyncIterator[Finding]:
     for agent, sessions in (await store.ready_agents()).items():
         if agent not in served:
             detail = f"{sessions} sessions wait for agent {agent!r}. {no_worker(agent, served)}"
-            yield Finding("agents", "bad", detail, "Start a worker that serves it, or correct the name.")
+            yield Finding(
+                "agents", "bad", detail, "Start a worker that serves this agent, or correct the name."
+            )
 
 
 def _places(settings: Settings) -> Iterable[Path]:
@@ -188,19 +204,26 @@ def _disk(place: Path) -> Finding:
     there = next((folder for folder in (place, *place.parents) if folder.exists()), Path("/"))
     free = shutil.disk_usage(there).free
     detail = f"{free / 1024**3:.1f} GiB free at {place}"
-    if free < _LITTLE_BYTES:
-        return Finding("disk", "warn", detail, "Clean sessions, or give it more room.")
+    if free < _LOW_DISK_BYTES:
+        return Finding("disk", "warn", detail, "Clean sessions, or add disk space.")
     return Finding("disk", "ok", detail)
 
 
 def top(
     store: StoreUrl = None,
     url: ServerUrl = None,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time between updates.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show sessions and workers as they are, again and again until Ctrl-C; once where there is no terminal."""
+    """Show the latest sessions and the workers, live.
+
+    Updates until Ctrl-C. Prints once with --once or --json, or without a terminal.
+
+    Examples:
+        holdfast top
+        holdfast top --once --json
+    """
     live = not once and not as_json and sys.stdout.isatty()
     with suppress(KeyboardInterrupt):
         asyncio.run(_top(store, url, interval, live=live, as_json=as_json))
@@ -208,8 +231,8 @@ def top(
 
 async def _top(store: str | None, url: str | None, interval: float, *, live: bool, as_json: bool) -> None:
     async with chosen_sessions(store, url) as opened:
-        looks = _looks(opened, interval)
-        async for sessions, holders in looks:
+        snapshots = _snapshots(opened, interval)
+        async for sessions, holders in snapshots:
             if as_json:
                 results = {
                     "sessions": [asdict(each) for each in sessions],
@@ -220,24 +243,24 @@ async def _top(store: str | None, url: str | None, interval: float, *, live: boo
                 console = new_console()
                 if live:
                     console.clear()
-                console.print(_picture(sessions, holders))
+                console.print(_tables(sessions, holders))
             if not live:
-                await looks.aclose()
+                await snapshots.aclose()
                 return
 
 
-async def _looks(
+async def _snapshots(
     store: "Sessions", interval: float
 ) -> AsyncGenerator[tuple[list[Session], list[Holder]], None]:
     while True:
-        page = await store.sessions(limit=_MOST)
+        page = await store.sessions(limit=_MAX_SESSIONS)
         yield list(page.items), await store.holders()
         await asyncio.sleep(interval)
 
 
-def _picture(sessions: list[Session], holders: list[Holder]) -> Any:
+def _tables(sessions: list[Session], holders: list[Holder]) -> Any:
     now = datetime.now(UTC)
-    table = new_table("session", "status", "title", "agent", "active", "pending", "holder")
+    table = TextTable("session", "status", "title", "agent", "active", "pending", "holder")
     for each in sessions:
         table.add_row(
             one_line(each.id),
@@ -248,13 +271,13 @@ def _picture(sessions: list[Session], holders: list[Holder]) -> Any:
             str(each.pending),
             one_line(each.holder),
         )
-    workers = new_table("worker", "holds", "deadline")
+    workers = TextTable("worker", "sessions", "deadline")
     for each in holders:
         left = (each.deadline - now).total_seconds()
-        said = Text(
+        deadline = Text(
             f"in {left:.0f} s" if left > 0 else f"{-left:.0f} s ago", style="green" if left > 0 else "red"
         )
-        workers.add_row(one_line(each.name), str(each.sessions), said)
+        workers.add_row(one_line(each.name), str(each.sessions), deadline)
     return Group(table, Text(), workers)
 
 

@@ -1,4 +1,4 @@
-"""`holdfast undo | rewind | compact | fork | settle`: change the history of a session, and settle unknown calls."""
+"""`holdfast undo | rewind | compact | fork | settle`: change the history of a session, and settle tool calls."""
 
 import asyncio
 import json
@@ -7,17 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, chosen_sessions
-from holdfast.cli.retention import actor
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, actor, chosen_sessions
 from holdfast.cli.runs import RunId
-from holdfast.cli.sessions import SessionId
 from holdfast.cli.talk import outcome, print_sent
 from holdfast.cli.terminal import echo, print_json
 from holdfast.errors import BadInput
 from holdfast.store import Store
 from holdfast.types import Effect, Submission
 
-Wait = Annotated[bool, typer.Option("--wait", help="Wait for the end; exit 1 if it failed.")]
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Wait until a worker has done it. Exit with 1 if it failed.")
+]
 
 
 def undo(
@@ -27,19 +28,33 @@ def undo(
     wait: Wait = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go back to before the last message. What came after it stays on record."""
+    """Go back to before the last message.
+
+    The events after that point are kept.
+
+    Examples:
+        holdfast undo s1 --wait
+    """
     _submit(session_id, "undo", {}, store, url, wait=wait, as_json=as_json)
 
 
 def rewind(
     session_id: SessionId,
-    checkpoint_id: Annotated[str, typer.Argument(help="The checkpoint; `runs show` names some.")],
+    checkpoint_id: Annotated[
+        str, typer.Argument(help="Id of the checkpoint. `holdfast runs show` prints it.")
+    ],
     store: StoreUrl = None,
     url: ServerUrl = None,
     wait: Wait = False,
     as_json: AsJson = False,
 ) -> None:
-    """Continue from an earlier checkpoint. What came after it stays on record."""
+    """Continue from an earlier checkpoint.
+
+    The events after that point are kept.
+
+    Examples:
+        holdfast rewind s1 019a8f4c-77aa-7c1e-9d3f-2b6f0a1c5e77 --wait
+    """
     payload = {"checkpoint_id": checkpoint_id}
     _submit(session_id, "rewind", payload, store, url, wait=wait, as_json=as_json)
 
@@ -51,22 +66,34 @@ def compact(
     wait: Wait = False,
     as_json: AsJson = False,
 ) -> None:
-    """Replace the history by a shorter one."""
+    """Replace the history with a shorter one.
+
+    Examples:
+        holdfast compact s1 --wait
+    """
     _submit(session_id, "compact", {}, store, url, wait=wait, as_json=as_json)
 
 
 def fork(
     session_id: SessionId,
     checkpoint: Annotated[
-        str | None, typer.Option(help="The checkpoint to copy; by default the latest.")
+        str | None, typer.Option(metavar="ID", help="Checkpoint to copy. Default: the latest.")
     ] = None,
-    to: Annotated[str | None, typer.Option(help="The id of the new session.")] = None,
+    to: Annotated[
+        str | None, typer.Option(metavar="ID", help="Id of the new session. Default: a new id.")
+    ] = None,
     store: StoreUrl = None,
     url: ServerUrl = None,
     wait: Wait = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy the history of a session into a new one. A `forked` event has the new id."""
+    """Copy the history of a session into a new session.
+
+    The event `forked` contains the id of the new session.
+
+    Examples:
+        holdfast fork s1 --to s1-copy --wait
+    """
     given = {"checkpoint_id": checkpoint, "session_id": to}
     payload = {name: value for name, value in given.items() if value is not None}
     _submit(session_id, "fork", payload, store, url, wait=wait, as_json=as_json)
@@ -91,19 +118,28 @@ def _submit(
     print_sent(sent, as_json=as_json)
     if wait and sent.state != "done":
         echo(f"{sent.state}: {sent.reason}", err=True)
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def settle(
     run_id: RunId,
-    call_id: Annotated[str, typer.Argument(help="The call; `runs effects --unresolved` lists them.")],
-    result: Annotated[str | None, typer.Option(help="What it returned, as JSON.")] = None,
-    error: Annotated[str | None, typer.Option(help="That it failed, and why.")] = None,
+    call_id: Annotated[
+        str, typer.Argument(help="Id of the tool call. `holdfast runs effects --unresolved` lists them.")
+    ],
+    result: Annotated[str | None, typer.Option(metavar="JSON", help="The result of the call.")] = None,
+    error: Annotated[str | None, typer.Option(metavar="TEXT", help="The error, if the call failed.")] = None,
     store: StoreUrl = None,
     url: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Record the outcome of a tool call that is unknown, because its process ended: its result, or that it failed."""
+    """Record the outcome of a tool call whose outcome is unknown.
+
+    The outcome is unknown if the process ended during the call. Give --result or --error.
+
+    Examples:
+        holdfast settle run-1 call-7 --result '{"paid": 5}'
+        holdfast settle run-1 call-7 --error "The bank rejected it."
+    """
     if (result is None) == (error is None):
         raise BadInput(problem="give either --result or --error")
     try:

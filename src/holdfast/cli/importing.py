@@ -1,4 +1,4 @@
-"""`holdfast import`: what other systems keep, as sessions and shell commands of this store."""
+"""`holdfast import`: import sessions and shell commands of other systems."""
 
 import asyncio
 from contextlib import contextmanager
@@ -10,37 +10,40 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from holdfast.cli.options import AsJson, StoreUrl, chosen_store
-from holdfast.cli.retention import MediaUrl, actor, opened_media
+from holdfast.cli.help import Commands
+from holdfast.cli.options import AsJson, MediaUrl, StoreUrl, actor, chosen_store, opened_media
 from holdfast.cli.terminal import new_console, one_line, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from holdfast.importers import Report
-    from holdfast.importers.report import Progress as Told
+    from holdfast.importers.report import Progress as OnProgress
 
-app = typer.Typer(help="Move in from another system; a second import changes nothing.", no_args_is_help=True)
-Owner = Annotated[str, typer.Option(help="Who is to own what is imported.")]
+app = Commands("Import sessions from another system.")
+Owner = Annotated[str, typer.Option(help="Owner of the imported records.")]
 Agent = Annotated[
-    str | None, typer.Option(help="The agent that is to go on; else the one on record.", show_default=False)
+    str | None,
+    typer.Option(help="Agent that continues the sessions. Default: the recorded agent.", show_default=False),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Read and check everything, and change nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Read and check everything, but change nothing.")]
 
 
 @app.command()
 def harness(
     source: Annotated[
-        str, typer.Argument(help="A folder, a SQLite file, postgresql://… or mongodb://…", metavar="SOURCE")
+        str, typer.Argument(help="A folder, a SQLite file, postgresql://… or mongodb://….", metavar="source")
     ],
     table: Annotated[
-        str, typer.Option(help="How the names of the tables begin, on PostgreSQL.")
+        str, typer.Option(metavar="PREFIX", help="PostgreSQL: prefix of the table names.")
     ] = "step_persistence",
     database: Annotated[
-        str | None, typer.Option(help="The database, on MongoDB; else that of the URL.", show_default=False)
+        str | None,
+        typer.Option(help="MongoDB: name of the database. Default: that of the URL.", show_default=False),
     ] = None,
     rename: Annotated[
-        bool, typer.Option("--rename", help="Give other ids to conversations whose own cannot be ids here.")
+        bool,
+        typer.Option("--rename", help="Give new ids to conversations whose ids are not valid session ids."),
     ] = False,
     owner: Owner = "local",
     agent: Agent = None,
@@ -49,7 +52,14 @@ def harness(
     media: MediaUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Import the step store of pydantic-ai-harness: each conversation becomes a session."""
+    """Import the step store of pydantic-ai-harness.
+
+    Each conversation becomes a session. A second import changes nothing.
+
+    Examples:
+        holdfast import harness ./steps --dry-run
+        holdfast import harness postgresql://localhost/app --owner ada
+    """
 
     async def work() -> "Report":
         from holdfast.importers import import_harness
@@ -72,12 +82,12 @@ def harness(
                     progress=progress,
                 )
 
-    _say(asyncio.run(work()), as_json)
+    _print_report(asyncio.run(work()), as_json)
 
 
 @app.command()
 def agentex(
-    file: Annotated[Path, typer.Argument(help="The snapshot of a task, as JSON.")],
+    file: Annotated[Path, typer.Argument(help="JSON file with the snapshot of a task.")],
     owner: Owner = "local",
     agent: Agent = None,
     dry_run: DryRun = False,
@@ -85,7 +95,13 @@ def agentex(
     media: MediaUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Import the exported snapshot of a task of scale-agentex as a session."""
+    """Import a task of scale-agentex from its exported snapshot.
+
+    The task becomes a session. A second import changes nothing.
+
+    Examples:
+        holdfast import agentex task.json --owner ada
+    """
 
     async def work() -> "Report":
         from holdfast.importers import import_agentex
@@ -103,29 +119,35 @@ def agentex(
                     progress=progress,
                 )
 
-    _say(asyncio.run(work()), as_json)
+    _print_report(asyncio.run(work()), as_json)
 
 
 @app.command(name="ml-intern")
 def ml_intern(
-    source: Annotated[str, typer.Argument(help="mongodb://…", metavar="SOURCE")],
+    source: Annotated[str, typer.Argument(help="URL of its database, mongodb://….", metavar="source")],
     database: Annotated[
-        str | None, typer.Option(help="The database; else that of the URL.", show_default=False)
+        str | None, typer.Option(help="Name of the database. Default: that of the URL.", show_default=False)
     ] = None,
     owner: Annotated[
         str | None,
-        typer.Option(help="Owner of the sessions; else the user of each session there.", show_default=False),
+        typer.Option(help="Owner of the sessions. Default: the user of each session.", show_default=False),
     ] = None,
-    agent: Annotated[str, typer.Option(help="The agent that continues the sessions.")] = "ml-intern",
+    agent: Annotated[str, typer.Option(help="Agent that continues the sessions.")] = "ml-intern",
     deleted: Annotated[
-        bool, typer.Option("--deleted", help="Import sessions that were deleted there, too.")
+        bool, typer.Option("--deleted", help="Also import sessions that were deleted in ml-intern.")
     ] = False,
     dry_run: DryRun = False,
     store: StoreUrl = None,
     media: MediaUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Import the sessions of ml-intern from its MongoDB."""
+    """Import the sessions of ml-intern from its MongoDB.
+
+    A second import changes nothing.
+
+    Examples:
+        holdfast import ml-intern mongodb://localhost/intern --dry-run
+    """
 
     async def work() -> "Report":
         from holdfast.importers import import_ml_intern
@@ -148,21 +170,27 @@ def ml_intern(
                     progress=progress,
                 )
 
-    _say(asyncio.run(work()), as_json)
+    _print_report(asyncio.run(work()), as_json)
 
 
 @app.command()
 def openhands(
-    folder: Annotated[Path, typer.Argument(help="The folder of bash events.")],
+    folder: Annotated[Path, typer.Argument(help="Folder with the bash events.")],
     session: Annotated[
-        str | None, typer.Option(help="Make them commands of this session.", show_default=False)
+        str | None, typer.Option(help="Session that the commands belong to.", show_default=False)
     ] = None,
     owner: Owner = "local",
     dry_run: DryRun = False,
     store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Import the bash events of the OpenHands agent server as shell commands."""
+    """Import the bash events of an OpenHands agent server.
+
+    They become shell commands. A second import changes nothing.
+
+    Examples:
+        holdfast import openhands ./bash_events --session s1
+    """
 
     async def work() -> "Report":
         from holdfast.importers import import_openhands
@@ -179,12 +207,12 @@ def openhands(
                     progress=progress,
                 )
 
-    _say(asyncio.run(work()), as_json)
+    _print_report(asyncio.run(work()), as_json)
 
 
 @contextmanager
-def _shown(as_json: bool) -> "Generator[Told, None, None]":
-    """Show on a terminal how far it is, as soon as it is known how much there is."""
+def _shown(as_json: bool) -> "Generator[OnProgress, None, None]":
+    """Show a progress bar on a terminal. The total may become known later."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     hidden = as_json or not console.is_terminal
@@ -197,21 +225,21 @@ def _shown(as_json: bool) -> "Generator[Told, None, None]":
         yield progress
 
 
-def _say(report: "Report", as_json: bool) -> None:
+def _print_report(report: "Report", as_json: bool) -> None:
     if as_json:
         print_json(asdict(report))
         return
     console = new_console()
     would = "would be imported" if report.dry_run else "imported"
-    said = f"{report.found} {report.unit} found: {report.imported} {would}, {report.present} here already, unchanged."
+    summary = f"Found {report.found} {report.unit}: {report.imported} {would}, {report.present} already here and unchanged."
     if not report.imported and not report.left_alone:
-        said += " Nothing to do." if report.dry_run else " Nothing was changed."
-    console.print(said, soft_wrap=True)
+        summary += " Nothing to do." if report.dry_run else " Nothing was changed."
+    console.print(summary, soft_wrap=True)
     for name, count in report.records.items():
         console.print(f"{name:<16}{count}", soft_wrap=True)
     for title, notes in (
-        ("Left alone", report.left_alone),
-        ("Not understood, or not kept as it was", report.not_understood),
+        ("Skipped", report.left_alone),
+        ("Not understood, or not imported exactly", report.not_understood),
     ):
         if notes:
             console.print(f"{title}:", soft_wrap=True)

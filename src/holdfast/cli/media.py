@@ -1,8 +1,7 @@
-"""`holdfast media`: what is stored as media, whether it is sound, and deleting what no session refers to."""
+"""`holdfast media`: list, verify, move and collect the media of a store."""
 
 import asyncio
 import json
-import sys
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -10,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.options import AsJson, StoreUrl, chosen_store
-from holdfast.cli.terminal import echo, new_console, one_line, safe
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.help import Commands
+from holdfast.cli.options import AsJson, MediaUrl, StoreUrl, chosen_store
+from holdfast.cli.terminal import TextTable, echo, new_console, one_line, safe
 from holdfast.errors import HoldfastError
 from holdfast.types import Blob
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
     from holdfast.media import MediaStore
 
-app = typer.Typer(help="Look after media: large content, stored once.", no_args_is_help=True)
-MediaUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--media", help="The media store's URL; else HOLDFAST_MEDIA, else holdfast.toml.", show_default=False
-    ),
-]
+app = Commands("List, verify, move and collect media.")
 _PAGE = 200
 _KIB = 1024
 
 
 @app.command("list")
 def list_(store: StoreUrl = None, media: MediaUrl = None, as_json: AsJson = False) -> None:
-    """List what is stored, in the order in which it was first put, and how many sessions refer to each."""
+    """List the stored media, oldest first.
+
+    Shows how many sessions refer to each.
+
+    Examples:
+        holdfast media list
+    """
 
     async def work() -> list[Blob]:
         async with _opened(store, media) as opened:
@@ -46,24 +46,26 @@ def list_(store: StoreUrl = None, media: MediaUrl = None, as_json: AsJson = Fals
     if as_json:
         echo(json.dumps({"media": [_plain(blob) for blob in blobs]}))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("uri", "size", "sessions", "put last", "media type", "file name"):
-        table.add_column(name, no_wrap=True, justify="right" if name in {"size", "sessions"} else "left")
+    table = TextTable("sha256", "size", "sessions", "last stored", "media type", "file name")
     for blob in blobs:
         name = one_line(blob.file_name)
-        row = (blob.uri, _size(blob.size), str(blob.references), _time(blob), safe(blob.media_type), name)
+        row = (blob.sha256, _size(blob.size), str(blob.references), _time(blob), safe(blob.media_type), name)
         table.add_row(*row)
-    new_console(limited=sys.stdout.isatty()).print(table)
+    new_console().print(table)
 
 
 @app.command()
 def show(
-    uri: Annotated[str, typer.Argument(help="The URI, media+sha256://…, or just the digest.")],
+    uri: Annotated[str, typer.Argument(help="URI, media+sha256://…, or SHA-256 digest.")],
     store: StoreUrl = None,
     media: MediaUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is known of some content, and which sessions refer to it."""
+    """Show a blob and the sessions that refer to it.
+
+    Examples:
+        holdfast media show media+sha256://9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+    """
     from holdfast.media import to_uri
 
     async def work() -> dict[str, object]:
@@ -78,24 +80,38 @@ def show(
     if as_json:
         echo(json.dumps(facts))
         return
-    console = new_console(limited=sys.stdout.isatty())
+    console = new_console()
     for name, value in facts.items():
-        said = ", ".join(value) if isinstance(value, list) else "" if value is None else str(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-        console.print(Text(f"{name.replace('_', ' '):<12} {safe(said)}"), soft_wrap=True)
+        text = ", ".join(value) if isinstance(value, list) else "" if value is None else str(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        console.print(Text(f"{name.replace('_', ' '):<12} {safe(text)}"), soft_wrap=True)
 
 
 @app.command()
 def gc(
     grace: Annotated[
         float | None,
-        typer.Option("--grace", help="Seconds since the last put; else HOLDFAST_MEDIA_GRACE_SECONDS.", min=0),
+        typer.Option(
+            "--grace",
+            metavar="SECONDS",
+            help="Keep blobs that were stored within this time. Default: HOLDFAST_MEDIA_GRACE_SECONDS.",
+            min=0,
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count what would be deleted, and change nothing.")
+    ] = False,
     store: StoreUrl = None,
     media: MediaUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete what no session refers to; exit 1 if some of it could not be deleted. May be stopped and run again."""
+    """Delete media that no session refers to.
+
+    You may stop the command and run it again. Exits with 1 if a blob could not be deleted.
+
+    Examples:
+        holdfast media gc --dry-run
+        holdfast media gc --grace 86400
+    """
     from holdfast.media import Collection, collect
 
     async def work() -> Collection:
@@ -107,24 +123,28 @@ def gc(
     if as_json:
         echo(json.dumps(asdict(done)))
     else:
-        verb = "would be" if dry_run else "is" if done.blobs == 1 else "are"
-        echo(f"{done.blobs} of the blobs, {_size(done.bytes)}, {verb} gone.")
+        verb = "Would delete" if dry_run else "Deleted"
+        echo(f"{verb} {done.blobs} blobs, {_size(done.bytes)}.")
         for problem in done.failed:
             echo(f"not deleted: {problem}", err=True)
-    raise typer.Exit(1 if done.failed else 0)
+    raise typer.Exit(ExitCode.FAILED if done.failed else ExitCode.OK)
 
 
 @app.command()
 def move(
-    to: Annotated[str, typer.Option(help="The URL of the media store to move to.")],
-    session: Annotated[str | None, typer.Option(help="Move the media of this session only.")] = None,
+    to: Annotated[str, typer.Option(metavar="URL", help="URL of the media store to move to.")],
+    session: Annotated[str | None, typer.Option(help="Only the media of this session.")] = None,
     store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Move media to another media store, also while workers run; exit 1 if some of it could not be moved.
+    """Move media to another media store, also while workers run.
 
-    Set HOLDFAST_MEDIA to the new URL first. The content is verified by its digest at the new location before the old bytes are deleted. The
-    command may be stopped and run again.
+    Set HOLDFAST_MEDIA to the new URL first. The content is verified by its digest in the new store before the old bytes are
+    deleted. You may stop the command and run it again. Exits with 1 if a blob could not be moved.
+
+    Examples:
+        holdfast media move --to s3://bucket/media
+        holdfast media move --to disk:///srv/media --session s1
     """
     from holdfast.media import Moved, move
     from holdfast.media.move import to_move
@@ -141,15 +161,21 @@ def move(
     if as_json:
         echo(json.dumps(asdict(done)))
     else:
-        echo(f"{done.blobs} blobs, {_size(done.bytes)}, are moved to {to}.")
+        echo(f"Moved {done.blobs} blobs, {_size(done.bytes)}, to {to}.")
         for problem in done.failed:
             echo(f"not moved: {problem}", err=True)
-    raise typer.Exit(1 if done.failed else 0)
+    raise typer.Exit(ExitCode.FAILED if done.failed else ExitCode.OK)
 
 
 @app.command()
 def verify(store: StoreUrl = None, media: MediaUrl = None, as_json: AsJson = False) -> None:
-    """Read everything and compare it with its digest; exit 1 if something is damaged or gone. Changes nothing."""
+    """Read all media and compare it with its digests.
+
+    Changes nothing. Exits with 1 if a blob is damaged or missing.
+
+    Examples:
+        holdfast media verify
+    """
 
     async def work() -> tuple[int, list[str]]:
         problems: list[str] = []
@@ -162,7 +188,7 @@ def verify(store: StoreUrl = None, media: MediaUrl = None, as_json: AsJson = Fal
                             async for _ in chunks:
                                 pass
                     except HoldfastError as error:
-                        if await _is_listed(opened, blob):  # it may have been collected meanwhile
+                        if await _is_listed(opened, blob):  # unless it was collected meanwhile
                             problems.append(f"{error}")
                     advance()
         return len(blobs), problems
@@ -172,9 +198,9 @@ def verify(store: StoreUrl = None, media: MediaUrl = None, as_json: AsJson = Fal
         echo(json.dumps({"verified": count, "problems": problems}))
     else:
         for problem in problems:
-            echo(f"broken: {problem}")
-        echo(f"{count - len(problems)} of {count} are sound.")
-    raise typer.Exit(1 if problems else 0)
+            echo(f"damaged: {problem}")
+        echo(f"{count - len(problems)} of {count} blobs are intact.")
+    raise typer.Exit(ExitCode.FAILED if problems else ExitCode.OK)
 
 
 @asynccontextmanager
@@ -203,7 +229,7 @@ async def _is_listed(media: "MediaStore", blob: Blob) -> bool:
 
 @contextmanager
 def _progress(what: str, total: int | None, *, shown: bool) -> "Generator[Callable[[], None], None, None]":
-    """Show a bar on a terminal; elsewhere nothing."""
+    """Show a progress bar on a terminal, and nothing elsewhere."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(

@@ -1,5 +1,7 @@
-"""What the commands have in common: their options, and how they open the store that these name."""
+"""The options that commands share, and the store or server that they select."""
 
+from contextlib import asynccontextmanager
+from getpass import getuser
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
@@ -10,35 +12,56 @@ from holdfast.store import Store, open_store
 from holdfast.types import Json
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from holdfast.cli.remote import Remote
+    from holdfast.media import MediaStore
 
     Sessions: TypeAlias = Store | Remote
 
 StoreUrl = Annotated[
     str | None,
     typer.Option(
-        "--store", help="The store's URL; else HOLDFAST_STORE, else holdfast.toml.", show_default=False
+        "--store",
+        metavar="URL",
+        help="URL of the store. Default: HOLDFAST_STORE or holdfast.toml.",
+        show_default=False,
     ),
 ]
 LogAs = Annotated[
     str | None,
     typer.Option(
-        "--log-format", help="text or json; else HOLDFAST_LOG_FORMAT, else holdfast.toml.", show_default=False
+        "--log-format",
+        help="Log as text or json. Default: HOLDFAST_LOG_FORMAT or holdfast.toml.",
+        show_default=False,
     ),
 ]
 ServerUrl = Annotated[
     str | None,
     typer.Option(
         "--url",
-        help="Ask a server instead, with the token in HOLDFAST_TOKEN; else HOLDFAST_URL.",
+        metavar="URL",
+        help="Use the server at this URL, with the token in HOLDFAST_TOKEN. Default: HOLDFAST_URL.",
         show_default=False,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
+MediaUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--media",
+        metavar="URL",
+        help="URL of the media store. Default: HOLDFAST_MEDIA or holdfast.toml.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SessionId = Annotated[str, typer.Argument(help="Id of the session.")]
+Cursor = Annotated[str | None, typer.Option(help="Print the page after this `next_cursor`.")]
+Limit = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Maximum number of results.")]
 
 
 def chosen_sessions(store: str | None, url: str | None) -> "Sessions":
-    """Return the sessions of `--store` or of `--url`, else those of the settings: of a server, if they name one."""
+    """Return the store of `--store` or the server of `--url`. Without either, the settings decide; a server comes first."""
     if store is not None and url is not None:
         raise BadInput(problem="give either --store or --url")
     settings = load_settings()
@@ -56,13 +79,13 @@ def chosen_server(store: str | None, url: str | None) -> "Remote | None":
     return None if isinstance(chosen, Store) else chosen
 
 
-async def asked(opened: "Sessions", session_id: str) -> list[dict[str, Any]]:
-    """Return what a session asks a person now."""
+async def open_questions(opened: "Sessions", session_id: str) -> list[dict[str, Any]]:
+    """Return the tool calls of a session that wait for a person's answer."""
     if not isinstance(opened, Store):
         return await opened.asked(session_id)
-    from holdfast.runtime.questions import asked as asked_of
+    from holdfast.runtime.questions import asked
 
-    return await asked_of(opened, session_id)
+    return await asked(opened, session_id)
 
 
 async def why_waiting(opened: "Sessions", session_id: str) -> str | None:
@@ -75,7 +98,7 @@ async def why_waiting(opened: "Sessions", session_id: str) -> str | None:
 
 
 async def with_media(opened: "Sessions", text: Json) -> Json:
-    """Return a message with the content that was moved to the media store, which it only refers to."""
+    """Return a message together with the content that it refers to in the media store."""
     from holdfast.media import open_media, to_uri, walker
 
     if not walker.is_changed(text):
@@ -85,14 +108,31 @@ async def with_media(opened: "Sessions", text: Json) -> Json:
         if isinstance(opened, Store):
             contents[digest] = await open_media(store=opened).get(to_uri(digest))
         else:
-            contents[digest] = await opened.client.media(digest)
+            contents[digest] = await opened.media(digest)
     return walker.put_back(text, contents)
 
 
 def chosen_store(url: str | None, *, upgrade: bool = False) -> Store:
-    """Return the store of `--store`, else that of the settings. Its schema is left alone unless `upgrade`."""
+    """Return the store of `--store` or of the settings. Its schema is only changed with `upgrade`."""
     settings = load_settings() if url is None else load_settings(store=url)
-    if url is None and settings.url is not None:  # whoever set it means the sessions there
-        problem = f"the settings name a server, {settings.url}, which cannot be asked for this; name a database with --store"
+    if url is None and settings.url is not None:  # never use a local file instead of the server
+        problem = f"the settings name a server, {settings.url}, and this command needs a database; name one with --store"
         raise BadInput(problem=problem)
     return open_store(upgrade=upgrade, settings=settings)
+
+
+@asynccontextmanager
+async def opened_media(store: str | None, media: str | None) -> "AsyncGenerator[MediaStore, None]":
+    """Open the media store of `--media` on the store of `--store`."""
+    from holdfast.media import open_media
+
+    async with chosen_store(store) as opened:
+        yield open_media(media, store=opened)
+
+
+def actor() -> str:
+    """Return the name of this user for audit entries."""
+    try:
+        return f"cli:{getuser()}"
+    except (OSError, KeyError):  # the user id has no name
+        return "cli"

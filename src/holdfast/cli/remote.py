@@ -4,12 +4,13 @@ import json
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import fields
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
-from holdfast.client import AsyncClient, ServerError
-from holdfast.errors import SessionExists
+from holdfast.client.files import download_archive, read_pieces
+from holdfast.client.transport import LONG, Transport, new_http
 from holdfast.types import (
     AuditEntry,
     Checkpoint,
@@ -34,7 +35,8 @@ class Remote:
     """The sessions of one server."""
 
     def __init__(self, url: str, token: str | None) -> None:
-        self.client = AsyncClient(url, token)
+        self._http = new_http(url, token)
+        self._transport = Transport(self._http)
 
     async def __aenter__(self) -> Self:
         return self
@@ -42,33 +44,33 @@ class Remote:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.client.__aexit__(kind, error, trace)
+        del kind, error, trace
+        await self._http.aclose()
+
+    async def _call(self, method: str, path: str, **options: Any) -> Any:
+        response = await self._transport.request(method, path, **options)
+        return response.json() if response.content else None
 
     async def create_session(self, *, agent: str, owner: str, id: str) -> Session:
         """Create a session of the token's owner. Raises `SessionExists`."""
         del owner
-        try:
-            return _session(await self.client.create_session(agent, id=id))
-        except ServerError as error:
-            if error.facts["code"] == "session_exists":
-                raise SessionExists(id=id) from error
-            raise
+        return _session(await self._call("POST", "/api/sessions", json={"agent": agent, "id": id}))
 
     async def asked(self, session_id: str) -> list[dict[str, Any]]:
         """Return what a session asks a person now."""
-        return (await self.client.session(session_id))["asked"]
+        return (await self._call("GET", f"/api/sessions/{session_id}"))["asked"]
 
     async def problem(self, session_id: str) -> str | None:
         """Return why no worker continues a session; None if one does or nothing waits."""
-        return (await self.client.session(session_id))["problem"]
+        return (await self._call("GET", f"/api/sessions/{session_id}"))["problem"]
 
     async def session(self, session_id: str) -> Session:
         """Return one session."""
-        return _session(await self.client.session(session_id))
+        return _session(await self._call("GET", f"/api/sessions/{session_id}"))
 
     async def sessions(self, **filters: Any) -> Page[Session]:
         """List sessions."""
-        page = await self.client.sessions(**_given(filters))
+        page = await self._call("GET", "/api/sessions", params=_given(filters))
         return Page(items=[_session(item) for item in page["items"]], next_cursor=page["next_cursor"])
 
     async def submit(
@@ -86,19 +88,17 @@ class Remote:
         body: dict[str, Any] = json.loads(payload)
         path = {"interrupt": "interrupt", "approval": "approvals"}.get(kind)
         if path is not None:
-            answer = await self.client.request(
-                "POST", f"/api/sessions/{session_id}/{path}", json=body or None
-            )
+            answer = await self._call("POST", f"/api/sessions/{session_id}/{path}", json=body or None)
         else:
             given = {"kind": kind, "when_busy": when_busy, "idempotency_key": idempotency_key, **body}
             path = f"/api/sessions/{session_id}/submissions"
-            answer = await self.client.request("POST", path, json=_given(given))
+            answer = await self._call("POST", path, json=_given(given))
         return _submission(answer)
 
     async def submissions(self, session_id: str, **filters: Any) -> Page[Submission]:
         """List what was asked of a session."""
         path = f"/api/sessions/{session_id}/submissions"
-        page = await self.client.request("GET", path, params=_given(filters))
+        page = await self._call("GET", path, params=_given(filters))
         return Page(items=[_submission(item) for item in page["items"]], next_cursor=page["next_cursor"])
 
     async def events(
@@ -107,62 +107,110 @@ class Remote:
         """Return a page of events, of the session or of one of its runs."""
         where = {"after": after, "limit": limit}
         path = f"/api/sessions/{session_id}/events" if run_id is None else f"/api/runs/{run_id}/events"
-        page = await self.client.request("GET", path, params=where)
+        page = await self._call("GET", path, params=where)
         return [_event(session_id, item) for item in page["items"]]
 
     async def run(self, run_id: str) -> Run:
         """Return one run."""
-        return _run(await self.client.request("GET", f"/api/runs/{run_id}"))
+        return _run(await self._call("GET", f"/api/runs/{run_id}"))
 
     async def runs(
         self, *, session_id: str | None = None, parent_id: str | None = None, **filters: Any
     ) -> Page[Run]:
         """List the runs of a session, or the delegates of a run, in the order in which they began."""
         path = f"/api/sessions/{session_id}/runs" if parent_id is None else f"/api/runs/{parent_id}/runs"
-        page = await self.client.request("GET", path, params=_given(filters))
+        page = await self._call("GET", path, params=_given(filters))
         return Page(items=[_run(item) for item in page["items"]], next_cursor=page["next_cursor"])
 
     async def find_runs(self, **filters: Any) -> Page[Run]:
         """List the runs of all sessions of the token's owner, newest first."""
-        page = await self.client.request("GET", "/api/runs", params=_given(filters))
+        page = await self._call("GET", "/api/runs", params=_given(filters))
         return Page(items=[_run(item) for item in page["items"]], next_cursor=page["next_cursor"])
 
     async def checkpoints(self, *, run_id: str, **filters: Any) -> Page[Checkpoint]:
         """List the checkpoints of a run, newest first."""
         path = f"/api/runs/{run_id}/checkpoints"
-        return _page(Checkpoint, await self.client.request("GET", path, params=_given(filters)), segment=0)
+        return _page(Checkpoint, await self._call("GET", path, params=_given(filters)), segment=0)
 
     async def effects(self, session_id: str, *, run_id: str, **filters: Any) -> Page[Effect]:
         """List the tool calls of a run."""
         del session_id
-        page = await self.client.request("GET", f"/api/runs/{run_id}/effects", params=_given(filters))
+        page = await self._call("GET", f"/api/runs/{run_id}/effects", params=_given(filters))
         return Page(items=[_effect(item) for item in page["items"]], next_cursor=page["next_cursor"])
 
     async def settle(self, run_id: str, call_id: str, *, result: Any, error: str | None) -> Effect:
         """Record the outcome of a tool call."""
         body = {"result": result} if error is None else {"error": error}
         path = f"/api/runs/{run_id}/effects/{quote(call_id, safe='')}"
-        return _effect(await self.client.request("POST", path, json=body))
+        return _effect(await self._call("POST", path, json=body))
 
     async def credentials(self, session_id: str) -> list[Credential]:
         """Return the credentials of a session, without their values."""
-        return [_noun(Credential, item, sealed="") for item in await self.client.credentials(session_id)]
+        page = await self._call("GET", f"/api/sessions/{session_id}/credentials")
+        return [_noun(Credential, item, sealed="") for item in page["items"]]
+
+    async def set_credential(self, session_id: str, name: str, value: str, *, ttl: float | None) -> None:
+        """Store a credential."""
+        body = _given({"value": value, "ttl": ttl})
+        await self._call("PUT", f"/api/sessions/{session_id}/credentials/{name}", json=body)
+
+    async def delete_credential(self, session_id: str, name: str) -> None:
+        """Delete a credential."""
+        await self._call("DELETE", f"/api/sessions/{session_id}/credentials/{name}")
+
+    async def media(self, sha256: str) -> bytes:
+        """Return the content with this SHA-256."""
+        return await self._transport.media(sha256)
+
+    def archive(self, session_id: str, *, gzip: bool = False) -> AsyncGenerator[bytes, None]:
+        """Yield the archive of a session. Raises `ArchiveFailed` if it is cut off."""
+        return download_archive(self._transport, session_id, gzip=gzip)
+
+    async def clean(self, session_id: str, **how: Any) -> dict[str, Any]:
+        """Delete the content of a session."""
+        return await self._call("POST", f"/api/sessions/{session_id}/clean", json=how, timeout=LONG)
+
+    async def rehydrate(
+        self, session_id: str, archive: Path | None = None, *, force: bool = False
+    ) -> dict[str, Any]:
+        """Restore a cleaned session from an archive file, or from the archive in the media store."""
+        content = None if archive is None else read_pieces(archive)
+        path, params = f"/api/sessions/{session_id}/rehydrate", {"force": force}
+        return await self._call("POST", path, content=content, params=params, timeout=LONG)
+
+    async def erase(self, session_id: str, *, children: bool = False) -> dict[str, Any]:
+        """Erase a session for good."""
+        params = {"children": children}
+        return await self._call("DELETE", f"/api/sessions/{session_id}", params=params, timeout=LONG)
+
+    async def hold(self, session_id: str, on: bool) -> None:
+        """Put a session on hold, or release it."""
+        await self._call("PATCH", f"/api/sessions/{session_id}", json={"hold": on})
+
+    async def retention(self, session_id: str) -> dict[str, Any]:
+        """Return the retention status of a session."""
+        return await self._call("GET", f"/api/sessions/{session_id}/retention")
+
+    async def sweep(self, **how: Any) -> dict[str, Any]:
+        """Apply the retention policies."""
+        return await self._call("POST", "/api/retention/sweep", json=how, timeout=LONG)
 
     async def holders(self) -> list[Holder]:
         """Return all holders."""
-        page = await self.client.request("GET", "/api/workers")
+        page = await self._call("GET", "/api/workers")
         return [_noun(Holder, item, ttl=0.0) for item in page["items"]]
 
     async def audit_log(self, **filters: Any) -> Page[AuditEntry]:
         """List the audit, newest first."""
-        page = await self.client.audit(**_given(filters))
+        page = await self._call("GET", "/api/audit", params=_given(filters))
         items = [_noun(AuditEntry, item, detail=json.dumps(item["detail"])) for item in page["items"]]
         return Page(items=items, next_cursor=page["next_cursor"])
 
     async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[Event, None]:
         """Yield every event, past and future, whatever breaks on the way."""
-        async for item in self.client.stream(session_id, after=after):
-            yield _event(session_id, item)
+        async for kind, item in self._transport.stream(f"/api/sessions/{session_id}/events", after=after):
+            if kind != "draft":
+                yield _event(session_id, item)
 
 
 def _noun(kind: type[T], given: Mapping[str, Any], **more: Any) -> T:

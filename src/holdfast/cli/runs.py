@@ -1,4 +1,4 @@
-"""`holdfast runs`: what is on record of a run, and going on from it. Only `resume` and `fork` change anything."""
+"""`holdfast runs`: show recorded runs, and resume or fork them. Only `resume` and `fork` change the store."""
 
 import asyncio
 import json
@@ -11,18 +11,29 @@ import typer
 from rich.text import Text
 from rich.tree import Tree
 
-from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, chosen_sessions, chosen_store
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.help import Commands
+from holdfast.cli.options import (
+    AsJson,
+    Cursor,
+    Limit,
+    ServerUrl,
+    StoreUrl,
+    chosen_sessions,
+    chosen_store,
+)
 from holdfast.cli.terminal import (
+    TextTable,
     all_pages,
     coloured,
     duration,
     echo,
+    error_text,
+    event_line,
     new_console,
-    new_table,
     one_line,
     plain,
     print_json,
-    said,
     time_text,
 )
 from holdfast.errors import BadInput, HoldfastError
@@ -37,9 +48,9 @@ if TYPE_CHECKING:
     from holdfast.record import RunReport
     from holdfast.store import Store
 
-app = typer.Typer(help="Look at recorded runs, and go on from them.", no_args_is_help=True)
+app = Commands("Show, resume and fork recorded runs.")
 T = TypeVar("T")
-RunId = Annotated[str, typer.Argument(help="The run's id.")]
+RunId = Annotated[str, typer.Argument(help="Id of the run.")]
 
 _DEEPEST = 50
 _EVENTS = 500
@@ -47,21 +58,28 @@ _EVENTS = 500
 
 @app.command("list")
 def list_(
-    session_id: Annotated[str | None, typer.Argument(help="The session's id; else all sessions.")] = None,
+    session_id: Annotated[str | None, typer.Argument(help="Id of a session. Default: all sessions.")] = None,
     interrupted: Annotated[
-        bool, typer.Option("--interrupted", help="Only those that were interrupted and can be resumed.")
+        bool, typer.Option("--interrupted", help="Only interrupted runs, which can be resumed.")
     ] = False,
     unresolved: Annotated[
-        bool, typer.Option("--unresolved", help="Only those with a tool call whose outcome is unknown.")
+        bool, typer.Option("--unresolved", help="Only runs with a tool call whose outcome is unknown.")
     ] = False,
-    parent: Annotated[str | None, typer.Option(help="Only those that this run delegated to.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most, of all sessions.")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
+    parent: Annotated[str | None, typer.Option(metavar="RUN", help="Only delegate runs of this run.")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
     store: StoreUrl = None,
     url: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """List runs, newest first; all runs of one session in the order in which they began."""
+    """List runs, newest first.
+
+    With a session and no filter: all runs of the session, oldest first.
+
+    Examples:
+        holdfast runs list s1
+        holdfast runs list --interrupted --limit 10
+    """
 
     async def work() -> Page[Run]:
         async with chosen_sessions(store, url) as opened:
@@ -82,32 +100,38 @@ def list_(
         print_json({"runs": [asdict(run) for run in page.items], "next_cursor": page.next_cursor})
         return
     of_all = ["session"] if session_id is None else []
-    table = new_table("id", *of_all, "agent", "status", "started", "duration", "parent", "error")
+    table = TextTable("id", *of_all, "status", "agent", "error", "started", "duration", "parent")
     for run in page.items:
         table.add_row(
             one_line(run.id),
             *([one_line(run.session_id)] if of_all else []),
-            one_line(run.agent),
             coloured(run.status),
+            one_line(run.agent),
+            one_line(run.error),
             time_text(run.started_at),
             duration(run.started_at, run.ended_at),
             one_line(run.parent_id),
-            one_line(run.error),
         )
     console = new_console()
     console.print(table)
     if page.next_cursor is not None:
-        console.print(f"There are more: --cursor {page.next_cursor}", soft_wrap=True)
+        console.print(f"More results: --cursor {page.next_cursor}", soft_wrap=True)
 
 
 @app.command()
 def show(run_id: RunId, store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False) -> None:
-    """Show how a run stands: where it can go on from, and what came of its tool calls."""
+    """Show a run, its checkpoints and the state of its tool calls.
+
+    Examples:
+        holdfast runs show run-1
+    """
     from holdfast.record import inspect_run
 
     async def work() -> "RunReport":
         async with chosen_sessions(store, url) as opened:
-            return await inspect_run(cast("Store", opened), run_id, whole=False)  # reads only what both have
+            return await inspect_run(
+                cast("Store", opened), run_id, whole=False
+            )  # calls only methods that `Remote` has
 
     report = asyncio.run(work())
     run = report.run
@@ -148,7 +172,11 @@ def show(run_id: RunId, store: StoreUrl = None, url: ServerUrl = None, as_json: 
 
 @app.command()
 def tree(run_id: RunId, store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False) -> None:
-    """Show a run and the runs it delegated to, and those they did."""
+    """Show a run and its delegate runs as a tree.
+
+    Examples:
+        holdfast runs tree run-1
+    """
 
     async def work() -> _Node:
         async with chosen_sessions(store, url) as opened:
@@ -163,7 +191,14 @@ def tree(run_id: RunId, store: StoreUrl = None, url: ServerUrl = None, as_json: 
 
 @app.command()
 def events(run_id: RunId, store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False) -> None:
-    """Show the events of a run, one line each; `--json` has them in full."""
+    """Print the events of a run, one line each.
+
+    Long lines are cut at the width of the terminal. With --json, events are complete.
+
+    Examples:
+        holdfast runs events run-1
+        holdfast runs events run-1 --json
+    """
 
     async def work() -> list[Event]:
         results: list[Event] = []
@@ -182,9 +217,7 @@ def events(run_id: RunId, store: StoreUrl = None, url: ServerUrl = None, as_json
         return
     console = new_console()
     for event in results:
-        step = "" if event.step is None else event.step
-        start = f"{event.seq:>6}  {time_text(event.at)}  {one_line(event.kind)!s:<24} {step:>3}  "
-        line = Text(start).append_text(one_line(event.message or event.payload))
+        line = event_line(event, event.message or event.payload, console)
         console.print(line, no_wrap=True, overflow="ellipsis")
 
 
@@ -192,13 +225,17 @@ def events(run_id: RunId, store: StoreUrl = None, url: ServerUrl = None, as_json
 def effects(
     run_id: RunId,
     unresolved: Annotated[
-        bool, typer.Option("--unresolved", help="Only those with no recorded end.")
+        bool, typer.Option("--unresolved", help="Only calls whose outcome is unknown.")
     ] = False,
     store: StoreUrl = None,
     url: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the tool calls of a run and their results."""
+    """List the tool calls of a run and their outcomes.
+
+    Examples:
+        holdfast runs effects run-1 --unresolved
+    """
 
     async def work() -> list[Effect]:
         async with chosen_sessions(store, url) as opened:
@@ -211,18 +248,18 @@ def effects(
     if as_json:
         print_json({"effects": [asdict(effect) for effect in result]})
         return
-    table = new_table("call", "tool", "state", "step", "attempts", "started", "duration", "summary", "error")
+    table = TextTable("call", "tool", "state", "error", "summary", "step", "attempts", "started", "duration")
     for effect in result:
         table.add_row(
             one_line(effect.call_id),
             one_line(effect.tool),
             coloured(effect.state),
+            one_line(effect.error),
+            one_line(effect.summary),
             "" if effect.step is None else str(effect.step),
             str(effect.attempts),
             time_text(effect.started_at),
             duration(effect.started_at, effect.ended_at if effect.attempts else None),
-            one_line(effect.summary),
-            one_line(effect.error),
         )
     new_console().print(table)
 
@@ -234,7 +271,13 @@ def resume(
     store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run that failed or was interrupted, and print the output; exit 1 if it fails again."""
+    """Resume a failed or interrupted run and print its output.
+
+    Exits with 1 if the run fails again.
+
+    Examples:
+        holdfast runs resume bot:agent run-1
+    """
     from holdfast.record import resume as resume_run
 
     async def work(agent: "Agent[Any, Any]") -> tuple[str, Any] | str:
@@ -244,17 +287,17 @@ def resume(
                 result = await resume_run(agent, opened, run_id)
             except HoldfastError:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever the agent's own code raises has ended the run
-                return f"The run failed: {said(error)}. See `holdfast runs list {session_id}`."
+            except Exception as error:  # noqa: BLE001 - a boundary: any error of the agent's code ends the run
+                return f"The run failed: {error_text(error)}. See `holdfast runs list {session_id}`."
             return result.run_id, result.output
 
-    with redirect_stdout(sys.stderr):  # what the agent's own code prints is not the output
+    with redirect_stdout(sys.stderr):  # prints of the agent's code are not the output
         ended = asyncio.run(work(_load_agent(app)))
     if isinstance(ended, str):
         if as_json:
             print_json({"error": {"code": "run_failed", "message": ended}})
         echo(f"error: {ended}", err=True)
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
     new_run, output = ended
     if as_json:
         print_json({"run_id": new_run, "output": output})
@@ -265,11 +308,19 @@ def resume(
 
 @app.command()
 def fork(
-    checkpoint_id: Annotated[str, typer.Argument(help="The checkpoint's id; `show` names some.")],
+    checkpoint_id: Annotated[
+        str, typer.Argument(help="Id of the checkpoint. `holdfast runs show` prints it.")
+    ],
     store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy the history of a checkpoint into a new session and print its id."""
+    """Copy the history of a checkpoint into a new session.
+
+    Prints the id of the new session. Needs no worker.
+
+    Examples:
+        holdfast runs fork 019a8f4c-77aa-7c1e-9d3f-2b6f0a1c5e77
+    """
     from holdfast.record import fork as fork_session
 
     async def work() -> str:
@@ -287,11 +338,11 @@ def fork(
 class _Node:
     run: Run
     delegates: "list[_Node]" = field(default_factory=list["_Node"])
-    cut: bool = False  # there are delegates below it that are not shown
+    cut: bool = False  # some delegates below it are left out
 
 
 async def _grow(store: "Sessions", run: Run, seen: set[tuple[str, str]], depth: int) -> _Node:
-    """Return a run with all that it delegated to, each run once, whatever the parents say."""
+    """Return a run with its delegate runs, each run once, even if the parents form a cycle."""
     node = _Node(run)
     seen.add((run.session_id, run.id))
     delegates = await all_pages(lambda cursor: store.runs(parent_id=run.id, cursor=cursor))
@@ -346,10 +397,10 @@ def _place(checkpoint: Checkpoint | None) -> Text:
 
 
 def _call(effect: Effect) -> Text:
-    said: Sequence[str | None] = (
+    parts: Sequence[str | None] = (
         f"{effect.tool} {effect.call_id}",
         None if effect.step is None else f"step {effect.step}",
         f"started {time_text(effect.started_at)}",
         effect.summary,
     )
-    return one_line(", ".join(part for part in said if part))
+    return one_line(", ".join(part for part in parts if part))

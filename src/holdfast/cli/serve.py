@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.options import LogAs, StoreUrl, chosen_store
 from holdfast.cli.terminal import echo
 from holdfast.config import Settings, is_loopback, load_settings
@@ -24,23 +25,43 @@ from holdfast.logs import start_logging
 from holdfast.store import Store
 
 _log = logging.getLogger("holdfast.serve")
-_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 
 
 def serve(
-    app: Annotated[str | None, typer.Argument(help="The agents to serve, as module:attribute.")] = None,
+    app: Annotated[str | None, typer.Argument(help="The agents to run, as module:attribute.")] = None,
     store: StoreUrl = None,
-    host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = None,
-    role: Annotated[str, typer.Option(help="all: a front and workers; front: no agents run here.")] = "all",
-    workers: Annotated[int, typer.Option(min=1, help="How many worker processes.")] = 1,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on. Default: HOLDFAST_HOST or 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Port; 0 selects a free one. Default: HOLDFAST_PORT or 8350."),
+    ] = None,
+    role: Annotated[
+        str, typer.Option(help="all: an API server and workers. front: only the API server.")
+    ] = "all",
+    workers: Annotated[int, typer.Option(min=1, metavar="N", help="Number of worker processes.")] = 1,
     enable_shell: Annotated[
-        bool, typer.Option("--enable-shell", help="Let principals with the scope shell run commands here.")
+        bool,
+        typer.Option(
+            "--enable-shell", help="Allow tokens with the scope shell to run commands on this machine."
+        ),
     ] = False,
     log_format: LogAs = None,
-    no_auth: Annotated[bool, typer.Option("--no-auth", help="Open all doors; on loopback only.")] = False,
+    no_auth: Annotated[
+        bool, typer.Option("--no-auth", help="Serve without authentication, on loopback only.")
+    ] = False,
 ) -> None:
-    """Serve sessions over HTTP and run them in worker processes, until SIGTERM or Ctrl-C."""
+    """Serve sessions over HTTP and run them in worker processes.
+
+    Prints the address with a token. Stops on SIGTERM or Ctrl-C.
+
+    Examples:
+        holdfast serve bot:agent
+        holdfast serve bot:agents --host 0.0.0.0 --port 8350 --workers 4
+        holdfast serve --role front --store postgresql://localhost/holdfast
+    """
     check_choice(role, ("all", "front"), "role")
     given: dict[str, Any] = {"store": store, "host": host, "port": port, "log_format": log_format}
     settings = load_settings(**{name: value for name, value in given.items() if value is not None})
@@ -49,11 +70,12 @@ def serve(
         settings = settings.model_copy(update={"auth": "none"})
     if settings.auth == "none" and not is_loopback(settings.host):
         raise BadSettings(
-            problem=f"Without authentication it listens on loopback only, not on {settings.host}."
+            problem=f"Without authentication, the server only listens on loopback addresses, not on {settings.host}."
         )
     if role == "all" and app is None:
         raise BadInput(problem="name the agents to serve as module:attribute, or use --role front")
-    raise typer.Exit(run_server(app, settings, workers=workers if role == "all" else 0, shell=enable_shell))
+    code = run_server(app, settings, workers=workers if role == "all" else 0, shell=enable_shell)
+    raise typer.Exit(code)
 
 
 def run_server(
@@ -61,7 +83,7 @@ def run_server(
 ) -> int:
     """Serve until SIGTERM or Ctrl-C and return the exit code.
 
-    With words for a demo they are said before the address, and a worker can be killed from the page.
+    `demo` has lines to print before the address. With it, a worker can be killed from the page.
     """
     import_module("holdfast.server")  # raises MissingExtra before a port or a store is opened
     with _listen(settings.host, settings.port) as listening:
@@ -77,8 +99,8 @@ def _listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}, port {port}: {error.strerror}; choose others with --host and --port"
         )
         raise BadInput(problem=problem) from error
-    # What it accepts inherits this; asyncio sets it on sockets of its own making only. Else the body of an answer waits
-    # until the client has acknowledged its head, which takes 40 ms.
+    # Accepted sockets inherit this; asyncio only sets it on sockets that it creates. Without it, the body of a response
+    # waits 40 ms until the client has acknowledged the head.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 
@@ -106,8 +128,8 @@ async def _serve(
         new_protocol,
     )
 
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a stream is an open file
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # a stream is an open file
     agents = {} if app is None else load_agents(app)
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(chosen_store(settings.store, upgrade=True))
@@ -129,8 +151,8 @@ async def _serve(
             worker_metrics=Path(numbers) if numbers else None,
             kill=pool.kill if demo else None,
         )
-        made = settings.auth == "token" and settings.token is None and settings.jwt_keys is None
-        if made:
+        is_new_token = settings.auth == "token" and settings.token is None and settings.jwt_keys is None
+        if is_new_token:
             application.state.authenticator.admin_token = new_token()
         server = Server(
             uvicorn.Config(
@@ -146,7 +168,7 @@ async def _serve(
                 ws_per_message_deflate=False,
             )
         )
-        # Signals are ours: streams must end before the server waits for them.
+        # Handle signals here: streams must end before the server waits for them.
         setattr(server, "capture_signals", nullcontext)  # noqa: B010 - typed as a method
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -162,7 +184,7 @@ async def _serve(
             loop.add_signal_handler(number, stop)
         for line in demo:
             echo(line)
-        _say_where(listening, application.state.authenticator.admin_token if made else None)
+        _print_address(listening, application.state.authenticator.admin_token if is_new_token else None)
         keeping = asyncio.create_task(pool.keep(stopping))
         watching = asyncio.create_task(_watch_store(opened, stop))
         await server.serve(sockets=[listening])
@@ -171,23 +193,23 @@ async def _serve(
         watching.cancel()
         with suppress(asyncio.CancelledError):
             await watching
-    return 0
+    return ExitCode.OK
 
 
 async def _watch_store(store: Store, stop: Callable[[], None]) -> None:
-    """Stop the server, and raise `StoreClosed`, when its store can never be used again by this process."""
+    """Stop the server and raise `StoreClosed` when this process can no longer use its store."""
     while True:
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_CHECK_SECONDS)
         try:
             await store.token("")
         except StoreClosed:
             stop()
             raise
         except HoldfastError:
-            pass  # it may come back, and /ready reports it
+            pass  # the store may recover, and /ready reports the problem
 
 
-def _say_where(listening: socket.socket, token: str | None) -> None:
+def _print_address(listening: socket.socket, token: str | None) -> None:
     host, port = listening.getsockname()[:2]
     address = f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
     echo(f"Holdfast serves at {address}{'' if token is None else f'?token={token}'}")

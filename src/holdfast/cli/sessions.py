@@ -1,4 +1,4 @@
-"""`holdfast sessions`: which sessions there are and how they stand."""
+"""`holdfast sessions`: list and show sessions."""
 
 import asyncio
 import json
@@ -8,30 +8,49 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, asked, chosen_sessions, why_waiting
-from holdfast.cli.terminal import coloured, new_console, new_table, one_line, print_json, time_text
+from holdfast.cli.help import Commands
+from holdfast.cli.options import (
+    AsJson,
+    Cursor,
+    Limit,
+    ServerUrl,
+    SessionId,
+    StoreUrl,
+    chosen_sessions,
+    open_questions,
+    why_waiting,
+)
+from holdfast.cli.terminal import TextTable, coloured, new_console, one_line, print_json, time_text
 from holdfast.ids import check_choice
 from holdfast.types import STATUSES, Page, Session, Submission
 
-app = typer.Typer(help="Look at sessions.", no_args_is_help=True)
-SessionId = Annotated[str, typer.Argument(help="The session's id.")]
+app = Commands("List, show, export, clean and erase sessions.")
 
 
 @app.command("list")
 def list_(
     store: StoreUrl = None,
     url: ServerUrl = None,
-    status: Annotated[str | None, typer.Option(help="Only those that are idle, running, waiting, …")] = None,
-    agent: Annotated[str | None, typer.Option(help="Only those of this agent.")] = None,
-    owner: Annotated[str | None, typer.Option(help="Only those of this owner.")] = None,
-    search: Annotated[str | None, typer.Option(help="Only those with this in their title.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
+    status: Annotated[
+        str | None, typer.Option(help="Only sessions with this status: idle, queued, running, waiting, …")
+    ] = None,
+    agent: Annotated[str | None, typer.Option(help="Only sessions of this agent.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Only sessions of this owner.")] = None,
+    search: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only sessions with this text in their title.")
+    ] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
     as_json: AsJson = False,
 ) -> None:
-    """List sessions, last active first."""
+    """List sessions, last active first.
+
+    Examples:
+        holdfast sessions list --status waiting
+        holdfast sessions list --agent clerk --limit 10 --json
+    """
     if status is not None:
-        check_choice(status, STATUSES, "session's status")
+        check_choice(status, STATUSES, "value for --status")
 
     async def work() -> Page[Session]:
         async with chosen_sessions(store, url) as opened:
@@ -48,30 +67,34 @@ def list_(
     if as_json:
         print_json({"sessions": [asdict(item) for item in page.items], "next_cursor": page.next_cursor})
         return
-    table = new_table("id", "agent", "status", "waiting for", "owner", "active", "pending", "holder", "title")
+    table = TextTable("id", "status", "waiting for", "title", "agent", "active", "owner", "pending", "holder")
     for item in page.items:
         table.add_row(
             one_line(item.id),
-            one_line(item.agent),
             coloured(item.status),
             one_line(item.waiting_for),
-            one_line(item.owner),
+            one_line(item.title),
+            one_line(item.agent),
             time_text(item.active_at),
+            one_line(item.owner),
             str(item.pending),
             one_line(item.holder),
-            one_line(item.title),
         )
     console = new_console()
     console.print(table)
     if page.next_cursor is not None:
-        console.print(f"There are more: --cursor {page.next_cursor}", soft_wrap=True)
+        console.print(f"More results: --cursor {page.next_cursor}", soft_wrap=True)
 
 
 @app.command()
 def show(
     session_id: SessionId, store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False
 ) -> None:
-    """Show how a session stands: who holds it until when, what waits and for what."""
+    """Show a session, its queue and the calls that wait for a person.
+
+    Examples:
+        holdfast sessions show s1
+    """
 
     async def work() -> tuple[Session, list[Submission], list[dict[str, Any]], str | None]:
         async with chosen_sessions(store, url) as opened:
@@ -81,7 +104,7 @@ def show(
                 for state in ("claimed", "waiting", "queued")
                 for item in (await opened.submissions(session_id, state=state, limit=100)).items
             ]
-            questions = await asked(opened, session_id)
+            questions = await open_questions(opened, session_id)
             return session, waiting, questions, await why_waiting(opened, session_id)
 
     session, waiting, questions, problem = asyncio.run(work())
@@ -96,7 +119,7 @@ def show(
         )
         return
     console = new_console()
-    held = f"{session.holder} until {time_text(session.held_until)}" if session.holder else "nobody"
+    held = f"{session.holder} until {time_text(session.held_until)}" if session.holder else "no worker"
     lines = [
         ("session", one_line(session.id)),
         ("title", one_line(session.title)),
@@ -111,7 +134,7 @@ def show(
         ("active", time_text(session.active_at)),
         *((item.state, one_line(f"{item.id} {item.kind}, attempts {item.attempts}")) for item in waiting),
         *(
-            ("asked", one_line(f"{q['call_id']}: {q['tool']} {json.dumps(q['arguments'])}"))
+            ("approval", one_line(f"{q['call_id']}: {q['tool']} {json.dumps(q['arguments'])}"))
             for q in questions
         ),
     ]

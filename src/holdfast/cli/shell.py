@@ -1,4 +1,4 @@
-"""`holdfast shell`: run commands on record, and look at, stop or purge those of any process."""
+"""`holdfast shell`: run, list, stop and purge shell commands."""
 
 import asyncio
 import json
@@ -9,34 +9,43 @@ from typing import Annotated
 
 import typer
 from pydantic_core import to_jsonable_python
-from rich.table import Table
 from rich.text import Text
 
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.help import Commands
 from holdfast.cli.options import AsJson, StoreUrl, chosen_store
-from holdfast.cli.terminal import echo, new_console, safe
+from holdfast.cli.terminal import TextTable, echo, new_console, one_line, safe, time_text
 from holdfast.config import load_settings
 from holdfast.errors import BadInput
 from holdfast.types import Command, Output
 
-app = typer.Typer(help="Run shell commands on record, and look after those that were.", no_args_is_help=True)
-CommandId = Annotated[str, typer.Argument(help="The command's id.")]
+app = Commands("Run, list and stop recorded shell commands.")
+CommandId = Annotated[str, typer.Argument(help="Id of the command.")]
 
-_TIMED_OUT, _STOPPED = 124, 143  # as `timeout` and the shell have it
-_INTERRUPTED = 130
-_LEAST = {"id": 36, "state": 9, "started": 14}  # columns, on a narrow terminal
 _COLOURS = {"running": "yellow", "done": "green", "lost": "red", "killed": "red", "timed_out": "red"}
 
 
 @app.command()
 def run(
-    command: Annotated[str, typer.Argument(help="A line for the shell.")],
-    cwd: Annotated[str | None, typer.Option("--cwd", help="The folder to run it in.")] = None,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds after which it is ended.")] = 300.0,
-    session: Annotated[str | None, typer.Option("--session", help="The session it belongs to.")] = None,
+    command: Annotated[str, typer.Argument(help="Command line for the shell.")],
+    cwd: Annotated[str | None, typer.Option("--cwd", metavar="FOLDER", help="Working directory.")] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="Stop the command after this time.")
+    ] = 300.0,
+    session: Annotated[
+        str | None, typer.Option("--session", help="Session that the command belongs to.")
+    ] = None,
     store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a command, show its output while it runs, and exit with its code: 124 if it timed out, 143 if stopped."""
+    """Run a shell command and record it.
+
+    Prints the output while the command runs, and exits with its exit code: 124 if it timed out, 143 if it was stopped.
+
+    Examples:
+        holdfast shell run "make test" --timeout 600
+        holdfast shell run "git status" --cwd ./repo --session s1
+    """
     from holdfast.shell import ShellService
 
     async def work() -> tuple[Command, str, str]:
@@ -59,7 +68,7 @@ def run(
     try:
         ended, stdout, stderr = asyncio.run(work())
     except KeyboardInterrupt:
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
     if as_json:
         _print_json({"command": asdict(ended), "stdout": stdout, "stderr": stderr})
     raise typer.Exit(_exit_code(ended))
@@ -67,13 +76,20 @@ def run(
 
 @app.command("list")
 def list_(
-    session: Annotated[str | None, typer.Option("--session", help="Only those of this session.")] = None,
-    running: Annotated[bool, typer.Option("--running", help="Only those that run.")] = False,
-    limit: Annotated[int, typer.Option("--limit", help="How many at the most.")] = 50,
+    session: Annotated[str | None, typer.Option("--session", help="Only commands of this session.")] = None,
+    running: Annotated[bool, typer.Option("--running", help="Only running commands.")] = False,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", help="Maximum number of results.")] = 50,
     store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """List commands and their results, newest first, also those whose output was purged."""
+    """List commands and their results, newest first.
+
+    Commands stay in the list after their output was purged.
+
+    Examples:
+        holdfast shell list --running
+        holdfast shell list --session s1 --json
+    """
 
     async def work() -> list[Command]:
         async with chosen_store(store) as opened:
@@ -84,16 +100,14 @@ def list_(
     if as_json:
         _print_json({"commands": [asdict(command) for command in result]})
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("id", "state", "exit", "started", "command"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=_LEAST.get(name, len(name)))
+    table = TextTable("id", "state", "command", "exit", "started")
     for each in result:
         table.add_row(
             each.id,
             _state(each),
+            one_line("(purged)" if each.purged_at else each.command),
             "" if each.exit_code is None else str(each.exit_code),
-            f"{each.started_at:%m-%d %H:%M:%S}" if each.started_at else "",
-            Text("(purged)" if each.purged_at else " ".join(each.command.split())),
+            time_text(each.started_at),
         )
     new_console().print(table)
 
@@ -101,12 +115,20 @@ def list_(
 @app.command()
 def output(
     command_id: CommandId,
-    after: Annotated[int, typer.Option("--after", help="Only what follows this number.")] = -1,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until the command has ended.")] = False,
+    after: Annotated[
+        int, typer.Option("--after", metavar="ORDER", help="Only output after this number.")
+    ] = -1,
+    follow: Annotated[bool, typer.Option("--follow", help="Keep printing until the command ends.")] = False,
     store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print what a command wrote, stdout to stdout and stderr to stderr; with `--json` one line for each output."""
+    """Print the output of a command.
+
+    Its stdout goes to stdout, and its stderr to stderr. With --json, each output is one line.
+
+    Examples:
+        holdfast shell output 0d5a1f6e4c9b4a7f8e2d3c1b5a697887 --follow
+    """
 
     async def work() -> None:
         async with chosen_store(store) as opened:
@@ -124,16 +146,22 @@ def output(
     try:
         asyncio.run(work())
     except KeyboardInterrupt:
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
 @app.command()
 def stop(command_id: CommandId, store: StoreUrl = None, as_json: AsJson = False) -> None:
-    """Stop a command, whichever process runs it; exit 1 if it has not ended after five seconds."""
+    """Stop a command of any process.
+
+    Exits with 1 if the command has not ended after five seconds.
+
+    Examples:
+        holdfast shell stop 0d5a1f6e4c9b4a7f8e2d3c1b5a697887
+    """
     from holdfast.shell import ShellService
 
     async def work() -> Command:
-        # A service of our own: it also records what a dead one has left running.
+        # A service in this process also records the end of commands that a dead service left running.
         async with chosen_store(store) as opened, ShellService(opened, settings=load_settings()) as shell:
             return await shell.stop(command_id)
 
@@ -141,8 +169,8 @@ def stop(command_id: CommandId, store: StoreUrl = None, as_json: AsJson = False)
     if as_json:
         _print_json({"command": asdict(ended)})
     else:
-        echo(f"{ended.id} {ended.state if ended.ended_at else 'does not end'}")
-    raise typer.Exit(0 if ended.ended_at else 1)
+        echo(f"Command {ended.id} {'ended: ' + ended.state if ended.ended_at else 'has not ended'}.")
+    raise typer.Exit(ExitCode.OK if ended.ended_at else ExitCode.FAILED)
 
 
 @app.command()
@@ -150,13 +178,22 @@ def sweep(
     older_than: Annotated[
         float | None,
         typer.Option(
-            "--older-than", help="Seconds; else HOLDFAST_SHELL_RETENTION_SECONDS.", show_default=False
+            "--older-than",
+            metavar="SECONDS",
+            help="Minimum age. Default: HOLDFAST_SHELL_RETENTION_SECONDS.",
+            show_default=False,
         ),
     ] = None,
     store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete the output of commands that ended long enough ago. Their results stay."""
+    """Delete the output of old commands.
+
+    The commands and their results are kept.
+
+    Examples:
+        holdfast shell sweep --older-than 604800
+    """
     from holdfast.shell.retention import purge
 
     seconds = load_settings().shell_retention_seconds if older_than is None else older_than
@@ -167,17 +204,17 @@ def sweep(
         async with chosen_store(store) as opened:
             return await purge(opened, seconds)
 
-    gone = asyncio.run(work())
+    deleted = asyncio.run(work())
     if as_json:
-        _print_json({"deleted": gone})
+        _print_json({"deleted": deleted})
     else:
-        echo(f"{gone} events deleted")
+        echo(f"Deleted {deleted} events.")
 
 
 def _exit_code(command: Command) -> int:
     if command.exit_code is not None and command.exit_code >= 0:
         return command.exit_code
-    return _TIMED_OUT if command.state == "timed_out" else _STOPPED
+    return ExitCode.COMMAND_TIMED_OUT if command.state == "timed_out" else ExitCode.COMMAND_STOPPED
 
 
 def _state(command: Command) -> Text:

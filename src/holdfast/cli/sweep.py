@@ -1,4 +1,4 @@
-"""`holdfast sweep` does what the policies say is due; `holdfast sessions retention` says what that means for one session."""
+"""`holdfast sweep` applies the retention policies; `holdfast sessions retention` shows how they apply to one session."""
 
 import asyncio
 from dataclasses import asdict
@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, chosen_server, chosen_sessions, chosen_store
-from holdfast.cli.retention import actor
-from holdfast.cli.sessions import SessionId
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.options import (
+    AsJson,
+    ServerUrl,
+    SessionId,
+    StoreUrl,
+    actor,
+    chosen_server,
+    chosen_sessions,
+    chosen_store,
+)
 from holdfast.cli.sessions import app as sessions
-from holdfast.cli.terminal import echo, new_console, new_table, one_line, print_json, progress_bar, time_text
+from holdfast.cli.terminal import TextTable, echo, new_console, one_line, print_json, progress_bar, time_text
 from holdfast.errors import BadSettings, SweepRunning
 from holdfast.store import Store
 
@@ -21,13 +29,22 @@ if TYPE_CHECKING:
 
 
 def sweep(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="How many sessions at most.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum number of sessions.")] = None,
     store: StoreUrl = None,
     url: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Clean, archive and erase what is due by the policies of the settings; exit 1 if some of it failed."""
+    """Clean, archive and erase sessions that are due by policy.
+
+    Exits with 1 if it failed for a session.
+
+    Examples:
+        holdfast sweep --dry-run
+        holdfast sweep --limit 100
+    """
     outcomes: list[Outcome] = []
 
     async def work() -> "Swept":
@@ -37,21 +54,23 @@ def sweep(
 
         if (server := chosen_server(store, url)) is not None:
             async with server:
-                how = {"dry_run": dry_run} | ({} if limit is None else {"limit": limit})
-                told: dict[str, Any] = await server.client.sweep(**how)
-            outcomes.extend(Outcome(**item) for item in told.pop("items"))
-            return Swept(**told)
+                options = {"dry_run": dry_run} | ({} if limit is None else {"limit": limit})
+                swept: dict[str, Any] = await server.sweep(**options)
+            outcomes.extend(Outcome(**item) for item in swept.pop("items"))
+            return Swept(**swept)
         async with chosen_store(store) as opened:
             if not is_configured(opened):
-                raise BadSettings(problem="There is no policy: set HOLDFAST_RETENTION, or [[retention]].")
+                raise BadSettings(
+                    problem="There is no retention policy. Set HOLDFAST_RETENTION, or [[retention]] in holdfast.toml."
+                )
             with progress_bar("sweeping", shown=not as_json) as advance:
 
-                def tell(outcome: "Outcome") -> None:
+                def add(outcome: "Outcome") -> None:
                     outcomes.append(outcome)
                     advance(1)
 
                 media = open_media(store=opened)
-                done = await sweep(opened, media, actor=actor(), dry_run=dry_run, limit=limit, tell=tell)
+                done = await sweep(opened, media, actor=actor(), dry_run=dry_run, limit=limit, tell=add)
             if done is None:
                 duty = await opened.duty(DUTY)
                 raise SweepRunning(holder=duty.holder if duty and duty.holder else "another")
@@ -62,20 +81,20 @@ def sweep(
         print_json({"items": [asdict(outcome) for outcome in outcomes], **asdict(done)})
     else:
         _show(outcomes, done)
-    raise typer.Exit(1 if done.problem or done.outcomes.get("failed") else 0)
+    raise typer.Exit(ExitCode.FAILED if done.problem or done.outcomes.get("failed") else ExitCode.OK)
 
 
 def _show(outcomes: "list[Outcome]", done: "Swept") -> None:
     if outcomes:
-        table = new_table("session", "outcome", "action", "policy", "rows")
+        table = TextTable("session", "outcome", "action", "rows", "policy")
         for outcome in outcomes:
-            said = outcome.outcome.replace("_", " ")
+            result = outcome.outcome.replace("_", " ")
             table.add_row(
                 one_line(outcome.session_id),
-                f"{said}: {outcome.guard}" if outcome.guard else said,
+                f"{result}: {outcome.guard}" if outcome.guard else result,
                 outcome.action,
-                one_line(outcome.policy),
                 str(sum(outcome.deleted.values())),
+                one_line(outcome.policy),
             )
         new_console().print(table)
     for outcome in outcomes:
@@ -84,23 +103,31 @@ def _show(outcomes: "list[Outcome]", done: "Swept") -> None:
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(done.outcomes.items()))
     echo(f"Due: {counts or 'nothing'}.")
     if done.submissions or done.shell_events or done.blobs:
-        echo(f"Gone: {done.submissions} submissions, {done.shell_events} shell events, {done.blobs} blobs.")
+        echo(
+            f"Deleted: {done.submissions} submissions, {done.shell_events} shell events, {done.blobs} blobs."
+        )
     if done.problem:
-        echo(f"It ended early: {done.problem}", err=True)
+        echo(f"The sweep ended early: {done.problem}", err=True)
     elif done.more:
-        echo("There are more.")
+        echo("More sessions are due. Run it again.")
 
 
 @sessions.command()
 def retention(
     session_id: SessionId, store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False
 ) -> None:
-    """Show which policy applies to a session, when it is due, and what stands against it now."""
+    """Show which policy applies to a session, and when it is due.
+
+    Also shows a hold or a guard that prevents it now.
+
+    Examples:
+        holdfast sessions retention s1
+    """
 
     async def work() -> dict[str, Any]:
         async with chosen_sessions(store, url) as opened:
             if not isinstance(opened, Store):
-                return await opened.client.retention(session_id)
+                return await opened.retention(session_id)
             from holdfast.retention import outlook
 
             result = await outlook(opened, session_id)
@@ -113,12 +140,12 @@ def retention(
         return
     console = new_console()
     lines = {
-        "policy": result["policy"] or "none: it stays",
+        "policy": result["policy"] or "none",
         "action": result["action"],
         "rehydrated": _time(result["rehydrated_at"]),
         "due": _time(result["due_at"]) or "never",
         "held by": result["held_by"],
-        "refused by": result["guard"],
+        "blocked by": result["guard"],
         "": result["problem"],
         "cleaned": _time(result["cleaned_at"]),
         "archive": result["archive"],

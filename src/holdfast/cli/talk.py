@@ -1,4 +1,4 @@
-"""`holdfast send | tail | interrupt | approve`: talking to a session from a terminal."""
+"""`holdfast send | tail | interrupt | approve`: use a session from a terminal."""
 
 import asyncio
 import json
@@ -7,11 +7,19 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
-from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, asked, chosen_sessions, why_waiting, with_media
-from holdfast.cli.sessions import SessionId
-from holdfast.cli.terminal import all_pages, echo, new_console, one_line, print_json, time_text
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.options import (
+    AsJson,
+    ServerUrl,
+    SessionId,
+    StoreUrl,
+    chosen_sessions,
+    open_questions,
+    why_waiting,
+    with_media,
+)
+from holdfast.cli.terminal import all_pages, echo, event_line, new_console, print_json, time_text
 from holdfast.errors import BadInput, Conflict, SessionExists
 from holdfast.ids import check_choice
 from holdfast.types import WHEN_BUSY, Event, Submission
@@ -19,35 +27,48 @@ from holdfast.types import WHEN_BUSY, Event, Submission
 if TYPE_CHECKING:
     from holdfast.cli.options import Sessions
 
-_SOON = 2.0
-"""After so many seconds without an answer it is worth saying that there is no worker."""
-_EXIT_CODES = {"waiting": 5, "queued": 6, "claimed": 6}
+_WARN_SECONDS = 2.0
+"""When `send --wait` looks for a reason why the message has not started."""
+_EXIT_CODES = {"waiting": ExitCode.WAITING, "queued": ExitCode.TIMEOUT, "claimed": ExitCode.TIMEOUT}
 _TURNS = ("submission_started", "submission_done", "submission_failed")
 
 
 def send(
     session_id: SessionId,
-    text: Annotated[str, typer.Argument(help="What to say; - reads it from standard input.")],
+    text: Annotated[str, typer.Argument(help="The message; - reads it from standard input.")],
     store: StoreUrl = None,
     url: ServerUrl = None,
-    agent: Annotated[str | None, typer.Option(help="Make the session, for this agent, if it is new.")] = None,
+    agent: Annotated[
+        str | None, typer.Option(help="Create the session for this agent if it does not exist.")
+    ] = None,
     owner: Annotated[
-        str, typer.Option(help="Who owns a new session; on a server, the token says.")
+        str, typer.Option(help="Owner of a new session. With --url: the owner of the token.")
     ] = "local",
-    when_busy: Annotated[str, typer.Option(help="queue, steer, interrupt or reject.")] = "queue",
-    key: Annotated[str | None, typer.Option(help="The same key sends the same message once.")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and print the answer.")] = False,
+    when_busy: Annotated[
+        str, typer.Option(metavar="MODE", help="If the session is busy: queue, steer, interrupt or reject.")
+    ] = "queue",
+    key: Annotated[
+        str | None, typer.Option(help="Idempotency key: the same key sends the message once.")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the answer and print it.")] = False,
     timeout: Annotated[
-        float | None, typer.Option(min=0, help="With --wait: stop waiting after so many seconds.")
+        float | None,
+        typer.Option(min=0, metavar="SECONDS", help="With --wait: stop waiting after this time."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Send a message to a session.
 
-    With --wait the exit code is 1 if it failed, 5 if it waits for a person, and 6 if it has not ended within --timeout.
+    Prints the id of the submission. With --wait it prints the answer; the exit code is 1 if the message failed, 5 if it waits
+    for a person, and 6 if it has not ended after --timeout.
+
+    Examples:
+        holdfast send s1 "Summarize the report." --agent clerk
+        holdfast send s1 "And in French?" --wait --timeout 60
+        cat notes.txt | holdfast send s1 -
     """
-    check_choice(when_busy, WHEN_BUSY, "way to be busy")
-    said = sys.stdin.read() if text == "-" else text
+    check_choice(when_busy, WHEN_BUSY, "value for --when-busy")
+    message = sys.stdin.read() if text == "-" else text
 
     async def work() -> tuple[Submission, str | None]:
         async with chosen_sessions(store, url) as opened:
@@ -56,7 +77,7 @@ def send(
             sent = await opened.submit(
                 session_id,
                 "message",
-                json.dumps({"text": said}),
+                json.dumps({"text": message}),
                 when_busy=when_busy,  # pyright: ignore[reportArgumentType]
                 idempotency_key=key,
             )
@@ -68,7 +89,7 @@ def send(
                     return await _answer(opened, sent)
             except TimeoutError:
                 problem = await why_waiting(opened, session_id)
-                late = f"It has not ended within {timeout:g} s, and stays queued or running. {problem or ''}"
+                late = f"The message has not ended after {timeout:g} s. It stays queued or running. {problem or ''}"
                 return replace(await _reread(opened, sent), reason=late.strip()), None
             finally:
                 warning.cancel()
@@ -82,11 +103,11 @@ def send(
         echo(answer)
     if wait and submission.state != "done":
         echo(f"{submission.state}: {submission.reason}", err=True)
-        raise typer.Exit(_EXIT_CODES.get(submission.state, 1))
+        raise typer.Exit(_EXIT_CODES.get(submission.state, ExitCode.FAILED))
 
 
 async def _open_session(store: "Sessions", session_id: str, agent: str, owner: str) -> None:
-    """Create a session if there is none with this id. Raises `Conflict` if there is one of another agent."""
+    """Create a session if the id is new. Raises `Conflict` if the session belongs to another agent."""
     try:
         await store.create_session(agent=agent, owner=owner, id=session_id)
     except SessionExists:
@@ -97,27 +118,27 @@ async def _open_session(store: "Sessions", session_id: str, agent: str, owner: s
 
 
 async def _warn(store: "Sessions", session_id: str) -> None:
-    """Print why no worker takes the message, if that is so for a while."""
-    await asyncio.sleep(_SOON)
+    """Print why no worker runs the message, if it has not started after a while."""
+    await asyncio.sleep(_WARN_SECONDS)
     problem = await why_waiting(store, session_id)
     if problem is not None:
         echo(f"The message is queued. {problem}", err=True)
 
 
 async def _answer(store: "Sessions", sent: Submission) -> tuple[Submission, str | None]:
-    """Wait until a submission has ended or waits for a person; return it and what the model said last."""
-    said: Event | None = None
+    """Wait until a submission has ended or waits for a person. Return it and the last text of the model."""
+    last: Event | None = None
     async for event in store.watch(sent.session_id, after=sent.position):
-        said = event if _text(event) else said
+        last = event if _text(event) else last
         if event.kind == "approval_requested":
             result = await _reread(store, sent)
-            if result.state == "waiting":  # else the question is of another message, before this one
-                return result, await _whole_text(store, said)
+            if result.state == "waiting":  # otherwise the call belongs to an earlier message
+                return result, await _whole_text(store, last)
         elif event.kind in _TURNS and json.loads(event.payload)["submission_id"] == sent.id:
             if event.kind != "submission_started":
                 break
-            said = None  # what was said so far was said to others
-    return await _reread(store, sent), await _whole_text(store, said)
+            last = None  # earlier text answers earlier messages
+    return await _reread(store, sent), await _whole_text(store, last)
 
 
 async def outcome(store: "Sessions", sent: Submission) -> Submission:
@@ -126,7 +147,7 @@ async def outcome(store: "Sessions", sent: Submission) -> Submission:
 
 
 async def _whole_text(store: "Sessions", event: Event | None) -> str | None:
-    """Return what a response says, with what was too large for the message."""
+    """Return the text of a response, including text in the media store."""
     if event is None or event.message is None:
         return None
     return _text(replace(event, message=await with_media(store, event.message)))
@@ -138,40 +159,47 @@ async def _reread(store: "Sessions", sent: Submission) -> Submission:
 
 
 def _text(event: Event) -> str | None:
-    """Return what a response of the model says; None for all else."""
+    """Return the text of a model response; None for other events and responses without text."""
     message: dict[str, Any] = {} if event.message is None else json.loads(event.message)
     if message.get("kind") != "response":
         return None
     return "".join(part["content"] for part in message["parts"] if part.get("part_kind") == "text") or None
 
 
-def _asked(event: Event) -> str | None:
-    """Return what a person says in a request; None for all else, and if there is more to it than text."""
+def _prompt(event: Event) -> str | None:
+    """Return the text of a user prompt; None for other events, and for prompts with other content."""
     message: dict[str, Any] = {} if event.message is None else json.loads(event.message)
     parts = message.get("parts", ())
-    said = [part["content"] for part in parts if part.get("part_kind") == "user-prompt"]
-    return said[0] if len(parts) == len(said) == 1 and isinstance(said[0], str) else None
+    prompts = [part["content"] for part in parts if part.get("part_kind") == "user-prompt"]
+    return prompts[0] if len(parts) == len(prompts) == 1 and isinstance(prompts[0], str) else None
 
 
 def tail(
     session_id: SessionId,
     store: StoreUrl = None,
     url: ServerUrl = None,
-    after: Annotated[int, typer.Option(min=0, help="Begin after the event with this number.")] = 0,
-    follow: Annotated[bool, typer.Option(help="Go on with what comes, until Ctrl-C.")] = True,
+    after: Annotated[
+        int, typer.Option(min=0, metavar="SEQ", help="Start after the event with this number.")
+    ] = 0,
+    follow: Annotated[bool, typer.Option(help="Keep printing new events until Ctrl-C.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Print the events of a session, and those that come; with --json one object per line."""
+    """Print the events of a session and follow new ones.
+
+    With --json, each event is one line.
+
+    Examples:
+        holdfast tail s1
+        holdfast tail s1 --after 120 --no-follow --json
+    """
     console = new_console()
 
     def show(event: Event) -> None:
         if as_json:
             print_json(asdict(event))
             return
-        step = "" if event.step is None else event.step
-        start = f"{event.seq:>6}  {time_text(event.at)}  {event.kind:<24} {step:>3}  "
-        content = _text(event) or _asked(event) or event.message or event.payload
-        console.print(Text(start).append_text(one_line(content)), no_wrap=True, overflow="ellipsis")
+        content = _text(event) or _prompt(event) or event.message or event.payload
+        console.print(event_line(event, content, console), no_wrap=True, overflow="ellipsis")
 
     async def work() -> None:
         async with chosen_sessions(store, url) as opened:
@@ -193,13 +221,19 @@ def tail(
     try:
         asyncio.run(work())
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
 def interrupt(
     session_id: SessionId, store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False
 ) -> None:
-    """Stop what a session is doing. The next message goes on from there."""
+    """Stop the running turn of a session.
+
+    The next message continues from there.
+
+    Examples:
+        holdfast interrupt s1
+    """
 
     async def work() -> Submission:
         async with chosen_sessions(store, url) as opened:
@@ -211,16 +245,28 @@ def interrupt(
 def approve(
     session_id: SessionId,
     call_id: Annotated[
-        str | None, typer.Argument(help="Which call; needed if several are asked for.")
+        str | None, typer.Argument(help="Id of the tool call. Needed if several calls wait.")
     ] = None,
     store: StoreUrl = None,
     url: ServerUrl = None,
-    deny: Annotated[bool, typer.Option("--deny", help="Say no instead.")] = False,
-    feedback: Annotated[str | None, typer.Option(help="Tell the model why not.")] = None,
-    arguments: Annotated[str | None, typer.Option(help="Run it with these instead, as JSON.")] = None,
+    deny: Annotated[bool, typer.Option("--deny", help="Deny the call.")] = False,
+    feedback: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="With --deny: the reason, for the model.")
+    ] = None,
+    arguments: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Run the call with these arguments.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Answer what a session asks. The answer is bound to the exact arguments that are shown by `sessions show`."""
+    """Approve or deny a tool call that waits for a person.
+
+    `holdfast sessions show` lists the calls that wait. The answer only applies to the arguments that it shows.
+
+    Examples:
+        holdfast approve s1
+        holdfast approve s1 call-7 --deny --feedback "Too expensive."
+        holdfast approve s1 call-7 --arguments '{"amount": 5}'
+    """
     try:
         edited = None if arguments is None else json.loads(arguments)
     except ValueError as error:
@@ -228,11 +274,15 @@ def approve(
 
     async def work() -> tuple[Submission, dict[str, Any]]:
         async with chosen_sessions(store, url) as opened:
-            questions = await asked(opened, session_id)
+            questions = await open_questions(opened, session_id)
             chosen = [q for q in questions if call_id is None or q["call_id"] == call_id]
             if len(chosen) != 1:
                 calls = ", ".join(str(q["call_id"]) for q in questions)
-                problem = f"name one call; asked for are: {calls}" if calls else f"{session_id} asks nothing"
+                problem = (
+                    f"name one of the calls that wait: {calls}"
+                    if calls
+                    else f"no call of session {session_id} waits for an answer"
+                )
                 raise Conflict(problem=problem)
             given = {"feedback": feedback, "arguments": edited}
             answer = {
@@ -252,7 +302,7 @@ def approve(
 
 
 def print_sent(submission: Submission, *, as_json: bool, **more: object) -> None:
-    """Print the id of what was submitted, or all of it as JSON."""
+    """Print the id of a submission, or all of it as JSON."""
     if as_json:
         print_json({"submission": asdict(submission), **more})
     else:

@@ -1,10 +1,10 @@
-"""How commands show things: tables, JSON, and text that cannot steer a terminal."""
+"""Output of commands: tables, JSON, progress bars, and text without control characters."""
 
 import json
 import os
 import re
 import sys
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, TypeVar
@@ -21,17 +21,23 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
-from holdfast.types import Page
+from holdfast.types import Event, Page
 
 T = TypeVar("T")
 
 _UNLIMITED = 1_000_000
-_LEAST = {"agent": 8, "tool": 8, "status": 11, "state": 9, "outcome": 16}  # columns, on a narrow terminal
+_WIDE = 100
+_CAN_SHRINK_TO = {
+    **dict.fromkeys(("title", "error", "summary", "detail", "command", "file name"), 12),
+    **dict.fromkeys(
+        ("agent", "agents", "tool", "owner", "name", "holder", "waiting for", "session", "scopes"), 10
+    ),
+}
+"""The smallest width of columns whose text may be cut."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but newline and tab, characters that reverse the direction of text, and lone surrogates."""
+"""Control characters except newline and tab, characters that change the direction of text, and lone surrogates."""
 _COLOURS = {
     "completed": "green",
     "failed": "red",
@@ -51,17 +57,16 @@ async def all_pages(read: Callable[[str | None], Awaitable[Page[T]]]) -> list[T]
     return items
 
 
-def new_console(*, limited: bool | None = None) -> Console:
-    """Return a console as wide as the terminal; where there is none, nothing is cut off."""
-    if limited is None:
-        limited = sys.stdout.isatty() or "COLUMNS" in os.environ
+def new_console() -> Console:
+    """Return a console as wide as the terminal. Without a terminal, nothing is cut off."""
+    limited = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(width=None if limited else _UNLIMITED, highlight=False, markup=False, emoji=False)
     console.push_render_hook(_Sanitizer())
     return console
 
 
 class _Sanitizer(RenderHook):
-    """Replaces control characters in whatever is printed; the styles of the console itself are not text."""
+    """Replaces control characters in the text that is printed."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         return [_Sanitized(each) for each in renderables]
@@ -77,32 +82,91 @@ class _Sanitized:
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print text without the control characters that could steer a terminal."""
+    """Print text. Control characters, which could control a terminal, are shown as escapes."""
     typer.echo(safe(text), err=err)
 
 
-def new_table(first: str, *others: str) -> Table:
-    """Return a table whose columns are as wide as their content needs."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, no_wrap=True, min_width=36)
-    for name in others:
-        least = _LEAST.get(name, len(name))
-        table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=least)
-    return table
+class TextTable:
+    """A table without borders that fits the terminal.
+
+    If it is too wide, columns without content go first. Then long text is cut with an ellipsis, and the last columns are left
+    out: name the most important column first.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+        self._rows: list[list[Text]] = [[Text(name, style="bold") for name in names]]
+
+    def add_row(self, *cells: str | Text) -> None:
+        """Add a row with one cell per column."""
+        self._rows.append([Text(cell) if isinstance(cell, str) else cell for cell in cells])
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = self._widths(options.max_width)
+        last = [*widths][-1]
+        for row in self._rows:
+            line = Text(no_wrap=True, overflow="ellipsis")
+            for column, width in widths.items():
+                cell = row[column].copy()
+                cell.truncate(width, overflow="ellipsis", pad=column != last)
+                line.append_text(cell).append("" if column == last else "  ")
+            line.rstrip()
+            yield line
+
+    def _widths(self, available: int) -> dict[int, int]:
+        """Return the width of each column that is shown."""
+        needed = {
+            column: max(row[column].cell_len for row in self._rows) for column in range(len(self._names))
+        }
+        if _total(needed) <= available:
+            return needed
+        widths = {
+            column: width
+            for column, width in needed.items()
+            if column == 0 or any(row[column] for row in self._rows[1:])
+        }
+        least = {
+            column: min(width, max(_CAN_SHRINK_TO.get(self._names[column], width), len(self._names[column])))
+            for column, width in widths.items()
+        }
+        least[0] = widths[0]  # an id is useless if it is cut
+        while len(widths) > 1 and _total(least) > available:
+            widths.popitem()
+            least.popitem()
+        while (excess := _total(widths) - available) > 0:
+            column = max(widths, key=lambda each: widths[each] - least[each])
+            if widths[column] == least[column]:
+                break
+            widths[column] -= min(excess, max(1, (widths[column] - least[column]) // 2))
+        return widths
+
+
+def _total(widths: Mapping[int, int]) -> int:
+    return sum(widths.values()) + 2 * (len(widths) - 1)
+
+
+def event_line(event: Event, content: str, console: Console) -> Text:
+    """Return an event as one line; without the date if the terminal is narrow."""
+    at = time_text(event.at).plain
+    if console.width < _WIDE:
+        at = at.partition(" ")[2]
+    step = "" if event.step is None else event.step
+    start = f"{event.seq:>6}  {at}  {one_line(event.kind)!s:<24} {step:>3}  "
+    return Text(start).append_text(one_line(content))
 
 
 @contextmanager
 def progress_bar(
-    what: str, total: int | None = None, *, shown: bool = True, as_bytes: bool = False
+    title: str, total: int | None = None, *, shown: bool = True, as_bytes: bool = False
 ) -> Generator[Callable[[int], None], None, None]:
-    """Show on a terminal how far something is, by calls that say by how much it moved on; elsewhere nothing."""
+    """Show a progress bar on a terminal, and nothing elsewhere. Call the yielded function with each increment."""
     console = Console(stderr=True)
     amount = DownloadColumn() if as_bytes else MofNCompleteColumn()
     columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeElapsedColumn())
     with Progress(
         *columns, console=console, disable=not (shown and console.is_terminal), transient=True
     ) as bar:
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(title, total=total)
         yield lambda by: bar.advance(task, by)
 
 
@@ -112,12 +176,12 @@ def print_json(value: object) -> None:
 
 
 def plain(value: object) -> Any:
-    """Return a value as what JSON knows."""
+    """Return a value that can be written as JSON."""
     return to_jsonable_python(value, bytes_mode="base64", fallback=repr)
 
 
 def safe(text: str) -> str:
-    """Return text that cannot steer a terminal: control characters are shown as escapes, newlines and tabs are kept."""
+    """Return text with control characters as escapes, except newlines and tabs."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
 
 
@@ -126,8 +190,8 @@ def one_line(text: str | None) -> Text:
     return Text(safe(" ".join((text or "").split())))
 
 
-def said(error: Exception) -> str:
-    """Return what an error says, on one line."""
+def error_text(error: Exception) -> str:
+    """Return the type and message of an error on one line."""
     text = safe(" ".join(str(error).split())).rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -143,7 +207,7 @@ def time_text(at: datetime | None) -> Text:
 
 
 def duration(start: datetime | None, end: datetime | None) -> Text:
-    """Return how long something took, as text; nothing if it has no recorded end."""
+    """Return a duration as text; empty if the end is not recorded."""
     if start is None or end is None:
         return Text()
     seconds = (end - start).total_seconds()
@@ -152,3 +216,16 @@ def duration(start: datetime | None, end: datetime | None) -> Text:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return Text(f"{hours}h{minutes:02}m{rest:02}s" if hours else f"{minutes}m{rest:02}s")
+
+
+def print_counts(result: dict[str, object], counted: str, as_json: bool, sentence: str) -> None:
+    """Print a result as JSON; or a sentence with its total, and the counts by table."""
+    if as_json:
+        print_json(result)
+        return
+    counts: dict[str, int] = result[counted]  # pyright: ignore[reportAssignmentType]
+    echo(sentence.format(session_id=result["session_id"], total=sum(counts.values())))
+    for name, count in counts.items():
+        echo(f"{name:<16}{count}")
+    if result.get("archive"):
+        echo(f"{'archive':<16}{result['archive']}")

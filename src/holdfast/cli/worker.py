@@ -1,4 +1,4 @@
-"""`holdfast worker` runs sessions; `holdfast workers` shows who does."""
+"""`holdfast worker` runs sessions; `holdfast workers` lists the workers."""
 
 import asyncio
 import logging
@@ -14,8 +14,9 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.options import AsJson, LogAs, ServerUrl, StoreUrl, chosen_sessions, chosen_store
-from holdfast.cli.terminal import new_console, new_table, one_line, print_json, time_text
+from holdfast.cli.terminal import TextTable, new_console, one_line, print_json, time_text
 from holdfast.config import load_settings
 from holdfast.counting import counted_by
 from holdfast.errors import MissingExtra
@@ -24,30 +25,37 @@ from holdfast.tasks import run_through_exits
 from holdfast.types import Holder
 
 _log = logging.getLogger("holdfast.worker")
-CUT_OFF = 3
-"""The exit code of a worker that had to cut runs off when its grace period was over."""
-_LEAVE_SECONDS = 2.0
-FORCED = 4
-"""The exit code of a worker that was told twice to stop."""
+_EXIT_SECONDS = 2.0
 
 
 def worker(
-    app: Annotated[str, typer.Argument(help="The agent, or a list of them, as module:attribute.")],
+    app: Annotated[str, typer.Argument(help="The agent or list of agents, as module:attribute.")],
     store: StoreUrl = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="How many sessions run at once.")] = 100,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds a run has to hand over after SIGTERM.")] = 20.0,
+    concurrency: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of sessions to run at once.")
+    ] = 100,
+    grace: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Time for runs to hand over after SIGTERM.")
+    ] = 20.0,
     log_format: LogAs = None,
     metrics_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Show what is counted here to Prometheus.")
+        int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics on this port.")
     ] = None,
     supervised: Annotated[
-        bool, typer.Option("--supervised", help="Stop, as if told to, when standard input ends.")
+        bool, typer.Option("--supervised", help="Stop when standard input ends, as on SIGTERM.")
     ] = False,
-    name: Annotated[str | None, typer.Option(help="What others see; else host and process id.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the worker. Default: host and process id.")
+    ] = None,
 ) -> None:
-    """Run sessions until SIGTERM or Ctrl-C; then hand over what runs. A second signal cuts it off.
+    """Run sessions until SIGTERM or Ctrl-C.
 
-    Exit code 0: all was handed over at a settled point. 3: some runs had to be cut off. 4: stopped by a second signal.
+    After the signal, running sessions are handed over at the next settled point. A second signal cuts them off. Exits with 0
+    if all sessions were handed over, 3 if some were cut off after --grace, and 4 after a second signal.
+
+    Examples:
+        holdfast worker bot:agent
+        holdfast worker bot:agents --concurrency 20 --grace 60
     """
     from holdfast.runtime import Worker, load_agents
 
@@ -69,61 +77,61 @@ def worker(
             )
             stack.enter_context(_counting(metrics_port, settings.host))
             running = asyncio.ensure_future(serving.run())
-            told: list[int] = []
+            signals: list[int] = []
 
             def stop() -> None:
-                told.append(1)
+                signals.append(1)
                 serving.stop()
-                if len(told) > 1:
+                if len(signals) > 1:
                     running.cancel()
 
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, stop)
 
-            def gone() -> None:
+            def stop_orphan() -> None:
                 serving.stop()
                 if folder := os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
-                    stack.callback(shutil.rmtree, folder, ignore_errors=True)  # nobody else will
+                    stack.callback(shutil.rmtree, folder, ignore_errors=True)  # its owner is gone
 
             if supervised:
-                _at_the_end_of_input(loop, gone)
+                _at_the_end_of_input(loop, stop_orphan)
             try:
-                return 0 if await running else CUT_OFF
+                return ExitCode.OK if await running else ExitCode.CUT_OFF
             except asyncio.CancelledError:
-                return FORCED
+                return ExitCode.FORCED
 
-    async def work_and_leave() -> int:
+    async def work_and_exit() -> int:
         code = await work()
-        _exit_within(_LEAVE_SECONDS, code)
+        _exit_within(_EXIT_SECONDS, code)
         return code
 
-    raise typer.Exit(run_through_exits(work_and_leave()))
+    raise typer.Exit(run_through_exits(work_and_exit()))
 
 
 def _exit_within(seconds: float, code: int) -> None:
-    """End the process even if code of an agent swallows its cancellation. Its sessions are released already."""
+    """End the process even if code of an agent ignores its cancellation. Its sessions are already released."""
     timer = threading.Timer(seconds, os._exit, [code])
     timer.daemon = True
     timer.start()
 
 
 def _at_the_end_of_input(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
-    """Stop when whoever holds the other end of standard input is gone, however it went."""
+    """Stop when the process at the other end of standard input has ended, even if it was killed."""
     descriptor = sys.stdin.fileno()
 
-    def look() -> None:
+    def read() -> None:
         if not os.read(descriptor, 1024):
             loop.remove_reader(descriptor)
-            _log.warning("whoever started this worker is gone")
+            _log.warning("the process that started this worker has ended; stopping")
             stop()
 
-    loop.add_reader(descriptor, look)
+    loop.add_reader(descriptor, read)
 
 
 @contextmanager
 def _counting(port: int | None, host: str) -> Generator[None, None, None]:
-    """Count what happens here, if somebody wants to know: on a port, or in the files of `holdfast serve`."""
+    """Collect metrics if they are used: on a port, or in the files of `holdfast serve`."""
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if port is None and folder is None:
         yield
@@ -142,7 +150,13 @@ def _counting(port: int | None, host: str) -> Generator[None, None, None]:
 
 
 def workers(store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False) -> None:
-    """List workers and other holders of sessions: the agents they serve, how many sessions each holds, and until when."""
+    """List workers and other holders of session leases.
+
+    Shows the agents of each, how many sessions it holds, and until when.
+
+    Examples:
+        holdfast workers
+    """
 
     async def work() -> list[Holder]:
         async with chosen_sessions(store, url) as opened:
@@ -152,13 +166,13 @@ def workers(store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = Fal
     if as_json:
         print_json({"workers": [asdict(holder) for holder in result]})
         return
-    table = new_table("id", "name", "sessions", "until", "agents")
+    table = TextTable("id", "name", "sessions", "agents", "until")
     for holder in result:
         table.add_row(
             one_line(holder.id),
             one_line(holder.name),
             str(holder.sessions),
-            time_text(holder.deadline),
             one_line(", ".join(holder.agents or ())),
+            time_text(holder.deadline),
         )
     new_console().print(table)

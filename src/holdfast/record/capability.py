@@ -16,10 +16,11 @@ from typing import Any
 from pydantic_ai import CallToolsNode, RunContext
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
 from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ToolFailedError, ToolRetryError
-from pydantic_ai.messages import ModelResponse, ToolCallPart, ToolReturnPart, UserContent
+from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart, ToolReturnPart, UserContent
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import ToolDefinition
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from holdfast.errors import AgentExited, HoldfastError
 from holdfast.ids import title_from
@@ -32,11 +33,11 @@ from holdfast.record.closing import close_open_calls
 from holdfast.record.history import open_history
 from holdfast.record.host import Failure, RunHost, RunStart, StandaloneRun
 from holdfast.record.ledger import Policy
-from holdfast.record.offloader import MediaOffloader
+from holdfast.record.offloader import COMPLETED, MediaOffloader
 from holdfast.record.validity import pending_calls
 from holdfast.store import Store, open_store
 from holdfast.tracing import mark_span
-from holdfast.types import Batch, Effect, NewEvent, Run
+from holdfast.types import Batch, Effect, Json, NewEvent, Run
 
 _recorder: ContextVar["_Recorder | None"] = ContextVar("holdfast_recorder", default=None)
 """The recorder of the run that calls this code: the parent of any run that a tool of it starts."""
@@ -355,8 +356,10 @@ class _Recorder(AbstractCapability[Any]):
         """Record that the run completed, or that it waits for answers."""
         messages = result.all_messages()
         waits = pending_calls(messages)
-        ending = NewEvent(kind="run_completed", run_id=self.run_id)
-        if waits:
+        ending = NewEvent(kind=COMPLETED, run_id=self.run_id)
+        if not waits:
+            ending.payload = _output_json(result.output, messages[-1] if messages else None)
+        else:
             payload = lenient_json({"calls": [_asked(call) for call in waits]})
             ending = NewEvent(kind="approval_requested", run_id=self.run_id, payload=payload)
         batch = self._buffer.take_step(
@@ -427,6 +430,18 @@ def _ended_with(caller: "asyncio.Task[Any] | None") -> Generator[None, None, Non
         yield
     finally:
         caller.remove_done_callback(cancel)
+
+
+def _output_json(output: Any, last: ModelMessage | None) -> Json:
+    """Return the output of a run, unless it is the text of the last message."""
+    if isinstance(last, ModelResponse) and output == last.text:
+        return "{}"
+    try:
+        return lenient_json(
+            {"output": to_jsonable_python(output, bytes_mode="base64", serialize_unknown=True)}
+        )
+    except (PydanticSerializationError, ValueError, RecursionError):
+        return "{}"  # an output that JSON cannot represent stays in the process that made it
 
 
 def _asked(call: ToolCallPart) -> dict[str, Any]:

@@ -6,6 +6,7 @@ What is short is not looked at: for it nothing here costs more than asking for i
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from holdfast.errors import MediaCollected
 from holdfast.media import MediaStore, open_media, walker
@@ -15,6 +16,8 @@ from holdfast.store import Store
 from holdfast.types import Batch, Effect, Json
 
 _PUTS = 3
+COMPLETED: Final = "run_completed"
+"""The kind of event that may have a large payload: the output of the agent."""
 
 
 class MediaOffloader:
@@ -44,7 +47,9 @@ class MediaOffloader:
         for effect in batch.effects:
             if effect.result is not None and walker.is_touched(effect.result, threshold):
                 return True
-        return False
+        return any(
+            event.kind == COMPLETED and walker.is_touched(event.payload, threshold) for event in batch.events
+        )
 
     async def move_out(self, batch: Batch) -> None:
         """Put what is large into the media store, durably, and leave references to it in the batch."""
@@ -57,6 +62,12 @@ class MediaOffloader:
             if effect.result is None
             else replace(effect, result=await self._out(effect.result, digests))
             for effect in batch.effects
+        ]
+        batch.events = [
+            replace(event, payload=await self._out(event.payload, digests))
+            if event.kind == COMPLETED
+            else event
+            for event in batch.events
         ]
         batch.blobs = list(digests)
 
@@ -73,7 +84,8 @@ class MediaOffloader:
             except MediaCollected:
                 if not left:
                     raise
-                batch.messages, batch.effects, batch.blobs = whole.messages, whole.effects, whole.blobs
+                batch.messages, batch.effects = whole.messages, whole.effects
+                batch.events, batch.blobs = whole.events, whole.blobs
                 if batch.chain is not None:
                     batch.chain.failed = None
             else:

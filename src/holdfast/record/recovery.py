@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart, UserContent, UserPromptPart
@@ -26,6 +26,7 @@ from holdfast.record.validity import pending_calls
 from holdfast.store import Store
 from holdfast.types import Batch, Checkpoint, Effect, Json, NewEvent, Run
 
+T = TypeVar("T")
 _LONGEST_CHAIN = 50
 _SOME_MESSAGES = 50
 
@@ -77,7 +78,7 @@ async def load_history(
     return load(await MediaOffloader(store, media).back(bodies))
 
 
-async def resume(agent: Agent[Any, Any], store: Store, run_id: str, **options: Any) -> AgentRunResult[Any]:
+async def resume(agent: Agent[Any, T], store: Store, run_id: str, **options: Any) -> AgentRunResult[T]:
     """Go on with a run that was interrupted, failed or waits, from its frontier, as a new run of the same session.
 
     Calls with a recorded result are answered from the ledger, those never started are run, and the others follow the
@@ -122,14 +123,14 @@ async def _prompt_aside(
 
 
 async def continue_session(
-    agent: Agent[Any, Any],
+    agent: Agent[Any, T],
     store: Store,
     session_id: str,
     prompt: str | Sequence[UserContent],
     *,
     checkpoint: Checkpoint | None = None,
     **options: Any,
-) -> AgentRunResult[Any]:
+) -> AgentRunResult[T]:
     """Send the next message of a session, from its last checkpoint or from any other.
 
     Calls that an interrupted run left open are closed first: with what the ledger knows of them, else with a note. Raises `Conflict`
@@ -220,14 +221,12 @@ def _is_prompt(body: Json) -> bool:
     return message["kind"] == "request" and any(p["part_kind"] == "user-prompt" for p in message["parts"])
 
 
-async def rewind(store: Store, session_id: str, checkpoint: Checkpoint) -> Checkpoint:
-    """Make a checkpoint the one that the session goes on from. What came after it stays on record."""
-    if checkpoint.session_id != session_id:
-        raise NotFound(what=f"checkpoint of session {session_id} with the id", id=checkpoint.id)
+async def rewind(store: Store, checkpoint: Checkpoint) -> Checkpoint:
+    """Make a checkpoint the one that its session continues from. Later messages stay on record."""
     place = Checkpoint(
         id=new_id(), segment=checkpoint.segment, length=checkpoint.length, kind=checkpoint.kind
     )
-    async with held(store, session_id) as lease:
+    async with held(store, checkpoint.session_id) as lease:
         await store.write(lease, Batch(checkpoints=[place], events=[NewEvent(kind="rewound")]))
     return await store.checkpoint(place.id)
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from holdfast.errors import Conflict, NotFound
+from holdfast.errors import BadInput, Conflict, NotFound
 from holdfast.ids import new_id
 from holdfast.record import forking
 from holdfast.record.recovery import find_resume_point, last_prompt
@@ -45,6 +45,8 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
 
 async def interrupt(session: LeasedSession, submission: Submission) -> Batch:
     """End a turn that waits for a person, or that was cut off and would continue. If there is none, there is nothing to interrupt."""
+    if (cancelled := await cancel_queued(session, submission)) is not None:
+        return cancelled
     batch = Batch(status="idle")
     turn = await _waiting_turn(session) or await _cut_off_turn(session, submission)
     if turn is not None:
@@ -54,6 +56,22 @@ async def interrupt(session: LeasedSession, submission: Submission) -> Batch:
             batch.runs = [replace(run, status="interrupted", error="interrupted")]
             batch.events = [NewEvent(kind="run_interrupted", run_id=run.id)]
     return batch
+
+
+async def cancel_queued(session: LeasedSession, interrupt: Submission) -> Batch | None:
+    """Return the batch for an interrupt of a submission that has not started or has ended; None if it is for the current turn."""
+    submission_id = parse_payload(interrupt).get("submission_id")
+    if submission_id is None:
+        return None
+    try:
+        target = await session.store.submission(str(submission_id))
+    except (NotFound, BadInput):
+        return Batch()
+    if target.session_id != session.id or target.ended_at is not None:
+        return Batch()
+    if target.started_at is not None:
+        return None
+    return Batch(submissions=[SubmissionChange(id=target.id, state="failed", reason="interrupted")])
 
 
 async def undo(session: LeasedSession, submission: Submission) -> Batch:

@@ -21,7 +21,7 @@ from holdfast.runtime.agents import AgentSetup
 from holdfast.runtime.attachment import UNWATCHED, Attachment, detached
 from holdfast.runtime.compaction import prepare_compaction
 from holdfast.runtime.context import SessionContext, start_in
-from holdfast.runtime.handlers import HANDLERS
+from holdfast.runtime.handlers import HANDLERS, cancel_queued
 from holdfast.runtime.leased import LeasedSession
 from holdfast.runtime.message import prepare_turn
 from holdfast.runtime.payloads import parse_content
@@ -327,8 +327,10 @@ class SessionRunner:
             if taken is None:
                 continue
             if taken.kind == "interrupt":
-                await self._leased.end(taken, "done")
-                turn.cancel("interrupt")
+                cancelled = await cancel_queued(self._leased, taken)
+                await self._leased.end(taken, "done", batch=cancelled)
+                if cancelled is None:
+                    turn.cancel("interrupt")
             elif taken.kind == "background":
                 await self._leased.end(taken, "done")
                 self.hand_over("background")

@@ -1,4 +1,4 @@
-"""HTTP: what applications and browsers talk to. Any front serves any session, whoever runs it."""
+"""The HTTP API. Any API server serves any session, regardless of the worker that runs it."""
 
 from holdfast.errors import MissingExtra
 

@@ -1,4 +1,4 @@
-"""The application: routes, errors of one shape, limits and headers. All it needs is given to it."""
+"""The HTTP application: routes, error responses, limits and security headers."""
 
 import asyncio
 import json
@@ -111,12 +111,12 @@ def create_app(
     worker_metrics: Path | None = None,
     kill: Callable[[int | None], int | None] | None = None,
 ) -> FastAPI:
-    """Make the application on an open store. `agents` names those that sessions can be created for; empty: any.
+    """Create the application on an open store. Sessions can be created for `agents`, or for any agent if it is empty.
 
-    With an open `shell` commands can be run, by principals with that scope; without one there are no such routes.
-    `attached` has, by agent, how its sessions are attached to those who watch them, unless their metadata has that.
-    `worker_metrics` is a folder where workers leave what they count.
-    `kill` is for the demo: it kills a worker.
+    With an open `shell`, principals with the scope `shell` can run commands; without one, these routes do not exist.
+    `attached` maps agents to the attachment of their sessions, unless a session's metadata overrides it.
+    `worker_metrics` is the folder where workers write their metrics.
+    `kill` kills a worker, for the demo.
     """
 
     @asynccontextmanager
@@ -155,7 +155,7 @@ def create_app(
     app.state.imports = retention.Imports()
     app.state.openapi = None
     app.state.sockets = 0
-    app.state.strangers = 0  # sockets that have not sent their token yet
+    app.state.unauthenticated_sockets = 0  # sockets that have not sent a token yet
     routers = [
         sessions.router,
         commands.router,
@@ -174,10 +174,10 @@ def create_app(
         routers.append(demo_router(kill))
     for router in routers:
         app.include_router(router)
-    app.add_exception_handler(HoldfastError, _say_ours)
-    app.add_exception_handler(RequestValidationError, _say_invalid)
-    app.add_exception_handler(HTTPException, _say_http)
-    app.add_exception_handler(Exception, _say_unexpected)
+    app.add_exception_handler(HoldfastError, _holdfast_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected_error)
     app.add_middleware(
         Gate,
         limit=settings.max_body_bytes,
@@ -189,27 +189,27 @@ def create_app(
 
 
 class _Application(FastAPI):
-    """The application, which leaves the server's own `send` where streams find it.
+    """The application, which stores the server's own `send` in the scope for streams.
 
-    The address that a person opens has a token in it. Only the page gets to see it, not whoever traces requests. A request that a
-    server which stops no longer waits for is told so.
+    The address that a user opens contains a token, so its query is hidden from everything except the page, such as request tracing.
+    A request that is cancelled because the server stops is answered with an error.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[DIRECT] = send
         if scope.get("path") == "/":
             scope[page.QUERY], scope["query_string"] = scope["query_string"], b""
-        begun = False
+        started = False
 
-        async def note(message: Message) -> None:
-            nonlocal begun
-            begun = True
+        async def send_first(message: Message) -> None:
+            nonlocal started
+            started = True
             await send(message)
 
         try:
-            await super().__call__(scope, receive, note)
+            await super().__call__(scope, receive, send_first)
         except asyncio.CancelledError:
-            if begun or scope["type"] != "http" or DIRECT not in scope:
+            if started or scope["type"] != "http" or DIRECT not in scope:
                 raise
             stopping = Stopping()
             await _error(503, stopping.code, str(stopping))(scope, receive, send)
@@ -229,14 +229,14 @@ def _document(app: FastAPI) -> dict[str, Any]:
             "bearer": {
                 "type": "http",
                 "scheme": "bearer",
-                "description": "`holdfast token create` makes one.",
+                "description": "Create one with `holdfast token create`.",
             }
         }
         for path in document["paths"].values():
             for operation_ in path.values():
                 responses = operation_["responses"]
                 if "HTTPValidationError" in json.dumps(responses.get("422", {})):
-                    responses["422"] = responses["401"] | {"description": "What was sent cannot be used."}
+                    responses["422"] = responses["401"] | {"description": "The request is not valid."}
         for leftover in ("HTTPValidationError", "ValidationError"):
             document["components"]["schemas"].pop(leftover, None)
         app.openapi_schema = document
@@ -252,24 +252,24 @@ def _error(
 
 
 def _facts(error: HoldfastError) -> dict[str, Any]:
-    """Return the facts of an error as JSON can represent them."""
+    """Return the facts of an error as JSON values."""
     facts = to_jsonable_python(error.facts, fallback=str, inf_nan_mode="strings")
     return json.loads(json.dumps(facts, ensure_ascii=False).encode("utf-8", "replace"))
 
 
-async def _say_ours(request: Request, error: Any) -> JSONResponse:
+async def _holdfast_error(request: Request, error: Any) -> JSONResponse:
     del request
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
     if isinstance(error, StoreError):
         _log.error("%s", error)
-        return _error(503, error.code, "The store does not answer. Try again in a moment.")
+        return _error(503, error.code, "The store is not available. Retry in a moment.")
     if isinstance(error, MediaError):
         _log.error("%s", error)
-        return _error(503, error.code, "The media store does not answer, or what it has is damaged.")
+        return _error(503, error.code, "The media store is not available, or its content is damaged.")
     return _error(status, error.code, str(error), _facts(error))
 
 
-async def _say_invalid(request: Request, error: Any) -> JSONResponse:
+async def _validation_error(request: Request, error: Any) -> JSONResponse:
     del request
     problems = [
         {"where": place_of(result["loc"]), "problem": str(result["msg"])} for result in error.errors()
@@ -279,7 +279,7 @@ async def _say_invalid(request: Request, error: Any) -> JSONResponse:
     return _error(422, "bad_input", message, {"problems": problems[:20]}, problems=problems[:20])
 
 
-async def _say_http(request: Request, error: Any) -> JSONResponse:
+async def _http_error(request: Request, error: Any) -> JSONResponse:
     del request
     codes = {
         400: "bad_input",
@@ -295,14 +295,16 @@ async def _say_http(request: Request, error: Any) -> JSONResponse:
     return answer
 
 
-async def _say_unexpected(request: Request, error: Exception) -> JSONResponse:
+async def _unexpected_error(request: Request, error: Exception) -> JSONResponse:
     number = new_id()
-    _log.error("request %s %s failed, %s", request.method, request.url.path, number, exc_info=error)
-    return _error(500, "internal", f"This should not have happened. It is in the log as {number}.")
+    _log.error(
+        "%s %s failed with an unexpected error, %s", request.method, request.url.path, number, exc_info=error
+    )
+    return _error(500, "internal", f"Internal error. The server's log has the details under {number}.")
 
 
 class BodyTooLarge(HTTPException):
-    """The body of a request is larger than its route allows. `size` is what it declared, or what was read so far."""
+    """The body of a request is larger than its route allows. `size` is the declared size, or the bytes read so far."""
 
     def __init__(self, limit: int, size: int) -> None:
         super().__init__(413, f"The body has {size} bytes or more; the limit is {limit}.")
@@ -310,9 +312,9 @@ class BodyTooLarge(HTTPException):
 
 
 class Gate:
-    """What all requests pass: the size of their body is bounded, they are counted, and answers get safe headers.
+    """Middleware for all requests: limits the size of bodies, counts requests, and adds security headers.
 
-    A route with a limit of its own sets it in the scope, once the request is authorized and before its body is read.
+    A route with its own limit sets it in the scope after the request is authorized and before its body is read.
     """
 
     def __init__(self, app: ASGIApp, *, limit: int, metrics: operation.Metrics) -> None:
@@ -321,7 +323,7 @@ class Gate:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
+        """Handle a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -329,17 +331,17 @@ class Gate:
         scope[BODY_LIMIT] = self._limit
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         status = 0
-        got = 0
+        received = 0
 
         async def receive_bounded() -> Message:
-            nonlocal got
+            nonlocal received
             limit = scope[BODY_LIMIT]
             if declared.isdigit() and int(declared) > limit:
                 raise BodyTooLarge(limit, int(declared))
             message = await receive()
-            got += len(message.get("body", b""))
-            if got > limit:
-                raise BodyTooLarge(limit, got)
+            received += len(message.get("body", b""))
+            if received > limit:
+                raise BodyTooLarge(limit, received)
             return message
 
         async def send_safely(message: Message) -> None:

@@ -1,6 +1,6 @@
-"""Who is asking, and may they? Every route has a rule here, and every request goes through `authorize`.
+"""Authentication and authorization. Every route has a rule, and every request passes `authorize`.
 
-A session that belongs to somebody else is answered like one that does not exist.
+A session of another owner looks like a session that does not exist.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ from holdfast.store import Store
 from holdfast.types import ROLES, SCOPES, Role, Scope, Session
 
 Rule: TypeAlias = Literal["public", "user", "admin", "shell", "read", "write", "delete"]
-"""What a route needs: nothing, any principal, an administrator, the scope `shell`, or a scope and the session or run that it names.
+"""The requirement of a route: nothing, any principal, an administrator, the scope `shell`, or a scope and access to its session or run.
 
-Routes for any principal and for administrators also need the scope `read`, or `write` if they change something.
+Routes for any principal and for administrators also require the scope `read`, or `write` if they change something.
 """
 
 COOKIE = "holdfast_token"
@@ -43,20 +43,20 @@ _NEEDED: Final[dict[Rule, tuple[Scope, ...]]] = {
     "delete": ("delete", "write"),
     "shell": ("shell",),
 }
-"""The scopes of which one is needed, by rule. Without `delete`, an erasure has the guards of a clean."""
+"""The scopes of each rule, of which one is required. Without `delete`, an erasure has the guards of a clean."""
 _CACHE_SECONDS = 5.0
 _REMOTE_KEYS_SECONDS = 300.0
 _FILE_KEYS_SECONDS = 5.0
 _LOAD_SECONDS = 5.0
 _LATEST = 253_402_300_799
-"""The last second of the year 9999. A token that is valid for longer ends there."""
+"""The last second of the year 9999, the latest expiry of a token."""
 _MAX_KEYS_BYTES = 1024 * 1024
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Who is asking."""
+    """The authenticated sender of a request."""
 
     owner: str
     role: Role = "user"
@@ -64,7 +64,7 @@ class Principal:
 
     @classmethod
     def of(cls, owner: str, role: Role, scopes: Iterable[str]) -> Self:
-        """Return the principal of a token, with all that its scopes imply.
+        """Return the principal of a token, with all scopes that its scopes imply.
 
         A token whose scopes name none of `read`, `write`, `delete` and `admin` has the first three. `admin` is the role, and
         implies the other three.
@@ -78,16 +78,16 @@ class Principal:
 
     @property
     def is_admin(self) -> bool:
-        """Whether all sessions are open to them."""
+        """Whether the principal has access to all sessions."""
         return self.role == "admin"
 
     @property
-    def sees(self) -> str | None:
-        """Whose things exist for them; None for everybody's."""
+    def owner_filter(self) -> str | None:
+        """The owner whose records the principal may see; None for all owners."""
         return None if self.is_admin else self.owner
 
     def may_see(self, session: Session) -> bool:
-        """Say whether a session exists for them."""
+        """Return whether the principal may see a session."""
         return self.is_admin or session.owner == self.owner
 
 
@@ -95,18 +95,18 @@ _LOCAL: Final = Principal(owner="local", role="admin", scopes=frozenset(SCOPES))
 
 
 def new_token() -> str:
-    """Return a secret that cannot be guessed."""
+    """Return a new random token."""
     return f"hf_{secrets.token_urlsafe(32)}"
 
 
 def digest(token: str) -> str:
-    """Return what is kept of a secret."""
+    """Return the digest of a token, which is stored instead of it."""
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
 @dataclass(slots=True)
 class Authenticator:
-    """Finds out who is asking: by a token of ours, or by one of the identity provider."""
+    """Authenticates requests by a token of Holdfast or of the identity provider."""
 
     settings: Settings
     store: Store
@@ -121,9 +121,9 @@ class Authenticator:
             self._keys = Keys(self.settings)
 
     def _token(self, connection: HTTPConnection) -> str | None:
-        """Return the token of a request; None if the server needs none. Raises `Unauthenticated` if it is missing."""
+        """Return the token of a request; None if authentication is off. Raises `Unauthenticated` if there is no token."""
         if self.settings.auth == "none":
-            _check_at_home(connection)
+            _check_local(connection)
             return None
         header = connection.headers.get("authorization", "")
         scheme, _, token = header.partition(" ")
@@ -134,26 +134,26 @@ class Authenticator:
         if connection.scope["type"] == "websocket" and (
             key := connection.query_params.get("session_api_key")
         ):
-            return key  # where a browser's socket can have it
+            return key  # browsers cannot set headers of a WebSocket
         if cookie := cookie_of(connection):
             _check_origin(connection)
             return cookie
-        raise Unauthenticated(problem="Nobody is known to be asking.")
+        raise Unauthenticated(problem="Missing or invalid credentials.")
 
     async def principal(self, token: str) -> Principal:
-        """Return whom a token stands for. Raises `Unauthenticated`."""
+        """Return the principal of a token. Raises `Unauthenticated`."""
         key = digest(token)
         if self.admin_token is not None and hmac.compare_digest(key, digest(self.admin_token)):
             return _LOCAL
-        known = self._seen.get(key)
-        if known is not None and time.monotonic() < known[0]:
-            return known[1]
+        cached = self._seen.get(key)
+        if cached is not None and time.monotonic() < cached[0]:
+            return cached[1]
         self._seen.pop(key, None)
         if token.count(".") == 2 and self._keys is not None:  # noqa: PLR2004 - the parts of a JWT
             principal, lifetime = await self._keys.principal(token)
         else:
             principal, lifetime = await self._stored(key), _CACHE_SECONDS
-        if len(self._seen) > 10_000:  # noqa: PLR2004 - bounded, that is all
+        if len(self._seen) > 10_000:  # noqa: PLR2004 - only to bound it
             self._seen.clear()
         self._seen[key] = time.monotonic() + min(lifetime, _CACHE_SECONDS), principal
         return principal
@@ -161,15 +161,15 @@ class Authenticator:
     async def _stored(self, key: str) -> Principal:
         result = await self.store.token(key)
         if result is None:
-            raise Unauthenticated(problem="This token is not known, has expired or was revoked.")
+            raise Unauthenticated(problem="The token is unknown, has expired or was revoked.")
         return Principal.of(result.owner, result.role, result.scopes)
 
     async def authorize(
         self, connection: HTTPConnection, rule: Rule, path: Mapping[str, Any], *, token: str | None = None
     ) -> None:
-        """Let through who may; put the token, the principal and the session into the connection's state.
+        """Raise if a request is not allowed; otherwise set token, principal and session in the connection's state.
 
-        `token` is one that came after the request, as the first message of a socket.
+        `token` is the token that a WebSocket sent as its first message.
         """
         if rule == "public":
             return
@@ -201,22 +201,22 @@ class Authenticator:
 
 
 def _check_origin(connection: HTTPConnection) -> None:
-    """Refuse a cookie that a foreign page sent along."""
+    """Raise `Forbidden` if a page of another site sent the cookie."""
     if connection.scope["type"] == "http" and connection.scope["method"] in _SAFE:
         return
     if not is_from(connection.headers.get("origin", ""), connection.headers.get("host")):
         raise Forbidden(needs="to come from the server's own page", who="this request")
 
 
-def _check_at_home(connection: HTTPConnection) -> None:
-    """Refuse what a foreign page has the browser of this machine send: across sites, or by a name that leads here."""
+def _check_local(connection: HTTPConnection) -> None:
+    """Raise `Forbidden` for requests of other sites' pages in a local browser: cross-site, or by DNS rebinding."""
     host, origin = connection.headers.get("host", ""), connection.headers.get("origin")
     try:
-        at_home = is_loopback(urlsplit(f"//{host}").hostname or "")
-    except ValueError:  # this is no address
-        at_home = False
-    if not at_home or not (origin is None or is_from(origin, host)):
-        raise Forbidden(needs="to come from this machine and no foreign page", who="this request")
+        is_local = is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:  # not a valid host
+        is_local = False
+    if not is_local or not (origin is None or is_from(origin, host)):
+        raise Forbidden(needs="to come from this machine and not from another site", who="this request")
 
 
 def is_from(origin: str, host: str | None) -> bool:
@@ -225,7 +225,7 @@ def is_from(origin: str, host: str | None) -> bool:
 
 
 def cookie_of(connection: HTTPConnection) -> str | None:
-    """Return the token in our cookie. Python's parser for quoted values takes quadratic time, so long ones are ignored."""
+    """Return the token in the cookie. Long cookies are ignored, because Python's parser for quoted values takes quadratic time."""
     for pair in connection.headers.get("cookie", "").split(";"):
         if pair.partition("=")[0].strip() == COOKIE and len(pair) <= _LONGEST_COOKIE:
             return cookie_parser(pair).get(COOKIE) or None
@@ -235,9 +235,9 @@ def cookie_of(connection: HTTPConnection) -> str | None:
 class Keys:
     """The identity provider's public keys, from a URL or a file, and the tokens they verify.
 
-    Keys are loaded again after a fifth of their lifetime, while requests continue with those that are there, and are not used
-    after it: a key that the provider has withdrawn ends then at the latest, even if the provider cannot be reached.
-    Nothing, in particular no unknown key id, causes more loads than thirty within a lifetime.
+    Keys are reloaded after a fifth of their lifetime, while requests use the current ones. They are not used after their lifetime:
+    a key that the provider has withdrawn stops working then, even if the provider cannot be reached.
+    Keys are loaded at most thirty times per lifetime, even if tokens name unknown key ids.
     """
 
     def __init__(self, settings: Settings, *, lifetime: float | None = None) -> None:
@@ -252,10 +252,10 @@ class Keys:
             try:
                 self._keys, self._loaded_at = _signing_keys(Path(self._where).read_bytes()), time.monotonic()
             except (OSError, ValueError, jwt.PyJWTError) as error:
-                raise BadSettings(problem=f"jwt_keys names no set of keys: {error}.") from error
+                raise BadSettings(problem=f"jwt_keys is not a valid key set: {error}.") from error
 
     async def principal(self, token: str) -> tuple[Principal, float]:
-        """Return whom a token stands for, and for how many seconds. Raises `Unauthenticated`."""
+        """Return the principal of a token, and for how many seconds it is valid. Raises `Unauthenticated`."""
         try:
             key = await self._key(jwt.get_unverified_header(token).get("kid"))
             claims = await asyncio.to_thread(self._claims, token, key)
@@ -263,12 +263,12 @@ class Keys:
             jwt.PyJWTError,
             TypeError,
             ValueError,
-        ) as error:  # also a key of another kind than the token names
-            raise Unauthenticated(problem=f"This token is not valid: {error}.") from None
+        ) as error:  # also if the key does not fit the token's algorithm
+            raise Unauthenticated(problem=f"The token is not valid: {error}.") from None
         role = claims.get("role", "user")
         owner = claims.get("sub")
         if role not in ROLES or not isinstance(owner, str) or not owner:
-            raise Unauthenticated(problem="This token names no `sub`, or an unknown `role`.")
+            raise Unauthenticated(problem="The token has no `sub`, or an unknown `role`.")
         scopes = str(claims.get("scope", "")).split()
         lifetime = min(int(claims["exp"]), _LATEST) - time.time()
         return Principal.of(owner, role, scopes), lifetime
@@ -286,7 +286,7 @@ class Keys:
             key = self._valid(kid)
         if key is None:
             raise Unauthenticated(
-                problem="This token is not signed with a current key of the identity provider."
+                problem="The token is not signed with a current key of the identity provider."
             )
         return key
 
@@ -296,7 +296,7 @@ class Keys:
     async def _load(self) -> None:
         began = time.monotonic()
         try:
-            async with asyncio.timeout(_LOAD_SECONDS):  # for all of it, however slowly it arrives
+            async with asyncio.timeout(_LOAD_SECONDS):  # for the whole download
                 text = await (
                     self._fetch() if self._is_remote else asyncio.to_thread(Path(self._where).read_bytes)
                 )
@@ -317,7 +317,7 @@ class Keys:
             async for piece in response.aiter_bytes():
                 text += piece
                 if len(text) > _MAX_KEYS_BYTES:
-                    message = f"there are more than {_MAX_KEYS_BYTES} bytes"
+                    message = f"the key set has more than {_MAX_KEYS_BYTES} bytes"
                     raise ValueError(message)
         return bytes(text)
 
@@ -338,6 +338,6 @@ def _signing_keys(text: bytes) -> dict[str | None, jwt.PyJWK]:
     except RecursionError:
         document = None
     if not isinstance(document, dict):
-        raise jwt.PyJWKSetError("this is not a JSON object")
+        raise jwt.PyJWKSetError("it is not a JSON object")
     result = jwt.PyJWKSet.from_dict(cast("dict[str, Any]", document))
     return {key.key_id: key for key in result.keys if key.public_key_use in {None, "sig"}}

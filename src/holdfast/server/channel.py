@@ -1,7 +1,7 @@
-"""The live feed of a session: read once per process, however many clients watch it.
+"""The live feed of a session, which a process reads once for all clients.
 
-A channel keeps the latest events as the bytes that go out. Who is further behind reads from the store, in pages, until
-it has caught up. Nobody waits for anybody: a client that does not read is dropped, and resumes from its number.
+A channel keeps the latest events as encoded bytes. A client that is further behind reads pages from the store until it has caught
+up. Clients do not wait for each other: one that does not read is dropped, and can resume from its last event.
 """
 
 import asyncio
@@ -19,27 +19,27 @@ from holdfast.store import Store
 from holdfast.tasks import end
 from holdfast.types import Draft, Event
 
-_KEPT = 512
-_KEPT_BYTES = 4 * 1024 * 1024
+_MAX_EVENTS = 512
+_MAX_BYTES = 4 * 1024 * 1024
 _PAGE = 500
 _PAGE_BYTES = 256 * 1024
-"""About as much as a client that does not read keeps in memory: what is sent at once, in the order of the socket's buffer."""
-_READING = 8
-"""How many pages a process reads and encodes at once, so that other requests get their turn in between."""
-_RUNS = 32
-"""Of so many runs it is known when they last said something: those whose drafts may be on their way."""
+"""The size of a write. About this much stays in memory for a client that does not read; it is similar to a socket's buffer."""
+_MAX_READS = 8
+"""The number of pages that a process reads and encodes at once, so that other requests are not delayed."""
+_MAX_RUNS = 32
+"""The number of runs whose last message is remembered. Their drafts may still arrive."""
 _PAUSE_SECONDS = 0.5
 PATIENCE_SECONDS = 30.0
-"""A client that takes nothing for so long is dropped; it resumes from its number."""
+"""A client that reads nothing for this long is dropped. It can resume from its last event."""
 TICK_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 DraftTexts: TypeAlias = dict[tuple[str, int, int], str]
-"""What a client has of each draft: by its run, its part, and the event that it follows."""
+"""The text that a client has of each draft, by run, part, and the event that the draft follows."""
 
 
 def encode(event: Event) -> bytes:
-    """Return an event as it goes over the stream; its number is the id to resume from."""
+    """Return an event as a block of the stream. Its number is the id to resume from."""
     return block(event_json(event), event.kind, event.seq)
 
 
@@ -58,18 +58,18 @@ REFUSED = "unauthenticated"
 
 
 def ending(reason: str) -> bytes:
-    """Return the last thing that a stream says: why it ends, and when to come back."""
+    """Return the last block of a stream: why it ends, and when to reconnect."""
     return b"retry: 500\n" + block(json.dumps({"reason": reason}), "end")
 
 
 class Subscriber:
-    """One stream to one client. A delivery must cost little: there is no timer for it, the clock is the channels'."""
+    """A stream to one client. Deliveries must be cheap, so they have no timers and share the clock of the channels."""
 
     __slots__ = (
-        "_bell",
         "_clock",
         "_send",
         "_since",
+        "_wakeup",
         "dropped",
         "gone",
         "refused",
@@ -88,10 +88,10 @@ class Subscriber:
         self._send = send
         self._clock = clock
         self._since = clock.now
-        self._bell: asyncio.Future[None] | None = None
+        self._wakeup: asyncio.Future[None] | None = None
 
     async def send(self, chunk: bytes, *, more: bool = True) -> None:
-        """Send some bytes; returns when the client takes more."""
+        """Send bytes. Returns when the client can take more."""
         self.sending = True
         for start in range(0, len(chunk) or 1, _PAGE_BYTES):
             self._since = self._clock.now
@@ -101,28 +101,28 @@ class Subscriber:
         self.sending = False
 
     async def wait(self) -> None:
-        """Wait until there may be something to say."""
-        self._bell = asyncio.get_running_loop().create_future()
-        await self._bell
+        """Wait until there may be something to send."""
+        self._wakeup = asyncio.get_running_loop().create_future()
+        await self._wakeup
 
-    def ring(self) -> None:
-        """Say that there may be something to say."""
-        bell = self._bell
-        if bell is not None and not bell.done():
-            bell.set_result(None)
+    def wake(self) -> None:
+        """Wake the stream, because there may be something to send."""
+        wakeup = self._wakeup
+        if wakeup is not None and not wakeup.done():
+            wakeup.set_result(None)
 
     def leave(self) -> None:
-        """Note that nobody is there any more."""
+        """End the stream: the client has disconnected."""
         self.gone = True
-        self.ring()
+        self.wake()
 
     def refuse(self) -> None:
         """End the stream before anything else is sent: the client no longer has access."""
         self.refused = True
-        self.ring()
+        self.wake()
 
-    def look(self, comment_seconds: float) -> None:
-        """Have it say that it lives, if it was silent; give up who takes nothing."""
+    def check(self, comment_seconds: float) -> None:
+        """Request a keep-alive comment after a silence. Drop a client that reads nothing."""
         waited = self._clock.now - self._since
         if self.sending:
             if waited >= PATIENCE_SECONDS and self.task is not None and not self.dropped:
@@ -130,17 +130,17 @@ class Subscriber:
                 self.task.cancel()
         elif waited >= comment_seconds - TICK_SECONDS:
             self.silent = True
-            self.ring()
+            self.wake()
 
 
 class StreamClock:
-    """The time, as of the last tick."""
+    """The time of the last tick."""
 
     now = 0.0
 
 
 class Channel:
-    """What is new in one session."""
+    """The latest events and drafts of a session."""
 
     def __init__(
         self,
@@ -150,14 +150,14 @@ class Channel:
         grace: float | None = None,
         reading: asyncio.Semaphore | None = None,
     ) -> None:
-        self._reading = reading or asyncio.Semaphore(_READING)
+        self._reading = reading or asyncio.Semaphore(_MAX_READS)
         self.clients: set[Subscriber] = set()
         self.ended: str | None = None
         self.drafts: dict[tuple[str, int], Draft] = {}
-        self._said: dict[str, int] = {}  # the number of a run's last message: drafts from before it are over
+        self._last_message: dict[str, int] = {}  # by run, its number; drafts before it have ended
         self._store = store
         self._session_id = session_id
-        self._base = after  # the ring holds what follows
+        self._base = after  # the ring holds the events after this number
         self._ring: list[bytes] = []
         self._bytes = 0
         self._tasks = [
@@ -165,31 +165,31 @@ class Channel:
             asyncio.create_task(self._follow_drafts()),
         ]
         if grace is not None:
-            self._tasks.append(asyncio.create_task(self._say_watched(grace)))
+            self._tasks.append(asyncio.create_task(self._mark_watched(grace)))
 
     @property
     def latest(self) -> int:
-        """The number of the last event that is known here."""
+        """The number of the last event in the channel."""
         return self._base + len(self._ring)
 
     async def close(self) -> None:
         """Stop following."""
         await end(*self._tasks)
 
-    async def _say_watched(self, grace: float) -> None:
-        """Let whoever runs an attached session know that it is watched."""
+    async def _mark_watched(self, grace: float) -> None:
+        """Record that an attached session is watched, for its worker."""
         while True:
-            with suppress(HoldfastError):  # the next time makes up for it
+            with suppress(HoldfastError):  # the next attempt makes up for it
                 await self._store.watched([self._session_id])
             await asyncio.sleep(min(grace / 4, 30))
 
     def end(self, reason: str) -> None:
-        """Tell all clients that this is it."""
+        """End the streams of all clients."""
         self.ended = self.ended or reason
-        self._ring_all()
+        self._wake_all()
 
     async def feed(self, client: Subscriber, after: int) -> None:
-        """Send what follows number `after`, without a gap, then what comes; drafts whole first, then what they gain."""
+        """Send all events after number `after` and then new ones, without a gap. Drafts are sent whole first, then as additions."""
         shown: DraftTexts = {}
         seen: object = None
         while not client.gone:
@@ -218,7 +218,7 @@ class Channel:
                 await client.wait()
 
     def _next(self, at: int) -> list[bytes]:
-        """Return events of the ring from a place on, as many as a page may have, but at least one."""
+        """Return events of the ring from an index on: at most a page, and at least one."""
         size, stop = len(self._ring[at]), at + 1
         while stop < len(self._ring) and size + len(self._ring[stop]) <= _PAGE_BYTES:
             size += len(self._ring[stop])
@@ -226,16 +226,16 @@ class Channel:
         return self._ring[at:stop]
 
     def is_due(self, after: int) -> bool:
-        """Say whether who has the events up to a number has all that came before the drafts."""
+        """Return whether a client with the events up to a number has all events before the drafts."""
         return all(draft.follows <= after for draft in self.drafts.values())
 
     async def page(self, after: int) -> list[Event]:
-        """Return some of the events that follow a number, from the store."""
+        """Return a page of the events after a number, from the store."""
         async with self._reading:
             return await self._events(after)
 
     async def _encoded(self, after: int) -> tuple[int, bytes]:
-        """Return some of the events that follow a number as the bytes that go out, and the number of the last one."""
+        """Return the number of the last event of a page, and the page as encoded bytes."""
         async with self._reading:
             events = await self._events(after)
             return (events[-1].seq if events else after), b"".join(map(encode, events))
@@ -249,49 +249,51 @@ class Channel:
                 async for event in self._store.watch(self._session_id, after=self.latest):
                     self._add(encode(event))
                     if event.kind == "message" and event.run_id is not None:
-                        self._said[event.run_id] = event.seq
+                        self._last_message[event.run_id] = event.seq
                         if self.drafts:
-                            self._draw(self.drafts.values())
+                            self._set_drafts(self.drafts.values())
             except SessionNotFound:
                 self.end("erased")
             except NotYet:
-                self.end("restored")  # clients that come back with a higher number are refused
+                self.end("restored")  # clients that reconnect with a higher number are rejected
             except HoldfastError as error:
-                _log.warning("session %s cannot be followed, trying again: %s", self._session_id, error)
+                _log.warning("cannot follow session %s, retrying: %s", self._session_id, error)
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     def _add(self, encoded: bytes) -> None:
         self._ring.append(encoded)
         self._bytes += len(encoded)
-        while self._ring and (len(self._ring) > 2 * _KEPT or self._bytes > 2 * _KEPT_BYTES):
-            gone = self._ring[: max(1, len(self._ring) // 2)]
-            del self._ring[: len(gone)]
-            self._base += len(gone)
-            self._bytes -= sum(map(len, gone))
-        self._ring_all()
+        while self._ring and (len(self._ring) > 2 * _MAX_EVENTS or self._bytes > 2 * _MAX_BYTES):
+            oldest = self._ring[: max(1, len(self._ring) // 2)]
+            del self._ring[: len(oldest)]
+            self._base += len(oldest)
+            self._bytes -= sum(map(len, oldest))
+        self._wake_all()
 
     async def _follow_drafts(self) -> None:
         while self.ended is None:
             try:
                 async for drafts in self._store.watch_drafts(self._session_id):
-                    self._draw(drafts)
-                    self._ring_all()
+                    self._set_drafts(drafts)
+                    self._wake_all()
             except HoldfastError:
-                await asyncio.sleep(_PAUSE_SECONDS)  # the events tell what is wrong
+                await asyncio.sleep(_PAUSE_SECONDS)  # following the events logs the problem
 
-    def _draw(self, drafts: Iterable[Draft]) -> None:
-        """Keep those drafts that no message has taken the place of: events and drafts are read apart."""
-        self.drafts = {(d.run_id, d.part): d for d in drafts if d.follows >= self._said.get(d.run_id, 0)}
-        for run_id in list(self._said)[:-_RUNS]:
-            del self._said[run_id]
+    def _set_drafts(self, drafts: Iterable[Draft]) -> None:
+        """Keep the drafts that no message has replaced. Events and drafts are read separately."""
+        self.drafts = {
+            (d.run_id, d.part): d for d in drafts if d.follows >= self._last_message.get(d.run_id, 0)
+        }
+        for run_id in list(self._last_message)[:-_MAX_RUNS]:
+            del self._last_message[run_id]
 
-    def _ring_all(self) -> None:
+    def _wake_all(self) -> None:
         for client in self.clients:
-            client.ring()
+            client.wake()
 
 
 def gained(drafts: Mapping[tuple[str, int], Draft], shown: DraftTexts) -> bytes:
-    """Return what the drafts have gained since they were shown, and note that they are."""
+    """Return the additions to drafts since they were last shown, and update `shown`."""
     blocks: list[bytes] = []
     texts: DraftTexts = {}
     for draft in drafts.values():
@@ -315,30 +317,30 @@ def gained(drafts: Mapping[tuple[str, int], Draft], shown: DraftTexts) -> bytes:
 
 
 class Channels:
-    """The channels of all sessions that somebody watches here, and the clock of their clients."""
+    """The channels of all sessions with clients in this process, and the clock of the clients."""
 
     def __init__(self, store: Store, *, comment_seconds: float) -> None:
         self._store = store
         self._comment_seconds = comment_seconds
         self._open: dict[str, Channel] = {}
         self._clock = StreamClock()
-        self._reading = asyncio.Semaphore(_READING)
+        self._reading = asyncio.Semaphore(_MAX_READS)
         self._ticking: asyncio.Task[None] | None = None
         self.closing = False
         self.closed = asyncio.Event()
 
     @property
     def clients(self) -> int:
-        """How many streams are open."""
+        """The number of open streams."""
         return sum(len(channel.clients) for channel in self._open.values())
 
     @asynccontextmanager
     async def join(
         self, session_id: str, seq: int, grace: float | None, send: Send
     ) -> AsyncGenerator[tuple[Channel, Subscriber], None]:
-        """Hand out the channel of a session whose last event has this number, and a client of it.
+        """Yield the channel of a session whose last event has the number `seq`, and a new client of it.
 
-        An attached session has its `grace`: it is noted that somebody watches.
+        An attached session has a `grace`: the channel then records that the session is watched.
         """
         channel = self._open.get(session_id)
         if channel is None or channel.ended is not None:
@@ -360,7 +362,7 @@ class Channels:
                 await channel.close()
 
     def close(self) -> None:
-        """End all streams with a hint to come back: another front goes on from the same number."""
+        """End all streams with a hint to reconnect. Another API server continues from the same number."""
         self.closing = True
         self.closed.set()
         for channel in self._open.values():
@@ -372,4 +374,4 @@ class Channels:
             self._clock.now = asyncio.get_running_loop().time()
             for channel in self._open.values():
                 for client in channel.clients:
-                    client.look(self._comment_seconds)
+                    client.check(self._comment_seconds)

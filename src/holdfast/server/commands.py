@@ -1,4 +1,4 @@
-"""The shell commands of a session, for those who may read it: also where nobody may run any."""
+"""The routes of a session's shell commands. They also exist on servers without a shell."""
 
 from typing import Annotated
 
@@ -28,11 +28,11 @@ async def read_output(
     session_id: SessionId,
     command_id: Annotated[Uuid, Path()],
     after: Annotated[
-        int, Query(ge=-1, lt=2**31, description="The order number of the last one you have.")
+        int, Query(ge=-1, lt=2**31, description="The order number of the last output you have.")
     ] = -1,
     limit: Limit = 50,
 ) -> Items[BashOutput]:
-    """Read what a command of the session has written so far, from a number on."""
+    """Read the output of a session's command, after an order number."""
     store = store_of(request)
     command = await store.command(command_id)
     if command.session_id != session_id:

@@ -1,4 +1,4 @@
-"""The routes of a session's credentials: they can be set, listed by name and deleted, but not read."""
+"""The routes of a session's credentials. Values can be set, but not read."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from holdfast.server.routes import new_router, route, store_of
 from holdfast.server.sessions import SessionId
 
 router = new_router("credentials")
-Name = Annotated[Id, Path(description="The credential's name.")]
+Name = Annotated[Id, Path(description="Name of the credential.")]
 
 
 @route(
@@ -20,12 +20,12 @@ Name = Annotated[Id, Path(description="The credential's name.")]
     "write",
     status_code=204,
     response_class=Response,
-    responses={501: {"model": ErrorBody, "description": "This server has no `credential_key`."}},
+    responses={501: {"model": ErrorBody, "description": "The server has no `credential_key`."}},
 )
 async def set_credential(
     request: Request, session_id: SessionId, name: Name, body: NewCredential
 ) -> Response:
-    """Store a credential for the tools of a session, sealed, in place of the one of that name."""
+    """Store a credential for the tools of a session, sealed. Replaces the credential of that name."""
     key = request.app.state.settings.credential_key
     credentials = Credentials(store_of(request), None if key is None else key.get_secret_value())
     await credentials.set(session_id, name, body.value.get_secret_value(), ttl=body.ttl)
@@ -34,7 +34,7 @@ async def set_credential(
 
 @route(router, "GET", "/api/sessions/{session_id}/credentials", "read")
 async def list_credentials(request: Request, session_id: SessionId) -> Items[CredentialInfo]:
-    """List the names of a session's credentials, and when they expire. Their values cannot be read."""
+    """List the names of a session's credentials and when they expire. Values cannot be read."""
     credentials = await store_of(request).credentials(session_id)
     return Items(items=[CredentialInfo.of(credential) for credential in credentials])
 
@@ -48,6 +48,6 @@ async def list_credentials(request: Request, session_id: SessionId) -> Items[Cre
     response_class=Response,
 )
 async def delete_credential(request: Request, session_id: SessionId, name: Name) -> Response:
-    """Delete a credential. Deleting one that is not there changes nothing."""
+    """Delete a credential. If there is none, nothing changes."""
     await store_of(request).set_credential(session_id, name, None)
     return Response(status_code=204)

@@ -1,4 +1,4 @@
-"""What only `holdfast demo` has: a route that kills a worker for real."""
+"""The route of `holdfast demo` that kills a worker."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ def demo_router(kill: Callable[[int | None], int | None]) -> APIRouter:
 
     @route(router, "POST", "/api/demo/kill", "admin", include_in_schema=False)
     async def kill_worker(request: Request, body: KillRequest) -> KillResult:  # pyright: ignore[reportUnusedFunction]
-        """Send SIGKILL to the worker that holds a session; to any if nobody does."""
+        """Send SIGKILL to the worker that holds a session, or to any worker if none does."""
         pid = None
         if body.session_id is not None:
             holder = (await store_of(request).session(body.session_id)).holder or ""
@@ -23,7 +23,7 @@ def demo_router(kill: Callable[[int | None], int | None]) -> APIRouter:
             pid = int(number) if number.isdecimal() else None
         killed = kill(pid)
         if killed is None:
-            raise Conflict(problem="no worker is running at this moment; try again")
+            raise Conflict(problem="no worker is running at the moment; try again")
         return KillResult(pid=killed)
 
     return router

@@ -1,8 +1,8 @@
-"""The journal in the words that front ends already speak: Vercel's AI data stream, and AG-UI.
+"""The events of a session as Vercel's AI data stream, or as AG-UI.
 
-Pydantic AI's own event streams do the talking; here the journal becomes the events that they were made for. The number
-of an event is the id of the last thing that is said of it, so that a client which comes back misses nothing. Who comes
-back in the middle of a run is told nothing twice: what it has was said again to nobody first.
+Pydantic AI's event streams encode the protocols; this module turns the events of a session into their input. The last block of an
+event has its number as the id, so that a client which reconnects misses nothing. For a client that reconnects in the middle of a
+run, the earlier events of the run are translated first and not sent again.
 """
 
 import json
@@ -48,23 +48,23 @@ from holdfast.types import Draft, Event
 
 Stream: TypeAlias = UIEventStream[Any, Any, Any, Any]
 _PIECE: Final = 1024 * 1024
-"""So much text is sent at a time: the content of a page may be much larger than the page."""
+"""The amount of text to send at a time. The text of a page may be much larger than the page."""
 _ENDS: Final = ("run_completed", "run_failed", "run_interrupted", "approval_requested")
 
 
 @cache
 def _adapter() -> TypeAdapter[AgentRunResult[Any]]:
-    return TypeAdapter(AgentRunResult[Any])  # which takes a fifth of a second
+    return TypeAdapter(AgentRunResult[Any])  # takes 0.2 s
 
 
 class _Numbered(Stream):
-    """Messages are named by their run and their place in it, so that all who read a run name them alike."""
+    """Ids of messages are made of the run and their position in it, so that all readers of a run get the same ids."""
 
-    _named: int = 0
+    _count: int = 0
 
     def new_message_id(self) -> str:
-        self._named += 1
-        self.message_id = f"{self.message_id.rpartition('-')[0]}-{self._named}"
+        self._count += 1
+        self.message_id = f"{self.message_id.rpartition('-')[0]}-{self._count}"
         return self.message_id
 
 
@@ -73,8 +73,8 @@ class _Vercel(_Numbered, VercelAIEventStream[Any, Any]):  # pyright: ignore[repo
     pass
 
 
-def speaker(format: Format, session_id: str) -> Callable[[str], Stream]:
-    """Return what makes the stream of a run. Raises `MissingExtra` if the server has no word of that language."""
+def stream_factory(format: Format, session_id: str) -> Callable[[str], Stream]:
+    """Return a function that creates the stream of a run. Raises `MissingExtra` if the format is not installed."""
     if format == "vercel":
         return lambda run_id: _Vercel(message_id=f"{run_id}-0", server_message_id=run_id, sdk_version=6)
     try:
@@ -89,15 +89,15 @@ def speaker(format: Format, session_id: str) -> Callable[[str], Stream]:
     return lambda run_id: AgUi(message_id=f"{run_id}-0", thread_id=session_id, run_id=run_id)
 
 
-class _Hungry:
-    """What a translation waits for: more to translate."""
+class _NeedInput:
+    """Awaited by a translation that needs more events."""
 
-    def __await__(self) -> Generator["_Hungry", None, None]:
+    def __await__(self) -> Generator["_NeedInput", None, None]:
         yield self
 
 
 class _Feed(AsyncIterator[Any]):
-    """What there is to translate now; who asks for more than that is hungry."""
+    """The events to translate now. Awaits `_NeedInput` when there are no more."""
 
     def __init__(self) -> None:
         self.waiting: deque[Any] = deque()
@@ -107,46 +107,46 @@ class _Feed(AsyncIterator[Any]):
         while not self.waiting:
             if self.end is not None:
                 raise self.end
-            await _Hungry()
+            await _NeedInput()
         return self.waiting.popleft()
 
 
 class Translation:
-    """One run in one protocol: events in, text out, at once. Nothing in it waits for anything but for more."""
+    """The translation of a run into a protocol: events in, text out, without waiting for anything but more events."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._source = _Feed()
-        self._said = stream.transform_stream(self._source)
+        self._output = stream.transform_stream(self._source)
         self._step: Any = None
 
-    def say(self, *events: Any) -> list[str]:
-        """Return these events in the words of the protocol."""
+    def translate(self, *events: Any) -> list[str]:
+        """Return these events as blocks of the protocol."""
         self._source.waiting.extend(events)
-        said: list[str] = []
+        blocks: list[str] = []
         while True:
             if self._step is None:
-                self._step = self._said.__anext__()
+                self._step = self._output.__anext__()
             try:
-                asked = self._step.send(None)
+                awaited = self._step.send(None)
             except StopIteration as done:
                 self._step = None
-                said.append(self._stream.encode_event(done.value))
+                blocks.append(self._stream.encode_event(done.value))
             except StopAsyncIteration:
                 self._step = None
-                return said
+                return blocks
             else:
-                if not isinstance(asked, _Hungry):
-                    raise TypeError(f"{type(self._stream).__name__} waits for {asked!r}")
-                return said
+                if not isinstance(awaited, _NeedInput):
+                    raise TypeError(f"{type(self._stream).__name__} waits for {awaited!r}")
+                return blocks
 
     def end(self, error: Exception | None = None) -> list[str]:
-        """Return what is said last: that it is over, or what went wrong."""
+        """Return the last blocks: the end, or an error."""
         self._source.end = StopAsyncIteration() if error is None else error
-        return self.say()
+        return self.translate()
 
     def close(self) -> None:
-        """Leave it where it is."""
+        """Stop the translation where it is."""
         if self._step is not None:
             with suppress(GeneratorExit, StopAsyncIteration, StopIteration):
                 self._step.throw(GeneratorExit())
@@ -155,7 +155,7 @@ class Translation:
 
 @dataclass
 class StreamFormatter:
-    """Tells one client the journal of a session in one protocol."""
+    """Sends the events of a session to one client in a protocol."""
 
     store: Store
     session_id: str
@@ -163,10 +163,10 @@ class StreamFormatter:
     follow: bool = True
     _run: str | None = None
     _translation: Translation | None = None
-    _goes_on: bool = False  # the run was handed over: the next one goes on with what it was saying
+    _handed_over: bool = False  # the next run continues the output of this one
     _prompted: bool = False
-    _told_all: bool = False
-    _over: set[str] = field(default_factory=set[str])
+    _is_done: bool = False
+    _ended: set[str] = field(default_factory=set[str])
     _calls: dict[str, ToolCallPart] = field(default_factory=dict[str, ToolCallPart])
     _response: ModelResponse | None = None
     _open: int | None = None
@@ -174,16 +174,19 @@ class StreamFormatter:
     _finished: dict[int, str] = field(default_factory=dict[int, str])
 
     async def feed(self, channel: Channel, client: Subscriber, after: int) -> None:
-        """Send what follows number `after`, then what comes, until the client leaves or, unless it follows, a run ends."""
+        """Send the events after number `after` and then new ones, until the client disconnects or, without `follow`, a run ends."""
         seen: object = None
         try:
             while not client.gone:
                 if client.refused:
                     await client.send(_ending(REFUSED))
                     return
-                if after < channel.latest and (reached := await self._tell(channel, client, after)) > after:
+                if (
+                    after < channel.latest
+                    and (reached := await self._send_page(channel, client, after)) > after
+                ):
                     after = reached
-                    if self._told_all:
+                    if self._is_done:
                         return
                 elif seen is not channel.drafts and channel.is_due(after):
                     seen = channel.drafts
@@ -201,25 +204,25 @@ class StreamFormatter:
             if self._translation is not None:
                 self._translation.close()
 
-    async def _tell(self, channel: Channel, client: Subscriber, after: int) -> int:
-        """Send a page of what follows a number, and return the number of its last event."""
+    async def _send_page(self, channel: Channel, client: Subscriber, after: int) -> int:
+        """Send a page of the events after a number, and return the number of its last event."""
         text = ""
         page = await channel.page(after)
         for event in page:
             after = event.seq
             text += numbered(await self.add(event), after)
-            self._told_all = not self.follow and self._run is None and event.kind in _ENDS
-            if len(text) >= _PIECE or self._told_all:
+            self._is_done = not self.follow and self._run is None and event.kind in _ENDS
+            if len(text) >= _PIECE or self._is_done:
                 await client.send(text.encode("utf-8", "replace"))
                 text = ""
-            if self._told_all:
+            if self._is_done:
                 return after
         if page:
             await client.send(text.encode("utf-8", "replace"))
         return after
 
     async def add(self, event: Event) -> list[str]:
-        """Return what an event is in the words of the protocol; for many it is nothing."""
+        """Return an event as blocks of the protocol. Many events have none."""
         if event.run_id is None:
             return []
         facts: dict[str, Any] = json.loads(event.payload)
@@ -242,45 +245,45 @@ class StreamFormatter:
             case "run_completed":
                 return self._end("" if self._response is None else self._response.text)
             case "approval_requested":
-                return self._ask(facts["calls"])
+                return self._request_approvals(facts["calls"])
             case "run_failed":
                 return self._fail(AgentRunError(str(facts.get("error") or "the run failed")))
             case "run_interrupted":
                 return self._fail(RunCancelled("The run was interrupted."))
             case "handover":
-                self._goes_on = True
+                self._handed_over = True
                 return []
             case _:
                 return []
 
     async def show(self, drafts: Mapping[tuple[str, int], Draft], after: int) -> list[str]:
-        """Return what is being said right now, as far as it was not said yet."""
-        said: list[str] = []
+        """Return the additions to the drafts."""
+        blocks: list[str] = []
         for (run_id, index), draft in sorted(drafts.items()):
             if self._run is None:
                 await self._catch_up(run_id, after + 1)
-            # Drafts are seen apart from events: one that the message has taken the place of is old.
+            # Drafts are read separately from events: skip a draft that its message has already replaced.
             if run_id == self._run and not self._finished.get(index, "").startswith(draft.text or " "):
                 make = TextPart if draft.kind == "text" else ThinkingPart
-                said += self._text(index, make(content=draft.text))
-        return said
+                blocks += self._text(index, make(content=draft.text))
+        return blocks
 
     # A run
 
     def _begin(self, run_id: str, parent: str | None) -> list[str]:
         if run_id == self._run or (self._run is not None and parent is not None):
             return []
-        if self._goes_on:
-            self._run, self._goes_on = run_id, False
+        if self._handed_over:
+            self._run, self._handed_over = run_id, False
             return self._close_part()
-        left = [] if self._run is None else self._fail(AgentRunError("the run was given up"))
+        left = [] if self._run is None else self._fail(AgentRunError("the run was abandoned"))
         self._run, self._prompted = run_id, False
         self._translation = Translation(self.new_stream(run_id))
-        return [*left, *self._translation.say()]
+        return [*left, *self._translation.translate()]
 
     async def _catch_up(self, run_id: str, before: int) -> None:
-        """Come to where a run is that began before the client's number: all that it has was said to nobody."""
-        if run_id in self._over:
+        """Translate the events of a run before the client's number, without sending them."""
+        if run_id in self._ended:
             return
         with suppress(NotFound):
             run = await self.store.run(run_id)
@@ -297,65 +300,67 @@ class StreamFormatter:
                     return
 
     def _end(self, output: object) -> list[str]:
-        said = self._close_part()
+        blocks = self._close_part()
         assert self._translation is not None  # noqa: S101
         if self._response is not None:
             result = _adapter().validate_python({"output": output, "messages": [self._response]})
-            said += self._translation.say(AgentRunResultEvent(result))
-        return [*said, *self._over_with()]
+            blocks += self._translation.translate(AgentRunResultEvent(result))
+        return [*blocks, *self._finish()]
 
     def _fail(self, error: Exception) -> list[str]:
-        return self._over_with(error)
+        return self._finish(error)
 
-    def _over_with(self, error: Exception | None = None) -> list[str]:
+    def _finish(self, error: Exception | None = None) -> list[str]:
         assert self._translation is not None  # noqa: S101
-        said = self._translation.end(error)
+        blocks = self._translation.end(error)
         if self._run is not None:
-            self._over.add(self._run)
+            self._ended.add(self._run)
         self._run, self._translation, self._response, self._open = None, None, None, None
-        self._goes_on = False
+        self._handed_over = False
         self._shown, self._finished = {}, {}
-        return said
+        return blocks
 
-    # What a run says
+    # Messages and tool calls
 
     def _message(self, message: ModelMessage, seq: int) -> list[str]:
         assert self._translation is not None  # noqa: S101
-        said: list[str] = []
+        blocks: list[str] = []
         if isinstance(message, ModelResponse):
             for index, part in enumerate(message.parts):
-                said += self._part(index, part)
-            said += self._close_part()
+                blocks += self._part(index, part)
+            blocks += self._close_part()
             self._response = message
             self._finished = {index: part.content for index, part in self._shown.items()}
             self._shown = {}
-            return said
+            return blocks
         self._finished = {}
         prompts = [part for part in message.parts if isinstance(part, UserPromptPart)]
         for part in message.parts:
             if isinstance(part, ToolReturnPart):
-                said += self._translation.say(FunctionToolResultEvent(part))
-        if prompts and self._prompted:  # it was said while the run was at work
+                blocks += self._translation.translate(FunctionToolResultEvent(part))
+        if prompts and self._prompted:  # it was sent while the run was running
             steered: tuple[ModelRequest, ...] = (replace(message, parts=prompts),)
-            said += self._translation.say(EnqueuedMessagesEvent(enqueue_id=f"event-{seq}", messages=steered))
+            blocks += self._translation.translate(
+                EnqueuedMessagesEvent(enqueue_id=f"event-{seq}", messages=steered)
+            )
         self._prompted = True
-        return said
+        return blocks
 
     def _part(self, index: int, part: ModelResponsePart) -> list[str]:
         assert self._translation is not None  # noqa: S101
         if isinstance(part, TextPart | ThinkingPart):
-            said = self._text(index, part)
+            blocks = self._text(index, part)
             if self._open == index:
                 self._shown[index] = part
-                said += self._close_part()
-            return said
+                blocks += self._close_part()
+            return blocks
         if isinstance(part, ToolCallPart):
             self._calls[part.tool_call_id] = part
         events = [PartStartEvent(index=index, part=part), PartEndEvent(index=index, part=part)]
-        return [*self._close_part(), *self._translation.say(*events)]
+        return [*self._close_part(), *self._translation.translate(*events)]
 
     def _text(self, index: int, part: TextPart | ThinkingPart) -> list[str]:
-        """Say a text, or what it has gained since it was said."""
+        """Return the blocks of a text, or of its addition since it was last shown."""
         assert self._translation is not None  # noqa: S101
         before = self._shown.get(index)
         if before is not None and before.content == part.content:
@@ -364,39 +369,39 @@ class StreamFormatter:
         if before is not None and self._open == index and part.content.startswith(before.content):
             delta = TextPartDelta if isinstance(part, TextPart) else ThinkingPartDelta
             gain = delta(content_delta=part.content[len(before.content) :])
-            return self._translation.say(PartDeltaEvent(index=index, delta=gain))
-        said = self._close_part()
+            return self._translation.translate(PartDeltaEvent(index=index, delta=gain))
+        blocks = self._close_part()
         self._open = index
-        return [*said, *self._translation.say(PartStartEvent(index=index, part=part))]
+        return [*blocks, *self._translation.translate(PartStartEvent(index=index, part=part))]
 
     def _close_part(self) -> list[str]:
         if self._open is None or self._translation is None:
             return []
         index, self._open = self._open, None
-        return self._translation.say(PartEndEvent(index=index, part=self._shown[index]))
+        return self._translation.translate(PartEndEvent(index=index, part=self._shown[index]))
 
     def _announce(self, call_id: str) -> list[str]:
         part = self._calls.get(call_id)
         if part is None or self._translation is None:
-            return []  # it was called before: the one who is told of its result knows it
-        return self._translation.say(FunctionToolCallEvent(part, args_valid=True))
+            return []  # called in an earlier run, which announced it
+        return self._translation.translate(FunctionToolCallEvent(part, args_valid=True))
 
-    def _ask(self, calls: list[dict[str, Any]]) -> list[str]:
-        said: list[str] = []
-        asked: list[ToolCallPart] = []
+    def _request_approvals(self, calls: list[dict[str, Any]]) -> list[str]:
+        blocks: list[str] = []
+        waiting: list[ToolCallPart] = []
         for call in calls:
             given = ToolCallPart(call["tool"], call["arguments"], call["call_id"])
-            asked.append(self._calls.setdefault(call["call_id"], given))
-            said += self._announce(call["call_id"])
-        return [*said, *self._end(DeferredToolRequests(approvals=asked))]
+            waiting.append(self._calls.setdefault(call["call_id"], given))
+            blocks += self._announce(call["call_id"])
+        return [*blocks, *self._end(DeferredToolRequests(approvals=waiting))]
 
 
 def _ending(reason: str) -> bytes:
     return f"retry: 500\n: {reason}\n\n".encode()
 
 
-def numbered(said: list[str], number: int) -> str:
-    """Return blocks with a number at the last of them; if nothing is said, the number alone, which readers note."""
-    if not said:
+def numbered(blocks: list[str], number: int) -> str:
+    """Return blocks with a number as the id of the last one; without blocks, the number alone, which clients remember."""
+    if not blocks:
         return f"id: {number}\n\n"
-    return f"{''.join(said[:-1])}id: {number}\n{said[-1]}"
+    return f"{''.join(blocks[:-1])}id: {number}\n{blocks[-1]}"

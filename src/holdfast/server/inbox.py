@@ -1,4 +1,4 @@
-"""The route of the inbox: what waits for a person, in all sessions."""
+"""The route of the inbox: all sessions that wait for a person."""
 
 from contextlib import suppress
 
@@ -13,27 +13,27 @@ from holdfast.store import Store
 from holdfast.types import Session
 
 router = new_router("inbox")
-_MOST = 50
-"""How many sessions, or runs, are read for each reason to wait."""
+_MAX_ITEMS = 50
+"""The maximum number of sessions or runs for each reason to wait."""
 
 
 @route(router, "GET", "/api/inbox", "user")
 async def read_inbox(request: Request) -> Inbox:
-    """List the sessions that wait for a person, longest first, with what each waits for."""
-    store, owner = store_of(request), principal_of(request).sees
-    waiting = await store.sessions(owner=owner, status="waiting", limit=_MOST)
-    queued = await store.sessions(owner=owner, status="queued", limit=_MOST)
-    interrupted = await store.find_runs(owner=owner, interrupted=True, limit=_MOST)
-    unresolved = await store.find_runs(owner=owner, unresolved=True, limit=_MOST)
+    """List the sessions that wait for a person, longest wait first, with the reason of each."""
+    store, owner = store_of(request), principal_of(request).owner_filter
+    waiting = await store.sessions(owner=owner, status="waiting", limit=_MAX_ITEMS)
+    queued = await store.sessions(owner=owner, status="queued", limit=_MAX_ITEMS)
+    interrupted = await store.find_runs(owner=owner, interrupted=True, limit=_MAX_ITEMS)
+    unresolved = await store.find_runs(owner=owner, unresolved=True, limit=_MAX_ITEMS)
     sessions = {session.id: session for session in (*waiting.items, *queued.items)}
     for run in (*interrupted.items, *unresolved.items):
-        with suppress(SessionNotFound):  # it was erased a moment ago
+        with suppress(SessionNotFound):  # erased since the query
             sessions[run.session_id] = sessions.get(run.session_id) or await store.session(run.session_id)
     items = {session.id: await _item(store, session) for session in sessions.values()}
     for run in unresolved.items:
         if run.session_id in items:
-            calls = await store.effects(run.session_id, run_id=run.id, unresolved=True, limit=_MOST)
-            # A call that waits for an answer is among the questions.
+            calls = await store.effects(run.session_id, run_id=run.id, unresolved=True, limit=_MAX_ITEMS)
+            # A call that waits for an approval is already in `asked`.
             items[run.session_id].effects += [EffectInfo.of(c) for c in calls.items if c.result is None]
     listed = [item for item in items.values() if item.status == "waiting" or item.problem or item.effects]
     more = any(page.next_cursor for page in (waiting, queued, interrupted, unresolved))

@@ -1,4 +1,4 @@
-"""Media by its digest, for those who may read a session that refers to it; always as something a browser cannot run."""
+"""The route of media, by digest. It requires access to a session that refers to it. Browsers cannot execute its responses."""
 
 import re
 from collections.abc import AsyncGenerator
@@ -26,15 +26,15 @@ _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
     "user",
     responses={
         200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}},
-        206: {"description": "The part that was asked for."},
-        304: {"description": "You have it already."},
-        416: {"model": ErrorBody, "description": "None of the bytes that were asked for is there."},
+        206: {"description": "The requested range."},
+        304: {"description": "Your copy is current."},
+        416: {"model": ErrorBody, "description": "The range is outside the content."},
     },
 )
 async def read_media(request: Request, sha256: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]) -> Response:
-    """Return some content, or the part that `Range` names, without reading the rest. Only the whole is checked."""
+    """Return content, or the part in `Range` without reading the rest. Only whole content is verified by its digest."""
     store, principal = store_of(request), principal_of(request)
-    if not await store.is_referenced(sha256, owner=principal.sees):
+    if not await store.is_referenced(sha256, owner=principal.owner_filter):
         raise NotFound(what="media", id=sha256)
     etag = f'"{sha256}"'
     headers = {
@@ -64,9 +64,9 @@ async def read_media(request: Request, sha256: Annotated[str, Path(pattern="^[0-
 
 
 async def _chunks(media: MediaStore, uri: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
-    """Yield nothing once the first bytes are there, then all of them.
+    """Yield empty bytes when the first chunk was read, and then all chunks.
 
-    So what is wrong from the start is an answer of its own; what turns out to be wrong later breaks the connection.
+    So an early problem becomes an error response. A later one breaks the connection.
     """
     async with media.part(uri, start, stop) as chunks:
         first = await anext(chunks)
@@ -77,7 +77,7 @@ async def _chunks(media: MediaStore, uri: str, start: int, stop: int) -> AsyncGe
 
 
 def _part(headers: Headers, size: int, etag: str) -> tuple[int, int] | None:
-    """Return which bytes are asked for; None for all of them, as also for what is not understood."""
+    """Return the requested range as start and stop; None for the whole content, or if `Range` is not understood."""
     result = _RANGE.fullmatch(headers.get("range", ""))
     if result is None or not (result[1] or result[2]) or headers.get("if-range", etag) != etag:
         return None
@@ -88,6 +88,6 @@ def _part(headers: Headers, size: int, etag: str) -> tuple[int, int] | None:
         if result[2] and int(result[2]) < start:
             return None
     if start >= stop:
-        problem = f"There are {size} bytes; none of them was asked for."
+        problem = f"The range is outside the content, which has {size} bytes."
         raise HTTPException(416, problem, {"content-range": f"bytes */{size}"})
     return start, stop

@@ -1,4 +1,4 @@
-"""The routes for those who run it: who am I, health, readiness, workers, audit, metrics."""
+"""The routes for operators: the caller's identity, health, readiness, workers, audit and metrics."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ router = new_router("operation")
 
 
 class Metrics:
-    """What this process counts, and what its workers have counted if it has a folder of theirs."""
+    """The metrics of this process, and those of its workers if there is a folder with them."""
 
     def __init__(self, workers: Path | None = None) -> None:
         self.registry = CollectorRegistry()
@@ -31,16 +31,20 @@ class Metrics:
             self.registry.register(OfWorkers(workers))
         self.requests = Counter(
             "holdfast_http_requests",
-            "Requests by route and status.",
+            "HTTP requests by route and status.",
             ["method", "route", "status"],
             registry=self.registry,
         )
         self.seconds = Histogram(
-            "holdfast_http_seconds", "How long answers take.", ["method", "route"], registry=self.registry
+            "holdfast_http_seconds", "Duration of HTTP requests.", ["method", "route"], registry=self.registry
         )
-        self.streams = Gauge("holdfast_streams", "Event streams that are open here.", registry=self.registry)
+        self.streams = Gauge(
+            "holdfast_streams", "Open event streams of this process.", registry=self.registry
+        )
         self._dropped = Counter(
-            "holdfast_streams_dropped", "Streams whose client did not read.", registry=self.registry
+            "holdfast_streams_dropped",
+            "Streams closed because the client did not read.",
+            registry=self.registry,
         )
         self._gauges = {
             name: Gauge(f"holdfast_{name}{unit}", text, registry=self.registry)
@@ -48,29 +52,32 @@ class Metrics:
                 ("sessions", "", "Sessions in the store."),
                 ("events", "", "Events in the store."),
                 ("pending", "", "Submissions that have not ended."),
-                ("holders", "", "Workers and bare runs that are registered."),
-                ("expired_holders", "", "Holders past their deadline that nobody has removed yet."),
-                ("leases", "", "Sessions that somebody holds."),
-                ("lag", "_seconds", "How long the session waits for a worker that has been ready longest."),
+                ("holders", "", "Registered workers and standalone runs."),
+                ("expired_holders", "", "Holders past their deadline that are not removed yet."),
+                ("leases", "", "Sessions with a lease."),
+                ("lag", "_seconds", "Longest time that a ready session has waited for a worker."),
             )
         }
         self._swept_at = Gauge(
             "holdfast_sweep_timestamp_seconds",
-            "When the last sweep of retention ended.",
+            "Time at which the last retention sweep ended.",
             registry=self.registry,
         )
         self._swept = Gauge(
-            "holdfast_sweep_sessions", "Sessions of the last sweep.", ["outcome"], registry=self.registry
+            "holdfast_sweep_sessions",
+            "Sessions of the last sweep by outcome.",
+            ["outcome"],
+            registry=self.registry,
         )
         for outcome in get_args(Result):
-            self._swept.labels(outcome)  # there from the beginning, as 0
+            self._swept.labels(outcome)  # export 0 before the first sweep
 
     def dropped(self) -> None:
         """Count a stream that was dropped."""
         self._dropped.inc()
 
     def set_sweep(self, duty: Duty | None) -> None:
-        """Note what came of the last sweep, whichever worker did it."""
+        """Set the result of the last sweep, of any worker."""
         if duty is None or duty.done_at is None:
             return
         self._swept_at.set(duty.done_at.timestamp())
@@ -79,14 +86,14 @@ class Metrics:
             self._swept.labels(outcome).set(outcomes.get(outcome, 0))
 
     def set_store(self, facts: object) -> None:
-        """Note how much is in the store."""
+        """Set the gauges of the store."""
         for name, gauge in self._gauges.items():
             gauge.set(getattr(facts, name))
 
 
 @route(router, "GET", "/api/me", "user")
 async def me(request: Request) -> Me:
-    """Say who you are to the server, and which agents it has."""
+    """Return your identity, and the agents of the server."""
     principal = principal_of(request)
     return Me(
         owner=principal.owner,
@@ -99,7 +106,7 @@ async def me(request: Request) -> Me:
 
 @route(router, "GET", "/api/workers", "user")
 async def workers(request: Request) -> Items[WorkerInfo]:
-    """List who holds sessions, until when, and how many."""
+    """List workers and other lease holders: how many sessions each holds, and until when."""
     return Items(items=[WorkerInfo.of(holder) for holder in await store_of(request).holders()])
 
 
@@ -109,26 +116,28 @@ async def audit(
     session_id: Annotated[
         str,
         Query(
-            max_length=128, pattern=r"^([A-Za-z0-9][A-Za-z0-9._:@=+~-]*)?$", description="Only of this one."
+            max_length=128,
+            pattern=r"^([A-Za-z0-9][A-Za-z0-9._:@=+~-]*)?$",
+            description="Only entries of this session.",
         ),
     ] = "",
     cursor: CursorText = None,
     limit: Limit = 50,
 ) -> Items[AuditRecord]:
-    """Read the audit, newest first; of all sessions, or of one."""
+    """List the audit log, newest first."""
     page = await store_of(request).audit_log(session_id=session_id or None, cursor=cursor, limit=limit)
     return Items[AuditRecord].of(page)
 
 
 @route(router, "GET", "/alive", "public")
 async def alive() -> Health:
-    """Report that the process lives; the same as `/health`."""
+    """Report that the process is alive, as `/health` does."""
     return Health(status="ok")
 
 
 @route(router, "GET", "/server_info", "public")
 async def server_info(request: Request) -> ServerInfo:
-    """Report the version of the server, and for how long it has run."""
+    """Return the version and uptime of the server."""
     state, now = request.app.state, time.monotonic()
     return ServerInfo(
         version=__version__, uptime=round(now - state.started_at, 3), idle_time=round(now - state.used_at, 3)
@@ -137,24 +146,24 @@ async def server_info(request: Request) -> ServerInfo:
 
 @route(router, "GET", "/health", "public")
 async def health() -> Health:
-    """Say that the process lives."""
+    """Report that the process is alive."""
     return Health(status="ok")
 
 
 @route(router, "GET", "/ready", "public", responses={503: {"model": Health}})
 async def ready(request: Request, response: Response) -> Health:
-    """Say whether the store answers and has the schema that this code needs."""
+    """Report whether the store is available and its schema is up to date."""
     store, state = store_of(request), request.app.state
     try:
         async with asyncio.timeout(3):
             if state.migrated:
-                await store.token("")  # to count all there is would take its time
+                await store.token("")  # `schema` counts rows, which is slow
             else:
                 schema = await store.schema()
                 state.migrated = schema.version == schema.latest
     except (HoldfastError, TimeoutError):
         response.status_code = 503
-        return Health(status="unavailable", problem="The store does not answer.")
+        return Health(status="unavailable", problem="The store is not available.")
     if not state.migrated:
         response.status_code = 503
         return Health(status="unavailable", problem="The schema is not up to date.")
@@ -169,7 +178,7 @@ async def ready(request: Request, response: Response) -> Health:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Metrics."}},
 )
 async def metrics(request: Request) -> Response:
-    """Give Prometheus its numbers."""
+    """Return the metrics for Prometheus."""
     counted: Metrics = request.app.state.metrics
     counted.streams.set(channels_of(request).clients)
     counted.set_store(await store_of(request).schema())

@@ -1,4 +1,4 @@
-"""The page: its files, and the exchange of a token for a cookie, so that no later address carries it."""
+"""The page: its files, and sign-in, which keeps the token in a cookie instead of the address."""
 
 import hashlib
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from holdfast.server.routes import new_router, route
 
 router = new_router("page")
 QUERY: Final = "holdfast.query"
-"""Where the query of the page's address is: nowhere else is it seen, since it may have a token."""
+"""The key in a request's scope for the query of the page's address, which may contain a token."""
 _TYPES: Final = {
     "html": "text/html; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -25,20 +25,20 @@ _TYPES: Final = {
     "svg": "image/svg+xml",
 }
 _FOREIGN: Final = frozenset({"cross-site", "same-site"})
-"""What browsers send as `Sec-Fetch-Site` with a request that a page of another origin caused."""
+"""The values of `Sec-Fetch-Site` in requests from other origins."""
 Secret = Annotated[str, Field(min_length=1, max_length=10_000)]
 
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """One file of the page."""
+    """A file of the page."""
 
     body: bytes
     media_type: str
     tag: str
 
-    def answer(self, request: Request) -> Response:
-        """Send it, unless the browser has it already."""
+    def response(self, request: Request) -> Response:
+        """Return the file, or 304 if the browser has it."""
         headers = {"etag": self.tag, "cache-control": "no-cache"}
         if request.headers.get("if-none-match") == self.tag:
             return Response(status_code=304, headers=headers)
@@ -56,30 +56,30 @@ def _read() -> dict[str, StaticFile]:
 
 
 FILES: Final = _read()
-"""All there is to serve, by name: what is not in here does not exist, whatever the name looks like."""
+"""All files of the page by name. Nothing else can be requested, so no path can leave the folder."""
 
 
 class SignIn(RequestBody):
-    """A token to keep as a cookie."""
+    """A token to keep in a cookie."""
 
     token: Secret
 
 
 @route(router, "GET", "/docs", "public", include_in_schema=False)
 async def docs(request: Request) -> Response:
-    """Show the reference of the HTTP API, made from `/openapi.json`."""
-    return FILES["docs.html"].answer(request)
+    """Return the reference of the HTTP API, which is built from `/openapi.json`."""
+    return FILES["docs.html"].response(request)
 
 
 @route(router, "GET", "/", "public", include_in_schema=False)
 async def index(request: Request) -> Response:
-    """Show the page. With a valid token: keep it as a cookie, and redirect to the address without it.
+    """Return the page. With a valid token, keep it in a cookie and redirect to the address without it.
 
-    A link on another site must not sign somebody in, or replace the token of somebody who is signed in.
+    A link on another site must not sign a user in, or replace the token of a signed-in user.
     """
     token = QueryParams(request.scope.get(QUERY, b"")).get("token")
     if not token:
-        return FILES["index.html"].answer(request)
+        return FILES["index.html"].response(request)
     site = request.headers.get("sec-fetch-site")
     if site in _FOREIGN:
         return _redirect("/#/sign-in/foreign")
@@ -105,7 +105,7 @@ def _redirect(where: str) -> Response:
 
 
 def _check_own_page(request: Request) -> None:
-    """Raise `Forbidden` if another site sent this request. Clients other than browsers send neither header."""
+    """Raise `Forbidden` if another site sent this request. Only browsers send these headers."""
     origin = request.headers.get("origin")
     foreign = origin is not None and not is_from(origin, request.headers.get("host"))
     if foreign or request.headers.get("sec-fetch-site") in _FOREIGN:
@@ -114,7 +114,7 @@ def _check_own_page(request: Request) -> None:
 
 @route(router, "POST", "/sign-in", "public", body_limit=16 * 1024, include_in_schema=False, status_code=204)
 async def sign_in(request: Request, body: SignIn) -> Response:
-    """Keep a token as a cookie, if it is good."""
+    """Keep a valid token in a cookie."""
     _check_own_page(request)
     await request.app.state.authenticator.principal(body.token)
     answer = Response(status_code=204)
@@ -124,7 +124,7 @@ async def sign_in(request: Request, body: SignIn) -> Response:
 
 @route(router, "POST", "/sign-out", "public", include_in_schema=False, status_code=204)
 async def sign_out(request: Request) -> Response:
-    """Forget the cookie."""
+    """Delete the cookie."""
     _check_own_page(request)
     answer = Response(status_code=204)
     answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
@@ -133,11 +133,11 @@ async def sign_out(request: Request) -> Response:
 
 @route(router, "GET", "/static/{name}", "public", include_in_schema=False)
 async def static(request: Request, name: str) -> Response:
-    """Send one of the page's files."""
+    """Return a file of the page."""
     result = FILES.get(name)
     if result is None:
         raise NotFound(what="file", id=name[:200])
-    return result.answer(request)
+    return result.response(request)
 
 
 def _keep(request: Request, answer: Response, token: str) -> None:

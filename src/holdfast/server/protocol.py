@@ -1,6 +1,6 @@
-"""HTTP/1.1 as the server accepts it: bounded heads, chunks and times, and no request that a proxy could read differently.
+"""The HTTP/1.1 protocol of the server: limits on heads, chunks and times, and strict parsing against request smuggling.
 
-A request that is refused here is answered in the documented shape, and its connection is closed.
+A rejected request gets an error of the documented form, and its connection is closed.
 """
 
 import asyncio
@@ -17,28 +17,28 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 MAX_MESSAGE_BYTES: Final = 256 * 1024
-"""The largest message over a WebSocket, which anybody may send before their token is checked."""
+"""The largest message over a WebSocket. Clients can send one before their token is checked."""
 QUEUED_CONNECTIONS: Final = 2048
 _FREE_CHUNKS: Final = 512
 _MIN_CHUNK_BYTES: Final = 256
-"""What the chunks of a body must have on average, after the first ones. Each chunk costs the event loop some microseconds."""
+"""The minimum average size of a body's chunks, after the first ones. Each chunk costs the event loop some microseconds."""
 _MIN_BYTES_PER_SECOND: Final = 500
-"""How quickly a body must arrive, but for a pause now and then."""
+"""The minimum speed of a body, apart from short pauses."""
 _READ_BYTES: Final = 4096
-_MOST_FRAMES, _FRAMES_SECONDS = 1000, 10.0
-"""How many frames a WebSocket may send in so many seconds."""
+_MAX_FRAMES, _FRAMES_SECONDS = 1000, 10.0
+"""The maximum number of frames of a WebSocket within a number of seconds."""
 _HOST: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~-]+)(:[0-9]{1,5})?")
 _Event: TypeAlias = Any  # h11 types an event as one of its classes or of its sentinels
 
 
 class Protocol(H11Protocol):
-    """Uvicorn's protocol in pure Python: it bounds the size of a head, which the faster one does not."""
+    """Uvicorn's protocol in pure Python, which limits the size of a head. The faster one does not."""
 
     request_seconds = 30.0
-    """How long a client may take for the head of a request, and how long it may pause within the body.
+    """The time limit for the head of a request, and for a pause within its body.
 
-    All pauses within a body may take twice as long, and more only if enough of the body arrives between them. A client may
-    also take nothing of a response for twice as long.
+    All pauses within a body together may take twice as long, or longer if enough of the body arrives between them. A client
+    that reads nothing of a response for twice as long is disconnected.
     """
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -54,13 +54,13 @@ class Protocol(H11Protocol):
         self._is_over = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Begin to wait for a head."""
+        """Start to wait for a head."""
         super().connection_made(transport)
         self._set_timer()
         self._watch_closing(None)
 
     def data_received(self, data: bytes) -> None:
-        """Take some bytes."""
+        """Handle received bytes."""
         super().data_received(data)
         self._set_timer(len(data))
 
@@ -70,12 +70,12 @@ class Protocol(H11Protocol):
         self._set_timer()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Leave the connection to the WebSocket. The time for the head continues until its handshake is done."""
+        """Hand the connection to the WebSocket. The time limit for the head includes its handshake."""
         super().handle_websocket_upgrade(event)
         self._socket = self.transport.get_protocol()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting."""
+        """Cancel all timers."""
         self._is_over = True
         self._set_timer()
         self._stop_writing_timer()
@@ -84,7 +84,7 @@ class Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Wait until the client takes some of the response."""
+        """Set a time limit for the client to read some of the response."""
         super().pause_writing()
         self._expect_to_write_less_than(self.transport.get_write_buffer_size())
 
@@ -94,9 +94,9 @@ class Protocol(H11Protocol):
         super().resume_writing()
 
     def _watch_closing(self, before: int | None) -> None:
-        """Abort a connection that is closed, but whose client takes nothing of what it was sent last.
+        """Abort a closed connection whose client does not read the rest of the response.
 
-        Many places close a connection, so this looks at it from time to time. `before` is how much was left the last time.
+        Connections are closed in many places, so this checks periodically. `before` is the size of the rest at the last check.
         """
         left = self.transport.get_write_buffer_size() if self.transport.is_closing() else None
         if left and left == before:
@@ -122,9 +122,9 @@ class Protocol(H11Protocol):
             self._writing = None
 
     def send_400_response(self, msg: str) -> None:
-        """Answer a request that cannot be accepted, unless a response is under way, and close the connection."""
+        """Reject a request, unless its response has started, and close the connection."""
         del msg
-        problem = f"This is not a valid HTTP/1.1 request, its head has more than {MAX_HEAD_BYTES} bytes, or its chunks are too small."
+        problem = f"The request is not valid HTTP/1.1, its head has more than {MAX_HEAD_BYTES} bytes, or its chunks are too small."
         self._refuse("400 Bad Request", "bad_request", problem)
 
     def _refuse(self, status: str, code: str, problem: str) -> None:
@@ -141,7 +141,7 @@ class Protocol(H11Protocol):
         self.transport.close()
 
     def _waits_for(self) -> str | None:
-        """Return what the client has to send next; None while it is the server's turn, or the keep-alive timeout runs."""
+        """Return which part the client must send next; None during the response, and while the keep-alive timeout runs."""
         if self._is_over or self.transport.is_closing():
             return None
         if self._socket is not None:
@@ -153,7 +153,7 @@ class Protocol(H11Protocol):
         return None
 
     def _set_timer(self, received: int = 0) -> None:
-        """Start, continue or stop the timer. Only the time for a body begins anew with the bytes that were received."""
+        """Start, continue or stop the timer. Received bytes restart only the time limit for a body."""
         waits = self._waits_for()
         if waits is not None and waits == self._timed != "body":
             return
@@ -172,7 +172,7 @@ class Protocol(H11Protocol):
             seconds = self.timeout_keep_alive if waits == "rest" else self.request_seconds
             if waits == "body":
                 seconds = min(seconds, self._patience)
-            self._timer = self.loop.call_later(seconds, self._end_of_time)
+            self._timer = self.loop.call_later(seconds, self._time_out)
 
     def _is_held_up(self) -> bool:
         """Return whether the client cannot send because the application does not read, or it waits for `100 Continue`."""
@@ -180,7 +180,7 @@ class Protocol(H11Protocol):
             self.flow.read_paused or self.conn.they_are_waiting_for_100_continue
         )
 
-    def _end_of_time(self) -> None:
+    def _time_out(self) -> None:
         if self.transport.is_closing():
             return
         if self._socket is not None:
@@ -198,17 +198,17 @@ class Protocol(H11Protocol):
 
 
 def new_protocol(request_seconds: float) -> type[Protocol]:
-    """Return the protocol with a time for requests."""
+    """Return the protocol with this time limit for requests."""
     return type("TimedProtocol", (Protocol,), {"request_seconds": request_seconds})
 
 
 class _Connection(h11.Connection):
-    """Refuses what h11 accepts and a proxy in front might read differently: where a request ends, and for which host it is."""
+    """Rejects requests that h11 accepts but a proxy might parse differently, such as their end or their host."""
 
     _chunks = 0
     _bytes = 0
     _is_chunked = False
-    _framing = b""  # what was read of the lines before the next piece of a chunked body
+    _framing = b""  # lines read before the next piece of a chunked body
 
     def next_event(self) -> _Event:
         """Return the next event. Raises `h11.RemoteProtocolError`."""
@@ -236,7 +236,7 @@ class _Connection(h11.Connection):
 def _check_lines(text: bytes) -> None:
     lines = text.count(b"\r\n")
     if text.count(b"\n") != lines or text.count(b"\r") != lines or b"\r\n " in text or b"\r\n\t" in text:
-        raise h11.RemoteProtocolError("a line ends in something else than CRLF, or is folded")
+        raise h11.RemoteProtocolError("a line does not end with CRLF, or is folded")
 
 
 def _check_head(request: h11.Request, head: bytes) -> None:
@@ -244,22 +244,22 @@ def _check_head(request: h11.Request, head: bytes) -> None:
     fields = (line.partition(b":") for line in head.split(b"\r\n")[1:])
     lengths = [value.strip(b" \t") for name, _, value in fields if name.lower() == b"content-length"]
     if lengths != [b"%d" % int(length) for length in lengths if length.isdigit()] or len(lengths) > 1:
-        raise h11.RemoteProtocolError("Content-Length is not one plain number")
+        raise h11.RemoteProtocolError("Content-Length is not a single plain number")
     headers = dict(request.headers)
     if b"transfer-encoding" in headers and (lengths or request.http_version != b"1.1"):
-        raise h11.RemoteProtocolError("Transfer-Encoding is given with Content-Length, or with HTTP/1.0")
+        raise h11.RemoteProtocolError("Transfer-Encoding with Content-Length, or in HTTP/1.0")
     if b"upgrade" in headers and (b"transfer-encoding" in headers or lengths not in ([], [b"0"])):
-        raise h11.RemoteProtocolError("a request to upgrade has a body")
+        raise h11.RemoteProtocolError("an upgrade request has a body")
     if request.http_version not in {b"1.0", b"1.1"}:
-        raise h11.RemoteProtocolError("the version is not supported")
+        raise h11.RemoteProtocolError("the HTTP version is not supported")
     if b"host" in headers and not _HOST.fullmatch(headers[b"host"]):
-        raise h11.RemoteProtocolError("Host is not a host")
+        raise h11.RemoteProtocolError("Host is not valid")
     if not request.target.startswith(b"/") and request.target != b"*":
         raise h11.RemoteProtocolError("the target is not a path")
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
-    """Uvicorn's WebSocket protocol. It ends a connection that sends many frames: each costs the event loop some microseconds."""
+    """Uvicorn's WebSocket protocol with a limit on frames, each of which costs the event loop some microseconds."""
 
     _frames = 0
     _counted_until = 0.0
@@ -272,12 +272,12 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             super().data_received(data[start : start + _READ_BYTES])
 
     def handle_events(self) -> None:
-        """Count the frames that have arrived, before they are handled."""
+        """Count the received frames before they are handled."""
         now = time.monotonic()
         if now >= self._counted_until:
             self._frames, self._counted_until = 0, now + _FRAMES_SECONDS
         self._frames += len(self.conn.events)
-        if self._frames > _MOST_FRAMES:
+        if self._frames > _MAX_FRAMES:
             self.transport.abort()
             return
         super().handle_events()
@@ -286,12 +286,12 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 class Server(uvicorn.Server):
     """Accepts connections one by one.
 
-    asyncio tries to accept as many at a time as the socket may queue. When no file descriptors are left it logs an error
-    and starts a timer for each of them, which keeps the processor busy and fills the log.
+    asyncio tries to accept as many connections at a time as the socket may queue. Without free file descriptors, it logs an
+    error and starts a timer for each of them, which keeps the processor busy and fills the log.
     """
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to serve these sockets; each keeps a queue of its usual length."""
+        """Start to serve these sockets. Each keeps its usual queue length."""
         self.config.backlog = 1
         await super().startup(sockets)
         for listening in sockets or ():

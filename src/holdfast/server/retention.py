@@ -1,4 +1,4 @@
-"""The routes of retention: export, clean, rehydrate, erase, sweep. Overriding a guard needs an administrator."""
+"""The routes of retention: export, clean, rehydrate, erase, sweep. Only administrators can override guards."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator
@@ -46,13 +46,13 @@ from holdfast.server.stream import Download
 
 router = new_router("retention")
 MAX_EXPORTS: Final = 8
-"""How many archives a process sends at once. Each needs some 30 MB and, on PostgreSQL, a connection until it is read."""
+"""The maximum number of exports at once. Each needs some 30 MB and, on PostgreSQL, a connection until it ends."""
 _IMPORTS: Final = 2
 _ARCHIVE: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 
 
 class Imports:
-    """Lets a process read a few archives at once, and one of each owner. Reading a large one takes a thread for seconds."""
+    """Limits how many archives are read at once, and to one per owner. A large one occupies a thread for seconds."""
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(_IMPORTS)
@@ -60,7 +60,7 @@ class Imports:
 
     @asynccontextmanager
     async def turn(self, owner: str) -> AsyncGenerator[None, None]:
-        """Wait until an archive of this owner may be read."""
+        """Wait for a turn to read an archive of this owner."""
         async with self._owners.setdefault(owner, asyncio.Lock()), self._places:
             yield
 
@@ -79,14 +79,14 @@ class Imports:
 async def export(
     request: Request,
     session_id: SessionId,
-    gzip: Annotated[bool, Query(description="Compress it.")] = False,
+    gzip: Annotated[bool, Query(description="Compress the archive.")] = False,
 ) -> Response:
-    """Stream the archive of a session as it is at this moment. One that is cut short has no end, and no reader takes it."""
+    """Stream an archive of a session, as a snapshot. A truncated archive has no end record, and readers reject it."""
     store = store_of(request)
     pieces = _counted(
         request.app.state, write_archive(store, open_media(store=store), session_id, compress=gzip)
     )
-    first = await anext(pieces)  # what is wrong from the start is an answer of its own
+    first = await anext(pieces)  # an early problem becomes an error response
     count("retention", action="export")
     name = f"{session_id}.ndjson" + (".gz" if gzip else "")
     return Download(
@@ -119,7 +119,7 @@ async def _from(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerat
 
 @route(router, "POST", "/api/sessions/{session_id}/clean", "delete")
 async def clean(request: Request, session_id: SessionId, body: CleanRequest) -> CleanResult:
-    """Delete what a session contains, behind guards; it can be brought back from an archive."""
+    """Delete the content of a session, if the guards allow it. An archive can restore it."""
     principal = principal_of(request)
     least = request.app.state.settings.retention_min_idle_days
     if (body.force or body.idle_days < least) and not principal.is_admin:
@@ -155,12 +155,12 @@ async def rehydrate(
     force: Annotated[
         bool,
         Query(
-            description="Accept an archive with another title, metadata or cursors than the session had when it was cleaned."
+            description="Accept an archive whose title, metadata or cursors differ from those of the cleaned session."
             " For administrators."
         ),
     ] = False,
 ) -> RehydrateResult:
-    """Bring a cleaned session back from the archive in the body; without a body, from the one that was stored."""
+    """Restore a cleaned session from the archive in the body, or from the stored archive if there is no body."""
     principal = principal_of(request)
     if force and not principal.is_admin:
         raise Forbidden(needs="the role admin for force", who=principal.owner)
@@ -185,12 +185,13 @@ async def erase(
     request: Request,
     session_id: SessionId,
     children: Annotated[
-        bool, Query(description="Also the sessions of its delegate runs, if they have the same owner.")
+        bool, Query(description="Also erase the sessions of its delegate runs, if they have the same owner.")
     ] = False,
 ) -> EraseResult:
-    """Erase a session for good: content, archive, media. A tombstone and an audit entry remain.
+    """Erase a session permanently: content, archive and media. A tombstone and an audit entry remain.
 
-    Without the scope `delete` it has the guards of a clean: nothing is pending, and it was idle for `retention_min_idle_days`.
+    Without the scope `delete`, the guards of a clean apply: nothing is pending, and the session was idle for
+    `retention_min_idle_days`.
     """
     store, principal = store_of(request), principal_of(request)
     guarded = "delete" not in principal.scopes
@@ -225,7 +226,7 @@ def _ids(children: Iterable[Erased]) -> Iterator[str]:
 
 @route(router, "GET", "/api/sessions/{session_id}/retention", "read")
 async def read_outlook(request: Request, session_id: SessionId) -> RetentionStatus:
-    """Show which policy applies to a session, when it is due, and what stands against it now."""
+    """Show which policy applies to a session, when it is due, and what prevents it now."""
     result = await outlook(store_of(request), session_id)
     terms = result.terms
     return RetentionStatus(
@@ -247,7 +248,7 @@ async def read_outlook(request: Request, session_id: SessionId) -> RetentionStat
 
 @route(router, "POST", "/api/retention/sweep", "admin")
 async def sweep(request: Request, body: SweepRequest) -> SweepResult:
-    """Do now what the policies say is due, and say what came of each session."""
+    """Apply the retention policies now, and return the result for each session."""
     store = store_of(request)
     outcomes: list[Outcome] = []
     done = await sweep_apart(

@@ -1,4 +1,4 @@
-"""Close open streams whose token was revoked, has expired, or now stands for somebody else.
+"""Close open streams whose token was revoked, has expired, or now has another principal.
 
 A request is authorized when it begins, but a stream stays open for hours. All streams of one token share one check, so the cost
 depends on the number of tokens in use, not on the number of streams.
@@ -35,7 +35,7 @@ class Revocation:
     def watch(
         self, token: str | None, principal: Principal, close: Callable[[], None]
     ) -> Generator[None, None, None]:
-        """Call `close` if the token no longer stands for this principal. Without a token there is nothing to check."""
+        """Call `close` when the token no longer has this principal. Without a token there is nothing to check."""
         if token is None:
             yield
             return
@@ -59,7 +59,7 @@ class Revocation:
                     current = await self._principal_of(token)
                 except Unauthenticated:
                     current = None
-                except HoldfastError:  # the store does not answer, so the streams get nothing from it either
+                except HoldfastError:  # the store is not available, so the streams receive nothing either
                     continue
                 except Exception:  # noqa: BLE001 - a boundary: one failed check must not end the other checks
                     _log.exception("cannot check the token of a stream; closing the stream")

@@ -1,4 +1,4 @@
-"""What every route has: a rule that is asked before anything of the request is read, and the errors it may answer."""
+"""Routes: each has a rule, which is checked before the body is read, and documented errors."""
 
 import asyncio
 import time
@@ -25,14 +25,14 @@ T = TypeVar("T")
 RULES: dict[tuple[str, str], Rule] = {}
 """The rule of every route, by method and path."""
 BODY_LIMIT: Final = "holdfast.body_limit"
-"""Where the scope of a request has the largest body that is read of it."""
+"""The key in a request's scope for the size limit of its body."""
 _LIMITS: dict[tuple[str, str], str | int] = {}
-"""The bytes, or the setting, that bound the body of a route, if that is not `max_body_bytes`, by method and path."""
+"""The body limits of routes that do not use `max_body_bytes`, in bytes or as the name of a setting, by method and path."""
 _LENIENT: set[tuple[str, str]] = set()
-"""The routes that ignore parameters which they do not know, by method and path."""
-_MOST_FIELDS: Final = 100
+"""The routes that ignore unknown query parameters, by method and path."""
+_MAX_FIELDS: Final = 100
 _VALUES: Final = "holdfast.most_values"
-"""Where the scope of a request has how many values its body may have: few, if anybody can send it."""
+"""The key in a request's scope for the maximum number of JSON values in its body. Public routes allow few."""
 
 _ERRORS: dict[Rule, tuple[int, ...]] = {
     "public": (422,),
@@ -44,19 +44,19 @@ _ERRORS: dict[Rule, tuple[int, ...]] = {
     "delete": (401, 403, 404, 409, 413, 422, 503),
 }
 _MEANING = {
-    401: "Nobody is known to be asking.",
-    403: "It is known who asks, and they may not.",
-    404: "There is no such thing, or none that you may see.",
-    409: "It contradicts how things stand.",
+    401: "Missing or invalid credentials.",
+    403: "The credentials do not allow this.",
+    404: "Not found, or not visible to you.",
+    409: "Conflict with the current state.",
     413: "The body is too large.",
-    422: "What was sent cannot be used.",
-    429: "Too much is waiting already.",
-    503: "The store does not answer.",
+    422: "The request is not valid.",
+    429: "The queue is full.",
+    503: "The store is not available.",
 }
 
 
 class _JsonRequest(Request):
-    """A request whose body is strict JSON in UTF-8, and not nested more deeply than what is stored."""
+    """A request whose body is strict JSON in UTF-8, with the same limit on nesting as stored JSON."""
 
     async def json(self) -> Any:
         """Return the value of the body."""
@@ -68,23 +68,22 @@ class _JsonRequest(Request):
         except BadText as error:
             raise HTTPException(400, f"The request body {error.facts['problem']}.") from None
         if has_lone_surrogates(text, value):
-            raise HTTPException(400, "The request body holds a lone surrogate, which is not text.")
+            raise HTTPException(400, "The request body contains a lone surrogate, which is not valid text.")
         if _has_many_fields(value):
-            raise HTTPException(
-                400, f"The request body has more than {_MOST_FIELDS} fields."
-            )  # each unknown one is an error
+            # Each unknown field would become an error in the response.
+            raise HTTPException(400, f"The request body has more than {_MAX_FIELDS} fields.")
         return value
 
 
 def _has_many_fields(value: object) -> bool:
-    return isinstance(value, dict) and len(cast("dict[str, Any]", value)) > _MOST_FIELDS
+    return isinstance(value, dict) and len(cast("dict[str, Any]", value)) > _MAX_FIELDS
 
 
 class GuardedRoute(APIRoute):
-    """A route that cannot be without a rule."""
+    """A route that requires a rule."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Ask the authenticator first."""
+        """Return a handler that authorizes the request first."""
         handler = super().get_route_handler()
         ((rule, limit),) = {
             (RULES[method, self.path], _LIMITS.get((method, self.path))) for method in self.methods or ()
@@ -99,14 +98,14 @@ class GuardedRoute(APIRoute):
             log_context(lambda: {name: path[name] for name in ("session_id", "run_id") if name in path})
             await authenticator.authorize(request, cast("Rule", rule), path)
             if rule == "public":
-                request.scope[_VALUES] = _MOST_FIELDS
+                request.scope[_VALUES] = _MAX_FIELDS
             if limit is not None:
                 settings = request.app.state.settings
                 request.scope[BODY_LIMIT] = limit if isinstance(limit, int) else getattr(settings, limit)
             if rule != "public":
                 request.app.state.used_at = time.monotonic()
             if not is_lenient and (unknown := sorted(set(request.query_params) - known)):
-                problem = f"there is no parameter {unknown[0][:100]!r}; there are: {', '.join(sorted(known)) or 'none'}"
+                problem = f"unknown parameter {unknown[0][:100]!r}; this route has: {', '.join(sorted(known)) or 'none'}"
                 raise BadInput(problem=problem.encode("utf-8", "replace").decode())
             given = Counter(name for name, _ in request.query_params.multi_items())
             if twice := sorted(name for name in given if given[name] > 1 and name not in lists):
@@ -117,7 +116,7 @@ class GuardedRoute(APIRoute):
 
 
 def new_router(tag: str) -> APIRouter:
-    """Return a router whose routes are all guarded."""
+    """Return a router whose routes require a rule."""
     return APIRouter(route_class=GuardedRoute, tags=[tag])
 
 
@@ -131,9 +130,9 @@ def route(
     lenient: bool = False,
     **options: Any,
 ) -> Callable[[Any], Any]:
-    """Add a route with its rule, and with the bytes, or the setting, that bound its body if that is not `max_body_bytes`.
+    """Add a route with its rule. `body_limit` overrides `max_body_bytes`, in bytes or as the name of a setting.
 
-    One that is `lenient` ignores parameters that it does not know, as the server does whose clients it is for.
+    A `lenient` route ignores unknown query parameters, for compatibility with clients of another server.
     """
     RULES[method, path] = rule
     if lenient:
@@ -149,18 +148,18 @@ def route(
 
 
 def socket(router: APIRouter, path: str, rule: Rule) -> Callable[[Any], Any]:
-    """Add a WebSocket with its rule, which it has to ask itself: a token may come as its first message."""
+    """Add a WebSocket with its rule, which it must check itself: the token may be its first message."""
     RULES["WEBSOCKET", path] = rule
     return router.websocket(path)
 
 
 def store_of(request: Request) -> Store:
-    """Return the store that the application was made with."""
+    """Return the application's store."""
     return request.app.state.store
 
 
 def channels_of(request: Request) -> Channels:
-    """Return the live feeds."""
+    """Return the live feeds of sessions."""
     return request.app.state.channels
 
 
@@ -170,7 +169,7 @@ def access_of(request: Request) -> Callable[[Callable[[], None]], AbstractContex
 
 
 async def while_allowed(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of some work that takes long. Raises `Unauthenticated` if the access ends before it."""
+    """Return the result of long work. Raises `Unauthenticated` if the token becomes invalid before it ends."""
     working = asyncio.ensure_future(work)
     ended = False
 
@@ -184,14 +183,14 @@ async def while_allowed(request: Request, work: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         if not ended:
             raise
-        raise Unauthenticated(problem="This token has expired or was revoked.") from None
+        raise Unauthenticated(problem="The token has expired or was revoked.") from None
 
 
 def principal_of(request: Request) -> Principal:
-    """Return who is asking."""
+    """Return the principal of the request."""
     return request.state.principal
 
 
 def session_of(request: Request) -> Session:
-    """Return the session that the request is about, which the one who asks may see."""
+    """Return the session of the request, which the principal may see."""
     return request.state.session

@@ -1,4 +1,4 @@
-"""The routes of runs: their events, checkpoints and effects, and settling an effect by hand."""
+"""The routes of runs, their events, checkpoints and effects."""
 
 from typing import Annotated
 
@@ -19,24 +19,24 @@ from holdfast.server.sessions import CursorText, Limit
 from holdfast.types import CheckpointKind
 
 router = new_router("runs")
-RunId = Annotated[Id, Path(description="The run's id.")]
+RunId = Annotated[Id, Path(description="Id of the run.")]
 
 
 @route(router, "GET", "/api/runs", "user")
 async def list_runs(
     request: Request,
-    session_id: Annotated[Id | None, Query(description="Only of this session.")] = None,
-    parent_id: Annotated[Id | None, Query(description="Only those that this run delegated to.")] = None,
-    interrupted: Annotated[bool, Query(description="Only those that can be resumed.")] = False,
+    session_id: Annotated[Id | None, Query(description="Only runs of this session.")] = None,
+    parent_id: Annotated[Id | None, Query(description="Only delegate runs of this run.")] = None,
+    interrupted: Annotated[bool, Query(description="Only interrupted runs, which can be resumed.")] = False,
     unresolved: Annotated[
-        bool, Query(description="Only those that have ended with a tool call whose outcome is unknown.")
+        bool, Query(description="Only ended runs with a tool call whose outcome is unknown.")
     ] = False,
     cursor: CursorText = None,
     limit: Limit = 50,
 ) -> Items[RunInfo]:
-    """List the runs of all your sessions, newest first."""
+    """List the runs of your sessions, newest first."""
     page = await store_of(request).find_runs(
-        owner=principal_of(request).sees,
+        owner=principal_of(request).owner_filter,
         session_id=session_id,
         parent_id=parent_id,
         interrupted=interrupted,
@@ -49,7 +49,7 @@ async def list_runs(
 
 @route(router, "GET", "/api/runs/{run_id}", "read")
 async def read_run(request: Request, run_id: RunId) -> RunInfo:
-    """Show one run."""
+    """Return a run."""
     return RunInfo.of(await store_of(request).run(run_id))
 
 
@@ -57,7 +57,7 @@ async def read_run(request: Request, run_id: RunId) -> RunInfo:
 async def delegates(
     request: Request, run_id: RunId, cursor: CursorText = None, limit: Limit = 50
 ) -> Items[RunInfo]:
-    """List the runs that this one delegated to; those that belong to the same owner."""
+    """List the delegate runs of a run that belong to the same owner."""
     store, session = store_of(request), session_of(request)
     page = await store.runs(parent_id=run_id, cursor=cursor, limit=limit)
     seen = [
@@ -81,9 +81,9 @@ async def run_events(
     after: Annotated[int, Query(ge=0, lt=2**63)] = 0,
     limit: Limit = 500,
 ) -> Response:
-    """Read the events of one run."""
+    """List the events of a run."""
     page = await store_of(request).events(session_of(request).id, after=after, run_id=run_id, limit=limit)
-    # Whether the run has more is not known here: its last page may be an empty one.
+    # The run may have no more events, so its last page may be empty.
     is_part = bool(page) and (len(page) == limit or page[-1].seq < session_of(request).seq)
     more = f'"{page[-1].seq}"' if is_part else "null"
     items = ",".join(map(event_json, page))
@@ -111,7 +111,7 @@ async def effects(
     cursor: CursorText = None,
     limit: Limit = 200,
 ) -> Items[EffectInfo]:
-    """List the tool calls of a run and what came of them."""
+    """List the tool calls of a run and their outcomes."""
     page = await store_of(request).effects(
         session_of(request).id, run_id=run_id, unresolved=unresolved, cursor=cursor, limit=limit
     )
@@ -125,8 +125,8 @@ async def settle(
     call_id: Annotated[str, Path(max_length=500, pattern=r"^[ -~]+$")],
     body: CallOutcome,
 ) -> EffectInfo:
-    """Say what came of a call whose outcome is unknown: a person knows."""
-    from holdfast.record.recovery import settle_effect  # and Pydantic AI
+    """Record the outcome of a tool call whose outcome is unknown."""
+    from holdfast.record.recovery import settle_effect  # imports Pydantic AI
 
     settled = await settle_effect(
         store_of(request),

@@ -1,4 +1,4 @@
-"""The routes of sessions: what they are, what is asked of them, what they say."""
+"""The routes of sessions, their submissions, events, history, states and cursors."""
 
 from contextlib import suppress
 from functools import partial
@@ -17,6 +17,7 @@ from holdfast.api.models import (
     Format,
     HistoryMessage,
     Id,
+    InterruptTarget,
     Items,
     NewCursor,
     NewSession,
@@ -35,7 +36,7 @@ from holdfast.api.models import (
     event_json,
 )
 from holdfast.counting import count
-from holdfast.errors import BadInput, Forbidden, IdUnavailable, NotYet, SessionErased, SessionExists
+from holdfast.errors import BadInput, Forbidden, IdUnavailable, NotFound, NotYet, SessionErased, SessionExists
 from holdfast.ids import did_you_mean
 from holdfast.jsontext import strict_json
 from holdfast.leases import why_waiting
@@ -57,23 +58,23 @@ from holdfast.tracing import SUBMIT, carried, span
 from holdfast.types import Lane, Session, State, Status, Submission, SubmissionState
 
 router = new_router("sessions")
-SessionId = Annotated[Id, Path(description="The session's id.")]
+SessionId = Annotated[Id, Path(description="Id of the session.")]
 StateName = Annotated[
     str | None,
     Query(
         min_length=1,
         max_length=256,
-        description="One of several states; else the agent state without a name.",
+        description="Name of a named state. Default: the agent state.",
     ),
 ]
-Limit = Annotated[int, Query(ge=1, le=1000, description="How many at most.")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of items.")]
 NO_NUL = r"^[^\x00]*$"
-CursorText = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")]
+CursorText = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the previous page.")]
 
 
 @route(router, "POST", "/api/sessions", "user", status_code=201)
 async def create_session(request: Request, body: NewSession) -> SessionInfo:
-    """Create a session. It is idle until something is asked of it."""
+    """Create a session. It is idle until the first submission."""
     principal = principal_of(request)
     if body.owner not in {None, principal.owner} and not principal.is_admin:
         raise Forbidden(needs="the role admin to create sessions for others", who=principal.owner)
@@ -81,7 +82,7 @@ async def create_session(request: Request, body: NewSession) -> SessionInfo:
     if agents and body.agent not in agents:
         hint = did_you_mean(body.agent, agents)
         raise BadInput(
-            problem=f"there is no agent {body.agent!r}.{hint} There are: {', '.join(sorted(agents))}"
+            problem=f"there is no agent {body.agent!r}.{hint} This server has: {', '.join(sorted(agents))}"
         )
     store = store_of(request)
     try:
@@ -107,8 +108,8 @@ def _metadata(given: dict[str, Any]) -> str:
 
 
 def _grace(request: Request, session: Session) -> float | None:
-    """Return for how long an attached session may be without a watcher."""
-    with suppress(BadInput):  # as a library may have written it; its worker says so
+    """Return for how long an attached session may have no watcher."""
+    with suppress(BadInput):  # a library may have written invalid metadata; the worker reports it
         attached = attachment(session.metadata, request.app.state.settings.attached_grace_seconds)
         return None if attached is None else attached.grace
     return None
@@ -120,10 +121,11 @@ async def list_sessions(
     status: Status | None = None,
     agent: Annotated[str | None, Query(max_length=200, pattern=NO_NUL)] = None,
     owner: Annotated[
-        str | None, Query(max_length=200, pattern=NO_NUL, description="For administrators.")
+        str | None,
+        Query(max_length=200, pattern=NO_NUL, description="Only sessions of this owner. For administrators."),
     ] = None,
     search: Annotated[
-        str | None, Query(max_length=200, pattern=NO_NUL, description="A part of the title.")
+        str | None, Query(max_length=200, pattern=NO_NUL, description="Text in the title.")
     ] = None,
     cursor: CursorText = None,
     limit: Limit = 50,
@@ -143,7 +145,7 @@ async def list_sessions(
 
 @route(router, "GET", "/api/sessions/{session_id}", "read")
 async def read_session(request: Request, session_id: SessionId) -> SessionDetail:
-    """Show a session: who holds it until when, what waits, and what it asks a person."""
+    """Return a session: its lease holder, why it waits, and the tool calls that wait for a person."""
     session = session_of(request)
     questions = await asked(store_of(request), session_id) if session.status == "waiting" else []
     detail = SessionDetail.of(session)
@@ -154,7 +156,7 @@ async def read_session(request: Request, session_id: SessionId) -> SessionDetail
 
 @route(router, "PATCH", "/api/sessions/{session_id}", "write")
 async def change_session(request: Request, session_id: SessionId, body: SessionChange) -> SessionInfo:
-    """Rename a session, put it on hold for retention, or replace its metadata. Only an administrator lifts a hold that one set."""
+    """Change the title, the hold or the metadata of a session. Only an administrator can lift a hold that an administrator set."""
     principal = principal_of(request)
     changed = await store_of(request).update_session(
         session_id,
@@ -167,7 +169,7 @@ async def change_session(request: Request, session_id: SessionId, body: SessionC
     return SessionInfo.of(changed)
 
 
-# What is asked of a session
+# Submissions
 
 
 async def _submit(
@@ -190,7 +192,7 @@ async def _submit(
 
 @route(router, "POST", "/api/sessions/{session_id}/submissions", "write", status_code=202)
 async def submit(request: Request, session_id: SessionId, body: NewSubmission) -> SubmissionInfo:
-    """Ask something of a session. Once this is answered it is durable: it will end, or visibly wait."""
+    """Submit a message or another request to a session. An accepted submission is durable: it ends, or visibly waits."""
     given = body.model_dump(exclude_none=True, exclude={"kind", "when_busy", "idempotency_key"})
     return await _submit(
         request,
@@ -207,26 +209,42 @@ async def list_submissions(
     request: Request,
     session_id: SessionId,
     state: SubmissionState | None = None,
-    payloads: Annotated[bool, Query(description="Also return what was sent.")] = False,
+    payloads: Annotated[bool, Query(description="Include the payloads.")] = False,
     cursor: CursorText = None,
     limit: Limit = 50,
 ) -> Items[SubmissionDetail]:
-    """List what was asked of a session, in order, with what came of it."""
+    """List the submissions of a session in order, with their outcomes."""
     page = await store_of(request).submissions(
         session_id, state=state, payloads=payloads, cursor=cursor, limit=limit
     )
     return Items[SubmissionDetail].of(page)
 
 
+@route(router, "GET", "/api/sessions/{session_id}/submissions/{submission_id}", "read")
+async def read_submission(
+    request: Request, session_id: SessionId, submission_id: Annotated[Id, Path()]
+) -> SubmissionDetail:
+    """Show one submission with its payload."""
+    submission = await store_of(request).submission(submission_id)
+    if submission.session_id != session_id:
+        raise NotFound(what="submission", id=submission_id)
+    return SubmissionDetail.of(submission)
+
+
 @route(router, "POST", "/api/sessions/{session_id}/interrupt", "write", status_code=202)
-async def interrupt(request: Request, session_id: SessionId) -> SubmissionInfo:
-    """Stop what the session is doing. The next message goes on from there."""
-    return await _submit(request, session_id, "interrupt", {}, lane="control")
+async def interrupt(
+    request: Request, session_id: SessionId, body: InterruptTarget | None = None
+) -> SubmissionInfo:
+    """Stop the turn that runs or waits now; the next message continues from there. With a body, cancel one submission."""
+    payload = {} if body is None else body.model_dump(exclude_none=True)
+    if "submission_id" in payload:
+        await read_submission(request, session_id, payload["submission_id"])
+    return await _submit(request, session_id, "interrupt", payload, lane="control")
 
 
 @route(router, "POST", "/api/sessions/{session_id}/approvals", "write", status_code=202)
 async def answer(request: Request, session_id: SessionId, body: ApprovalDecision) -> SubmissionInfo:
-    """Answer what the session asks; bound to the digest of the exact arguments."""
+    """Approve or deny a tool call. The answer is bound to the digest of the call's arguments."""
     given = body.model_dump(exclude_none=True) | {"by": principal_of(request).owner}
     return await _submit(request, session_id, "approval", given, lane="control")
 
@@ -239,30 +257,30 @@ async def undo(request: Request, session_id: SessionId) -> SubmissionInfo:
 
 @route(router, "POST", "/api/sessions/{session_id}/rewind", "write", status_code=202)
 async def rewind(request: Request, session_id: SessionId, body: RewindTarget) -> SubmissionInfo:
-    """Go on from an earlier checkpoint. What came after it stays on record."""
+    """Continue from an earlier checkpoint. The events after it are kept."""
     return await _submit(request, session_id, "rewind", {"checkpoint_id": body.checkpoint_id})
 
 
 @route(router, "POST", "/api/sessions/{session_id}/compact", "write", status_code=202)
 async def compact(request: Request, session_id: SessionId) -> SubmissionInfo:
-    """Replace the history by a shorter one."""
+    """Replace the history with a shorter one."""
     return await _submit(request, session_id, "compact", {})
 
 
 @route(router, "POST", "/api/sessions/{session_id}/fork", "write", status_code=202)
 async def fork(request: Request, session_id: SessionId, body: ForkTarget | None = None) -> SubmissionInfo:
-    """Copy the history into a new session; a `forked` event has its id. Without a body, from the latest checkpoint."""
+    """Copy the history into a new session. The event `forked` has its id. Without a body, the latest checkpoint is copied."""
     payload = {} if body is None else body.model_dump(exclude_none=True)
     return await _submit(request, session_id, "fork", payload)
 
 
 @route(router, "POST", "/api/sessions/{session_id}/background", "write", status_code=202)
 async def background(request: Request, session_id: SessionId) -> SubmissionInfo:
-    """Hand the session over to the workers in the background, whoever has it now."""
+    """Hand the session over to a background worker."""
     return await _submit(request, session_id, "background", {}, lane="control")
 
 
-# What a session says
+# Events, history and state
 
 
 @route(
@@ -273,43 +291,45 @@ async def background(request: Request, session_id: SessionId) -> SubmissionInfo:
     responses={
         200: {
             "model": Items[EventInfo],
-            "description": "A page of events; with `Accept: text/event-stream` all of them, and those that come.",
+            "description": "A page of events; with `Accept: text/event-stream`, a stream of all events and new ones.",
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
         },
-        204: {"description": "With `follow=false`: nothing runs, and nothing is to be told."},
-        501: {"model": ErrorBody, "description": "This server was not installed with that format."},
+        204: {"description": "With `follow=false`: nothing is running, and there are no new events."},
+        501: {"model": ErrorBody, "description": "The server is installed without this format."},
     },
 )
 async def events(
     request: Request,
     session_id: SessionId,
     after: Annotated[int, Query(ge=0, lt=2**63, description="The number of the last event you have.")] = 0,
-    limit: Annotated[int, Query(ge=1, le=1000, description="How many at most; not for the stream.")] = 500,
+    limit: Annotated[
+        int, Query(ge=1, le=1000, description="Maximum number of events; not for streams.")
+    ] = 500,
     last_event_id: Annotated[
-        str | None, Header(pattern="^[0-9]{0,18}$", description="Wins over `after`.")
+        str | None, Header(pattern="^[0-9]{0,18}$", description="Overrides `after`.")
     ] = None,
     format: Annotated[
-        Format | None, Query(description="A stream in the words of another protocol, whatever is accepted.")
+        Format | None, Query(description="Stream in another protocol, regardless of `Accept`.")
     ] = None,
     follow: Annotated[
-        bool, Query(description="Of a stream with a `format`: whether it goes on when a run has ended.")
+        bool, Query(description="With `format`: continue the stream after the run has ended.")
     ] = True,
 ) -> Response:
-    """Read the journal: as pages, or as a stream that replays what you miss and goes on with what comes."""
+    """Read the events of a session, as pages or as a stream that starts after your last event and follows new ones."""
     store, session = store_of(request), session_of(request)
     if last_event_id:
         after = int(last_event_id)
     if after > session.seq:
-        session = await store.session(session_id)  # it may have moved on since
+        session = await store.session(session_id)  # it may have grown since
     if after > session.seq:
         raise NotYet(session_id=session_id, seq=session.seq, number=after)
     state, channels = request.app.state, channels_of(request)
     join = partial(channels.join, session_id, session.seq, _grace(request, session))
     watch = access_of(request)
     if format is not None:
-        from holdfast.server.formats import StreamFormatter, speaker  # and Pydantic AI
+        from holdfast.server.formats import StreamFormatter, stream_factory  # imports Pydantic AI
 
-        formatter = StreamFormatter(store, session_id, speaker(format, session_id), follow)
+        formatter = StreamFormatter(store, session_id, stream_factory(format, session_id), follow)
         if not follow and after == session.seq and session.status not in {"queued", "running"}:
             return Response(status_code=204)
         feed = partial(formatter.feed, after=after)
@@ -336,10 +356,12 @@ async def events(
 async def messages(
     request: Request,
     session_id: SessionId,
-    after: Annotated[int, Query(ge=-1, lt=2**31, description="The position of the last one you have.")] = -1,
+    after: Annotated[
+        int, Query(ge=-1, lt=2**31, description="The position of the last message you have.")
+    ] = -1,
     limit: Limit = 200,
 ) -> Response:
-    """Read the history that the next message goes on from."""
+    """Read the history that the next message continues."""
     store = store_of(request)
     latest = (await store.checkpoints(session_id=session_id, limit=1)).items
     items: list[str] = []
@@ -359,26 +381,26 @@ async def messages(
 async def runs(
     request: Request, session_id: SessionId, cursor: CursorText = None, limit: Limit = 50
 ) -> Items[RunInfo]:
-    """List the runs of a session in the order in which they began."""
+    """List the runs of a session, oldest first."""
     page = await store_of(request).runs(session_id=session_id, cursor=cursor, limit=limit)
     return Items[RunInfo].of(page)
 
 
 @route(router, "GET", "/api/sessions/{session_id}/state", "read", response_model=AgentState)
 async def read_state(request: Request, session_id: SessionId, name: StateName = None) -> Response:
-    """Read the agent state, or the one with this name."""
+    """Read the agent state, or a named state."""
     return _state(await store_of(request).state(session_id, name=name))
 
 
 @route(router, "GET", "/api/sessions/{session_id}/states", "read")
 async def list_states(request: Request, session_id: SessionId) -> StateList:
-    """List the states of a session with their versions."""
+    """List the states of a session and their versions."""
     versions = await store_of(request).state_versions(session_id)
     return StateList(items=[StateVersion(name=name, version=version) for name, version in versions.items()])
 
 
 def _state(state: State) -> Response:
-    """Return the state as it is stored: parsing it and writing it again would cost seconds for a large one."""
+    """Return the state as stored. Parsing and writing a large one would take seconds."""
     text = f'{{"version":{state.version},"body":{state.body}}}'
     return Response(text.encode("utf-8", "replace"), media_type="application/json")
 
@@ -387,7 +409,7 @@ def _state(state: State) -> Response:
 async def set_state(
     request: Request, session_id: SessionId, body: NewState, name: StateName = None
 ) -> Response:
-    """Replace the agent state, or the one with this name, if it is at the version that is expected."""
+    """Replace the agent state, or a named state, if it has the expected version."""
     state = await store_of(request).set_state(
         session_id, strict_json(body.body, "state"), expected=body.expected, name=name
     )
@@ -398,7 +420,7 @@ async def set_state(
 async def cursors(
     request: Request, session_id: SessionId, cursor: CursorText = None, limit: Limit = 200
 ) -> Items[ReadCursor]:
-    """List how far each consumer has read."""
+    """List the cursors of a session: how far each consumer has read."""
     page = await store_of(request).cursors(session_id, cursor=cursor, limit=limit)
     return Items[ReadCursor].of(page)
 
@@ -407,5 +429,5 @@ async def cursors(
 async def set_cursor(
     request: Request, session_id: SessionId, consumer: Annotated[Id, Path()], body: NewCursor
 ) -> ReadCursor:
-    """Move a consumer's cursor forward; a lower number changes nothing."""
+    """Move a consumer's cursor forward. A lower number changes nothing."""
     return ReadCursor.of(await store_of(request).set_cursor(session_id, consumer, body.seq))

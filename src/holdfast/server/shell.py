@@ -1,6 +1,6 @@
-"""The routes of shell commands, wire-compatible with existing agent servers, and a few beside them.
+"""The routes of shell commands, wire-compatible with existing agent servers, and some additional ones.
 
-They are there only if the server was made with a shell, and open only to principals with the scope `shell`.
+They exist only if the server has a shell, and require the scope `shell`.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ _COMMENT_SECONDS = 15.0
 
 
 def shown(event: Command | Output) -> BashEvent:
-    """Return an event of the log as it goes over the wire."""
+    """Return an event of the log in its wire format."""
     return BashCommand.of(event) if isinstance(event, Command) else BashOutput.of(event)
 
 
@@ -62,7 +62,7 @@ async def _start(request: Request, body: NewCommand) -> Command:
 
 
 async def start(shell: ShellService, principal: Principal, body: NewCommand) -> Command:
-    """Start a command for somebody. One of a session belongs to the session's owner, who must be they."""
+    """Start a command for a principal. If it belongs to a session, the principal must have access to the session."""
     if body.session_id is not None:
         session = await shell.store.session(body.session_id)
         if not principal.may_see(session):
@@ -76,10 +76,10 @@ async def start(shell: ShellService, principal: Principal, body: NewCommand) -> 
     )
 
 
-async def _theirs(request: Request, command_id: str) -> Command:
-    """Return a command that exists for the one who asks."""
+async def _own_command(request: Request, command_id: str) -> Command:
+    """Return a command that the principal may see. Raises `NotFound`."""
     command = await store_of(request).command(command_id)
-    if principal_of(request).sees not in {None, command.owner}:
+    if principal_of(request).owner_filter not in {None, command.owner}:
         raise NotFound(what="command", id=command.id)
     return command
 
@@ -95,10 +95,10 @@ async def start_bash_command(request: Request, body: NewCommand) -> BashCommand:
 
 @route(router, "POST", "/api/bash/execute_bash_command", "shell", lenient=True)
 async def execute_bash_command(request: Request, body: NewCommand) -> BashOutput:
-    """Run a command to its end and return all of its output that is kept. It goes on if you leave."""
+    """Run a command and return its output when it has ended. It continues if you disconnect."""
     started = await _start(request, body)
     outputs = await while_allowed(request, _all_outputs(_shell(request), started.id))
-    if not outputs:  # it was purged in the very moment of its end
+    if not outputs:  # purged as soon as it ended
         raise NotFound(what="output of command", id=started.id)
     whole = replace(
         outputs[-1],
@@ -124,15 +124,15 @@ async def search_bash_events(
     page_id: Annotated[str | None, Query(max_length=1000)] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 100,
 ) -> BashPage:
-    """Search the log. A page id stays valid when the event that it points at is gone. `command_id__eq` finds the output of a command."""
+    """Search the log. A page id stays valid after its event was deleted. `command_id__eq` finds the output of a command."""
     if command_id__eq is not None:
         if kind__eq == "BashCommand":
-            return BashPage(items=[])  # a command does not have the id of one
+            return BashPage(items=[])  # only outputs have a command id
         kind__eq = "BashOutput"
     page = await _shell(request).search(
         kind=None if kind__eq is None else "command" if kind__eq == "BashCommand" else "output",
         command_id=command_id__eq,
-        owner=principal_of(request).sees,
+        owner=principal_of(request).owner_filter,
         since=_instant(timestamp__gte),
         until=_instant(timestamp__lt),
         after_order=order__gt,
@@ -155,22 +155,22 @@ async def batch_get_bash_events(
         Query(
             default_factory=list,
             max_length=_BATCH,
-            description="The ids; or a list of them as the JSON body.",
+            description="The ids. They may also be a list in the JSON body.",
         ),
     ],
 ) -> list[BashEvent | None]:
-    """Return these events, in this order; null for each that is not there."""
+    """Return these events in this order, with null for each that does not exist."""
     wanted = event_ids or await _ids_in_body(request)
-    known = [each for each in wanted if _UUID.fullmatch(each)]
-    found = await _shell(request).events(known, owner=principal_of(request).sees) if known else []
-    events = dict(zip(known, found, strict=True))
+    valid = [each for each in wanted if _UUID.fullmatch(each)]
+    results = await _shell(request).events(valid, owner=principal_of(request).owner_filter) if valid else []
+    events = dict(zip(valid, results, strict=True))
     return [None if (event := events.get(each)) is None else shown(event) for each in wanted]
 
 
 async def _ids_in_body(request: Request) -> list[str]:
-    """Return the ids in the body, where clients of other agent servers put them. An id that is no UUID names nothing."""
+    """Return the ids in the body, where clients of other agent servers put them. Ids that are not UUIDs match nothing."""
     if not await request.body():
-        raise BadInput(problem=f"name 1 to {_BATCH} events as event_ids")
+        raise BadInput(problem=f"give 1 to {_BATCH} ids as event_ids")
     try:
         return _IDS.validate_python(await request.json())
     except ValidationError:
@@ -179,26 +179,26 @@ async def _ids_in_body(request: Request) -> list[str]:
 
 @route(router, "GET", "/api/bash/bash_events/{event_id}", "shell", lenient=True)
 async def get_bash_event(request: Request, event_id: Annotated[Uuid, Path()]) -> BashEvent:
-    """Return one event."""
-    return shown(await _shell(request).event(event_id, owner=principal_of(request).sees))
+    """Return an event of the log."""
+    return shown(await _shell(request).event(event_id, owner=principal_of(request).owner_filter))
 
 
 @route(router, "DELETE", "/api/bash/bash_events", "shell", lenient=True)
 async def clear_bash_events(request: Request) -> Cleared:
-    """Delete your log, as an administrator everybody's, but for what runs and what is on hold. Results stay."""
-    return Cleared(cleared_count=await _shell(request).clear(owner=principal_of(request).sees))
+    """Delete the output in your log; as an administrator, in all logs. Running commands and sessions on hold are kept, and so are results."""
+    return Cleared(cleared_count=await _shell(request).clear(owner=principal_of(request).owner_filter))
 
 
 @route(router, "GET", "/api/bash/{command_id}", "shell")
 async def read_command(request: Request, command_id: Annotated[Uuid, Path()]) -> CommandResult:
-    """Show how a command stands, also when its output is gone."""
-    return CommandResult.of(await _theirs(request, command_id))
+    """Return a command and its result, also after its output was deleted."""
+    return CommandResult.of(await _own_command(request, command_id))
 
 
 @route(router, "POST", "/api/bash/{command_id}/stop", "shell")
 async def stop_command(request: Request, command_id: Annotated[Uuid, Path()]) -> CommandResult:
-    """Stop a command, whichever server runs it."""
-    await _theirs(request, command_id)
+    """Stop a command of any server."""
+    await _own_command(request, command_id)
     return CommandResult.of(await _shell(request).stop(command_id))
 
 
@@ -215,18 +215,18 @@ async def stream_output(
     request: Request,
     command_id: Annotated[Uuid, Path()],
     after: Annotated[
-        int, Query(ge=-1, lt=2**31, description="The order number of the last one you have.")
+        int, Query(ge=-1, lt=2**31, description="The order number of the last output you have.")
     ] = -1,
 ) -> Response:
-    """Stream a command's output, past and future, until it has ended; `id:` is the order number to resume from."""
+    """Stream the output of a command until it ends. `id:` is the order number to resume from."""
     from fastapi.responses import StreamingResponse
 
     shell = _shell(request)
-    await _theirs(request, command_id)
+    await _own_command(request, command_id)
     last = request.headers.get("last-event-id", "")
     if last:
         if not last.isdecimal() or len(last) > 10:  # noqa: PLR2004
-            raise BadInput(problem="Last-Event-ID is the order number of an output")
+            raise BadInput(problem="Last-Event-ID must be the order number of an output")
         after = int(last)
 
     watch = access_of(request)

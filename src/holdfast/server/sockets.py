@@ -1,7 +1,7 @@
 """The log of shell commands as a WebSocket, wire-compatible with existing agent servers.
 
-Each message is an event of the log. A client may send `{"command": …}` to start a command. Nothing is given away, nor
-read, before it is known who is there; and whoever loses the right is shut out while connected, too.
+Each message is an event of the log. A client may send `{"command": …}` to start a command. Nothing is sent or run before the client
+is authenticated, and a client that loses access is disconnected.
 """
 
 import asyncio
@@ -30,29 +30,29 @@ if TYPE_CHECKING:
 
 router = new_router("shell")
 PATH = "/sockets/bash-events"
-_MOST_FIELDS = 100
-"""Of the first message, which anybody can send."""
-_MOST = 50
-"""How many may be connected to one process."""
-_GREETING_SECONDS = 10.0
+_MAX_FIELDS = 100
+"""The maximum number of values in the first message, which is not authenticated yet."""
+_MAX_SOCKETS = 50
+"""The maximum number of connections of a process."""
+_AUTH_SECONDS = 10.0
 _PATIENCE_SECONDS = 30.0
-_LOOK_AGAIN_SECONDS = 5.0
+_CHECK_SECONDS = 5.0
 _REFUSED, _TOO_SLOW, _TOO_MANY, _RESTART = 4001, 1008, 1013, 1012
 _log = logging.getLogger(__name__)
 
 
 @socket(router, PATH, "shell")
 async def bash_events(websocket: WebSocket) -> None:
-    """Send the log as it grows; with `resend_mode=all` (or `resend_all=true`) what is in it, first."""
+    """Send new events of the log. With `resend_mode=all` (or `resend_all=true`), send its existing events first."""
     await _BashSocket(websocket).serve()
 
 
 class _BashSocket:
-    """One client."""
+    """A connection to one client."""
 
     def __init__(self, websocket: WebSocket) -> None:
         self._socket = websocket
-        self._doorkeeper: Authenticator = websocket.app.state.authenticator
+        self._authenticator: Authenticator = websocket.app.state.authenticator
         self._channels: Channels = websocket.app.state.channels
         self._shell: ShellService = websocket.app.state.shell
         self._token: str | None = None
@@ -61,51 +61,51 @@ class _BashSocket:
     async def serve(self) -> None:
         query = self._socket.query_params
         try:
-            welcome = await self._authorize_before()
+            authorized = await self._authorize_before()
             resend = _resend(query.get("resend_mode"), query.get("resend_all"))
         except HoldfastError as error:
             await self._deny(error)
             return
         state = self._socket.app.state
-        if not welcome:
+        if not authorized:
             await self._socket.accept()
-            if state.strangers >= _MOST:
+            if state.unauthenticated_sockets >= _MAX_SOCKETS:
                 await self._close(_TOO_MANY, "Too many connections without a token")
                 return
-            state.strangers += 1
+            state.unauthenticated_sockets += 1
             try:
                 if not await self._authorize_first():
                     return
             finally:
-                state.strangers -= 1
-        if state.sockets >= _MOST:
-            if welcome:
+                state.unauthenticated_sockets -= 1
+        if state.sockets >= _MAX_SOCKETS:
+            if authorized:
                 await self._socket.accept()
             await self._close(_TOO_MANY, "Too many connections")
             return
-        state.sockets += 1  # of those who may: nobody else can take their place
+        state.sockets += 1  # only authorized clients count
         try:
-            await self._go_on(resend, accept=welcome)
+            await self._stream(resend, accept=authorized)
         finally:
             state.sockets -= 1
 
-    async def _go_on(self, resend: bool, *, accept: bool) -> None:
-        feed = Feed(self._shell.store, owner=self._socket.state.principal.sees)
+    async def _stream(self, resend: bool, *, accept: bool) -> None:
+        feed = Feed(self._shell.store, owner=self._socket.state.principal.owner_filter)
         try:
             if not resend:
-                await feed.skip()  # before it is accepted: what is started after that is seen
+                await feed.skip()  # before accepting: the client sees all commands that start after that
         except HoldfastError as error:
             if accept:
                 await self._deny(error)
             else:
-                await self._close(_RESTART, "The store does not answer; come back")
+                await self._close(_RESTART, "The store is not available; reconnect")
             return
         if accept:
             await self._socket.accept()
-        await self._talk(feed, resend)
+        await self._run(feed, resend)
 
     async def _authorize_before(self) -> bool:
-        """Say whether the request itself tells who is there; raise if it tells wrong."""
+        """Return whether the request has valid credentials. Raises `Unauthenticated` if they are invalid."""
         try:
             await self._authorize()
         except Unauthenticated:
@@ -115,9 +115,9 @@ class _BashSocket:
         return True
 
     async def _authorize_first(self) -> bool:
-        """Take the first message for a token: `{"type": "auth", "session_api_key": …}`."""
+        """Authorize with the token in the first message: `{"type": "auth", "session_api_key": …}`."""
         try:
-            async with asyncio.timeout(_GREETING_SECONDS):
+            async with asyncio.timeout(_AUTH_SECONDS):
                 self._token = _token(await self._socket.receive_text())
             await self._authorize()
         except WebSocketDisconnect:
@@ -128,7 +128,7 @@ class _BashSocket:
         return True
 
     async def _authorize(self) -> None:
-        await self._doorkeeper.authorize(self._socket, RULES["WEBSOCKET", PATH], {}, token=self._token)
+        await self._authenticator.authorize(self._socket, RULES["WEBSOCKET", PATH], {}, token=self._token)
 
     async def _deny(self, error: HoldfastError) -> None:
         statuses = {Unauthenticated: 401, Forbidden: 403, BadInput: 422}
@@ -136,13 +136,13 @@ class _BashSocket:
         body = {"error": {"code": error.code, "message": str(error)}}
         await self._socket.send_denial_response(JSONResponse(body, status))
 
-    async def _talk(self, feed: Feed, resend: bool) -> None:
+    async def _run(self, feed: Feed, resend: bool) -> None:
         tasks = [
             asyncio.create_task(work)
             for work in (
                 self._send_all(feed, resend),
                 self._listen(),
-                self._mind(),
+                self._check_access(),
                 self._channels.closed.wait(),
             )
         ]
@@ -154,12 +154,12 @@ class _BashSocket:
             ended = await asyncio.gather(*tasks, return_exceptions=True)
         for outcome in ended:
             if isinstance(outcome, TimeoutError):
-                await self._close(_TOO_SLOW, "Nothing was read for too long")
+                await self._close(_TOO_SLOW, "The client reads too slowly")
             elif isinstance(outcome, Unauthenticated | Forbidden):
                 await self._close(_REFUSED, "Authentication failed")
             elif isinstance(outcome, Exception) and not isinstance(outcome, WebSocketDisconnect):
-                _log.error("a socket failed", exc_info=outcome)
-        await self._close(_RESTART, "The server stops; come back")
+                _log.error("a WebSocket failed", exc_info=outcome)
+        await self._close(_RESTART, "The server is stopping; reconnect")
 
     async def _send_all(self, feed: Feed, resend: bool) -> None:
         async def everything():  # noqa: ANN202 - a generator of events
@@ -184,10 +184,10 @@ class _BashSocket:
             if received["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(received.get("code", 1000))
             try:
-                asked = _asked(received.get("text"))
-                if asked is not None:
+                command = _command(received.get("text"))
+                if command is not None:
                     await self._authorize()
-                    await start(self._shell, self._socket.state.principal, asked)
+                    await start(self._shell, self._socket.state.principal, command)
             except (Unauthenticated, Forbidden):
                 raise
             except HoldfastError as error:
@@ -197,19 +197,19 @@ class _BashSocket:
         at = datetime.now(UTC)
         await self._send(BashError(id=new_id().replace("-", ""), timestamp=at, code=code, detail=detail))
 
-    async def _mind(self) -> None:
-        """See to it that whoever may no longer, does not."""
+    async def _check_access(self) -> None:
+        """Raise when the client loses access."""
         while True:
-            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+            await asyncio.sleep(_CHECK_SECONDS)
             try:
                 await self._authorize()
             except (Unauthenticated, Forbidden):
                 raise
-            except HoldfastError:  # the store is away, and nothing is given out either
+            except HoldfastError:  # the store is not available, so nothing is sent either
                 continue
 
     async def _close(self, code: int, reason: str) -> None:
-        with suppress(RuntimeError, WebSocketDisconnect):  # it is closed already
+        with suppress(RuntimeError, WebSocketDisconnect):  # it is already closed
             async with asyncio.timeout(1):
                 await self._socket.close(code, reason)
 
@@ -221,7 +221,7 @@ def _has_credentials(websocket: WebSocket) -> bool:
 
 def _resend(mode: str | None, everything: str | None) -> bool:
     if mode not in {None, "all"}:
-        raise BadInput(problem="resend_mode is `all`, or not there")
+        raise BadInput(problem="resend_mode must be `all` or missing")
     return mode == "all" or (everything or "").lower() in {"true", "1", "yes", "on"}
 
 
@@ -231,13 +231,13 @@ def _object(text: str | None, *, most_values: int = MOST_VALUES) -> dict[str, An
     except BadText:
         result = None
     if not isinstance(result, dict):
-        raise BadInput(problem="a message is a JSON object")
+        raise BadInput(problem="a message must be a JSON object")
     return cast("dict[str, Any]", result)
 
 
 def _token(text: str) -> str:
     try:
-        result = _object(text, most_values=_MOST_FIELDS)
+        result = _object(text, most_values=_MAX_FIELDS)
     except BadInput:
         raise KeyError from None
     key = result["session_api_key"] if result.get("type") == "auth" else None
@@ -246,8 +246,8 @@ def _token(text: str) -> str:
     return key
 
 
-def _asked(text: str | None) -> NewCommand | None:
-    """Return the command that a message asks for; None for a greeting that was not needed, or has come twice."""
+def _command(text: str | None) -> NewCommand | None:
+    """Return the command in a message; None for a repeated or unneeded auth message."""
     result = _object(text)
     if result.get("type") == "auth" and set(result) <= {"type", "session_api_key"}:
         return None

@@ -1,4 +1,4 @@
-"""Responses that take long: event streams, and downloads. They end when the client leaves, or loses its access."""
+"""Long responses: event streams and downloads. They end when the client disconnects or loses access."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from holdfast.server.channel import PATIENCE_SECONDS, Channel, Subscriber
 
 DIRECT = "holdfast.send"
-"""Where the server's own `send` is: past the start of an answer nothing between it and a stream has anything to do."""
+"""The key in a request's scope for the server's own `send`. After the start of a response, streams bypass the middleware."""
 _log = logging.getLogger(__name__)
 
 
@@ -40,11 +40,11 @@ class EventStream(Response):
         self._dropped = dropped
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the client leaves or the channel ends."""
+        """Send until the client disconnects or the channel ends."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         direct: Send = scope.pop(DIRECT, send)
         async with self._join(direct) as (channel, client):
-            leaving = asyncio.create_task(_left(receive, client))
+            leaving = asyncio.create_task(_wait_for_disconnect(receive, client))
             try:
                 with self._watch(client.refuse):
                     await self._feed(channel, client)
@@ -53,15 +53,15 @@ class EventStream(Response):
                 if not client.dropped:
                     raise
                 self._dropped()
-                _log.info("a stream was dropped: its client took nothing for %d s", PATIENCE_SECONDS)
-                _hang_up(direct)
+                _log.info("dropped a stream: its client read nothing for %d s", PATIENCE_SECONDS)
+                _abort(direct)
             finally:
                 leaving.cancel()
                 await asyncio.gather(leaving, return_exceptions=True)
 
 
 class Download(StreamingResponse):
-    """Content in pieces. The connection is cut when the access of the request ends, so that no client takes a part for all."""
+    """Content in pieces. The connection is aborted when the token becomes invalid, so that clients notice the truncation."""
 
     def __init__(
         self,
@@ -77,20 +77,20 @@ class Download(StreamingResponse):
         self._watch = watch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all pieces, or those before the client leaves."""
+        """Send all pieces, or those before the client disconnects."""
         async with aclosing(self._pieces):
-            with self._watch(partial(_hang_up, scope.get(DIRECT))):
+            with self._watch(partial(_abort, scope.get(DIRECT))):
                 await super().__call__(scope, receive, send)
 
 
-def _hang_up(send: Any) -> None:
-    """End a connection at once: to close it politely would wait for a client that takes nothing."""
+def _abort(send: Any) -> None:
+    """End a connection at once. Closing it would wait for a client that reads nothing."""
     transport = getattr(getattr(send, "__self__", None), "transport", None)
     if transport is not None:
         transport.abort()
 
 
-async def _left(receive: Receive, client: Subscriber) -> None:
+async def _wait_for_disconnect(receive: Receive, client: Subscriber) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     client.leave()

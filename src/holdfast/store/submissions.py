@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from holdfast.errors import Conflict, KeyReused, QueueFull, SessionNotFound, TurnInProgress
+from holdfast.errors import Conflict, KeyReused, NotFound, QueueFull, SessionNotFound, TurnInProgress
 from holdfast.ids import check_choice, check_id, check_name, new_id, title_from
 from holdfast.jsontext import read_recorded
 from holdfast.store.rows import Row, from_cursor, from_row, page_limit, to_page
@@ -215,6 +215,14 @@ class SubmissionMethods(Transactions):
     def _requeue(self, lease: Lease, taken: Submission) -> Tx[None]:
         yield from self._fence(lease, 0)
         yield op("put_back", session_id=lease.session_id, position=taken.position)
+
+    @reading
+    def submission(self, id: str) -> Tx[Submission]:
+        """Return one submission with its payload. Raises `NotFound`."""
+        rows = yield op("submission_by_id", id=check_id(id, "submission id"))
+        if not rows:
+            raise NotFound(what="submission", id=id)
+        return from_row(Submission, rows[0])
 
     @reading
     def submissions(

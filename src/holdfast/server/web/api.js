@@ -1,4 +1,4 @@
-// Requests to the server the page came from. Errors carry its own words; a lost session of the browser asks for a token.
+// Requests to the server of the page. Errors have the server's message. Status 401 shows the sign-in form.
 
 export class ApiError extends Error {
   constructor(status, code, message) {
@@ -8,38 +8,38 @@ export class ApiError extends Error {
   }
 }
 
-const refused = new Set();
+const listeners = new Set();
 
-export function onRefused(listener) {
-  refused.add(listener);
+export function onUnauthenticated(listener) {
+  listeners.add(listener);
 }
 
-export function tellRefused() {
-  for (const listener of refused) listener();
+export function signalUnauthenticated() {
+  for (const listener of listeners) listener();
 }
 
 // `file` is sent as it is; everything else as JSON.
 export async function request(method, path, body, file = null) {
-  let answer;
+  let response;
   try {
-    answer = await fetch(path, {
+    response = await fetch(path, {
       method,
       headers: body === undefined ? {} : { "content-type": "application/json" },
       body: file ?? (body === undefined ? undefined : JSON.stringify(body)),
     });
   } catch {
-    throw new ApiError(0, "unreachable", "The server does not answer.");
+    throw new ApiError(0, "unreachable", "The server does not respond.");
   }
-  if (answer.ok) return answer.status === 204 ? null : answer.json();
-  const said = await answer.json().then(
-    (found) => found.error ?? {},
+  if (response.ok) return response.status === 204 ? null : response.json();
+  const error = await response.json().then(
+    (body) => body.error ?? {},
     () => ({}),
   );
-  if (answer.status === 401 && path !== "/sign-in") tellRefused();
-  throw new ApiError(answer.status, said.code ?? "http_error", messageOf(said) ?? `The server answered ${answer.status}.`);
+  if (response.status === 401 && path !== "/sign-in") signalUnauthenticated();
+  throw new ApiError(response.status, error.code ?? "http_error", messageOf(error) ?? `The server responded with status ${response.status}.`);
 }
 
-// Messages that name options of the command line, or the session that is open anyway, in terms of the page.
+// Messages that would otherwise mention command-line options, or repeat the name of the open session.
 const MESSAGES = {
   unauthenticated: "This token is unknown, expired or revoked.",
   session_cleaned: "This session was cleaned. Restore it first.",
@@ -52,7 +52,7 @@ function messageOf({ code, message }) {
 }
 
 export const get = (path) => request("GET", path);
-// A page also ends with the item that reaches the server's limit on its size.
+// A page may be shorter than its limit, because the server also limits its size.
 const all = async (path) => {
   const items = [];
   let cursor = null;
@@ -84,7 +84,7 @@ export const answer = (id, given) => post(`${session(id)}/approvals`, given);
 export const fork = (id, place) => post(`${session(id)}/fork`, place);
 export const rewind = (id, place) => post(`${session(id)}/rewind`, place);
 export const submit = (id, facts) => post(`${session(id)}/submissions`, facts);
-// The submissions that failed; with `payloads`, also what was sent.
+// The failed submissions; with `payloads`, including their payloads.
 export const failures = async (id, payloads = false) => {
   const pages = await Promise.all(["failed", "dead"].map((state) => all(`${session(id)}/submissions?state=${state}&payloads=${payloads}&limit=1000`)));
   return pages.flatMap((page) => page.items);
@@ -110,18 +110,18 @@ export function listSessions({ search, status, cursor } = {}) {
 }
 
 export function newKey() {
-  // Not randomUUID: browsers have it on https and loopback only.
+  // Not randomUUID: browsers only have it on https and loopback.
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-// Sends a message until the server has said yes or no. The key makes a repeated one the same one.
-export async function sendSurely(id, facts, onTrouble) {
+// Retries until the server accepts or rejects the message. Its idempotency key prevents duplicates.
+export async function sendWithRetry(id, facts, onRetry) {
   for (let pause = 500; ; pause = Math.min(pause * 2, 8000)) {
     try {
       return await submit(id, facts);
     } catch (error) {
       if (error.status !== 0 && error.status !== 503) throw error;
-      onTrouble(error);
+      onRetry(error);
       await new Promise((resolve) => setTimeout(resolve, pause));
     }
   }

@@ -1,4 +1,4 @@
-// The page shows what the address names. No script sees the token: the browser keeps it in a cookie.
+// The page shows the view in the address. The token is in a cookie that scripts cannot read.
 import { html, render, useEffect, useState } from "./preact.js";
 import * as api from "./api.js";
 import { Inbox } from "./inbox.js";
@@ -12,7 +12,7 @@ const PROBLEMS = new Map([
   ["foreign", "The link with the token was opened from another site. Copy it into the address bar, or paste the token here."],
   ["changed", "The server no longer accepts your token. It was restarted with a new one, or yours expired or was revoked. Your sessions are safe: sign in to see them."],
 ]);
-const KNOWN = "holdfast/signed-in"; // that this browser has been signed in
+const SIGNED_IN = "holdfast/signed-in"; // whether this browser was signed in before
 const WAITING = 10_000;
 
 function place() {
@@ -28,7 +28,7 @@ function decoded(text) {
   try {
     return decodeURIComponent(text);
   } catch {
-    return ""; // somebody wrote this address by hand
+    return ""; // the address is not valid
   }
 }
 
@@ -57,7 +57,7 @@ function SignIn({ reason, onDone }) {
   </main>`;
 }
 
-// In the demo a newcomer is one button away from something to lose.
+// The start page of the demo, with a button that starts a session.
 function Demo() {
   const [problem, setProblem] = useState(null);
   const begin = async () => {
@@ -70,16 +70,16 @@ function Demo() {
     }
   };
   return html`<section class="welcome">
-    <h1>Sessions that hold</h1>
-    <p>An agent prepares a release: it plans, runs commands, writes a line to a file, asks another agent for a review, draws a chart, and asks you for approval. Start it, then try to lose it:</p>
+    <h1>Durable sessions</h1>
+    <p>An agent prepares a release: it plans, runs commands, writes a line to a file, asks another agent for a review, draws a chart, and asks you for approval. Start it, then try to break it:</p>
     <p><button type="button" class="primary" onClick=${begin}>Prepare a release</button></p>
     ${problem && html`<p class="error" role="alert">${problem}</p>`}
     <ol>
-      <li><strong>Close this tab</strong> during a turn and come back. The turn continued without you.</li>
-      <li><strong>Kill the worker</strong> with the button below the conversation, which sends SIGKILL. Another worker continues from the record, and the line is in its file once.</li>
-      <li><strong>Export, clean, restore</strong> in the view <em>Retention</em>: everything is deleted, and comes back byte for byte.</li>
+      <li><strong>Close this tab</strong> during a turn and open it again. The turn has continued.</li>
+      <li><strong>Kill the worker</strong> with the button below the conversation, which sends SIGKILL. Another worker continues from the recorded state, and the line is in the file only once.</li>
+      <li><strong>Export, clean, restore</strong> in the view <em>Retention</em>: everything is deleted, and then restored byte for byte.</li>
     </ol>
-    <p class="hint">Keys: <kbd>/</kbd> searches, <kbd>n</kbd> creates a session.</p>
+    <p class="hint">Keys: <kbd>/</kbd> search, <kbd>n</kbd> new session.</p>
   </section>`;
 }
 
@@ -89,18 +89,18 @@ function Welcome({ demo }) {
   }, []);
   if (demo) return html`<${Demo} />`;
   return html`<section class="welcome">
-    <h1>Sessions that hold</h1>
-    <p>Choose a session, or create one. Then try to lose it:</p>
+    <h1>Durable sessions</h1>
+    <p>Select a session or create one. Then try to break it:</p>
     <ol>
-      <li><strong>Close this tab</strong> during a turn and come back. The turn continued without you.</li>
-      <li><strong>Kill the worker</strong> during a turn. Another continues from the record, and repeats no call that may have happened.</li>
-      <li><strong>Restart the server.</strong> This page reconnects by itself, without a gap or a duplicate.</li>
+      <li><strong>Close this tab</strong> during a turn and open it again. The turn has continued.</li>
+      <li><strong>Kill the worker</strong> during a turn. Another worker continues from the recorded state, and repeats no call that may have happened.</li>
+      <li><strong>Restart the server.</strong> This page reconnects automatically, without gaps or duplicates.</li>
     </ol>
-    <p class="hint">Keys: <kbd>/</kbd> searches, <kbd>n</kbd> creates a session.</p>
+    <p class="hint">Keys: <kbd>/</kbd> search, <kbd>n</kbd> new session.</p>
   </section>`;
 }
 
-// How many sessions wait for a person. It is read again when the open session begins or ends to wait.
+// The number of sessions that wait for a person. It is updated when the open session starts or stops waiting.
 function useWaiting(me, current) {
   const [number, setNumber] = useState("");
   const waits = current?.status === "waiting";
@@ -126,8 +126,8 @@ function App() {
   useEffect(() => {
     const onHash = () => setHere(place());
     addEventListener("hashchange", onHash);
-    api.onRefused(() => {
-      if (localStorage.getItem(KNOWN)) setWhy("changed");
+    api.onUnauthenticated(() => {
+      if (localStorage.getItem(SIGNED_IN)) setWhy("changed");
       setOut(true);
     });
     return () => removeEventListener("hashchange", onHash);
@@ -136,26 +136,26 @@ function App() {
   useEffect(() => {
     if (out) return undefined;
     let timer = 0;
-    const ask = () =>
+    const load = () =>
       api.me().then(
         (found) => {
           setMe(found);
-          localStorage.setItem(KNOWN, "yes");
+          localStorage.setItem(SIGNED_IN, "yes");
           setTrouble(null);
         },
         (error) => {
           if (error.status === 401) return;
           setTrouble(error.message);
-          timer = setTimeout(ask, 1000);
+          timer = setTimeout(load, 1000);
         },
       );
-    ask();
+    load();
     return () => clearTimeout(timer);
   }, [out]);
 
   const leave = async () => {
     await api.signOut().catch(() => {});
-    localStorage.removeItem(KNOWN);
+    localStorage.removeItem(SIGNED_IN);
     setWhy(null);
     setMe(null);
     setOut(true);
@@ -168,7 +168,7 @@ function App() {
     };
     return html`<${SignIn} key=${why} reason=${why} onDone=${enter} />`;
   }
-  if (me === null) return html`<p class="banner" role="status">${trouble ? `${trouble} Trying again.` : "Loading…"}</p>`;
+  if (me === null) return html`<p class="banner" role="status">${trouble ? `${trouble} Retrying…` : "Loading…"}</p>`;
   const deep = here.name !== "";
   return html`<div class=${`frame${deep ? " deep" : ""}`}>
     <aside>

@@ -1,46 +1,46 @@
-// A tool call that waits for a decision. The answer names the digest of the exact arguments it is about.
+// A tool call that waits for a decision. The answer has the digest of the arguments that it is about.
 import { html, useEffect, useState } from "./preact.js";
 import { answer, failures } from "./api.js";
 import { plainly, pretty } from "./words.js";
 
 const EVERY = 1000;
 
-// `failed` has the submissions that failed, with the reason. Without it, the card asks the server for them.
-export function Approval({ sessionId, asked, failed = null, onSent }) {
-  const [mode, setMode] = useState("ask"); // ask, deny, edit
+// `failed` maps failed submissions to their reasons. Without it, the card loads them from the server.
+export function Approval({ sessionId, call, failed = null, onSent }) {
+  const [mode, setMode] = useState("choose"); // choose, deny, edit
   const [sent, setSent] = useState(null); // the id of the answer, or "" while it is being sent
   const [feedback, setFeedback] = useState("");
-  const [edited, setEdited] = useState(pretty(asked.arguments));
+  const [edited, setEdited] = useState(pretty(call.arguments));
   const [problem, setProblem] = useState(null);
 
   async function send(approved, more = {}) {
     setProblem(null);
     setSent("");
     try {
-      const made = await answer(sessionId, { call_id: asked.call_id, digest: asked.digest, approved, ...more });
-      setSent(made.submission_id);
+      const submission = await answer(sessionId, { call_id: call.call_id, digest: call.digest, approved, ...more });
+      setSent(submission.submission_id);
       onSent();
     } catch (error) {
-      refuse(error.message);
+      reject(error.message);
     }
   }
 
-  function refuse(reason) {
-    setProblem(`The answer was not accepted: ${plainly(reason)}`);
+  function reject(reason) {
+    setProblem(`The answer was rejected: ${plainly(reason)}`);
     setSent(null);
   }
 
-  // A worker may refuse the answer after the server has accepted it.
+  // A worker may reject the answer after the server has accepted it.
   useEffect(() => {
-    if (sent && failed?.has(sent)) refuse(failed.get(sent));
+    if (sent && failed?.has(sent)) reject(failed.get(sent));
   });
   useEffect(() => {
     if (!sent || failed) return undefined;
-    const look = async () => {
-      const refused = (await failures(sessionId).catch(() => [])).find((one) => one.submission_id === sent);
-      if (refused) refuse(refused.reason);
+    const check = async () => {
+      const rejected = (await failures(sessionId).catch(() => [])).find((one) => one.submission_id === sent);
+      if (rejected) reject(rejected.reason);
     };
-    const timer = setInterval(look, EVERY);
+    const timer = setInterval(check, EVERY);
     return () => clearInterval(timer);
   }, [sent, failed]);
 
@@ -65,13 +65,13 @@ export function Approval({ sessionId, asked, failed = null, onSent }) {
     send(false, feedback ? { feedback } : {});
   };
 
-  return html`<section class="approval" aria-label=${`Approval of ${asked.tool}`}>
-    <h3>Run <code>${asked.tool}</code>?</h3>
-    ${mode !== "edit" && html`<pre tabindex="0" aria-label="Arguments">${pretty(asked.arguments)}</pre>`}
+  return html`<section class="approval" aria-label=${`Approval of ${call.tool}`}>
+    <h3>Run <code>${call.tool}</code>?</h3>
+    ${mode !== "edit" && html`<pre tabindex="0" aria-label="Arguments">${pretty(call.arguments)}</pre>`}
     ${problem && html`<p class="error" role="alert">${problem}</p>`}
-    ${sent !== null && html`<p class="hint" role="status">Answered. The session continues when a worker takes it.</p>`}
+    ${sent !== null && html`<p class="hint" role="status">Answer sent. The session continues when a worker picks it up.</p>`}
     ${sent === null &&
-    mode === "ask" &&
+    mode === "choose" &&
     html`<div class="row">
       <button type="button" class="primary" onClick=${() => send(true)}>Approve</button>
       <button type="button" onClick=${() => setMode("deny")}>Deny…</button>
@@ -80,12 +80,12 @@ export function Approval({ sessionId, asked, failed = null, onSent }) {
     ${sent === null &&
     mode === "deny" &&
     html`<form onSubmit=${deny}>
-      <label>Reason (the agent reads it)
+      <label>Reason (shown to the agent)
         <input type="text" value=${feedback} onInput=${(event) => setFeedback(event.target.value)} autofocus />
       </label>
       <div class="row">
         <button type="submit" class="danger">Deny</button>
-        <button type="button" onClick=${() => setMode("ask")}>Back</button>
+        <button type="button" onClick=${() => setMode("choose")}>Back</button>
       </div>
     </form>`}
     ${sent === null &&
@@ -97,7 +97,7 @@ export function Approval({ sessionId, asked, failed = null, onSent }) {
       <p class="hint">The tool must allow edited arguments. If it does not, you can still approve or deny it.</p>
       <div class="row">
         <button type="submit" class="primary">Approve as edited</button>
-        <button type="button" onClick=${() => setMode("ask")}>Back</button>
+        <button type="button" onClick=${() => setMode("choose")}>Back</button>
       </div>
     </form>`}
   </section>`;

@@ -1,15 +1,15 @@
-// Where a person writes. While a turn runs they choose: after it, into it, or instead of it.
+// The message form. During a turn, the user chooses when the message is handled.
 import { html, useRef, useState } from "./preact.js";
 
 const CHOICES = [
-  ["queue", "Queue", "answered after this turn"],
-  ["steer", "Steer", "enters this turn at its next step"],
+  ["queue", "Queue", "handled after this turn"],
+  ["steer", "Steer", "added to this turn at its next step"],
   ["interrupt", "Interrupt", "stops this turn first"],
 ];
 const PICTURES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
-const LARGEST = 7 * 1024 * 1024; // bytes of all pictures of a message: as base64 they fit into a request
+const LARGEST = 7 * 1024 * 1024; // bytes of all images of a message, so that they fit into a request as base64
 
-// Reads a file into what a message has of it.
+// Reads a file as a part of a message.
 function read(file) {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
@@ -45,8 +45,8 @@ export function Composer({ busy, disabled, onSend }) {
     const chosen = [...files];
     if (!chosen.length) return;
     const size = [...pictures, ...chosen].reduce((sum, file) => sum + file.size, 0);
-    if (chosen.some((file) => !PICTURES.includes(file.type))) setProblem("Choose a PNG, JPEG, GIF or WebP picture.");
-    else if (size > LARGEST) setProblem("The pictures of a message may have 7 MB in all.");
+    if (chosen.some((file) => !PICTURES.includes(file.type))) setProblem("Choose a PNG, JPEG, GIF or WebP image.");
+    else if (size > LARGEST) setProblem("The images of a message can have 7 MB in total.");
     else {
       setProblem(null);
       const more = await Promise.all(chosen.map(read));
@@ -76,7 +76,7 @@ export function Composer({ busy, disabled, onSend }) {
   return html`<form class="composer" onSubmit=${send} onDrop=${onDrop}>
     ${busy &&
     html`<fieldset class="choices">
-      <legend class="unseen">While the agent works, your message</legend>
+      <legend class="unseen">While the agent is working, your message is</legend>
       ${CHOICES.map(
         ([value, label, meaning]) => html`<label title=${meaning}>
           <input type="radio" name="when" value=${value} checked=${when === value} onChange=${() => setWhen(value)} />
@@ -87,7 +87,7 @@ export function Composer({ busy, disabled, onSend }) {
     </fieldset>`}
     ${problem && html`<p class="error" role="alert">${problem}</p>`}
     ${pictures.length > 0 &&
-    html`<ul class="attached" aria-label="Attached pictures">
+    html`<ul class="attached" aria-label="Attached images">
       ${pictures.map(
         (picture, n) => html`<li key=${`${picture.name}/${n}`}>
           <img src=${picture.url} alt=${picture.name} />
@@ -96,13 +96,13 @@ export function Composer({ busy, disabled, onSend }) {
       )}
     </ul>`}
     <div class="row">
-      <button type="button" class="attach" disabled=${disabled} aria-label="Attach a picture" title="Attach a picture. You can also paste or drop one." onClick=${() => picker.current.click()}>+</button>
-      <input ref=${picker} type="file" class="unseen" accept=${PICTURES.join(",")} multiple tabindex="-1" aria-label="Picture" onChange=${pick} />
+      <button type="button" class="attach" disabled=${disabled} aria-label="Attach an image" title="Attach an image. You can also paste or drop one." onClick=${() => picker.current.click()}>+</button>
+      <input ref=${picker} type="file" class="unseen" accept=${PICTURES.join(",")} multiple tabindex="-1" aria-label="Image" onChange=${pick} />
       <textarea
         rows=${Math.min(8, Math.max(1, text.split("\n").length))}
         aria-label="Message"
-        title="Enter sends, Shift+Enter breaks the line"
-        placeholder=${disabled ? "This session takes no messages" : "Write a message"}
+        title="Enter sends, Shift+Enter adds a line"
+        placeholder=${disabled ? "This session does not accept messages" : "Write a message"}
         value=${text}
         disabled=${disabled}
         onInput=${(event) => setText(event.target.value)}

@@ -1,4 +1,4 @@
-// The conversation: what was said and done, newest last. Each entry is drawn again only when it changed.
+// The conversation: messages and tool calls, newest last. An entry is only redrawn when it has changed.
 import { Component, html, useEffect, useLayoutEffect, useRef, useState } from "./preact.js";
 import * as api from "./api.js";
 import { Code, Markdown } from "./markdown.js";
@@ -32,7 +32,7 @@ function Running({ since }) {
   return html`<span>${lasting(Math.max(0, now - Date.parse(since)))}</span>`;
 }
 
-// What one looks for in a folded card: a single argument is shown as it is.
+// The summary of a folded card. A single argument is shown without its name.
 function brief(given) {
   const whole = argumentsText(given);
   let text = whole;
@@ -41,7 +41,7 @@ function brief(given) {
     if (values.length === 0) text = "";
     if (values.length === 1) text = pretty(values[0]);
   } catch {
-    // not JSON: as it is
+    // not JSON: show it unchanged
   }
   text = text.replace(/\s+/g, " ");
   return text.length > 90 ? `${text.slice(0, 90)}…` : text;
@@ -50,7 +50,7 @@ function brief(given) {
 const REFERENCE = /^media\+sha256:\/\/([0-9a-f]{64})(#\w+)?$/;
 const LIVE = 20_000; // characters of a running command's output
 
-// What a running call's shell command writes, as it is written. Calls that run no command show nothing.
+// The live output of a running call's shell command. Calls without a command show nothing.
 function Live({ call }) {
   const [text, setText] = useState("");
   const box = useRef(null);
@@ -59,14 +59,14 @@ function Live({ call }) {
     let timer = 0;
     let command = null;
     let after = -1;
-    let looked = 0;
-    const look = async () => {
+    let attempts = 0;
+    const load = async () => {
       try {
         if (command === null) {
           const id = String(call.id).replace(/~\d+$/, "");
           const found = (await api.commands(call.session)).items;
           command = found.find((one) => one.call_id === id && Date.parse(one.started_at) >= Date.parse(call.started) - 1000)?.id ?? null;
-          looked++;
+          attempts++;
         }
         if (command !== null) {
           const { items } = await api.output(call.session, command, after);
@@ -76,11 +76,11 @@ function Live({ call }) {
           if (more) setText((before) => (before + more).slice(-LIVE));
         }
       } catch {
-        // the feed tells what is wrong
+        // the feed shows the problem
       }
-      if (!stopped) timer = setTimeout(look, command === null ? Math.min(300 * looked, 3000) : 250);
+      if (!stopped) timer = setTimeout(load, command === null ? Math.min(300 * attempts, 3000) : 250);
     };
-    look();
+    load();
     return () => {
       stopped = true;
       clearTimeout(timer);
@@ -94,11 +94,11 @@ function Live({ call }) {
 
 function Media({ sha256, type }) {
   const address = `/api/media/${sha256}`;
-  if (PICTURES.has(type)) return html`<img class="picture" alt="Attached picture" loading="lazy" src=${address} />`;
-  return html`<p><a class="chip" href=${address} target="_blank" rel="noopener">${type ?? "large text"}, kept as media</a></p>`;
+  if (PICTURES.has(type)) return html`<img class="picture" alt="Attached image" loading="lazy" src=${address} />`;
+  return html`<p><a class="chip" href=${address} target="_blank" rel="noopener">${type ?? "large text"}, stored as media</a></p>`;
 }
 
-// A result: the output of a command, text, pictures, or whatever it is.
+// A result: the output of a command, text, images, or any other value.
 export function Result({ value }) {
   const kept = typeof value === "string" ? REFERENCE.exec(value) : null;
   if (kept) return html`<${Media} sha256=${kept[1]} />`;
@@ -149,17 +149,17 @@ const PICTURES = new Set(["image/png", "image/jpeg", "image/gif", "image/webp"])
 function Content({ content }) {
   const whole = typeof content === "string" ? REFERENCE.exec(content) : null;
   if (whole) return html`<${Media} sha256=${whole[1]} />`;
-  if (typeof content === "string") return html`<div class="said">${content}</div>`;
+  if (typeof content === "string") return html`<div class="message-text">${content}</div>`;
   if (!Array.isArray(content)) return html`<${Long} text=${pretty(content)} label="content" />`;
   return content.map((part) => {
     if (typeof part === "string" && REFERENCE.test(part)) return html`<${Media} sha256=${REFERENCE.exec(part)[1]} />`;
-    if (typeof part === "string") return html`<div class="said">${part}</div>`;
-    if (part?.kind === "text" || typeof part?.content === "string") return html`<div class="said">${part.content}</div>`;
+    if (typeof part === "string") return html`<div class="message-text">${part}</div>`;
+    if (part?.kind === "text" || typeof part?.content === "string") return html`<div class="message-text">${part.content}</div>`;
     const kept = part?.kind === "binary" && typeof part.data === "string" ? REFERENCE.exec(part.data) : null;
     if (kept) return html`<${Media} sha256=${kept[1]} type=${part.media_type} />`;
     if (part?.kind === "binary" && PICTURES.has(part.media_type) && typeof part.data === "string") {
       const data = part.data.replaceAll("-", "+").replaceAll("_", "/");
-      return html`<img class="picture" alt="Attached picture" src=${`data:${part.media_type};base64,${data}`} />`;
+      return html`<img class="picture" alt="Attached image" src=${`data:${part.media_type};base64,${data}`} />`;
     }
     return html`<span class="chip">${part?.media_type ?? part?.kind ?? "attachment"}</span>`;
   });
@@ -174,13 +174,13 @@ function Part({ part }) {
   return html`<details class="thinking"><summary>${part.kind}</summary><${Long} text=${pretty(part.part)} label=${part.kind} /></details>`;
 }
 
-// A message that failed before a run had it: it is read from the queue.
+// A message that failed before its run started, which is read from the queue.
 function FailedMessage({ session, submission }) {
   const [sent, setSent] = useState(null);
   useEffect(() => {
     api.failures(session, true).then(
       (found) => setSent(found.find((one) => one.submission_id === submission)?.payload ?? null),
-      () => {}, // the mark above names the reason all the same
+      () => {}, // the mark above shows the reason
     );
   }, [submission]);
   if (!sent) return null;
@@ -202,17 +202,17 @@ class Entry extends Component {
       </p>`;
     }
     if (item.type === "user") {
-      return html`<article class=${`user${gone}`} aria-label=${item.undone ? "You said, undone" : "You said"}>
+      return html`<article class=${`user${gone}`} aria-label=${item.undone ? "Your message, undone" : "Your message"}>
         <${Content} content=${item.content} />
       </article>`;
     }
-    return html`<article class=${`answer${gone}`} aria-label=${item.undone ? "The agent said, undone" : "The agent said"}>
+    return html`<article class=${`answer${gone}`} aria-label=${item.undone ? "Agent message, undone" : "Agent message"}>
       ${item.parts.map((part) => html`<${Part} part=${part} />`)}
     </article>`;
   }
 }
 
-// Where a text that grows can be cut: what is before it will not change any more.
+// Where a growing text can be split: the part before it will not change.
 function settled(text) {
   let at = text.lastIndexOf("\n\n");
   while (at > 0 && text.slice(0, at).split("```").length % 2 === 0) at = text.lastIndexOf("\n\n", at - 1);
@@ -234,7 +234,7 @@ function Growing({ text }) {
   return html`${at > 0 && html`<${Settled} text=${text.slice(0, at)} />`}<${Markdown} text=${text.slice(at)} />`;
 }
 
-// What the model is saying; drawn by itself, so that a word costs what a word costs.
+// The text that the model is streaming. It is drawn separately, so that new words do not redraw the rest.
 function Drafts({ journal }) {
   const [, redraw] = useState(0);
   useEffect(() => {
@@ -245,7 +245,7 @@ function Drafts({ journal }) {
   }, [journal]);
   if (!journal.drafts.size) return null;
   const parts = [...journal.drafts.values()].sort((one, other) => one.part - other.part);
-  return html`<article class="answer draft" aria-label="The agent is saying">
+  return html`<article class="answer draft" aria-label="The agent is writing">
     ${parts.map((draft) =>
       draft.kind === "thinking"
         ? html`<details class="thinking" key=${draft.key}><summary>Thinking…</summary><${Markdown} text=${draft.text} /></details>`
@@ -263,14 +263,14 @@ export function Conversation({ journal, version, queued, call, children }) {
     if (follows.current && box.current) box.current.scrollTop = box.current.scrollHeight;
   }, [version, queued, children]);
   useEffect(() => {
-    // Pictures and live output grow by themselves.
+    // Images and live output change their height after they are drawn.
     const grown = new ResizeObserver(() => {
       if (follows.current && box.current) box.current.scrollTop = box.current.scrollHeight;
     });
     grown.observe(box.current.firstElementChild);
     return () => grown.disconnect();
   }, []);
-  // Show the call that the address names, once it is there.
+  // Show the call in the address, once it is loaded.
   const found = useRef(null);
   useLayoutEffect(() => {
     if (!call || found.current === call) return;
@@ -290,7 +290,7 @@ export function Conversation({ journal, version, queued, call, children }) {
   }, [call, version, shown]);
   const onScroll = () => {
     const { scrollTop, scrollHeight, clientHeight } = box.current;
-    // What grows moves nothing: only who goes up does not want to follow any more.
+    // New content does not scroll up: only a user who scrolls up stops following.
     if (scrollHeight - scrollTop - clientHeight < 60) follows.current = true;
     else if (scrollTop < top.current) follows.current = false;
     top.current = scrollTop;
@@ -314,8 +314,8 @@ export function Conversation({ journal, version, queued, call, children }) {
       ${children}
       ${queued.map(
         (one) => html`<article key=${one.key} class="user queued" aria-label="Queued">
-          <div class="said">${one.text ?? "A message from another client"}</div>
-          ${one.pictures > 0 && html`<span class="chip">${count(one.pictures, "picture")}</span>`}
+          <div class="message-text">${one.text ?? "A message from another client"}</div>
+          ${one.pictures > 0 && html`<span class="chip">${count(one.pictures, "image")}</span>`}
           <p class="hint">${one.note}</p>
         </article>`,
       )}

@@ -1,17 +1,17 @@
-// The reference of the HTTP API, made from /openapi.json. Text becomes nodes, never HTML.
+// The reference of the HTTP API, built from /openapi.json. Text is added as nodes, never as HTML.
 
 function node(name, attributes, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes ?? {})) made.setAttribute(key, value);
-  made.append(...children.filter((child) => child !== null && child !== undefined));
-  return made;
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes ?? {})) element.setAttribute(key, value);
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
 }
 
-const named = (reference) => reference.split("/").at(-1);
+const nameOf = (reference) => reference.split("/").at(-1);
 
 function typeOf(schema) {
   if (!schema) return "";
-  if (schema.$ref) return named(schema.$ref);
+  if (schema.$ref) return nameOf(schema.$ref);
   if (schema.enum) return schema.enum.map((value) => JSON.stringify(value)).join(" | ");
   if (schema.const !== undefined) return JSON.stringify(schema.const);
   const options = schema.anyOf ?? schema.oneOf;
@@ -65,8 +65,8 @@ function page(document_) {
     schema.properties ? fields(schema) : node("p", {}, typeOf(schema))));
   return [
     node("h1", {}, `${document_.info.title} HTTP API`),
-    node("p", {}, document_.info.description, " The whole document is ", node("a", { href: "/openapi.json" }, "/openapi.json"),
-      ". Requests carry ", node("code", {}, "Authorization: Bearer <token>"), "."),
+    node("p", {}, document_.info.description, " The OpenAPI document is ", node("a", { href: "/openapi.json" }, "/openapi.json"),
+      ". Send the token as ", node("code", {}, "Authorization: Bearer <token>"), "."),
     ...[...groups].flatMap(([tag, operations]) => [node("h2", {}, tag), ...operations]),
     node("h2", {}, "Models"), ...models,
   ];
@@ -74,9 +74,9 @@ function page(document_) {
 
 const place = document.getElementById("docs");
 try {
-  const answer = await fetch("/openapi.json");
-  if (!answer.ok) throw new Error(`The server answered ${answer.status}.`);
-  place.replaceChildren(...page(await answer.json()));
+  const response = await fetch("/openapi.json");
+  if (!response.ok) throw new Error(`The server responded with status ${response.status}.`);
+  place.replaceChildren(...page(await response.json()));
 } catch (error) {
-  place.replaceChildren(node("p", { role: "alert" }, `/openapi.json cannot be shown: ${error.message}`));
+  place.replaceChildren(node("p", { role: "alert" }, `Could not load /openapi.json: ${error.message}`));
 }

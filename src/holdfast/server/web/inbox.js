@@ -1,4 +1,4 @@
-// Everything that waits for a person, in all sessions, oldest first.
+// All sessions that wait for a person, longest wait first.
 import { html, useCallback, useEffect, useState } from "./preact.js";
 import * as api from "./api.js";
 import { Approval } from "./approvals.js";
@@ -39,13 +39,13 @@ export function Inbox() {
     <div class="page">
       <a class="back" href="#/" aria-label="All sessions">←</a>
       <h2>Inbox</h2>
-      <p class="hint">Sessions that wait for you, longest first.</p>
-      ${trouble && html`<p class="banner reconnecting" role="status">${trouble} Trying again.</p>`}
-      ${found !== null && !found.length && html`<p class="empty">Nothing waits for you.</p>`}
+      <p class="hint">Sessions that are waiting for you, longest first.</p>
+      ${trouble && html`<p class="banner reconnecting" role="status">${trouble} Retrying…</p>`}
+      ${found !== null && !found.length && html`<p class="empty">Nothing is waiting for you.</p>`}
       ${(found ?? []).map(
         (session) => html`<article key=${session.id} class="waiting-session" aria-label=${titleOf(session)}>
           <p><a href=${`#/s/${encodeURIComponent(session.id)}`}>${titleOf(session)}</a> <span class="hint">${session.agent} · ${ago(session.active_at)}</span></p>
-          ${session.asked.map((asked) => html`<${Approval} key=${`${asked.call_id}/${asked.digest}`} sessionId=${session.id} asked=${asked} onSent=${read} />`)}
+          ${session.asked.map((call) => html`<${Approval} key=${`${call.call_id}/${call.digest}`} sessionId=${session.id} call=${call} onSent=${read} />`)}
           ${session.problem && html`<p class="error">${session.problem}</p>`}
           ${session.effects.map(
             (effect) => html`<section key=${`${effect.run_id}/${effect.call_id}`} class="approval" aria-label=${`Outcome of ${effect.tool}`}>
@@ -53,10 +53,10 @@ export function Inbox() {
               <${Settle} effect=${effect} onSettled=${read} />
             </section>`,
           )}
-          ${session.status === "waiting" && !session.asked.length && html`<p class="hint">It waits for ${session.waiting_for ?? "an answer"}. Open the session to continue.</p>`}
+          ${session.status === "waiting" && !session.asked.length && html`<p class="hint">Waiting for ${session.waiting_for ?? "an answer"}. Open the session to continue.</p>`}
         </article>`,
       )}
-      ${more && html`<p class="hint">More sessions wait. They appear here when these are answered.</p>`}
+      ${more && html`<p class="hint">More sessions are waiting. They appear here when these are done.</p>`}
     </div>
   </section>`;
 }

@@ -1,5 +1,5 @@
-// What the events of a session add up to: the conversation, its tool calls, its runs and what is queued.
-// It takes events in order and forgets nothing; kinds it does not know change nothing.
+// The state of a session, built from its events: the conversation, tool calls, runs and queue.
+// Events are added in order. Unknown kinds are ignored.
 
 import { plainly } from "./words.js";
 
@@ -7,7 +7,7 @@ const ENDED = new Set(["run_completed", "run_failed", "run_interrupted", "approv
 
 const HANDOVERS = {
   background: "Moved to the background: another worker continues.",
-  unwatched: "Moved to the background: nobody was watching.",
+  unwatched: "Moved to the background: no one was watching.",
 };
 
 export class Journal {
@@ -17,18 +17,18 @@ export class Journal {
     this.version = 0;
     this.items = [];
     this.drafts = new Map(); // run and part -> draft
-    this.drawDrafts = () => {}; // set by whoever shows them
-    this.runs = new Map(); // id -> run with its spans, in the order in which they began
-    this.marks = []; // what happened to the session, for the timeline
-    this.queue = new Map(); // submission id -> what waits for its turn
+    this.drawDrafts = () => {}; // set by the component that shows them
+    this.runs = new Map(); // id -> run with its spans, in the order of their start
+    this.marks = []; // for the timeline
+    this.queue = new Map(); // submission id -> queued message
     this.usage = { requests: 0, input: 0, output: 0, cost: null };
     this.forks = [];
     this.failures = new Map(); // submission id -> why it failed
     this._calls = new Map(); // call id -> the last call that had it
-    this._path = []; // the items of each message of the history that counts
-    this._known = new Map(); // what a message or part is known by -> its item: a history that was replaced is told again
-    this._asked = new Map(); // submission id -> its kind
-    this._prompts = new Map(); // run -> a prompt that no request was made of yet
+    this._path = []; // the items of each message of the current history
+    this._items = new Map(); // key of a message or part -> its item, since a replaced history repeats messages
+    this._kinds = new Map(); // submission id -> its kind
+    this._prompts = new Map(); // run -> its prompt, until its first request
   }
 
   take(entries) {
@@ -41,7 +41,7 @@ export class Journal {
     const payload = event.payload ?? {};
     switch (event.kind) {
       case "submission_queued":
-        this._asked.set(payload.submission_id, payload.kind);
+        this._kinds.set(payload.submission_id, payload.kind);
         if (payload.kind === "message") this.queue.set(payload.submission_id, { id: payload.submission_id });
         break;
       case "submission_started":
@@ -76,8 +76,8 @@ export class Journal {
         break;
       case "approval_requested":
         this._ran(event, "waiting");
-        for (const asked of payload.calls ?? []) this._asks(asked.call_id);
-        this.marks.push({ at: event.at, kind: "asks", text: "Waits for you.", run: event.run_id });
+        for (const call of payload.calls ?? []) this._waits(call.call_id);
+        this.marks.push({ at: event.at, kind: "waiting", text: "Waiting for you.", run: event.run_id });
         break;
       case "approval_answered":
         this._answered(event, payload);
@@ -95,10 +95,10 @@ export class Journal {
         break;
       case "recovered":
         this._cutOff(payload.run_id, event);
-        this._mark(event, "good", "Recovered: its worker stopped, and another continued from the record.");
+        this._mark(event, "good", "Recovered: the worker stopped, and another continued from the recorded state.");
         break;
       case "takeover":
-        this._mark(event, "note", "Taken over: the worker that ran it stopped.");
+        this._mark(event, "note", "Taken over: the previous worker stopped.");
         break;
       case "handover":
         this._ran(event, "handed over");
@@ -142,7 +142,7 @@ export class Journal {
   }
 
   _runStarted(event, payload) {
-    for (const run of this.runs.values()) if (run.status === "waiting") run.status = "done"; // this one continues it
+    for (const run of this.runs.values()) if (run.status === "waiting") run.status = "done"; // this run continues it
     const run = { id: event.run_id, agent: payload.agent ?? "", parent: payload.parent ?? null };
     this.runs.set(event.run_id, { ...run, at: event.at, ended: null, status: "running", spans: [] });
     if (event.message) {
@@ -193,16 +193,16 @@ export class Journal {
     if (!message || !Array.isArray(message.parts)) return;
     const early = this._prompts.get(event.run_id);
     if (early && message.kind === "request") {
-      // The prompt was shown when the run began; here it is in the history.
+      // The prompt was shown when the run started; now it is in the history.
       this.items = this.items.filter((item) => !early.includes(item));
-      for (const [key, item] of this._known) if (early.includes(item)) this._known.delete(key);
+      for (const [key, item] of this._items) if (early.includes(item)) this._items.delete(key);
       this._prompts.delete(event.run_id);
     }
     const last = this.items.length;
     const items = message.kind === "response" ? [this._response(event, message)] : this._request(event, message);
-    const told = items.filter((item) => this.items.indexOf(item, last) < 0);
-    const place = told.length ? this._path.findIndex((before) => before.some((item) => told.includes(item))) : -1;
-    if (place >= 0) this._path.length = place; // from here on the history is another one
+    const repeated = items.filter((item) => this.items.indexOf(item, last) < 0);
+    const place = repeated.length ? this._path.findIndex((before) => before.some((item) => repeated.includes(item))) : -1;
+    if (place >= 0) this._path.length = place; // the history differs from here on
     this._path.push(items);
   }
 
@@ -219,7 +219,7 @@ export class Journal {
       return { kind: "call", call };
     });
     const item = this._add(event, "answer", { parts });
-    if (key) this._known.set(key, item);
+    if (key) this._items.set(key, item);
     for (const part of parts) if (part.call) part.call.item = item;
     const spans = this.runs.get(event.run_id)?.spans ?? [];
     const span = spans.findLast((one) => one.kind === "model");
@@ -228,22 +228,22 @@ export class Journal {
   }
 
   _request(event, message) {
-    const made = [];
+    const items = [];
     for (const part of message.parts) {
       if (part.part_kind === "user-prompt") {
         const key = part.timestamp ? `prompt/${part.timestamp}` : null;
         const item = this._again(key) ?? this._add(event, "user", { content: part.content });
-        if (key) this._known.set(key, item);
-        made.push(item);
+        if (key) this._items.set(key, item);
+        items.push(item);
       } else if (part.part_kind === "tool-return" || (part.part_kind === "retry-prompt" && part.tool_name)) {
         this._returned(event, part);
       }
     }
-    return made;
+    return items;
   }
 
   _again(key) {
-    const item = key === null ? undefined : this._known.get(key);
+    const item = key === null ? undefined : this._items.get(key);
     if (item?.undone) {
       item.undone = false;
       item.version++;
@@ -269,7 +269,7 @@ export class Journal {
     if (!call) return;
     if (!ended) Object.assign(call, { state: "running", started: event.at, startedIn: event.run_id, ended: null });
     else if (call.startedIn && call.startedIn !== event.run_id && !payload.answered && !payload.by_hand) {
-      // Another run answers for it without having begun it: from the record, or with that nobody knows.
+      // A run that did not start the call reports its end: from the record, or as unknown.
       call.state = call.ended !== null ? "replayed" : "unknown";
     } else {
       Object.assign(call, { state: failed ? "failed" : "done", ended: event.at, endedIn: event.run_id });
@@ -279,7 +279,7 @@ export class Journal {
     call.item.version++;
   }
 
-  _asks(id) {
+  _waits(id) {
     const call = this.callOf(id);
     if (!call) return;
     call.state = "waiting";
@@ -299,12 +299,12 @@ export class Journal {
     this.failures.set(payload.submission_id, reason);
     const last = this.items.at(-1);
     if (reason === "interrupted" || (last?.kind === "run_failed" && last.run === event.run_id)) return;
-    const kind = this._asked.get(payload.submission_id) ?? "submission";
+    const kind = this._kinds.get(payload.submission_id) ?? "submission";
     if (kind === "approval") {
-      this._mark(event, "note", `An answer was not accepted: ${plainly(reason)}`); // its card returns to its form
+      this._mark(event, "note", `An answer was rejected: ${plainly(reason)}`); // its card shows the form again
       return;
     }
-    // Without a run, the message is nowhere else in the conversation.
+    // Without a run, the message is not in the conversation.
     const submission = kind === "message" && event.run_id === null ? payload.submission_id : null;
     this._mark(event, "bad", `The ${kind === "compact" ? "compaction" : kind.replaceAll("_", " ")} failed: ${plainly(reason)}`, { submission, session: this.session });
   }
@@ -312,8 +312,8 @@ export class Journal {
   _returned(event, part) {
     const call = this.callOf(part.tool_call_id);
     const key = `result/${part.tool_call_id}/${part.timestamp}`;
-    if (!call || this._known.has(key)) return;
-    if (part.timestamp) this._known.set(key, call.item);
+    if (!call || this._items.has(key)) return;
+    if (part.timestamp) this._items.set(key, call.item);
     call.result = part.content;
     if (part.outcome === "denied") call.state = "denied";
     else if (part.part_kind === "retry-prompt") call.state = "failed";
@@ -324,7 +324,7 @@ export class Journal {
   }
 
   _rewound(event, payload) {
-    this._mark(event, "note", payload.by === "undo" ? "Undone." : "Went back to an earlier point.");
+    this._mark(event, "note", payload.by === "undo" ? "Undone." : "Rewound to an earlier point.");
     if (typeof payload.length !== "number") return;
     for (const items of this._path.splice(payload.length)) {
       for (const item of items) {

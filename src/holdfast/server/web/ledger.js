@@ -40,11 +40,11 @@ export function Ledger({ id, journal }) {
   entries.sort((one, other) => (RANK[one.state] ?? 2) - (RANK[other.state] ?? 2));
   return html`<div class="pane"><div class="page">
     ${problem && html`<p class="banner bad" role="alert">${problem}</p>`}
-    ${found !== null && !found.length && html`<p class="empty">No tool was called yet.</p>`}
+    ${found !== null && !found.length && html`<p class="empty">No tool has been called yet.</p>`}
     <ul class="effects">
       ${entries.map(({ effect, state }) => html`<${Entry} key=${`${effect.run_id}/${effect.call_id}`} id=${id} effect=${effect} state=${state} call=${journal.callOf(effect.call_id)} onSettled=${read} />`)}
     </ul>
-    ${journal.runs.size > RUNS && html`<p class="hint">Only the last ${RUNS} runs are listed.</p>`}
+    ${journal.runs.size > RUNS && html`<p class="hint">Only the last ${RUNS} runs are shown.</p>`}
   </div></div>`;
 }
 
@@ -63,9 +63,9 @@ function Entry({ id, effect, state, call, onSettled }) {
       </summary>
       <div class="tool-body">
         <p class="hint">${meaning} Call <span class="mono">${effect.call_id}</span></p>
-        ${call ? html`<${Long} text=${argumentsText(call.arguments)} label="arguments" />` : html`<p class="hint">Its arguments are not in the conversation any more.</p>`}
+        ${call ? html`<${Long} text=${argumentsText(call.arguments)} label="arguments" />` : html`<p class="hint">Its arguments are no longer in the conversation.</p>`}
         ${state !== "waiting" && result !== undefined && result !== null && html`<${Result} value=${result} />`}
-        ${call && html`<p><a href=${`#/s/${encodeURIComponent(id)}/call/${encodeURIComponent(call.id)}`}>Show it in the conversation</a></p>`}
+        ${call && html`<p><a href=${`#/s/${encodeURIComponent(id)}/call/${encodeURIComponent(call.id)}`}>Show in the conversation</a></p>`}
       </div>
     </details>
     ${effect.error && html`<p class="error">${effect.error}</p>`}
@@ -87,9 +87,9 @@ export function Settle({ effect, onSettled }) {
     }
   };
   return html`<form class="settle" onSubmit=${send}>
-    <p>Its worker stopped before the call ended. If you know its outcome, record it here.</p>
+    <p>The worker stopped before the call ended. If you know the outcome, record it here.</p>
     <div class="row">
-      <label class="check"><input type="radio" name=${`settle-${effect.call_id}`} checked=${happened === "yes"} onChange=${() => setHappened("yes")} /> It was done, with this result</label>
+      <label class="check"><input type="radio" name=${`settle-${effect.call_id}`} checked=${happened === "yes"} onChange=${() => setHappened("yes")} /> It succeeded, with this result</label>
       <label class="check"><input type="radio" name=${`settle-${effect.call_id}`} checked=${happened === "no"} onChange=${() => setHappened("no")} /> It failed, for this reason</label>
     </div>
     <div class="row">

@@ -1,7 +1,7 @@
-// Markdown as nodes. Text never becomes HTML: whatever is not understood is shown as it is.
+// Markdown as nodes. Text never becomes HTML: unsupported syntax is shown unchanged.
 import { h, html, useMemo, useState } from "./preact.js";
 
-const LONG = 100_000; // beyond this it is shown as plain text
+const LONG = 100_000; // longer text is shown without formatting
 const INLINE =
   /(?<!`)(`{1,3})([^`]+?)\1(?!`)|\*\*([^*\n]+?)\*\*|__([^_\n]+?)__|~~([^~\n]+?)~~|(?<![\w*])\*([^*\s][^*\n]*?)\*(?!\w)|(?<!\w)_([^_\s][^_\n]*?)_(?!\w)|\[([^\]\n]{1,500})\]\(([^()\s]{1,2000})\)|(https?:\/\/[^\s<>()"']+)/;
 
@@ -32,7 +32,7 @@ export function inline(text, depth = 0) {
 
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 
-// No regular expression: those for this take quadratic time for some texts.
+// Without a regular expression, which would take quadratic time for some texts.
 function withoutHashes(title) {
   let end = title.length;
   while (end > 0 && title[end - 1] === "#") end--;

@@ -1,9 +1,9 @@
-// How long a session is kept, and what a person can do about it: hold, export, clean, restore.
+// The retention of a session: its policy, hold, export, clean and restore.
 import { html, useEffect, useRef, useState } from "./preact.js";
 import * as api from "./api.js";
 import { count, moment } from "./words.js";
 
-// The policy that applies, and the archive that is on the server. A server without retention answers 404.
+// The policy that applies, and the archive on the server. A server without retention responds with 404.
 function useOutlook(id, version) {
   const [found, setFound] = useState(null);
   useEffect(() => {
@@ -28,7 +28,7 @@ function Policy({ outlook }) {
   return html`<section aria-label="Policy">
     <h3>Policy</h3>
     ${outlook.policy === null
-      ? html`<p>No policy applies. This session is kept until somebody cleans it.</p>`
+      ? html`<p>No policy applies. This session is kept until someone cleans it.</p>`
       : html`<p><strong>${outlook.policy}</strong>. ${action} ${terms.join(" or ")}${outlook.due_at ? html`, due <time datetime=${outlook.due_at}>${moment(outlook.due_at)}</time>` : ""}.</p>`}
     ${outlook.keep_last_runs !== null && outlook.keep_last_runs !== undefined && html`<p class="hint">The last ${count(outlook.keep_last_runs, "run")} are kept.</p>`}
     ${outlook.problem && html`<p class="hint">It is kept for now: ${outlook.problem}</p>`}
@@ -36,7 +36,7 @@ function Policy({ outlook }) {
 }
 
 function Hold({ id, detail, onChanged, onProblem }) {
-  const [wanted, setWanted] = useState(detail.hold); // what was just clicked, until the server confirms it
+  const [wanted, setWanted] = useState(detail.hold); // the new value, until the server confirms it
   useEffect(() => setWanted(detail.hold), [detail.hold]);
   const change = async () => {
     setWanted(!wanted);
@@ -49,13 +49,13 @@ function Hold({ id, detail, onChanged, onProblem }) {
     }
   };
   return html`<p>
-    <label class="check"><input type="checkbox" checked=${wanted} onChange=${change} /> Hold: no person and no policy can clean this session</label>
+    <label class="check"><input type="checkbox" checked=${wanted} onChange=${change} /> Hold: prevent cleaning and erasure, by policy or by hand</label>
   </p>`;
 }
 
 function Counts({ deleted }) {
   const rows = Object.entries(deleted).filter(([, number]) => number > 0);
-  if (!rows.length) return html`<p class="hint">There is nothing to delete.</p>`;
+  if (!rows.length) return html`<p class="hint">Nothing to delete.</p>`;
   return html`<p class="counts">${rows.map(([name, number]) => html`<span class="chip">${number.toLocaleString()} ${name.replaceAll("_", " ")}</span> `)}</p>`;
 }
 
@@ -64,20 +64,20 @@ function archiveWords(outlook) {
   return "There is no archive of this session on the server. Only a file that you exported can restore it.";
 }
 
-// Asks before everything is deleted without an archive.
-function ForGood({ outlook, onDelete, onArchive, onClose }) {
+// Asks for confirmation before a clean without an archive.
+function ConfirmDelete({ outlook, onDelete, onArchive, onClose }) {
   const box = useRef(null);
   useEffect(() => box.current?.showModal(), []);
-  const then = (what) => () => {
+  const then = (action) => () => {
     box.current.close();
-    what();
+    action();
   };
-  return html`<dialog ref=${box} onClose=${onClose} aria-label="Delete for good">
-    <h2>Delete for good?</h2>
+  return html`<dialog ref=${box} onClose=${onClose} aria-label="Delete permanently">
+    <h2>Delete permanently?</h2>
     <p>You are about to delete everything in this session without an archive.</p>
     <p>${archiveWords(outlook)}</p>
     <div class="row">
-      <button type="button" class="danger" onClick=${then(onDelete)}>Delete for good</button>
+      <button type="button" class="danger" onClick=${then(onDelete)}>Delete permanently</button>
       <button type="button" onClick=${then(onArchive)}>Archive and clean</button>
       <button type="button" autofocus onClick=${() => box.current.close()}>Cancel</button>
     </div>
@@ -88,19 +88,19 @@ function Clean({ id, admin, outlook, onDone }) {
   const [days, setDays] = useState("7");
   const [force, setForce] = useState(false);
   const [keep, setKeep] = useState(true);
-  const [answer, setAnswer] = useState(null);
+  const [result, setResult] = useState(null);
   const [working, setWorking] = useState(false);
-  const [asking, setAsking] = useState(false);
-  const ask = async (dry, archive = keep) => {
+  const [confirming, setConfirming] = useState(false);
+  const clean = async (dry, archive = keep) => {
     setWorking(true);
-    setAnswer(null);
+    setResult(null);
     try {
       const terms = { idle_days: Number(days) || 0, force, dry_run: dry, archive: archive && !dry ? "media" : null };
       const done = await api.clean(id, terms);
-      setAnswer({ dry, deleted: done.deleted });
+      setResult({ dry, deleted: done.deleted });
       if (!dry) onDone();
     } catch (error) {
-      setAnswer({ refused: error.message });
+      setResult({ refused: error.message });
     }
     setWorking(false);
   };
@@ -112,32 +112,32 @@ function Clean({ id, admin, outlook, onDone }) {
     </div>
     <p><label class="check"><input type="checkbox" checked=${keep} onChange=${() => setKeep(!keep)} /> Keep an archive on the server</label></p>
     ${!keep && html`<p class="hint">${archiveWords(outlook)}</p>`}
-    ${admin && html`<p><label class="check"><input type="checkbox" checked=${force} onChange=${() => setForce(!force)} /> Force: also if messages are pending. Never if it is running or on hold</label></p>`}
+    ${admin && html`<p><label class="check"><input type="checkbox" checked=${force} onChange=${() => setForce(!force)} /> Force: ignore pending messages and idle time, but not a running turn or a hold</label></p>`}
     <div class="row">
-      <button type="button" disabled=${working} onClick=${() => ask(true)}>Preview</button>
-      <button type="button" class="danger" disabled=${working} onClick=${() => (keep ? ask(false) : setAsking(true))}>Clean now</button>
+      <button type="button" disabled=${working} onClick=${() => clean(true)}>Preview</button>
+      <button type="button" class="danger" disabled=${working} onClick=${() => (keep ? clean(false) : setConfirming(true))}>Clean now</button>
     </div>
-    ${answer?.refused && html`<p class="banner bad" role="alert">${answer.refused}</p>`}
-    ${answer?.deleted && html`<div role="status"><p>${answer.dry ? "This would be deleted:" : "Deleted:"}</p><${Counts} deleted=${answer.deleted} /></div>`}
-    ${asking && html`<${ForGood} outlook=${outlook} onDelete=${() => ask(false, false)} onArchive=${() => ask(false, true)} onClose=${() => setAsking(false)} />`}
+    ${result?.refused && html`<p class="banner bad" role="alert">${result.refused}</p>`}
+    ${result?.deleted && html`<div role="status"><p>${result.dry ? "This would be deleted:" : "Deleted:"}</p><${Counts} deleted=${result.deleted} /></div>`}
+    ${confirming && html`<${ConfirmDelete} outlook=${outlook} onDelete=${() => clean(false, false)} onArchive=${() => clean(false, true)} onClose=${() => setConfirming(false)} />`}
   </section>`;
 }
 
-// Brings a cleaned session back, from the archive on the server or from a file.
+// Restores a cleaned session from the archive on the server or from a file.
 export function Restore({ id, onDone }) {
   const outlook = useOutlook(id, 0);
   const [over, setOver] = useState(false);
-  const [said, setSaid] = useState(null);
+  const [status, setStatus] = useState(null);
   const [problem, setProblem] = useState(null);
   const field = useRef(null);
   const send = async (file) => {
     setProblem(null);
-    setSaid(file ? `Restoring from ${file.name}…` : "Restoring from the archive on the server…");
+    setStatus(file ? `Restoring from ${file.name}…` : "Restoring from the archive on the server…");
     try {
       await api.rehydrate(id, file);
       onDone();
     } catch (error) {
-      setSaid(null);
+      setStatus(null);
       setProblem(error.message);
     }
   };
@@ -149,13 +149,13 @@ export function Restore({ id, onDone }) {
   };
   return html`<div>
     ${outlook?.archive
-      ? html`<p>Its archive is on the server. <button type="button" class="primary" disabled=${said !== null} onClick=${() => send(null)}>Restore</button></p>`
+      ? html`<p>The archive is on the server. <button type="button" class="primary" disabled=${status !== null} onClick=${() => send(null)}>Restore</button></p>`
       : outlook && html`<p>There is no archive on the server. If you exported one, choose the file.</p>`}
     <div class=${`drop${over ? " over" : ""}`} onDragOver=${(event) => { event.preventDefault(); setOver(true); }} onDragLeave=${() => setOver(false)} onDrop=${drop}>
       <p>Drop an archive here, or <button type="button" onClick=${() => field.current.click()}>choose a file</button></p>
       <input ref=${field} type="file" class="unseen" aria-label="Archive" tabindex="-1" onChange=${(event) => event.target.files[0] && send(event.target.files[0])} />
     </div>
-    ${said && html`<p role="status">${said}</p>`}
+    ${status && html`<p role="status">${status}</p>`}
     ${problem && html`<p class="banner bad" role="alert">${problem}</p>`}
   </div>`;
 }
@@ -169,7 +169,7 @@ const ACTIONS = {
   "settle effect": "settled a tool call",
 };
 
-// What happened, in words. What is not known here is shown as it is.
+// The details of an audit entry as text. Unknown details are shown unchanged.
 function detailWords({ action, detail }) {
   const { deleted, archive, force, idle_days: days, policy, tool, state, ...rest } = detail ?? {};
   const words = [];
@@ -233,7 +233,7 @@ export function Retention({ id, detail, admin, onChanged, onReset }) {
     html`<section aria-label="Keep">
       <h3>Keep</h3>
       <${Hold} id=${id} detail=${detail} onChanged=${changed} onProblem=${setProblem} />
-      <p><a class="button" href=${api.exportOf(id)} download=${`${id}.ndjson.gz`}>Export the archive</a> <span class="hint">the whole session in one file</span></p>
+      <p><a class="button" href=${api.exportOf(id)} download=${`${id}.ndjson.gz`}>Export the archive</a> <span class="hint">The whole session in one file</span></p>
     </section>
     <${Clean} id=${id} admin=${admin} outlook=${outlook} onDone=${done} />`}
     ${cleaned &&

@@ -13,13 +13,13 @@ import { STATUS, count, moment, titleFrom, titleOf } from "./words.js";
 
 const BUSY = new Set(["running", "queued", "waiting"]);
 const HINTS = {
-  stop: "Ends this turn. Everything that was done so far stays.",
+  stop: "Stops this turn. Everything done so far is kept.",
   background: "The turn continues on a worker when you close this page.",
-  undo: "Goes back to before your last message. What was said stays on record.",
-  compact: "Replaces the history by a shorter one, so that the model reads less.",
+  undo: "Goes back to before your last message. All events are kept.",
+  compact: "Replaces the history with a shorter one, so that the model reads less.",
 };
 
-// Follows a session's feed into a journal; draws at most once per frame.
+// Adds a session's feed to a journal. Draws at most once per frame.
 function useJournal(id, life) {
   const [, redraw] = useState(0);
   const kept = useRef(null);
@@ -30,8 +30,8 @@ function useJournal(id, life) {
   useEffect(() => {
     let frame = 0;
     let late = 0;
-    let since = 0; // when the first of what is not drawn yet came
-    let whole = false; // or only the drafts
+    let since = 0; // when the first undrawn entry came
+    let whole = false; // redraw everything, not only the drafts
     const now = () => {
       clearTimeout(late);
       cancelAnimationFrame(frame);
@@ -42,8 +42,7 @@ function useJournal(id, life) {
     };
     const draw = (many, everything = true) => {
       whole ||= everything;
-      // While much is caught up with, once it is over, or twice a second. A hidden tab gets no frames, and must not fall
-      // behind either.
+      // During a long catch-up, draw at its end or twice a second. A hidden tab gets no animation frames, so it uses a timer.
       if (many || document.hidden) {
         since ||= performance.now();
         clearTimeout(late);
@@ -73,7 +72,7 @@ function useDetail(id, seq) {
     const number = ++newest.current;
     api.readSession(id).then(
       (found) => number === newest.current && setDetail(found),
-      () => {}, // the feed tells what is wrong
+      () => {}, // the feed shows the problem
     );
   }, [id]);
   useEffect(() => {
@@ -88,7 +87,7 @@ function useDetail(id, seq) {
   return [detail?.id === id ? detail : null, read];
 }
 
-// What this browser sent and the feed has not shown yet.
+// Messages that this browser sent and the feed has not shown yet.
 function useSent(id, journal) {
   const [sent, setSent] = useState(() => remembered(id));
   useEffect(() => setSent(remembered(id)), [id]);
@@ -102,13 +101,13 @@ function useSent(id, journal) {
     const key = api.newKey();
     const update = (facts) => change((all) => all.map((one) => (one.key === key ? { ...one, ...facts } : one)));
     change((all) => [...all, { key, text, pictures: pictures.length, note: "sending…" }]);
-    const said = pictures.length ? { content: partsOf(text, pictures) } : { text };
-    const facts = { kind: "message", ...said, when_busy: when, idempotency_key: key };
+    const content = pictures.length ? { content: partsOf(text, pictures) } : { text };
+    const facts = { kind: "message", ...content, when_busy: when, idempotency_key: key };
     try {
-      const made = await api.sendSurely(id, facts, () => update({ note: "not sent yet: the server does not respond" }));
-      update({ submission: made.submission_id, position: made.position, note: when === "steer" ? "enters the turn soon" : "queued" });
+      const made = await api.sendWithRetry(id, facts, () => update({ note: "not sent yet: the server does not respond" }));
+      update({ submission: made.submission_id, position: made.position, note: when === "steer" ? "will be added to this turn" : "queued" });
     } catch (error) {
-      update({ note: `not accepted: ${error.message}` });
+      update({ note: `rejected: ${error.message}` });
     }
   };
   const texts = new Map(sent.map((one) => [one.submission, one]));
@@ -129,8 +128,8 @@ function Link({ link, reason }) {
   if (link === "live") return null;
   const words = {
     connecting: "Connecting…",
-    reconnecting: "Reconnecting… What you see may be out of date. Nothing is lost.",
-    gone: reason ?? "This session is gone.",
+    reconnecting: "Reconnecting… This page may be out of date. Nothing is lost.",
+    gone: reason ?? "This session no longer exists.",
   };
   return html`<p class=${`banner ${link}`} role="status">${words[link] ?? link}</p>`;
 }
@@ -163,8 +162,8 @@ function Title({ detail, onChanged, onProblem }) {
 function Usage({ usage }) {
   if (!usage.requests) return null;
   const cost = usage.cost === null ? "" : ` · $${usage.cost.toFixed(4)}`;
-  const tokens = `${usage.input.toLocaleString()} in · ${usage.output.toLocaleString()} out`;
-  return html`<span class="usage" title="tokens of all model requests of this session">
+  const tokens = `${usage.input.toLocaleString()} tokens in · ${usage.output.toLocaleString()} out`;
+  return html`<span class="usage" title="Tokens of all model requests of this session">
     ${count(usage.requests, "request")} · ${tokens}${cost}
   </span>`;
 }
@@ -176,20 +175,20 @@ function Facts({ detail, usage }) {
     <span>${detail.agent}</span>
     ${detail.holder && html`<span>on ${detail.holder}</span>`}
     ${parent && html`<a href=${`#/s/${encodeURIComponent(parent)}`}>delegated by another session</a>`}
-    ${metadata?.attached && html`<span class="badge" title="Its turns need somebody who watches.">attached</span>`}
+    ${metadata?.attached && html`<span class="badge" title="Its turns run only while someone is watching.">attached</span>`}
     ${detail.hold && html`<span class="badge">on hold</span>`}
     <${Usage} usage=${usage} />
   </p>`;
 }
 
-// A session without a title is shown by its first message.
+// A session without a title is shown with its first message.
 function withTitle(detail, journal) {
   const first = journal.items.find((item) => item.type === "user")?.content;
   return detail && !detail.title && typeof first === "string" ? { ...detail, title: titleFrom(first) } : detail;
 }
 
 export function Session({ id, view, call, me, onDetail }) {
-  const [life, setLife] = useState(0); // what was cleaned or brought back is read anew
+  const [life, setLife] = useState(0); // changes when the session was cleaned or restored, to reload it
   const { journal, link, reason } = useJournal(id, life);
   const [read, reread] = useDetail(id, journal.seq);
   const detail = withTitle(read, journal);
@@ -217,10 +216,10 @@ export function Session({ id, view, call, me, onDetail }) {
     before.current = { id, cleaned: detail.cleaned_at };
   }, [read]);
 
-  const ask = (what, then = () => {}) => async () => {
+  const act = (action, then = () => {}) => async () => {
     setProblem(null);
     try {
-      await what(id);
+      await action(id);
       then();
       reread();
     } catch (error) {
@@ -254,7 +253,7 @@ export function Session({ id, view, call, me, onDetail }) {
     ${view === "" &&
     html`<${Conversation} key=${id} journal=${journal} version=${journal.version} queued=${queued} call=${call}>
         ${(journal.seq ? (detail?.asked ?? []) : []).map(
-          (asked) => html`<${Approval} key=${`${asked.call_id}/${asked.digest}`} sessionId=${id} asked=${asked} failed=${journal.failures} onSent=${reread} />`,
+          (call) => html`<${Approval} key=${`${call.call_id}/${call.digest}`} sessionId=${id} call=${call} failed=${journal.failures} onSent=${reread} />`,
         )}
         ${status === "cleaned" &&
         html`<section class="restore" aria-label="Cleaned">
@@ -266,13 +265,13 @@ export function Session({ id, view, call, me, onDetail }) {
       <//>
       <footer>
         <div class="actions" role="group" aria-label="Actions">
-          <button type="button" disabled=${!busy} title=${HINTS.stop} onClick=${ask(api.interrupt)}>■ Stop</button>
-          <button type="button" disabled=${status !== "running"} title=${HINTS.background} onClick=${ask(api.background, () => setBackground(true))}>Background</button>
-          <button type="button" disabled=${busy || closed || !journal.runs.size} title=${HINTS.undo} onClick=${ask(api.undo)}>Undo</button>
-          <button type="button" disabled=${busy || closed || !journal.runs.size} title=${HINTS.compact} onClick=${ask(api.compact)}>Compact</button>
-          ${me.demo && html`<button type="button" class="kill" disabled=${!busy} title="Sends SIGKILL to the worker. Only the demo has this button." onClick=${ask(api.killWorker)}>☠ Kill the worker</button>`}
+          <button type="button" disabled=${!busy} title=${HINTS.stop} onClick=${act(api.interrupt)}>■ Stop</button>
+          <button type="button" disabled=${status !== "running"} title=${HINTS.background} onClick=${act(api.background, () => setBackground(true))}>Background</button>
+          <button type="button" disabled=${busy || closed || !journal.runs.size} title=${HINTS.undo} onClick=${act(api.undo)}>Undo</button>
+          <button type="button" disabled=${busy || closed || !journal.runs.size} title=${HINTS.compact} onClick=${act(api.compact)}>Compact</button>
+          ${me.demo && html`<button type="button" class="kill" disabled=${!busy} title="Sends SIGKILL to the worker. Only in the demo." onClick=${act(api.killWorker)}>☠ Kill the worker</button>`}
         </div>
-        ${status === "running" && html`<p class="hint"><strong>Stop</strong> ends this turn and keeps what was done. <strong>Background</strong> continues it when you close this page.</p>`}
+        ${status === "running" && html`<p class="hint"><strong>Stop</strong> ends this turn and keeps its results. With <strong>Background</strong>, it continues after you close this page.</p>`}
         <${Composer} key=${id} busy=${status === "running" || status === "queued"} disabled=${closed} onSend=${send} />
       </footer>`}
   </section>`;

@@ -20,7 +20,7 @@ function Row({ session, chosen, below }) {
         ${REASON[session.waiting_for] && html`<span class="badge">${REASON[session.waiting_for]}</span>`}
         <span>${session.agent}</span>
         <time datetime=${session.active_at}>${ago(session.active_at)}</time>
-        ${session.holder && html`<span title="The worker that runs it">${session.holder}</span>`}
+        ${session.holder && html`<span title="The worker that runs this session">${session.holder}</span>`}
       </span>
     </a>
     ${children.length > 0 && html`<ul aria-label="Delegates">${children.map((child) => html`<${Row} key=${child.id} session=${child} chosen=${chosen} below=${below} />`)}</ul>`}
@@ -113,7 +113,7 @@ export function Sessions({ chosen, agents, current }) {
       <option value="">All sessions</option>
       ${Object.entries(STATUS).map(([value, label]) => html`<option value=${value}>${label}</option>`)}
     </select>
-    ${trouble && html`<p class="banner reconnecting" role="status">${trouble} Trying again.</p>`}
+    ${trouble && html`<p class="banner reconnecting" role="status">${trouble} Retrying…</p>`}
     <ul>
       ${top.map((session) => html`<${Row} key=${session.id} session=${session} chosen=${chosen} below=${below} />`)}
     </ul>
@@ -158,7 +158,7 @@ function NewSession({ agents, onClose }) {
     <form onSubmit=${make}>
       <h2>New session</h2>
       <label>First message
-        <textarea ref=${writing} rows="3" placeholder="Enter sends, Shift+Enter breaks the line" value=${message} onInput=${(event) => setMessage(event.target.value)} onKeyDown=${onKeyDown}></textarea>
+        <textarea ref=${writing} rows="3" placeholder="Enter creates, Shift+Enter adds a line" value=${message} onInput=${(event) => setMessage(event.target.value)} onKeyDown=${onKeyDown}></textarea>
       </label>
       <label>Agent
         ${agents.length
@@ -168,14 +168,14 @@ function NewSession({ agents, onClose }) {
           : html`<input type="text" required maxlength="200" value=${agent} onInput=${(event) => setAgent(event.target.value)} />`}
       </label>
       <label>Title
-        <input type="text" maxlength="1000" placeholder="By default, the first message" value=${title} onInput=${(event) => setTitle(event.target.value)} />
+        <input type="text" maxlength="1000" placeholder="Default: the first message" value=${title} onInput=${(event) => setTitle(event.target.value)} />
       </label>
-      <label>When nobody watches
+      <label>When no one is watching
         <select value=${unwatched} onChange=${(event) => setUnwatched(event.target.value)}>
           ${WATCHING.map(([value, label]) => html`<option value=${value}>${label}</option>`)}
         </select>
       </label>
-      ${unwatched && html`<p class="hint">3 minutes after the last reader left, the turn ${unwatched === "interrupt" ? "stops" : "moves to the background"}.</p>`}
+      ${unwatched && html`<p class="hint">3 minutes after the last viewer leaves, the turn ${unwatched === "interrupt" ? "stops" : "moves to the background"}.</p>`}
       ${problem && html`<p class="error" role="alert">${problem}</p>`}
       <div class="row">
         <button type="submit" class="primary" disabled=${sending}>Create</button>

@@ -1,13 +1,13 @@
-// The live feed of a session: every event once and in order, however often the connection breaks.
-import { eventsOf, tellRefused } from "./api.js";
+// The live feed of a session: every event once and in order, even if the connection breaks.
+import { eventsOf, signalUnauthenticated } from "./api.js";
 
-const SILENCE = 40_000; // the server says something every 15 s
+const SILENCE = 40_000; // the server sends something every 15 s
 const LONGEST = 8_000;
-const RESTORED = "The server was restored from a backup and lacks some of what is shown here. Reload the page.";
+const RESTORED = "The server was restored from a backup that lacks some of these events. Reload the page.";
 
-// Follows a session; returns what stops it. `told` gets `batch(entries)`, events and `{ draft }` in their order, and `state(name, reason)`, where the
-// name is connecting, live, reconnecting, gone or refused.
-export function follow(sessionId, after, told) {
+// Follows a session, and returns a function that stops it. `listener` has `batch(entries)`, for events and `{ draft }` in order, and
+// `state(name, reason)`; the name is connecting, live, reconnecting, gone or refused.
+export function follow(sessionId, after, listener) {
   let stopped = false;
   let seq = after;
   let wake = () => {};
@@ -17,14 +17,14 @@ export function follow(sessionId, after, told) {
     control = new AbortController();
     let watchdog = setTimeout(() => control.abort(), SILENCE);
     try {
-      const answer = await fetch(eventsOf(sessionId), {
+      const response = await fetch(eventsOf(sessionId), {
         headers: { accept: "text/event-stream", "last-event-id": String(seq) },
         signal: control.signal,
         cache: "no-store",
       });
-      if (!answer.ok) return await refusal(answer);
-      told.state("live");
-      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      if (!response.ok) return await rejection(response);
+      listener.state("live");
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";
       for (;;) {
         const { value, done } = await reader.read();
@@ -53,26 +53,26 @@ export function follow(sessionId, after, told) {
       else if (found.data.seq === seq + 1) {
         seq = found.data.seq;
         entries.push(found.data);
-      } else if (found.data.seq > seq) ended = "again"; // a hole: ask again from where we are
+      } else if (found.data.seq > seq) ended = "again"; // a gap: reconnect from the last event
     }
-    if (!stopped && entries.length) told.batch(entries);
+    if (!stopped && entries.length) listener.batch(entries);
     return ended;
   }
 
-  async function refusal(answer) {
-    if (answer.status === 401) {
-      tellRefused();
+  async function rejection(response) {
+    if (response.status === 401) {
+      signalUnauthenticated();
       return "refused";
     }
-    if (answer.status >= 500 || answer.status === 429) return "again";
-    const said = await answer.json().catch(() => ({}));
-    const reason = said.error?.code === "not_yet" ? RESTORED : said.error?.message;
-    told.state("gone", reason ?? "This session cannot be read.");
+    if (response.status >= 500 || response.status === 429) return "again";
+    const body = await response.json().catch(() => ({}));
+    const reason = body.error?.code === "not_yet" ? RESTORED : body.error?.message;
+    listener.state("gone", reason ?? "This session cannot be read.");
     return "gone";
   }
 
   async function run() {
-    told.state("connecting");
+    listener.state("connecting");
     let pause = 300;
     while (!stopped) {
       const before = seq;
@@ -81,15 +81,15 @@ export function follow(sessionId, after, told) {
       try {
         outcome = await connect();
       } catch {
-        // the connection broke: it is made again below
+        // the connection broke: reconnect below
       }
       if (stopped || outcome === "refused") return;
       if (outcome === "gone") {
-        told.state("gone");
+        listener.state("gone");
         return;
       }
       pause = seq > before || Date.now() - began > 5_000 ? 300 : Math.min(pause * 2, LONGEST);
-      told.state("reconnecting");
+      listener.state("reconnecting");
       await new Promise((resolve) => {
         wake = resolve;
         setTimeout(resolve, pause * (0.5 + Math.random() / 2));

@@ -1,13 +1,13 @@
-// The runs over time. Longer pauses are cut out, and drawn as breaks.
+// The runs over time. Long pauses are shortened and drawn as breaks.
 import { html, useEffect, useMemo, useState } from "./preact.js";
 import * as api from "./api.js";
 import { Message } from "./conversation.js";
 import { clock, count, lasting, outcome } from "./words.js";
 
-const HIGH = matchMedia("(pointer: coarse)").matches ? 44 : 12; // a finger needs more than a mouse
+const HIGH = matchMedia("(pointer: coarse)").matches ? 44 : 12; // larger targets for touch
 const ROW = 2 * HIGH + 28;
 const TOP = 44; // the axis and the signs
-const LANE = { model: 6, tool: HIGH + 8 }; // a request takes a moment, a tool may take long: neither hides the other
+const LANE = { model: 6, tool: HIGH + 8 }; // separate lanes, so that neither hides the other
 const LEFT = 12;
 const RIGHT = 40;
 const GAP = 3_000; // a longer pause is a break
@@ -16,21 +16,21 @@ const TICK = 72; // pixels between two ticks at least
 const SIGN = 16;
 const LETTER = 6.2;
 const RUNS = 60;
-const DELEGATING = 10; // runs that are asked for their delegates
+const DELEGATING = 10; // runs whose delegates are loaded
 const MARKS = {
   handover: ["⇄", "handed over"],
   takeover: ["↷", "taken over"],
   recovered: ["✚", "recovered"],
-  asks: ["?", "waits for you"],
+  waiting: ["?", "waiting for you"],
   run_failed: ["✕", "failed"],
   run_interrupted: ["■", "interrupted"],
-  rewound: ["↶", "went back"],
+  rewound: ["↶", "rewound"],
   forked: ["⇉", "forked"],
   compacted: ["≡", "compacted"],
 };
 const STEPS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600].map((seconds) => seconds * 1000);
 
-// Returns the stretches of time in which something happened.
+// Returns the time ranges with activity.
 export function stretches(spans, marks) {
   const points = [...spans.map((span) => [span.from, span.to]), ...marks.map((mark) => [mark.time, mark.time])];
   points.sort((one, other) => one[0] - other[0]);
@@ -43,7 +43,7 @@ export function stretches(spans, marks) {
   return parts;
 }
 
-// Returns what places a time on so many pixels, the ticks of the axis, and the breaks.
+// Returns a function from time to pixels, the ticks of the axis, and the breaks.
 export function scale(parts, width) {
   const worked = Math.max(1, parts.reduce((sum, part) => sum + part.to - part.from, 0));
   const each = Math.max(0.001, (width - LEFT - RIGHT - BREAK * Math.max(0, parts.length - 1)) / worked);
@@ -57,7 +57,7 @@ export function scale(parts, width) {
     ticks.push({ x: at, label: clock(part.from), first: true });
     for (let time = step; time * each < end - at; time += step) {
       const x = at + time * each;
-      // The first label is the time of day, which is longer; behind the last one, a break may have its own.
+      // The first label is the time of day, which is wider. A break after the last one has its own label.
       const fits = x > at + 1.3 * TICK && x < end - TICK / 2;
       ticks.push({ x, label: fits ? `+${lasting(time).replace(".0", "")}` : "" });
     }
@@ -97,7 +97,7 @@ function layout(journal, delegates) {
   return { rows, marks, width, hidden: all.length - runs.length, ...scale(parts, width) };
 }
 
-// The runs that tools of the latest runs have started, in sessions of their own.
+// The delegate runs of the latest runs, which are in sessions of their own.
 function useDelegates(journal) {
   const [found, setFound] = useState([]);
   useEffect(() => {
@@ -135,10 +135,10 @@ export function Timeline({ id, journal, version }) {
           ${ticks.map((tick) => html`<line key=${tick.x} class=${tick.first ? "first" : ""} x1=${tick.x} x2=${tick.x} y1=${tick.label ? 18 : 22} y2=${height} /><text x=${tick.x + 3} y="14">${tick.label}</text>`)}
         </g>
         ${breaks.map(
-          (gap) => html`<g key=${gap.x} class="break" role="img" aria-label=${`Nothing happened for ${gap.label}`}>
+          (gap) => html`<g key=${gap.x} class="break" role="img" aria-label=${`No activity for ${gap.label}`}>
             <rect x=${gap.x + 14} y="20" width=${BREAK - 28} height=${height - 20} />
             <text x=${gap.x + BREAK / 2} y="14" text-anchor="middle">${gap.label}</text>
-            <title>Nothing happened for ${gap.label}.</title>
+            <title>No activity for ${gap.label}.</title>
           </g>`,
         )}
         ${signs(marks, x).map(
@@ -150,9 +150,9 @@ export function Timeline({ id, journal, version }) {
         )}
         ${rows.map(({ run, spans, from, to }, n) => {
           const y = TOP + 12 + n * ROW;
-          const words = `${run.parent ? "↳ " : ""}${run.agent || "run"} · ${outcome(run.status).label} · ${clock(run.at)}`;
+          const label = `${run.parent ? "↳ " : ""}${run.agent || "run"} · ${outcome(run.status).label} · ${clock(run.at)}`;
           return html`<g key=${run.id}>
-            <text class="run-label" x=${Math.max(LEFT, Math.min(x(from), width - words.length * LETTER - 8))} y=${y}>${words}</text>
+            <text class="run-label" x=${Math.max(LEFT, Math.min(x(from), width - label.length * LETTER - 8))} y=${y}>${label}</text>
             <rect class=${`run ${outcome(run.status).className}${run.session ? " other" : ""}`} x=${x(from)} y=${y + 4} width=${Math.max(3, x(to) - x(from))} height=${2 * HIGH + 6} rx="4" />
             ${run.session &&
             html`<a href=${`#/s/${encodeURIComponent(run.session)}`} aria-label=${`Open the session of ${run.agent}`}>
@@ -178,10 +178,10 @@ export function Timeline({ id, journal, version }) {
     </div>
     <p class="legend">
       <span class="key model">model request</span> <span class="key tool">tool call</span> <span class="key delegate">delegate</span>
-      <span class="key failed">failed, interrupted or cut off</span> <span class="key pause">pause, cut out</span>
+      <span class="key failed">failed, interrupted or cut off</span> <span class="key pause">pause (shortened)</span>
       ${Object.values(MARKS).map(([sign, meaning]) => html`<span>${sign} ${meaning}</span> `)}
     </p>
-    ${step ? html`<${Step} key=${step.seq} id=${id} step=${step} />` : html`<p class="hint">Choose a step to see its messages, to fork a new session from it, or to go back to it.</p>`}
+    ${step ? html`<${Step} key=${step.seq} id=${id} step=${step} />` : html`<p class="hint">Select a step to see its messages, fork a new session from it, or go back to it.</p>`}
   </div></div>`;
 }
 
@@ -190,7 +190,7 @@ function Label({ text, x, y, width }) {
   return text.length * LETTER + 6 <= width && html`<text class="span-label" x=${x + 4} y=${y}>${text}</text>`;
 }
 
-// The signs of what happened, side by side if they would cover each other.
+// The signs, side by side where they would overlap.
 function signs(marks, x) {
   let free = 0;
   return marks
@@ -205,22 +205,22 @@ function signs(marks, x) {
 
 function Step({ id, step }) {
   const [place, setPlace] = useState(undefined);
-  const [said, setSaid] = useState(null);
+  const [status, setStatus] = useState(null);
   useEffect(() => {
     api.checkpoints(step.run).then(
       ({ items }) => {
         const ordered = items.toSorted((one, other) => one.seq - other.seq);
         setPlace(ordered.find((one) => one.seq >= (step.item?.seq ?? step.seq)) ?? ordered.at(-1) ?? null);
       },
-      (error) => setSaid(error.message),
+      (error) => setStatus(error.message),
     );
   }, [step]);
-  const ask = (what, words) => async () => {
+  const submit = (action, message) => async () => {
     try {
-      await what(id, { checkpoint_id: place.id });
-      setSaid(words);
+      await action(id, { checkpoint_id: place.id });
+      setStatus(message);
     } catch (error) {
-      setSaid(error.message);
+      setStatus(error.message);
     }
   };
   return html`<section class="step" aria-label="Step">
@@ -228,11 +228,11 @@ function Step({ id, step }) {
     ${step.item ? html`<${Message} item=${step.item} />` : html`<p class="hint">This step has no message.</p>`}
     ${place &&
     html`<div class="row">
-      <button type="button" onClick=${ask(api.fork, "The fork is being created. The conversation links to it.")}>Fork from here</button>
-      <button type="button" onClick=${ask(api.rewind, "The session goes back as soon as nothing else runs.")}>Go back to here</button>
+      <button type="button" onClick=${submit(api.fork, "The fork is being created. The conversation links to it.")}>Fork from here</button>
+      <button type="button" onClick=${submit(api.rewind, "The session goes back when its earlier submissions have ended.")}>Go back to here</button>
       <span class="hint">with a history of ${count(place.length, "message")}</span>
     </div>`}
     ${place === null && html`<p class="hint">This run has no checkpoint to continue from.</p>`}
-    ${said && html`<p role="status">${said}</p>`}
+    ${status && html`<p role="status">${status}</p>`}
   </section>`;
 }

@@ -1,10 +1,10 @@
-// Times, durations, numbers and states as people read them.
+// Times, durations, numbers and states as text.
 
 export const STATUS = {
   idle: "idle",
   queued: "queued",
   running: "running",
-  waiting: "waits for you",
+  waiting: "waiting for you",
   cleaning: "being cleaned",
   cleaned: "cleaned",
   moved: "moved",
@@ -13,14 +13,14 @@ export const STATUS = {
 
 export const REASON = { worker: "no worker", resume: "interrupted" };
 
-// One vocabulary for tool calls, model requests and runs, in every view: the badge and its explanation.
+// The states of tool calls, model requests and runs in all views: label and explanation.
 const OUTCOMES = {
   planned: ["planned", "It has not started."],
-  waiting: ["waits for you", "It waits for your decision."],
+  waiting: ["waiting for you", "It is waiting for your decision."],
   running: ["running", "It is running."],
-  done: ["done", "Its result is on record. It never runs again."],
+  done: ["done", "Its result is recorded. It will not run again."],
   replayed: ["replayed", "Its worker stopped. The recorded result was used, and the call did not run again."],
-  unknown: ["unknown", "It started, and its worker stopped before it ended. It was not repeated."],
+  unknown: ["unknown", "Its worker stopped before it ended, so its outcome is unknown. It was not repeated."],
   failed: ["failed", "It failed."],
   denied: ["denied", "A person denied it."],
   "not run": ["not run", "The conversation continued without it."],
@@ -70,7 +70,7 @@ export function argumentsText(given) {
   }
 }
 
-// A reason without the frame that the server puts around it.
+// A reason without the prefix and suffix that the server adds.
 export function plainly(reason) {
   const problem = /^(?:This contradicts what is stored already|What was given cannot be used): (.+?)\.(?: Nothing was changed\.)?$/s.exec(reason)?.[1];
   return problem ? `${problem}.` : reason;
@@ -80,7 +80,7 @@ export function titleOf(session) {
   return session.title || `Session ${session.id.slice(-8)}`;
 }
 
-// The title of a session that was not given one: the first line of its first message.
+// The default title of a session: the first line of its first message.
 export function titleFrom(message) {
   const [line] = message.trim().split("\n");
   return line.length > 80 ? `${line.slice(0, 79).trimEnd()}…` : line;

@@ -1,4 +1,4 @@
-// The workers: which are alive, for how long, and what they run.
+// The workers, their state, and the sessions that they run.
 import { html, useEffect, useState } from "./preact.js";
 import * as api from "./api.js";
 import { count, lasting, titleOf } from "./words.js";
@@ -12,7 +12,7 @@ function State({ left }) {
   return html`<span class="badge failed" title=${title}>lost, lease expired ${lasting(-left)} ago</span>`;
 }
 
-// The sessions that a worker runs. Others than your own are only counted.
+// The sessions that a worker runs. Sessions of other owners are only counted.
 function Running({ worker, sessions }) {
   const own = sessions.filter((session) => session.holder === worker.name);
   const others = worker.sessions - own.length;
@@ -57,21 +57,21 @@ export function Workers({ agents }) {
     <a class="back" href="#/" aria-label="All sessions">←</a>
     <h2>Workers</h2>
     ${agents.length > 0 && html`<p class="hint">Agents of this server: ${agents.join(", ")}.</p>`}
-    ${trouble && html`<p class="banner reconnecting" role="status">${trouble} Trying again.</p>`}
+    ${trouble && html`<p class="banner reconnecting" role="status">${trouble} Retrying…</p>`}
     ${found !== null && !found.length && html`<p class="empty">No worker is running. Start one with <code>holdfast worker</code>.</p>`}
     ${found !== null &&
     found.length > 0 &&
     html`<div class="scroll">
       <table>
-        <thead><tr><th>worker</th><th>agents</th><th>runs</th><th>up for</th><th>state</th></tr></thead>
+        <thead><tr><th>worker</th><th>agents</th><th>running</th><th>uptime</th><th>state</th></tr></thead>
         <tbody>
           ${found.map((worker) => {
             const shell = /^shell (\d+) \d+ (\S+)/.exec(worker.name);
             return html`<tr key=${worker.id}>
               <td class="mono" data-label="worker">${shell ? `process ${shell[1]} on ${shell[2]}` : worker.name}</td>
               <td data-label="agents">${shell ? "–" : (worker.agents ?? agents).join(", ") || "–"}</td>
-              <td data-label="runs">${shell ? "shell commands" : html`<${Running} worker=${worker} sessions=${sessions} />`}</td>
-              <td data-label="up for">${lasting(now - startedAt(worker))}</td>
+              <td data-label="running">${shell ? "shell commands" : html`<${Running} worker=${worker} sessions=${sessions} />`}</td>
+              <td data-label="uptime">${lasting(now - startedAt(worker))}</td>
               <td data-label="state"><${State} left=${Date.parse(worker.deadline) - now} /></td>
             </tr>`;
           })}

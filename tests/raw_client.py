@@ -1,12 +1,9 @@
-"""A small client for the HTTP interface, `AsyncClient`, and the same without `await`, `Client`.
-
-Its stream resumes by itself: whatever breaks, the next event it yields is the one after the last.
-"""
+"""A client that returns the JSON of the HTTP API as it is on the wire, for tests of the server."""
 
 import asyncio
 import json
 import random
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -130,7 +127,7 @@ class AsyncClient:
                     headers=headers,
                     timeout=httpx2.Timeout(10, read=60),
                 ) as response:
-                    if response.status_code != 200:  # noqa: PLR2004
+                    if response.status_code != 200:
                         await response.aread()
                         _answer(response)
                     pause = _PAUSE_SECONDS
@@ -146,9 +143,9 @@ class AsyncClient:
                             after = data["seq"]
                             yield data
             except (httpx2.TransportError, ServerError) as error:
-                if isinstance(error, ServerError) and error.facts["status"] != 503:  # noqa: PLR2004
+                if isinstance(error, ServerError) and error.facts["status"] != 503:
                     raise
-            await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311
+            await asyncio.sleep(pause * random.uniform(0.5, 1))
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def archive(self, session_id: str, *, gzip: bool = False) -> AsyncGenerator[bytes, None]:
@@ -271,124 +268,3 @@ def _answer(response: httpx2.Response) -> Any:
         pass
     said = message.strip().rstrip(".") or "no reason given"
     raise ServerError(status=response.status_code, code=code, message=said, facts=facts)
-
-
-class Client:
-    """`AsyncClient` for code that does not await: the same methods, and `stream` is a plain generator."""
-
-    def __init__(self, url: str, token: str | None = None, *, timeout: float = 30.0) -> None:
-        self._runner = asyncio.Runner()
-        self._client = AsyncClient(url, token, timeout=timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._runner.run(self._client.__aexit__(kind, error, trace))
-        self._runner.close()
-
-    def request(self, method: str, path: str, **options: Any) -> Any:
-        """Send any request and return what it answers. Raises `ServerError`."""
-        return self._runner.run(self._client.request(method, path, **options))
-
-    def media(self, sha256: str) -> bytes:
-        """Return the content with this digest."""
-        return self._runner.run(self._client.media(sha256))
-
-    def create_session(self, agent: str, **given: Any) -> dict[str, Any]:
-        """Create a session."""
-        return self._runner.run(self._client.create_session(agent, **given))
-
-    def session(self, session_id: str) -> dict[str, Any]:
-        """Return a session, who holds it, and what it asks."""
-        return self._runner.run(self._client.session(session_id))
-
-    def sessions(self, **filters: Any) -> dict[str, Any]:
-        """List sessions, last active first."""
-        return self._runner.run(self._client.sessions(**filters))
-
-    def submit(self, session_id: str, text: str | None = None, **given: Any) -> dict[str, Any]:
-        """Ask something of a session; by default that is a message."""
-        return self._runner.run(self._client.submit(session_id, text, **given))
-
-    def interrupt(self, session_id: str) -> dict[str, Any]:
-        """Stop what a session is doing."""
-        return self._runner.run(self._client.interrupt(session_id))
-
-    def approve(
-        self, session_id: str, call: Mapping[str, Any], *, approved: bool = True, **more: Any
-    ) -> dict[str, Any]:
-        """Answer one of the calls that a session asks about."""
-        return self._runner.run(self._client.approve(session_id, call, approved=approved, **more))
-
-    def set_credential(self, session_id: str, name: str, value: str, *, ttl: float | None = None) -> None:
-        """Store a credential for the tools of a session."""
-        self._runner.run(self._client.set_credential(session_id, name, value, ttl=ttl))
-
-    def credentials(self, session_id: str) -> list[dict[str, Any]]:
-        """List the names of a session's credentials, and when they expire."""
-        return self._runner.run(self._client.credentials(session_id))
-
-    def delete_credential(self, session_id: str, name: str) -> None:
-        """Delete a credential."""
-        self._runner.run(self._client.delete_credential(session_id, name))
-
-    def stream(
-        self, session_id: str, *, after: int = 0, drafts: bool = False
-    ) -> Generator[dict[str, Any], None, None]:
-        """Yield every event after a number, past and future, each once."""
-        events = self._client.stream(session_id, after=after, drafts=drafts)
-        try:
-            while True:
-                yield self._runner.run(anext(events))  # pyright: ignore[reportArgumentType]
-        except StopAsyncIteration:
-            return
-        finally:
-            self._runner.run(events.aclose())
-
-    def archive(self, session_id: str, *, gzip: bool = False) -> Generator[bytes, None, None]:
-        """Yield the archive of a session, as it is at this moment."""
-        pieces = self._client.archive(session_id, gzip=gzip)
-        try:
-            while True:
-                yield self._runner.run(anext(pieces))  # pyright: ignore[reportArgumentType]
-        except StopAsyncIteration:
-            return
-        finally:
-            self._runner.run(pieces.aclose())
-
-    def export(self, session_id: str, to: str | Path, *, gzip: bool = False) -> int:
-        """Write the archive of a session to a file; return its size."""
-        return self._runner.run(self._client.export(session_id, to, gzip=gzip))
-
-    def clean(self, session_id: str, **how: Any) -> dict[str, Any]:
-        """Delete what a session contains."""
-        return self._runner.run(self._client.clean(session_id, **how))
-
-    def rehydrate(
-        self, session_id: str, archive: str | Path | None = None, *, force: bool = False
-    ) -> dict[str, Any]:
-        """Bring a cleaned session back."""
-        return self._runner.run(self._client.rehydrate(session_id, archive, force=force))
-
-    def erase(self, session_id: str, *, children: bool = False) -> dict[str, Any]:
-        """Erase a session for good."""
-        return self._runner.run(self._client.erase(session_id, children=children))
-
-    def hold(self, session_id: str, on: bool = True) -> dict[str, Any]:
-        """Keep retention away from a session, or let it come again."""
-        return self._runner.run(self._client.hold(session_id, on))
-
-    def retention(self, session_id: str) -> dict[str, Any]:
-        """Say which policy applies to a session, when it is due, and what stands against it."""
-        return self._runner.run(self._client.retention(session_id))
-
-    def sweep(self, **how: Any) -> dict[str, Any]:
-        """Do what is due by the policies."""
-        return self._runner.run(self._client.sweep(**how))
-
-    def audit(self, **filters: Any) -> dict[str, Any]:
-        """List who did what to sessions, newest first."""
-        return self._runner.run(self._client.audit(**filters))

@@ -1,13 +1,15 @@
-"""The client against servers that are not Holdfast, or stand in front of it."""
+"""The client against servers that are not Holdfast, or that stand in front of it."""
 
 import asyncio
+import pickle
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from holdfast.client import AsyncClient, ServerError, ServerUnavailable
-from holdfast.errors import ArchiveFailed
+from holdfast import Client, SessionHandle, connect
+from holdfast.client.output import OutputType
+from holdfast.errors import ArchiveFailed, ServerError, ServerUnavailable, SessionBusy
 
 NOT_JSON = [b"<html>Bad gateway</html>", b"[" * 100_000, b"\xff\xfe\x00"]
 ODD_ERRORS = [
@@ -27,7 +29,7 @@ ODD_ERRORS = [
 
 
 @asynccontextmanager
-async def answering(status: int, body: bytes, head: str = "") -> AsyncGenerator[AsyncClient, None]:
+async def answering(status: int, body: bytes, head: str = "") -> AsyncGenerator[Client, None]:
     """Serve the same response to every request; yield a client."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -38,7 +40,7 @@ async def answering(status: int, body: bytes, head: str = "") -> AsyncGenerator[
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server, AsyncClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+    async with server, connect(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
         yield client
 
 
@@ -46,9 +48,9 @@ async def answering(status: int, body: bytes, head: str = "") -> AsyncGenerator[
 async def test_an_error_of_an_odd_shape_is_a_server_error(body: bytes):
     async with answering(502, body) as client:
         with pytest.raises(ServerError, match="502"):
-            await client.session("s")
+            await _session(client).info()
         with pytest.raises(ServerError, match="502"):
-            await anext(client.archive("s"))
+            await anext(_session(client).archive())
         with pytest.raises(ServerError, match="502"):
             await client.media("0" * 64)
 
@@ -57,20 +59,39 @@ async def test_an_error_of_an_odd_shape_is_a_server_error(body: bytes):
 async def test_a_success_that_is_not_json_is_a_server_error(body: bytes):
     async with answering(200, body) as client:
         with pytest.raises(ServerError, match="200"):
-            await client.session("s")
+            await _session(client).info()
 
 
 async def test_content_that_cannot_be_decoded_is_a_clear_error():
     async with answering(200, b"no gzip", "content-encoding: gzip\r\n") as client:
         with pytest.raises(ServerUnavailable):
-            await client.session("s")
+            await _session(client).info()
         with pytest.raises(ArchiveFailed):
-            await anext(client.archive("s"))
+            await anext(_session(client).archive())
 
 
-async def test_an_error_of_the_server_keeps_its_facts():
+async def test_an_error_of_the_server_is_raised_as_its_own_class_with_its_facts():
     body = b'{"error": {"code": "session_busy", "message": "m", "facts": {"holder": "w"}}}'
     async with answering(409, body) as client:
-        with pytest.raises(ServerError) as caught:
-            await client.session("s")
-    assert (caught.value.facts["code"], caught.value.facts["facts"]) == ("session_busy", {"holder": "w"})
+        with pytest.raises(SessionBusy, match=r"^m$") as caught:
+            await _session(client).info()
+    assert (caught.value.facts, caught.value.status) == ({"holder": "w"}, 409)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.facts) == ("m", {"holder": "w"})
+
+
+async def test_an_unknown_code_is_a_server_error():
+    body = b'{"error": {"code": "from_the_future", "message": "Later."}}'
+    async with answering(418, body) as client:
+        with pytest.raises(ServerError, match="418, from_the_future: Later"):
+            await _session(client).info()
+
+
+async def test_a_server_that_cannot_be_reached_is_named():
+    async with connect("http://127.0.0.1:9") as client:
+        with pytest.raises(ServerUnavailable, match=r"127\.0\.0\.1:9"):
+            await client.me()
+
+
+def _session(client: Client) -> SessionHandle[str]:
+    return SessionHandle(client._transport, "s", OutputType(str))  # pyright: ignore[reportPrivateUsage]

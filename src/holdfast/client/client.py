@@ -1,0 +1,189 @@
+"""The sessions of one store or one API server."""
+
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any, TypeVar, overload
+
+from pydantic_ai import Agent
+
+from holdfast.api.models import (
+    AuditRecord,
+    Health,
+    Inbox,
+    Items,
+    Me,
+    RunInfo,
+    ServerInfo,
+    SessionInfo,
+    WorkerInfo,
+)
+from holdfast.api.retention import SweepResult
+from holdfast.client.output import OutputType, output_type_of
+from holdfast.client.run import RunHandle
+from holdfast.client.session import SessionHandle
+from holdfast.client.shell import ShellHandle
+from holdfast.client.transport import LONG, Transport
+from holdfast.errors import BadInput, Conflict, SessionExists
+from holdfast.types import Status
+
+T = TypeVar("T")
+
+
+class Client:
+    """The sessions of one store or one API server. `holdfast.connect` opens it."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.shell: ShellHandle = ShellHandle(transport)
+        """Shell commands, if the API server allows them."""
+
+    @overload
+    async def session(
+        self,
+        id: str | None = None,
+        *,
+        agent: Agent[Any, T],
+        title: str = "",
+        metadata: dict[str, Any] | None = None,
+        owner: str | None = None,
+    ) -> SessionHandle[T]: ...
+    @overload
+    async def session(
+        self,
+        id: str | None = None,
+        *,
+        agent: str | None = None,
+        output_type: type[T],
+        title: str = "",
+        metadata: dict[str, Any] | None = None,
+        owner: str | None = None,
+    ) -> SessionHandle[T]: ...
+    @overload
+    async def session(
+        self,
+        id: str | None = None,
+        *,
+        agent: str | None = None,
+        title: str = "",
+        metadata: dict[str, Any] | None = None,
+        owner: str | None = None,
+    ) -> SessionHandle[str]: ...
+    @overload
+    async def session(
+        self,
+        id: str | None = None,
+        *,
+        agent: "str | Agent[Any, Any] | None" = None,
+        output_type: Any = None,
+        title: str = "",
+        metadata: dict[str, Any] | None = None,
+        owner: str | None = None,
+    ) -> SessionHandle[Any]: ...
+    async def session(
+        self,
+        id: str | None = None,
+        *,
+        agent: "str | Agent[Any, Any] | None" = None,
+        output_type: Any = None,
+        title: str = "",
+        metadata: dict[str, Any] | None = None,
+        owner: str | None = None,
+    ) -> SessionHandle[Any]:
+        """Open a session. With an `agent`, create it if it does not exist.
+
+        `agent` is the name of the agent, or the agent itself. The results of turns then have the agent's output type. With a name
+        they are text, or of the given `output_type`. Without an `id`, a new session gets one. `title`, `metadata` and `owner` are
+        those of a new session; only administrators may set the owner. Raises `SessionNotFound`, and `Conflict` if the session
+        belongs to another agent.
+        """
+        output: OutputType[Any] = OutputType(output_type or str)
+        if isinstance(agent, Agent):
+            output = output_type_of(agent) if output_type is None else output
+            agent = agent.name or "agent"
+        if agent is not None:
+            given = {"agent": agent, "id": id, "title": title, "metadata": metadata, "owner": owner}
+            body = {name: value for name, value in given.items() if value}
+            with suppress(SessionExists):
+                created = await self._transport.call(SessionInfo, "POST", "/api/sessions", json=body)
+                return SessionHandle(self._transport, created.id, output)
+        if id is None:
+            raise BadInput(
+                problem="a new session needs an agent; pass agent=, or the id of an existing session"
+            )
+        handle = SessionHandle(self._transport, id, output)
+        existing = (await handle.info()).agent
+        if agent not in {None, existing}:
+            raise Conflict(problem=f"session {id} belongs to agent {existing!r}, not {agent!r}")
+        return handle
+
+    def sessions(
+        self,
+        *,
+        status: Status | None = None,
+        agent: str | None = None,
+        owner: str | None = None,
+        search: str | None = None,
+    ) -> AsyncGenerator[SessionInfo, None]:
+        """Yield sessions, the last active first. `search` is a part of the title. `owner` is for administrators."""
+        params = {"status": status, "agent": agent, "owner": owner, "search": search}
+        return self._transport.items(SessionInfo, "/api/sessions", params)
+
+    def run(self, id: str) -> RunHandle:
+        """Return a handle on a run."""
+        return RunHandle(self._transport, id)
+
+    def runs(
+        self,
+        *,
+        session_id: str | None = None,
+        parent_id: str | None = None,
+        interrupted: bool = False,
+        unresolved: bool = False,
+    ) -> AsyncGenerator[RunInfo, None]:
+        """Yield runs, newest first: all, those that were `interrupted`, or those with an `unresolved` tool call."""
+        params = {
+            "session_id": session_id,
+            "parent_id": parent_id,
+            "interrupted": interrupted,
+            "unresolved": unresolved,
+        }
+        return self._transport.items(RunInfo, "/api/runs", params)
+
+    async def inbox(self) -> Inbox:
+        """Return the sessions that wait for a person, the longest waiting first."""
+        return await self._transport.call(Inbox, "GET", "/api/inbox")
+
+    async def media(self, sha256: str) -> bytes:
+        """Return the content with this SHA-256, which a session refers to."""
+        return await self._transport.media(sha256)
+
+    async def me(self) -> Me:
+        """Return your owner name, your role and scopes, and the agents of the API server."""
+        return await self._transport.call(Me, "GET", "/api/me")
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Return the workers, and other processes that hold sessions."""
+        return (await self._transport.call(Items[WorkerInfo], "GET", "/api/workers")).items
+
+    def audit(self, *, session_id: str | None = None) -> AsyncGenerator[AuditRecord, None]:
+        """Yield the audit log, newest first, of all sessions or of one. For administrators."""
+        return self._transport.items(AuditRecord, "/api/audit", {"session_id": session_id})
+
+    async def sweep(self, *, dry_run: bool = False, limit: int = 1000) -> SweepResult:
+        """Apply the retention policies to the sessions that are due. For administrators."""
+        body = {"dry_run": dry_run, "limit": limit}
+        return await self._transport.call(
+            SweepResult, "POST", "/api/retention/sweep", json=body, timeout=LONG
+        )
+
+    async def ready(self) -> Health:
+        """Return whether the store is available and has the current schema. Raises an error if not."""
+        return await self._transport.call(Health, "GET", "/ready")
+
+    async def server_info(self) -> ServerInfo:
+        """Return the version of the API server, and how long it has been running."""
+        return await self._transport.call(ServerInfo, "GET", "/server_info")
+
+    async def metrics(self) -> str:
+        """Return the metrics in the format of Prometheus."""
+        return (await self._transport.request("GET", "/metrics")).text

@@ -1,0 +1,296 @@
+"""A handle on one session."""
+
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar, overload
+from urllib.parse import quote
+
+from pydantic import TypeAdapter
+from pydantic_ai.messages import ModelMessage, UserContent
+
+from holdfast.api.models import (
+    AgentState,
+    ApprovalRequest,
+    CredentialInfo,
+    Items,
+    ReadCursor,
+    RunInfo,
+    SessionDetail,
+    SessionInfo,
+    StateList,
+    StateVersion,
+    SubmissionDetail,
+    SubmissionInfo,
+)
+from holdfast.api.retention import CleanResult, EraseResult, RehydrateResult, RetentionStatus
+from holdfast.api.shell import BashOutput, SessionCommand
+from holdfast.client.files import download_archive, read_pieces, write_file
+from holdfast.client.output import OutputType
+from holdfast.client.stream import follow as follow_session
+from holdfast.client.stream import read
+from holdfast.client.transport import LONG, Transport
+from holdfast.client.turn import TurnHandle, TurnOutput
+from holdfast.errors import Conflict
+from holdfast.events import Draft, SessionEvent
+from holdfast.types import SubmissionState, WhenBusy
+
+T = TypeVar("T")
+_content = TypeAdapter[list[UserContent]](list[UserContent])
+_message = TypeAdapter[ModelMessage](ModelMessage)
+
+
+def _nothing(output: TurnOutput) -> None:
+    del output
+
+
+class SessionHandle(Generic[T]):
+    """One session. `T` is the type of the agent's output.
+
+    A handle holds no connection and no lock. Any number of handles, in any process, can use the same session.
+    """
+
+    def __init__(self, transport: Transport, id: str, output: OutputType[T]) -> None:
+        self._transport = transport
+        self._output = output
+        self._path = f"/api/sessions/{quote(id, safe='')}"
+        self.id: str = id
+
+    def __repr__(self) -> str:
+        return f"SessionHandle(id={self.id!r})"
+
+    async def info(self) -> SessionDetail:
+        """Return the session as it is now, with the tool calls that wait for a decision in `asked`."""
+        return await self._transport.call(SessionDetail, "GET", self._path)
+
+    async def update(
+        self, *, title: str | None = None, hold: bool | None = None, metadata: dict[str, Any] | None = None
+    ) -> SessionInfo:
+        """Change the title or the metadata, or put the session on hold, so that retention does not touch it."""
+        given = {"title": title, "hold": hold, "metadata": metadata}
+        body = {name: value for name, value in given.items() if value is not None}
+        return await self._transport.call(SessionInfo, "PATCH", self._path, json=body)
+
+    async def send(
+        self,
+        content: str | Sequence[UserContent],
+        *,
+        when_busy: WhenBusy = "queue",
+        idempotency_key: str | None = None,
+    ) -> TurnHandle[T]:
+        """Send a message: text, or Pydantic AI user content. When this returns, the message is durable.
+
+        `when_busy` decides what happens if a turn is running: `queue` the message behind it, `steer` the running turn with
+        it, `interrupt` the running turn, or `reject` the message. A second message with the same `idempotency_key` is not
+        queued: the first one is returned.
+        """
+        body: dict[str, Any] = {"when_busy": when_busy, "idempotency_key": idempotency_key}
+        if isinstance(content, str):
+            body["text"] = content
+        else:
+            body["content"] = _content.dump_python(list(content), mode="json")
+        accepted = await self._submit("submissions", body)
+        return TurnHandle(self._transport, accepted, self._output.parse)
+
+    async def turn(self, id: str) -> TurnHandle[T]:
+        """Return a handle on a message that was sent before."""
+        accepted = await self._transport.call(SubmissionInfo, "GET", f"{self._path}/submissions/{id}")
+        return TurnHandle(self._transport, accepted, self._output.parse)
+
+    def submissions(
+        self, *, state: SubmissionState | None = None, payloads: bool = False
+    ) -> AsyncGenerator[SubmissionDetail, None]:
+        """Yield the messages and commands that were sent to the session, oldest first."""
+        params = {"state": state, "payloads": payloads}
+        return self._transport.items(SubmissionDetail, f"{self._path}/submissions", params)
+
+    async def interrupt(self) -> TurnHandle[None]:
+        """Stop the turn that runs or waits now. The next message continues from there."""
+        return self._command(await self._submit("interrupt"))
+
+    async def approve(
+        self,
+        call: str | ApprovalRequest,
+        *,
+        arguments: dict[str, Any] | None = None,
+        feedback: str | None = None,
+    ) -> TurnHandle[None]:
+        """Approve a tool call that waits for a decision, optionally with other arguments. `call` is the request, or the id of the call.
+
+        Await the returned handle to wait until a worker has recorded the decision. It raises `TurnFailed` if the worker refused it.
+        """
+        return await self._decide(call, approved=True, arguments=arguments, feedback=feedback)
+
+    async def deny(self, call: str | ApprovalRequest, *, feedback: str | None = None) -> TurnHandle[None]:
+        """Deny a tool call that waits for a decision. The model receives the feedback."""
+        return await self._decide(call, approved=False, feedback=feedback)
+
+    async def undo(self) -> TurnHandle[None]:
+        """Go back to before the last message."""
+        return self._command(await self._submit("undo"))
+
+    async def rewind(self, checkpoint_id: str) -> TurnHandle[None]:
+        """Continue from an earlier checkpoint. Later messages stay on record."""
+        return self._command(await self._submit("rewind", {"checkpoint_id": checkpoint_id}))
+
+    async def compact(self) -> TurnHandle[None]:
+        """Replace the history by a shorter one, which the model of the session writes unless the agent has a compactor."""
+        return self._command(await self._submit("compact"))
+
+    async def background(self) -> TurnHandle[None]:
+        """Detach an attached session: its turn continues on a worker when nobody watches."""
+        return self._command(await self._submit("background"))
+
+    async def fork(
+        self,
+        checkpoint_id: str | None = None,
+        *,
+        session_id: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - part of the interface
+    ) -> "SessionHandle[T]":
+        """Copy the history, up to a checkpoint or to its end, into a new session, and return that session.
+
+        A worker makes the copy. Raises `TimeoutError` if none has done so after `timeout` seconds.
+        """
+        body = {"checkpoint_id": checkpoint_id, "session_id": session_id}
+        accepted = await self._submit("fork", {name: value for name, value in body.items() if value})
+        await self._command(accepted).result(timeout=timeout)
+        return SessionHandle(self._transport, session_id or accepted.submission_id, self._output)
+
+    @overload
+    def events(
+        self, *, after: int = 0, drafts: Literal[False] = False, follow: bool = True
+    ) -> AsyncGenerator[SessionEvent, None]: ...
+    @overload
+    def events(
+        self, *, after: int = 0, drafts: bool, follow: bool = True
+    ) -> AsyncGenerator[SessionEvent | Draft, None]: ...
+    def events(
+        self, *, after: int = 0, drafts: bool = False, follow: bool = True
+    ) -> AsyncGenerator[SessionEvent | Draft, None]:
+        """Yield every event after a number, each once: those on record, then new ones as they happen.
+
+        The stream resumes by itself after a lost connection or a restarted server, and ends when the session is erased. With
+        `drafts` it also yields the text that the model is streaming. Without `follow` it ends at the last event on record.
+        """
+        if not follow:
+            return read(self._transport, f"{self._path}/events", after=after)
+        return follow_session(self._transport, self.id, after=after, drafts=drafts)
+
+    async def messages(self) -> AsyncGenerator[ModelMessage, None]:
+        """Yield the history that the next message continues from, as Pydantic AI messages."""
+        cursor: str | None = "-1"
+        while cursor is not None:
+            items, cursor = await self._transport.page(f"{self._path}/messages", {"after": cursor})
+            for item in items:
+                yield _message.validate_python(item["message"])
+
+    def runs(self) -> AsyncGenerator[RunInfo, None]:
+        """Yield the runs of the session, oldest first."""
+        return self._transport.items(RunInfo, f"{self._path}/runs", {})
+
+    async def state(self, name: str | None = None) -> AgentState:
+        """Return the agent state, or the named one, with its version."""
+        return await self._transport.call(AgentState, "GET", f"{self._path}/state", params={"name": name})
+
+    async def states(self) -> list[StateVersion]:
+        """Return the names and versions of the session's states."""
+        return (await self._transport.call(StateList, "GET", f"{self._path}/states")).items
+
+    async def set_state(self, body: Any, *, expected: int, name: str | None = None) -> AgentState:
+        """Replace the agent state, or the named one, if it has the `expected` version; 0 if there is none yet."""
+        given = {"body": body, "expected": expected}
+        return await self._transport.call(
+            AgentState, "PUT", f"{self._path}/state", json=given, params={"name": name}
+        )
+
+    def cursors(self) -> AsyncGenerator[ReadCursor, None]:
+        """Yield the stored offsets of the session's consumers."""
+        return self._transport.items(ReadCursor, f"{self._path}/cursors", {})
+
+    async def set_cursor(self, consumer: str, seq: int) -> ReadCursor:
+        """Store up to which event a consumer has read. A lower number changes nothing."""
+        path = f"{self._path}/cursors/{quote(consumer, safe='')}"
+        return await self._transport.call(ReadCursor, "PUT", path, json={"seq": seq})
+
+    def commands(self) -> AsyncGenerator[SessionCommand, None]:
+        """Yield the shell commands of the session, newest first."""
+        return self._transport.items(SessionCommand, f"{self._path}/commands", {})
+
+    async def command_output(self, command_id: str, *, after: int = -1, limit: int = 50) -> list[BashOutput]:
+        """Return the output of a shell command after a number."""
+        path, params = f"{self._path}/commands/{command_id}/output", {"after": after, "limit": limit}
+        return (await self._transport.call(Items[BashOutput], "GET", path, params=params)).items
+
+    async def set_credential(self, name: str, value: str, *, ttl: float | None = None) -> None:
+        """Store a credential for the session's tools, for `ttl` seconds if given. It cannot be read back."""
+        body = {"value": value} | ({} if ttl is None else {"ttl": ttl})
+        await self._transport.request("PUT", f"{self._path}/credentials/{quote(name, safe='')}", json=body)
+
+    async def credentials(self) -> list[CredentialInfo]:
+        """Return the names of the session's credentials, and when they expire."""
+        path = f"{self._path}/credentials"
+        return (await self._transport.call(Items[CredentialInfo], "GET", path)).items
+
+    async def delete_credential(self, name: str) -> None:
+        """Delete a credential."""
+        await self._transport.request("DELETE", f"{self._path}/credentials/{quote(name, safe='')}")
+
+    def archive(self, *, gzip: bool = False) -> AsyncGenerator[bytes, None]:
+        """Yield the session as an archive, piece by piece. Raises `ArchiveFailed` if it cannot be completed."""
+        return download_archive(self._transport, self.id, gzip=gzip)
+
+    async def export(self, path: str | Path, *, gzip: bool = False) -> int:
+        """Write the session to an archive file, and return its size. The file exists only if it is complete."""
+        return await write_file(Path(path), self.archive(gzip=gzip))
+
+    async def clean(
+        self,
+        *,
+        idle_days: float = 7.0,
+        force: bool = False,
+        archive: Literal["media"] | None = None,
+        dry_run: bool = False,
+    ) -> CleanResult:
+        """Delete the content of the session. With `archive="media"` a verified archive stays in the media store."""
+        body = {"idle_days": idle_days, "force": force, "archive": archive, "dry_run": dry_run}
+        return await self._transport.call(CleanResult, "POST", f"{self._path}/clean", json=body, timeout=LONG)
+
+    async def rehydrate(self, archive: str | Path | None = None, *, force: bool = False) -> RehydrateResult:
+        """Restore a cleaned session from an archive file, or from the archive in the media store."""
+        content = None if archive is None else read_pieces(Path(archive))
+        return await self._transport.call(
+            RehydrateResult,
+            "POST",
+            f"{self._path}/rehydrate",
+            content=content,
+            params={"force": force},
+            timeout=LONG,
+        )
+
+    async def erase(self, *, children: bool = False) -> EraseResult:
+        """Erase the session for good, with `children` also the sessions of its delegate runs."""
+        params = {"children": children}
+        return await self._transport.call(EraseResult, "DELETE", self._path, params=params, timeout=LONG)
+
+    async def retention(self) -> RetentionStatus:
+        """Return the retention policy that applies to the session, when it is due, and what prevents it."""
+        return await self._transport.call(RetentionStatus, "GET", f"{self._path}/retention")
+
+    async def _submit(self, action: str, body: dict[str, Any] | None = None) -> SubmissionInfo:
+        given = {name: value for name, value in (body or {}).items() if value is not None}
+        return await self._transport.call(
+            SubmissionInfo, "POST", f"{self._path}/{action}", json=given or None
+        )
+
+    async def _decide(self, call: str | ApprovalRequest, **decision: Any) -> TurnHandle[None]:
+        if isinstance(call, str):
+            asked = (await self.info()).asked
+            request = next((request for request in asked if request.call_id == call), None)
+            if request is None:
+                raise Conflict(problem=f"call {call!r} of session {self.id} does not wait for a decision")
+            call = request
+        body = {"call_id": call.call_id, "digest": call.digest, **decision}
+        return self._command(await self._submit("approvals", body))
+
+    def _command(self, accepted: SubmissionInfo) -> TurnHandle[None]:
+        return TurnHandle(self._transport, accepted, _nothing)

@@ -1,0 +1,515 @@
+"""The blocking client. `scripts/make_sync.py` generates this file from the asynchronous client; do not edit it."""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage, UserContent
+
+from holdfast.api.models import (
+    AgentState,
+    ApprovalRequest,
+    AuditRecord,
+    CheckpointInfo,
+    CredentialInfo,
+    EffectInfo,
+    Health,
+    Inbox,
+    Me,
+    ReadCursor,
+    RunInfo,
+    ServerInfo,
+    SessionDetail,
+    SessionInfo,
+    StateVersion,
+    SubmissionDetail,
+    SubmissionInfo,
+    WorkerInfo,
+)
+from holdfast.api.retention import CleanResult, EraseResult, RehydrateResult, RetentionStatus, SweepResult
+from holdfast.api.shell import BashCommand, BashEvent, BashOutput, CommandResult, SessionCommand
+from holdfast.client.client import Client
+from holdfast.client.connect import connect
+from holdfast.client.loop import EventLoop, SyncHandle
+from holdfast.client.run import RunHandle
+from holdfast.client.session import SessionHandle
+from holdfast.client.shell import ShellHandle
+from holdfast.client.turn import TurnHandle
+from holdfast.events import (
+    Draft,
+    SessionEvent,
+)
+from holdfast.store import Store
+from holdfast.types import CheckpointKind, Status, SubmissionState, WhenBusy
+
+if TYPE_CHECKING:
+    from holdfast.runtime.agents import Agents
+
+T = TypeVar("T")
+
+
+class SyncTurnHandle(SyncHandle[TurnHandle[T]], Generic[T]):
+    """A submission that was accepted. It is durable: it ends, or visibly waits, whatever happens to this process.
+
+    Await the handle, or `result()`, for its result.
+    """
+
+    def __init__(self, loop: EventLoop, handle: TurnHandle[T]) -> None:
+        super().__init__(loop, handle)
+        self.id: str = handle.id
+        self.session_id: str = handle.session_id
+        self.position: int = handle.position
+
+    def info(self) -> SubmissionInfo:
+        """Return the state of the submission."""
+        return self._loop.run(self._handle.info())
+
+    @overload
+    def events(self, *, drafts: Literal[False] = False) -> Generator[SessionEvent, None, None]: ...
+    @overload
+    def events(self, *, drafts: bool) -> Generator[SessionEvent | Draft, None, None]: ...
+    def events(self, *, drafts: bool = False) -> Generator[SessionEvent | Draft, None, None]:
+        """Yield the events of the session from the moment this submission was queued until it has ended."""
+        return self._loop.iterate(self._handle.events(drafts=drafts))
+
+    def result(self, *, timeout: float | None = None) -> T:
+        """Wait until the submission has ended, and return its result.
+
+        Raises `TurnFailed` if it failed, and `ApprovalNeeded` if it waits for a person: decide with `session.approve` or
+        `session.deny`, then call `result` again. Raises `TimeoutError` after `timeout` seconds. The turn continues after both.
+        """
+        return self._loop.run(self._handle.result(timeout=timeout))
+
+    def cancel(self) -> None:
+        """Stop the turn if it runs or waits, and remove it from the queue if it has not started. Then `result` raises `TurnFailed`."""
+        return self._loop.run(self._handle.cancel())
+
+
+class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
+    """One session. `T` is the type of the agent's output.
+
+    A handle holds no connection and no lock. Any number of handles, in any process, can use the same session.
+    """
+
+    def __init__(self, loop: EventLoop, handle: SessionHandle[T]) -> None:
+        super().__init__(loop, handle)
+        self.id: str = handle.id
+
+    def info(self) -> SessionDetail:
+        """Return the session as it is now, with the tool calls that wait for a decision in `asked`."""
+        return self._loop.run(self._handle.info())
+
+    def update(
+        self, *, title: str | None = None, hold: bool | None = None, metadata: dict[str, Any] | None = None
+    ) -> SessionInfo:
+        """Change the title or the metadata, or put the session on hold, so that retention does not touch it."""
+        return self._loop.run(self._handle.update(title=title, hold=hold, metadata=metadata))
+
+    def send(
+        self,
+        content: str | Sequence[UserContent],
+        *,
+        when_busy: WhenBusy = "queue",
+        idempotency_key: str | None = None,
+    ) -> "SyncTurnHandle[T]":
+        """Send a message: text, or Pydantic AI user content. When this returns, the message is durable.
+
+        `when_busy` decides what happens if a turn is running: `queue` the message behind it, `steer` the running turn with
+        it, `interrupt` the running turn, or `reject` the message. A second message with the same `idempotency_key` is not
+        queued: the first one is returned.
+        """
+        return SyncTurnHandle(
+            self._loop,
+            self._loop.run(self._handle.send(content, when_busy=when_busy, idempotency_key=idempotency_key)),
+        )
+
+    def turn(self, id: str) -> "SyncTurnHandle[T]":
+        """Return a handle on a message that was sent before."""
+        return SyncTurnHandle(self._loop, self._loop.run(self._handle.turn(id)))
+
+    def submissions(
+        self, *, state: SubmissionState | None = None, payloads: bool = False
+    ) -> Generator[SubmissionDetail, None, None]:
+        """Yield the messages and commands that were sent to the session, oldest first."""
+        return self._loop.iterate(self._handle.submissions(state=state, payloads=payloads))
+
+    def interrupt(self) -> "SyncTurnHandle[None]":
+        """Stop the turn that runs or waits now. The next message continues from there."""
+        return SyncTurnHandle(self._loop, self._loop.run(self._handle.interrupt()))
+
+    def approve(
+        self,
+        call: str | ApprovalRequest,
+        *,
+        arguments: dict[str, Any] | None = None,
+        feedback: str | None = None,
+    ) -> "SyncTurnHandle[None]":
+        """Approve a tool call that waits for a decision, optionally with other arguments. `call` is the request, or the id of the call.
+
+        Await the returned handle to wait until a worker has recorded the decision. It raises `TurnFailed` if the worker refused it.
+        """
+        return SyncTurnHandle(
+            self._loop, self._loop.run(self._handle.approve(call, arguments=arguments, feedback=feedback))
+        )
+
+    def deny(self, call: str | ApprovalRequest, *, feedback: str | None = None) -> "SyncTurnHandle[None]":
+        """Deny a tool call that waits for a decision. The model receives the feedback."""
+        return SyncTurnHandle(self._loop, self._loop.run(self._handle.deny(call, feedback=feedback)))
+
+    def undo(self) -> "SyncTurnHandle[None]":
+        """Go back to before the last message."""
+        return SyncTurnHandle(self._loop, self._loop.run(self._handle.undo()))
+
+    def rewind(self, checkpoint_id: str) -> "SyncTurnHandle[None]":
+        """Continue from an earlier checkpoint. Later messages stay on record."""
+        return SyncTurnHandle(self._loop, self._loop.run(self._handle.rewind(checkpoint_id)))
+
+    def compact(self) -> "SyncTurnHandle[None]":
+        """Replace the history by a shorter one, which the model of the session writes unless the agent has a compactor."""
+        return SyncTurnHandle(self._loop, self._loop.run(self._handle.compact()))
+
+    def background(self) -> "SyncTurnHandle[None]":
+        """Detach an attached session: its turn continues on a worker when nobody watches."""
+        return SyncTurnHandle(self._loop, self._loop.run(self._handle.background()))
+
+    def fork(
+        self, checkpoint_id: str | None = None, *, session_id: str | None = None, timeout: float | None = None
+    ) -> "SyncSessionHandle[T]":
+        """Copy the history, up to a checkpoint or to its end, into a new session, and return that session.
+
+        A worker makes the copy. Raises `TimeoutError` if none has done so after `timeout` seconds.
+        """
+        return SyncSessionHandle(
+            self._loop,
+            self._loop.run(self._handle.fork(checkpoint_id, session_id=session_id, timeout=timeout)),
+        )
+
+    @overload
+    def events(
+        self, *, after: int = 0, drafts: Literal[False] = False, follow: bool = True
+    ) -> Generator[SessionEvent, None, None]: ...
+    @overload
+    def events(
+        self, *, after: int = 0, drafts: bool, follow: bool = True
+    ) -> Generator[SessionEvent | Draft, None, None]: ...
+    def events(
+        self, *, after: int = 0, drafts: bool = False, follow: bool = True
+    ) -> Generator[SessionEvent | Draft, None, None]:
+        """Yield every event after a number, each once: those on record, then new ones as they happen.
+
+        The stream resumes by itself after a lost connection or a restarted server, and ends when the session is erased. With
+        `drafts` it also yields the text that the model is streaming. Without `follow` it ends at the last event on record.
+        """
+        return self._loop.iterate(self._handle.events(after=after, drafts=drafts, follow=follow))
+
+    def messages(self) -> Generator[ModelMessage, None, None]:
+        """Yield the history that the next message continues from, as Pydantic AI messages."""
+        return self._loop.iterate(self._handle.messages())
+
+    def runs(self) -> Generator[RunInfo, None, None]:
+        """Yield the runs of the session, oldest first."""
+        return self._loop.iterate(self._handle.runs())
+
+    def state(self, name: str | None = None) -> AgentState:
+        """Return the agent state, or the named one, with its version."""
+        return self._loop.run(self._handle.state(name))
+
+    def states(self) -> list[StateVersion]:
+        """Return the names and versions of the session's states."""
+        return self._loop.run(self._handle.states())
+
+    def set_state(self, body: Any, *, expected: int, name: str | None = None) -> AgentState:
+        """Replace the agent state, or the named one, if it has the `expected` version; 0 if there is none yet."""
+        return self._loop.run(self._handle.set_state(body, expected=expected, name=name))
+
+    def cursors(self) -> Generator[ReadCursor, None, None]:
+        """Yield the stored offsets of the session's consumers."""
+        return self._loop.iterate(self._handle.cursors())
+
+    def set_cursor(self, consumer: str, seq: int) -> ReadCursor:
+        """Store up to which event a consumer has read. A lower number changes nothing."""
+        return self._loop.run(self._handle.set_cursor(consumer, seq))
+
+    def commands(self) -> Generator[SessionCommand, None, None]:
+        """Yield the shell commands of the session, newest first."""
+        return self._loop.iterate(self._handle.commands())
+
+    def command_output(self, command_id: str, *, after: int = -1, limit: int = 50) -> list[BashOutput]:
+        """Return the output of a shell command after a number."""
+        return self._loop.run(self._handle.command_output(command_id, after=after, limit=limit))
+
+    def set_credential(self, name: str, value: str, *, ttl: float | None = None) -> None:
+        """Store a credential for the session's tools, for `ttl` seconds if given. It cannot be read back."""
+        return self._loop.run(self._handle.set_credential(name, value, ttl=ttl))
+
+    def credentials(self) -> list[CredentialInfo]:
+        """Return the names of the session's credentials, and when they expire."""
+        return self._loop.run(self._handle.credentials())
+
+    def delete_credential(self, name: str) -> None:
+        """Delete a credential."""
+        return self._loop.run(self._handle.delete_credential(name))
+
+    def archive(self, *, gzip: bool = False) -> Generator[bytes, None, None]:
+        """Yield the session as an archive, piece by piece. Raises `ArchiveFailed` if it cannot be completed."""
+        return self._loop.iterate(self._handle.archive(gzip=gzip))
+
+    def export(self, path: str | Path, *, gzip: bool = False) -> int:
+        """Write the session to an archive file, and return its size. The file exists only if it is complete."""
+        return self._loop.run(self._handle.export(path, gzip=gzip))
+
+    def clean(
+        self,
+        *,
+        idle_days: float = 7.0,
+        force: bool = False,
+        archive: Literal["media"] | None = None,
+        dry_run: bool = False,
+    ) -> CleanResult:
+        """Delete the content of the session. With `archive="media"` a verified archive stays in the media store."""
+        return self._loop.run(
+            self._handle.clean(idle_days=idle_days, force=force, archive=archive, dry_run=dry_run)
+        )
+
+    def rehydrate(self, archive: str | Path | None = None, *, force: bool = False) -> RehydrateResult:
+        """Restore a cleaned session from an archive file, or from the archive in the media store."""
+        return self._loop.run(self._handle.rehydrate(archive, force=force))
+
+    def erase(self, *, children: bool = False) -> EraseResult:
+        """Erase the session for good, with `children` also the sessions of its delegate runs."""
+        return self._loop.run(self._handle.erase(children=children))
+
+    def retention(self) -> RetentionStatus:
+        """Return the retention policy that applies to the session, when it is due, and what prevents it."""
+        return self._loop.run(self._handle.retention())
+
+
+class SyncRunHandle(SyncHandle[RunHandle]):
+    """One run: one execution of the agent loop."""
+
+    def __init__(self, loop: EventLoop, handle: RunHandle) -> None:
+        super().__init__(loop, handle)
+        self.id: str = handle.id
+
+    def info(self) -> RunInfo:
+        """Return the run as it is now."""
+        return self._loop.run(self._handle.info())
+
+    def delegates(self) -> Generator[RunInfo, None, None]:
+        """Yield the runs that tools of this run started."""
+        return self._loop.iterate(self._handle.delegates())
+
+    def events(self, *, after: int = 0) -> Generator[SessionEvent, None, None]:
+        """Yield the events of the run that are on record."""
+        return self._loop.iterate(self._handle.events(after=after))
+
+    def checkpoints(self, *, kind: CheckpointKind | None = None) -> Generator[CheckpointInfo, None, None]:
+        """Yield the checkpoints of the run, newest first."""
+        return self._loop.iterate(self._handle.checkpoints(kind=kind))
+
+    def effects(self, *, unresolved: bool = False) -> Generator[EffectInfo, None, None]:
+        """Yield the ledger entries of the run's tool calls, or only those whose outcome is unknown."""
+        return self._loop.iterate(self._handle.effects(unresolved=unresolved))
+
+    def settle(self, call_id: str, *, result: Any = None, error: str | None = None) -> EffectInfo:
+        """Record the outcome of a tool call whose outcome was unknown: its result, or the error it failed with."""
+        return self._loop.run(self._handle.settle(call_id, result=result, error=error))
+
+
+class SyncShellHandle(SyncHandle[ShellHandle]):
+    """The shell of an API server. Its token needs the scope `shell`."""
+
+    def start(
+        self, command: str, *, cwd: str | None = None, timeout: int = 300, session_id: str | None = None
+    ) -> BashCommand:
+        """Start a command, and return at once. It ends after `timeout` seconds."""
+        return self._loop.run(self._handle.start(command, cwd=cwd, timeout=timeout, session_id=session_id))
+
+    def run(
+        self, command: str, *, cwd: str | None = None, timeout: int = 300, session_id: str | None = None
+    ) -> BashOutput:
+        """Run a command, and return its output when it has ended."""
+        return self._loop.run(self._handle.run(command, cwd=cwd, timeout=timeout, session_id=session_id))
+
+    def info(self, command_id: str) -> CommandResult:
+        """Return the state of a command."""
+        return self._loop.run(self._handle.info(command_id))
+
+    def stop(self, command_id: str) -> CommandResult:
+        """Stop a command."""
+        return self._loop.run(self._handle.stop(command_id))
+
+    def output(self, command_id: str, *, after: int = -1) -> Generator[BashOutput, None, None]:
+        """Yield the output of a command after a number, as it is written, until the command has ended."""
+        return self._loop.iterate(self._handle.output(command_id, after=after))
+
+    def events(self, *, command_id: str | None = None) -> Generator[BashEvent, None, None]:
+        """Yield the commands and outputs of the log, oldest first, or those of one command."""
+        return self._loop.iterate(self._handle.events(command_id=command_id))
+
+    def clear(self) -> int:
+        """Delete the log of the commands that have ended, and return the number of deleted entries."""
+        return self._loop.run(self._handle.clear())
+
+
+class SyncClient(SyncHandle[Client]):
+    """The sessions of one store or one API server. `holdfast.connect` opens it."""
+
+    def __init__(self, loop: EventLoop, handle: Client) -> None:
+        super().__init__(loop, handle)
+        self.shell: SyncShellHandle = SyncShellHandle(loop, handle.shell)
+
+    @overload
+    def session(
+        self,
+        id: str | None = None,
+        *,
+        agent: Agent[Any, T],
+        title: str = "",
+        metadata: dict[str, Any] | None = None,
+        owner: str | None = None,
+    ) -> "SyncSessionHandle[T]": ...
+    @overload
+    def session(
+        self,
+        id: str | None = None,
+        *,
+        agent: str | None = None,
+        output_type: type[T],
+        title: str = "",
+        metadata: dict[str, Any] | None = None,
+        owner: str | None = None,
+    ) -> "SyncSessionHandle[T]": ...
+    @overload
+    def session(
+        self,
+        id: str | None = None,
+        *,
+        agent: str | None = None,
+        title: str = "",
+        metadata: dict[str, Any] | None = None,
+        owner: str | None = None,
+    ) -> "SyncSessionHandle[str]": ...
+    @overload
+    def session(
+        self,
+        id: str | None = None,
+        *,
+        agent: "str | Agent[Any, Any] | None" = None,
+        output_type: Any = None,
+        title: str = "",
+        metadata: dict[str, Any] | None = None,
+        owner: str | None = None,
+    ) -> "SyncSessionHandle[Any]": ...
+    def session(
+        self,
+        id: str | None = None,
+        *,
+        agent: "str | Agent[Any, Any] | None" = None,
+        output_type: Any = None,
+        title: str = "",
+        metadata: dict[str, Any] | None = None,
+        owner: str | None = None,
+    ) -> "SyncSessionHandle[Any]":
+        """Open a session. With an `agent`, create it if it does not exist.
+
+        `agent` is the name of the agent, or the agent itself. The results of turns then have the agent's output type. With a name
+        they are text, or of the given `output_type`. Without an `id`, a new session gets one. `title`, `metadata` and `owner` are
+        those of a new session; only administrators may set the owner. Raises `SessionNotFound`, and `Conflict` if the session
+        belongs to another agent.
+        """
+        return SyncSessionHandle(
+            self._loop,
+            self._loop.run(
+                self._handle.session(
+                    id, agent=agent, output_type=output_type, title=title, metadata=metadata, owner=owner
+                )
+            ),
+        )
+
+    def sessions(
+        self,
+        *,
+        status: Status | None = None,
+        agent: str | None = None,
+        owner: str | None = None,
+        search: str | None = None,
+    ) -> Generator[SessionInfo, None, None]:
+        """Yield sessions, the last active first. `search` is a part of the title. `owner` is for administrators."""
+        return self._loop.iterate(
+            self._handle.sessions(status=status, agent=agent, owner=owner, search=search)
+        )
+
+    def run(self, id: str) -> "SyncRunHandle":
+        """Return a handle on a run."""
+        return SyncRunHandle(self._loop, self._handle.run(id))
+
+    def runs(
+        self,
+        *,
+        session_id: str | None = None,
+        parent_id: str | None = None,
+        interrupted: bool = False,
+        unresolved: bool = False,
+    ) -> Generator[RunInfo, None, None]:
+        """Yield runs, newest first: all, those that were `interrupted`, or those with an `unresolved` tool call."""
+        return self._loop.iterate(
+            self._handle.runs(
+                session_id=session_id, parent_id=parent_id, interrupted=interrupted, unresolved=unresolved
+            )
+        )
+
+    def inbox(self) -> Inbox:
+        """Return the sessions that wait for a person, the longest waiting first."""
+        return self._loop.run(self._handle.inbox())
+
+    def media(self, sha256: str) -> bytes:
+        """Return the content with this SHA-256, which a session refers to."""
+        return self._loop.run(self._handle.media(sha256))
+
+    def me(self) -> Me:
+        """Return your owner name, your role and scopes, and the agents of the API server."""
+        return self._loop.run(self._handle.me())
+
+    def workers(self) -> list[WorkerInfo]:
+        """Return the workers, and other processes that hold sessions."""
+        return self._loop.run(self._handle.workers())
+
+    def audit(self, *, session_id: str | None = None) -> Generator[AuditRecord, None, None]:
+        """Yield the audit log, newest first, of all sessions or of one. For administrators."""
+        return self._loop.iterate(self._handle.audit(session_id=session_id))
+
+    def sweep(self, *, dry_run: bool = False, limit: int = 1000) -> SweepResult:
+        """Apply the retention policies to the sessions that are due. For administrators."""
+        return self._loop.run(self._handle.sweep(dry_run=dry_run, limit=limit))
+
+    def ready(self) -> Health:
+        """Return whether the store is available and has the current schema. Raises an error if not."""
+        return self._loop.run(self._handle.ready())
+
+    def server_info(self) -> ServerInfo:
+        """Return the version of the API server, and how long it has been running."""
+        return self._loop.run(self._handle.server_info())
+
+    def metrics(self) -> str:
+        """Return the metrics in the format of Prometheus."""
+        return self._loop.run(self._handle.metrics())
+
+
+@contextmanager
+def connect_sync(
+    url: str | Store | None = None,
+    *,
+    token: str | None = None,
+    agents: "Agents | None" = None,
+    timeout: float = 30.0,
+) -> Generator[SyncClient, None, None]:
+    """Connect like `holdfast.connect`, for code that does not use asyncio. Every method blocks until it has a result."""
+    loop = EventLoop()
+    try:
+        with loop.entered(connect(url, token=token, agents=agents, timeout=timeout)) as client:
+            yield SyncClient(loop, client)
+    finally:
+        loop.close()

@@ -1,0 +1,322 @@
+"""The events of a session: one class for each kind, and `SessionEvent`, the union of all of them.
+
+Read them with `session.events()`, and tell them apart by class or by `kind`:
+
+    async for event in session.events():
+        match event:
+            case ToolCallStarted(tool=tool):
+                print("running", tool)
+            case MessageAdded(message=message):
+                print(message)
+
+An event of a kind that this version does not define, or whose payload it cannot read, is an `OtherEvent`.
+"""
+
+from datetime import datetime
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_ai.messages import ModelMessage
+
+from holdfast.api.models import ApprovalRequest
+
+
+def _payload(name: str, default: Any = ...) -> Any:
+    """Declare a field that is in the payload of the event under this name."""
+    return Field(default, validation_alias=AliasPath("payload", name))
+
+
+class _Event(BaseModel):
+    model_config = ConfigDict(frozen=True, populate_by_name=True)
+
+    seq: int
+    """The number of the event in its session: 1, 2, 3, …"""
+    at: datetime
+    run_id: str | None = None
+    step: int | None = None
+    """The step of the run, if the event belongs to one."""
+
+
+class SubmissionQueued(_Event):
+    """A submission was accepted. `seq` is its position in the queue."""
+
+    kind: Literal["submission_queued"] = "submission_queued"
+    submission_id: str = _payload("submission_id")
+    submission_kind: str = _payload("kind")
+
+
+class SubmissionStarted(_Event):
+    """A worker started to work on a submission."""
+
+    kind: Literal["submission_started"] = "submission_started"
+    submission_id: str = _payload("submission_id")
+    submission_kind: str = _payload("kind")
+    attempt: int = _payload("attempt", 1)
+
+
+class SubmissionDone(_Event):
+    """A submission succeeded."""
+
+    kind: Literal["submission_done"] = "submission_done"
+    submission_id: str = _payload("submission_id")
+
+
+class SubmissionFailed(_Event):
+    """A submission failed. Its state is `dead` if its turn was tried too often."""
+
+    kind: Literal["submission_failed"] = "submission_failed"
+    submission_id: str = _payload("submission_id")
+    state: Literal["failed", "dead"] = _payload("state")
+    reason: str | None = _payload("reason", None)
+
+
+class StateChanged(_Event):
+    """The agent state was replaced. `name` is set for a named state."""
+
+    kind: Literal["state_changed"] = "state_changed"
+    version: int = _payload("version")
+    name: str | None = _payload("name", None)
+
+
+class RunStarted(_Event):
+    """A run started. `parent` is the run whose tool started it. `message` has the prompt if no model request followed at once."""
+
+    kind: Literal["run_started"] = "run_started"
+    agent: str = _payload("agent", "")
+    parent: str | None = _payload("parent", None)
+    message: ModelMessage | None = None
+
+
+class RunCompleted(_Event):
+    """A run completed. `output` is the output of the agent, if it is not the text of the last message."""
+
+    kind: Literal["run_completed"] = "run_completed"
+    output: Any = _payload("output", None)
+
+
+class RunFailed(_Event):
+    """A run failed."""
+
+    kind: Literal["run_failed"] = "run_failed"
+    error: str | None = _payload("error", None)
+
+
+class RunInterrupted(_Event):
+    """A run was interrupted, by a user or because its process ended."""
+
+    kind: Literal["run_interrupted"] = "run_interrupted"
+    error: str | None = _payload("error", None)
+
+
+class RunRecovered(_Event):
+    """A run continues for one whose process ended, `recovered_run_id`."""
+
+    kind: Literal["recovered"] = "recovered"
+    recovered_run_id: str = _payload("run_id")
+
+
+class ApprovalRequested(_Event):
+    """A run waits for decisions about tool calls, or for their results from outside."""
+
+    kind: Literal["approval_requested"] = "approval_requested"
+    calls: list[ApprovalRequest] = _payload("calls")
+
+
+class ApprovalAnswered(_Event):
+    """A person decided about one tool call. `by` is the owner of the token, if the decision came over HTTP."""
+
+    kind: Literal["approval_answered"] = "approval_answered"
+    call_id: str = _payload("call_id")
+    digest: str = _payload("digest")
+    approved: bool = _payload("approved")
+    feedback: str | None = _payload("feedback", None)
+    arguments: dict[str, Any] | None = _payload("arguments", None)
+    by: str | None = _payload("by", None)
+
+
+class TokenUsage(BaseModel):
+    """The tokens of one model request."""
+
+    model_config = ConfigDict(frozen=True)
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class ModelRequestStarted(_Event):
+    """A request was sent to the model."""
+
+    kind: Literal["model_request_started"] = "model_request_started"
+
+
+class ModelRequestCompleted(_Event):
+    """The model responded. `cost` is in US dollars, as a decimal number, if the price of the model is known."""
+
+    kind: Literal["model_request_completed"] = "model_request_completed"
+    model: str | None = _payload("model", None)
+    usage: TokenUsage = _payload("usage", TokenUsage())
+    cost: str | None = _payload("cost", None)
+
+
+class ModelRequestFailed(_Event):
+    """A model request failed."""
+
+    kind: Literal["model_request_failed"] = "model_request_failed"
+    error: str | None = _payload("error", None)
+
+
+class ToolCallStarted(_Event):
+    """A tool is about to run. This event is durable before it does."""
+
+    kind: Literal["tool_call_started"] = "tool_call_started"
+    tool: str = _payload("tool")
+    call_id: str = _payload("call_id")
+
+
+class ToolCallCompleted(_Event):
+    """A tool call has a result.
+
+    `by_hand`: a person recorded it, `actor`. `answered`: the result came from outside, after the run had waited for it.
+    `outcome` is `unknown` if the call was cut off, and the model was informed that its outcome is unknown.
+    """
+
+    kind: Literal["tool_call_completed"] = "tool_call_completed"
+    tool: str = _payload("tool")
+    call_id: str = _payload("call_id")
+    by_hand: bool = _payload("by_hand", False)
+    actor: str | None = _payload("actor", None)
+    answered: bool = _payload("answered", False)
+    outcome: Literal["unknown"] | None = _payload("outcome", None)
+
+
+class ToolCallFailed(_Event):
+    """A tool call failed. The fields are those of `ToolCallCompleted`."""
+
+    kind: Literal["tool_call_failed"] = "tool_call_failed"
+    tool: str = _payload("tool")
+    call_id: str = _payload("call_id")
+    error: str | None = _payload("error", None)
+    by_hand: bool = _payload("by_hand", False)
+    actor: str | None = _payload("actor", None)
+    answered: bool = _payload("answered", False)
+
+
+class MessageAdded(_Event):
+    """A message was added to the history: a request to the model, or its response."""
+
+    kind: Literal["message"] = "message"
+    message: ModelMessage
+
+
+class Rewound(_Event):
+    """The session continues from an earlier checkpoint. `length` is the number of messages that are left."""
+
+    kind: Literal["rewound"] = "rewound"
+    by: Literal["undo", "rewind"] | None = _payload("by", None)
+    length: int | None = _payload("length", None)
+
+
+class Compacted(_Event):
+    """The history was replaced by a shorter one. `before` and `after` count its messages."""
+
+    kind: Literal["compacted"] = "compacted"
+    before: int = _payload("before")
+    after: int = _payload("after")
+
+
+class Forked(_Event):
+    """The history was copied into another session."""
+
+    kind: Literal["forked"] = "forked"
+    session_id: str = _payload("session_id")
+
+
+class Takeover(_Event):
+    """A worker took the session over from a holder that is gone. `taken_from` is the id of that holder."""
+
+    kind: Literal["takeover"] = "takeover"
+    taken_from: str = _payload("taken_from")
+
+
+class Handover(_Event):
+    """A worker released the session in the middle of a turn. Another worker continues."""
+
+    kind: Literal["handover"] = "handover"
+    reason: str = _payload("reason")
+
+
+class Imported(_Event):
+    """The session, or an event that has no kind of its own here, was imported from another system."""
+
+    kind: Literal["imported"] = "imported"
+    payload: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+class OtherEvent(_Event):
+    """An event of a kind that this version does not define, or whose payload it cannot read. `original_kind` is its kind on record."""
+
+    kind: Literal["other"] = "other"
+    original_kind: str
+    payload: Any = None
+    message: Any = None
+
+
+class Draft(BaseModel):
+    """Text that the model is streaming now. It is not durable, and has no number: the complete message follows as an event.
+
+    `text` continues what came before at `offset`. If the offset is 0, the text starts again.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    run_id: str
+    part: int
+    kind: str
+    offset: int
+    text: str
+
+
+KnownEvent: TypeAlias = (
+    SubmissionQueued
+    | SubmissionStarted
+    | SubmissionDone
+    | SubmissionFailed
+    | StateChanged
+    | RunStarted
+    | RunCompleted
+    | RunFailed
+    | RunInterrupted
+    | RunRecovered
+    | ApprovalRequested
+    | ApprovalAnswered
+    | ModelRequestStarted
+    | ModelRequestCompleted
+    | ModelRequestFailed
+    | ToolCallStarted
+    | ToolCallCompleted
+    | ToolCallFailed
+    | MessageAdded
+    | Rewound
+    | Compacted
+    | Forked
+    | Takeover
+    | Handover
+    | Imported
+)
+SessionEvent: TypeAlias = KnownEvent | OtherEvent
+
+KINDS: Final[dict[str, type[KnownEvent]]] = {
+    kind.model_fields["kind"].default: kind for kind in get_args(KnownEvent)
+}
+"""The class of each kind."""
+
+
+def parse_event(event: dict[str, Any]) -> SessionEvent:
+    """Return an event, as the HTTP API represents it, as an instance of its class."""
+    kind = KINDS.get(event["kind"])
+    if kind is not None:
+        try:
+            return kind.model_validate(event)
+        except ValidationError:
+            pass  # written by another version, or by another program under this kind
+    return OtherEvent.model_validate({**event, "kind": "other", "original_kind": event["kind"]})
