@@ -63,7 +63,9 @@ async def test_content_of_pydantic_ai_is_sent_as_it_is(hf: Client):
     (request, _) = [message async for message in session.messages()]
     (prompt,) = request.parts
     assert isinstance(prompt, UserPromptPart)
-    assert prompt.content[2] == picture
+    sent = prompt.content[2]
+    assert isinstance(sent, BinaryContent)
+    assert sent.data == picture.data
 
 
 async def test_the_same_key_sends_a_message_once(hf: Client):

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from holdfast import Store
+from tests.builders import until
 from tests.conftest import Engine
 from tests.raw_client import ServerError
 from tests.server.fronts import front
@@ -26,8 +27,13 @@ async def test_a_turn_lasts_as_long_as_somebody_streams_it(engine: Engine, store
                 pass
 
         watching = asyncio.create_task(watch())
+
+        async def is_running() -> bool:
+            return (await store.session(session)).status == "running"
+
+        await until(is_running)
         await asyncio.sleep(GRACE * 3)
-        assert (await store.session(session)).status == "running"
+        assert await is_running()
         assert await store.unwatched(session) < GRACE
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)

@@ -94,6 +94,7 @@ async def test_a_stranger_cannot_tell_a_foreign_session_from_none(
     others = {
         "consumer": "reader",
         "call_id": "call 2",
+        "submission_id": "no-submission",
         "sha256": "0" * 64,
         "event_id": "0" * 32,
         "name": "key",
@@ -144,6 +145,7 @@ async def test_the_matrix(app: Any, store: Store, http: httpx2.AsyncClient, toke
             "run_id": "their-run",
             "consumer": "reader",
             "call_id": "call",
+            "submission_id": "submission",
             "sha256": "0" * 64,
             "command_id": "0" * 32,
             "event_id": "0" * 32,
@@ -194,7 +196,7 @@ SCOPED = {
 
 async def test_the_matrix_of_scopes(app: Any, store: Store, http: httpx2.AsyncClient, tokens: dict[str, str]):
     """Every route against tokens with some of the scopes: those without the one that it needs get 403, whatever they name."""
-    names = {"session_id": "none", "run_id": "none", "consumer": "me", "call_id": "call"}
+    names = {"session_id": "none", "run_id": "none", "consumer": "me", "call_id": "call", "submission_id": "submission"}
     names |= {"sha256": "0" * 64, "command_id": "0" * 32, "event_id": "0" * 32, "name": "key"}
     allowed = 0
     for method, template in routes(app):
