@@ -489,7 +489,7 @@ async def test_beyond_this_machine_nobody_comes_in_without_a_token(tmp_path: Pat
             stderr=asyncio.subprocess.PIPE,
         )
         out, err = await asyncio.wait_for(process.communicate(), 30)
-        assert (process.returncode, out, b"loopback only" in err) == (2, b"", True), (out, err)
+        assert (process.returncode, out, b"only listens on loopback" in err) == (2, b"", True), (out, err)
 
     await asyncio.gather(
         refused("--no-auth", "--host", "0.0.0.0"),

@@ -95,7 +95,7 @@ async def start_bash_command(request: Request, body: NewCommand) -> BashCommand:
 
 @route(router, "POST", "/api/bash/execute_bash_command", "shell", lenient=True)
 async def execute_bash_command(request: Request, body: NewCommand) -> BashOutput:
-    """Run a command and return its output when it has ended. It continues if you disconnect."""
+    """Run a command and return its recorded output when it has ended. It continues if you disconnect."""
     started = await _start(request, body)
     outputs = await while_allowed(request, _all_outputs(_shell(request), started.id))
     if not outputs:  # purged as soon as it ended
