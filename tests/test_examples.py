@@ -137,15 +137,22 @@ def test_a_module_with_an_agent_can_be_imported(block: Block):
     assert isinstance(names["agent"], Agent)
 
 
-def test_examples_in_docstrings_run():
-    finder, runner = doctest.DocTestParser(), doctest.DocTestRunner()
+def docstrings() -> Iterator[tuple[Path, str]]:
     for path in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                text = ast.get_docstring(node) or ""
-                runner.run(finder.get_doctest(text, {}, str(path), str(path), node.body[0].lineno))
-                for example in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-                    compile(example, str(path), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+                yield path, ast.get_docstring(node) or ""
+
+
+def test_python_examples_in_docstrings():
+    """Run what `>>>` begins. Compile other examples: they show a part of a program. Commands are checked below."""
+    parser, runner = doctest.DocTestParser(), doctest.DocTestRunner()
+    for path, text in docstrings():
+        runner.run(parser.get_doctest(text, {}, str(path), str(path), 0))
+        for example in re.findall(r"(?:^ {4}.*\n?|^\n)+", text, re.MULTILINE):
+            if example.strip() and not example.lstrip().startswith("holdfast "):
+                code = textwrap.dedent(example).strip("\n")
+                compile(code, str(path), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     assert runner.summarize().failed == 0
 
 
@@ -455,11 +462,11 @@ async def test_every_curl_example_runs(page: str, tmp_path: Path):
 
 
 def typed() -> Iterator[tuple[str, list[str]]]:
-    """Yield every `holdfast …` line of indented blocks, sh blocks and code in the text."""
-    for page in PAGES:
-        if page.name == "cli.md":
-            continue  # a table of all of them, which test_docs.py compares with the code
-        text = page.read_text()
+    """Yield every `holdfast …` line of indented blocks, sh blocks and code in the text, and of docstrings."""
+    pages = [
+        (page, page.read_text()) for page in PAGES if page.name != "cli.md"
+    ]  # test_docs.py checks its tables
+    for page, text in [*pages, *docstrings()]:
         lines = re.findall(r"^(?:    |\$ )?(?:\S+=\S+ )*(?:\.venv/bin/)?holdfast (.+)$", text, re.MULTILINE)
         for line in lines:
             words = shlex.split(line.replace("…", "x").replace("'[", "").replace("]'", ""), comments=True)

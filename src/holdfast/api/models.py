@@ -257,7 +257,9 @@ class RewindTarget(RequestBody):
 class InterruptTarget(RequestBody):
     """The submission to cancel: its turn if that runs or waits, else its place in the queue."""
 
-    submission_id: Id | None = Field(None, description="The submission to cancel; by default the running turn.")
+    submission_id: Id | None = Field(
+        None, description="The submission to cancel; by default the running turn."
+    )
 
 
 class ForkTarget(RequestBody):
