@@ -1,4 +1,4 @@
-"""Locks that tell when a process is gone: the server lets go of them with the connection that holds them."""
+"""Locks that reveal when a process has exited: the server releases them with the connection that holds them."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConnectionBeacons:
-    """A connection that holds a lock for every holder of this process: the server lets go of them with the process."""
+    """A connection that holds one lock per holder of this process. The server releases them when the process exits."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -30,7 +30,7 @@ class ConnectionBeacons:
         self._relighting: asyncio.Task[None] | None = None
 
     async def light(self, holder_id: str) -> None:
-        """Hold a lock in the holder's name."""
+        """Take a lock for the holder."""
         self._lit.add(holder_id)
         try:
             await self._light_all([holder_id])
@@ -39,14 +39,14 @@ class ConnectionBeacons:
             raise
 
     async def put_out(self, holder_id: str) -> None:
-        """Let go of it."""
+        """Release the lock of the holder."""
         self._lit.discard(holder_id)
         async with self._busy:
             if is_open(self._connection):
                 await execute(self._connection, op("dim_beacon", id=holder_id))
 
     async def close(self) -> None:
-        """Let go of all."""
+        """Release all locks and disconnect."""
         left = list(self._lit)
         self._lit.clear()
         if self._relighting is not None:
@@ -79,13 +79,15 @@ class ConnectionBeacons:
             self._relighting = asyncio.create_task(self._relight())
 
     async def _relight(self) -> None:
-        told = False
+        logged = False
         while self._lit:
             try:
                 await self._light_all([])
                 break
             except (*AGAIN, *GONE, asyncpg.PostgresError) as error:
-                if not told:
-                    _log.info("the holders of this process are known by their deadline only: %s", error)
-                told = True
+                if not logged:
+                    _log.info(
+                        "other processes detect the end of this one only by its deadline for now: %s", error
+                    )
+                logged = True
                 await asyncio.sleep(PAUSE_SECONDS)
