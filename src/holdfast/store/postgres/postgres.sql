@@ -8,7 +8,7 @@ WITH head AS (
   WHERE session_id = :session_id RETURNING session_id, seq
 ), event AS (
   INSERT INTO events (session_id, seq, kind, run_id, step, at, payload)
-    SELECT session_id, seq, 'submission_queued', NULL, NULL, now_us(), :event FROM head
+  SELECT session_id, seq, 'submission_queued', NULL, NULL, now_us(), :event FROM head
 ), touched AS (
   UPDATE sessions SET active_at = now_us() WHERE id = :session_id
 )

@@ -62,7 +62,7 @@ ON CONFLICT (session_id, run_id, call_id) DO UPDATE SET
   idempotency_key = coalesce(excluded.idempotency_key, effects.idempotency_key),
   summary = coalesce(excluded.summary, effects.summary),
   attempts = CASE WHEN effects.ended_at IS NULL THEN excluded.attempts ELSE effects.attempts END,
-    started_at = CASE   -- an effect that waited for an answer starts when its tool runs
+  started_at = CASE   -- an effect that waited for an answer starts when its tool runs
     WHEN effects.ended_at IS NULL AND effects.result IS NOT NULL AND excluded.attempts > effects.attempts
     THEN excluded.started_at ELSE effects.started_at END,
   ended_at = coalesce(effects.ended_at, excluded.ended_at);
