@@ -127,7 +127,7 @@ async def import_harness(
     new one, derived from its own, which is kept in the metadata. Raises `BadImport`.
     """
     notes = Notes()
-    await source.strangers(notes)
+    await source.note_unknown(notes)
     conversations: dict[str, list[_HarnessRun]] = {}
     for run_id in await source.run_ids():
         run = await _run(source, run_id, rename, notes)

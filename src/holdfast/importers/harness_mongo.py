@@ -66,7 +66,7 @@ class Mongo(HarnessSource):
         )
         return data if hashlib.sha256(data).hexdigest() == sha256 else None
 
-    async def strangers(self, notes: Notes) -> None:
+    async def note_unknown(self, notes: Notes) -> None:
         beside = {"snapshot_messages", "snapshot_idempotency_keys", "counters", "media", "media_chunks"}
         for name in sorted(set(await self._database.list_collection_names()) - {*_KNOWN, *beside}):
             notes.add("collections that do not belong to a step store", name)

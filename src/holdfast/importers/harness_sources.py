@@ -66,7 +66,7 @@ class HarnessSource(ABC):
         """Return content that was moved out of messages; None if it is missing."""
 
     @abstractmethod
-    async def strangers(self, notes: Notes) -> None:
+    async def note_unknown(self, notes: Notes) -> None:
         """Add notes for everything else in the source."""
 
     def bad(self, problem: str) -> BadImport:
@@ -130,10 +130,10 @@ class FileSource(HarnessSource):
         path = self._root / "media" / f"{sha256}.bin"
         return await asyncio.to_thread(path.read_bytes) if path.exists() else None
 
-    async def strangers(self, notes: Notes) -> None:
-        await asyncio.to_thread(self._strangers, notes)
+    async def note_unknown(self, notes: Notes) -> None:
+        await asyncio.to_thread(self._note_unknown, notes)
 
-    def _strangers(self, notes: Notes) -> None:
+    def _note_unknown(self, notes: Notes) -> None:
         runs = set(self._run_ids())
         for path in self._root.iterdir():
             if path.name in runs:
@@ -278,7 +278,7 @@ class SqliteFile(Tables):
             row["name"] for row in await self._rows("SELECT name FROM sqlite_master WHERE type = 'table'")
         }
 
-    async def strangers(self, notes: Notes) -> None:
+    async def note_unknown(self, notes: Notes) -> None:
         known = {*_TABLES, *_BESIDE, "media", "snapshot_messages", "snapshot_message_refs"}
         for table in sorted(await self._tables() - known):
             (row,) = await self._rows(f'SELECT count(*) AS n FROM "{table}"')  # noqa: S608
@@ -313,7 +313,7 @@ class Postgres(Tables):
         )
         return {row["name"] for row in rows}
 
-    async def strangers(self, notes: Notes) -> None:
+    async def note_unknown(self, notes: Notes) -> None:
         del notes  # the database may contain tables of other applications
 
 

@@ -21,7 +21,7 @@ from holdfast.retention.holding import give_space_back, held, refuse_held
 from holdfast.store import Store
 from holdfast.types import Holder, Lease, RetentionState
 
-IDLEDAYS = 7.0
+IDLE_DAYS = 7.0
 DAY = 86400.0
 _FIRST_ROWS = 8
 _ROWS = 1000
@@ -46,7 +46,7 @@ async def clean(
     session_id: str,
     *,
     actor: str,
-    idle_days: float = IDLEDAYS,
+    idle_days: float = IDLE_DAYS,
     grace_days: float | None = None,
     force: bool = False,
     archive: Literal["media"] | None = None,

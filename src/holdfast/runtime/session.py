@@ -30,7 +30,7 @@ from holdfast.store import Store
 from holdfast.tracing import TURN, span
 from holdfast.types import Batch, NewEvent, Run, Session, Submission, SubmissionChange, Work
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 """How often to poll if a notification is lost."""
 _SHORT_SECONDS = 0.05
 """A turn that ends within this time does not read its inbox. An urgent submission is noticed at most this much later."""
@@ -291,7 +291,7 @@ class SessionRunner:
                 left = attached.grace - await self._store.unwatched(self._session_id)
             except HoldfastError as error:
                 _log.warning("session %s: cannot read when it was last watched: %s", self._session_id, error)
-                left = _LOOK_SECONDS
+                left = _POLL_SECONDS
             if left <= 0:
                 break
             await asyncio.sleep(min(left, attached.grace / 4) + 0.01)
@@ -312,7 +312,7 @@ class SessionRunner:
                     return
                 except HoldfastError as error:
                     _log.warning("session %s: the inbox cannot be read: %s", self._session_id, error)
-                await bell.wait(_LOOK_SECONDS)
+                await bell.wait(_POLL_SECONDS)
 
     async def _process_urgent(self, turn: Turn) -> None:
         for urgent in await self._store.urgent(self._session_id):

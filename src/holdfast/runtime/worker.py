@@ -29,7 +29,7 @@ from holdfast.store import Store
 from holdfast.tasks import end
 from holdfast.types import Holder, Lease, Submission, Work
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _AT_ONCE = 8
 """How many sessions are claimed at once: few enough to leave some to other workers."""
 _RESCUE_SECONDS = 0.25
@@ -146,7 +146,7 @@ class Worker:
                 for work in claimed:
                     self._start(work)
                 if not claimed:
-                    await self._first(bell.wait(_LOOK_SECONDS))
+                    await self._first(bell.wait(_POLL_SECONDS))
 
     def _start(self, work: Work) -> None:
         lease = work.lease

@@ -12,7 +12,7 @@ from holdfast.errors import NotFound, StoreError
 from holdfast.store import Store
 from holdfast.types import Command, Output
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _PAUSE_SECONDS = 1.0
 _LATE = timedelta(seconds=10)
 """How long after its timestamp a command may be committed and still be found."""
@@ -51,14 +51,14 @@ class Feed:
         while True:
             given = False
             try:
-                async for event in self._look():
+                async for event in self._poll():
                     given = True
                     yield event
             except StoreError as error:
                 _log.warning("the log of shell commands cannot be read, retrying: %s", error)
                 await asyncio.sleep(_PAUSE_SECONDS)
             if not given:
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
 
     async def replay(self) -> AsyncGenerator[Command | Output, None]:
         """Yield the events in the log, by time; `follow` continues from there."""
@@ -79,7 +79,7 @@ class Feed:
             if cursor is None:
                 return
 
-    async def _look(self) -> AsyncGenerator[Command | Output, None]:
+    async def _poll(self) -> AsyncGenerator[Command | Output, None]:
         running = {command.id: command for command in await self._running()}
         for command in [*await self._late(), *running.values()]:
             if self._note(command):

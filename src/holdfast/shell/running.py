@@ -156,7 +156,7 @@ class Running:
             if result is not None:
                 final = outputs.pop() if outputs else Output(id=new_id())
                 outputs.append(replace(final, exit_code=result[0]))
-            await self._store_patiently(outputs, result)
+            await self._store_with_retries(outputs, result)
             self._resume()
             if ends or (not last and not self._collector.has_chunks):
                 return
@@ -168,7 +168,9 @@ class Running:
             return -1, self._why
         return self._exit.code, "done"
 
-    async def _store_patiently(self, outputs: list[Output], result: tuple[int, CommandState] | None) -> None:
+    async def _store_with_retries(
+        self, outputs: list[Output], result: tuple[int, CommandState] | None
+    ) -> None:
         """Write until the store has accepted the output. Once enough of it waits, the command waits too."""
         stdout, stderr = self._collector.sizes
         new = replace(

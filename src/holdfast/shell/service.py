@@ -48,7 +48,7 @@ TIMEOUT_SECONDS: Final = 300.0
 LARGEST_PAGE: Final = 100
 _LONGEST_COMMAND = 128 * 1024 - 1
 _LONGEST_TIMEOUT = 366 * 24 * 60 * 60
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _CLOSE_SECONDS = 5.0
 
 
@@ -299,7 +299,7 @@ class ShellService:
         loop = asyncio.get_running_loop()
         look_at = loop.time() + self._settings.lease_ttl_seconds
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
             now = loop.time()
             try:
                 if self._renewal is not None and self._renewal.is_lost:

@@ -18,9 +18,9 @@ class FileBeacons:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lit: dict[str, int] = {}
+        self._locked: dict[str, int] = {}
 
-    def light(self, holder_id: str) -> bool:
+    def lock(self, holder_id: str) -> bool:
         """Lock a file named after the holder; return whether that is possible here."""
         if fcntl is None:
             return False
@@ -32,7 +32,7 @@ class FileBeacons:
         hidden.rename(
             self._folder / holder_id
         )  # other processes never see it unlocked while this one is alive
-        self._lit[holder_id] = descriptor
+        self._locked[holder_id] = descriptor
         return True
 
     def _create(self, path: Path) -> int | None:
@@ -47,30 +47,32 @@ class FileBeacons:
                 break
         return None
 
-    def put_out(self, holder_id: str) -> None:
+    def unlock(self, holder_id: str) -> None:
         """Remove the holder's file; do nothing if there is none."""
-        descriptor = self._lit.pop(holder_id, None)
+        descriptor = self._locked.pop(holder_id, None)
         if descriptor is not None:
             (self._folder / holder_id).unlink(missing_ok=True)
             os.close(descriptor)
-        if not self._lit:
+        if not self._locked:
             with suppress(OSError):
                 self._folder.rmdir()  # fails if other processes use it
 
-    def gone(self) -> list[str]:
+    def dead(self) -> list[str]:
         """Return the holders whose processes have exited, each once: their files are removed."""
         if fcntl is None:
             return []
         results: list[str] = []
         with suppress(FileNotFoundError):
-            results += [p.name for p in self._folder.iterdir() if p.name not in self._lit and _is_unlocked(p)]
+            results += [
+                p.name for p in self._folder.iterdir() if p.name not in self._locked and _is_unlocked(p)
+            ]
         return results
 
     def close(self) -> None:
         """Release all remaining locks; their holders count as dead."""
-        for descriptor in self._lit.values():
+        for descriptor in self._locked.values():
             os.close(descriptor)
-        self._lit.clear()
+        self._locked.clear()
 
 
 def _try_lock(descriptor: int) -> None:

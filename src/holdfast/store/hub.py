@@ -99,7 +99,7 @@ class Hub:
                     signal.after = number  # these tasks read everything, so one ring is enough
             _ring([signal for _, _, signal in behind])
 
-    def everyone(self) -> None:
+    def wake_all(self) -> None:
         """Ring for all tasks, for example when hints may have been lost."""
         self.changed(self.topics())
 

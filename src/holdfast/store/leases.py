@@ -27,19 +27,19 @@ class LeaseMethods(Transactions):
 
     async def _enter(self, name: str, ttl: float, agents: Sequence[str]) -> Holder:
         holder_id = new_id()
-        lit = await self._light(holder_id)
+        locked = await self._lock_beacon(holder_id)
         try:
-            return await self._join(holder_id, name, ttl, agents, lit)
+            return await self._join(holder_id, name, ttl, agents, locked)
         except BaseException:
-            await self._put_out(holder_id)
+            await self._unlock_beacon(holder_id)
             raise
 
-    async def _light(self, holder_id: str) -> bool:
+    async def _lock_beacon(self, holder_id: str) -> bool:
         """Take a lock that is released when this process exits; return whether that is possible."""
         del holder_id
         return False
 
-    async def _put_out(self, holder_id: str) -> None:
+    async def _unlock_beacon(self, holder_id: str) -> None:
         """Release that lock; do nothing if there is none."""
 
     @writing(repeatable=True)
@@ -72,7 +72,7 @@ class LeaseMethods(Transactions):
     async def _leave_all(self, holder: Holder) -> None:
         while await self._leave(holder):
             pass
-        await self._put_out(holder.id)
+        await self._unlock_beacon(holder.id)
 
     @writing(wakes=True, repeatable=True)
     def _leave(self, holder: Holder, *, limit: int = 100) -> Tx[int]:
@@ -164,12 +164,12 @@ class LeaseMethods(Transactions):
         A holder is dead when its deadline has passed, or as soon as its process is seen to have exited. The submissions that it
         claimed in these sessions are queued again.
         """
-        gone = await self._gone()
-        if not gone and not await self._any_lost():
+        dead = await self._dead_holders()
+        if not dead and not await self._any_lost():
             return []  # the usual case, without a lock
-        return await self._reclaim(gone, page_limit(limit))
+        return await self._reclaim(dead, page_limit(limit))
 
-    async def _gone(self) -> list[str]:
+    async def _dead_holders(self) -> list[str]:
         """Return the holders whose processes exited before their deadline. For engines that can detect this."""
         return []
 
@@ -182,9 +182,9 @@ class LeaseMethods(Transactions):
         )
 
     @writing(wakes=True, repeatable=True)
-    def _reclaim(self, gone: list[str], limit: int) -> Tx[list[str]]:
-        if gone:
-            yield op("expire_holders", ids=gone)
+    def _reclaim(self, dead: list[str], limit: int) -> Tx[list[str]]:
+        if dead:
+            yield op("expire_holders", ids=dead)
         lost = yield op("lost_heads", limit=limit)
         freed: list[str] = []
         for row in sorted(lost, key=lambda row: row["session_id"]):  # all lock in the same order

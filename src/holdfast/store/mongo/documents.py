@@ -119,14 +119,14 @@ class Clock:
 
     def __init__(self) -> None:
         self._ahead: float = -math.inf  # of our own clock, at least
-        self._heard = -math.inf
+        self._updated = -math.inf
 
-    def hear(self, now_us: int) -> int:
+    def update(self, now_us: int) -> int:
         """Update the estimate with the server's time, and return that."""
         ours = time.monotonic()
         ahead = now_us - ours * 1e6
         if ahead > self._ahead or not self._is_fresh(ours):
-            self._ahead, self._heard = ahead, ours
+            self._ahead, self._updated = ahead, ours
         return now_us
 
     def now(self) -> int | None:
@@ -135,7 +135,7 @@ class Clock:
         return int(ours * 1e6 + self._ahead) if self._is_fresh(ours) else None
 
     def _is_fresh(self, ours: float) -> bool:
-        return ours - self._heard < _FRESH_SECONDS
+        return ours - self._updated < _FRESH_SECONDS
 
 
 class PageSize:
@@ -198,7 +198,7 @@ class Documents:
         """Return the server's time, the same within a transaction. It comes from the head if one was changed, else from a query."""
         if self._now is None:
             hello = await self.database.client.admin.command("hello", codec_options=_PLAIN)
-            self._now = self._clock.hear(microseconds(hello["localTime"]))
+            self._now = self._clock.update(microseconds(hello["localTime"]))
         return self._now
 
     async def head(
@@ -223,7 +223,7 @@ class Documents:
         )
         if head is None:
             return []
-        self._now = self._clock.hear(microseconds(head["touched_at"]))
+        self._now = self._clock.update(microseconds(head["touched_at"]))
         self.heads[session_id] = head
         return [head]
 

@@ -18,7 +18,7 @@ from holdfast.tasks import end
 
 _log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _PAUSE_SECONDS = 0.1
 _FIELDS = "updateDescription.updatedFields"
 _WATCHED: Final[list[dict[str, Any]]] = [
@@ -55,14 +55,14 @@ class Hints:
     """The two tasks that wake the hub for changes of other processes."""
 
     def __init__(
-        self, database: AsyncDatabase[MongoRow], hub: Hub, look: Callable[[], Coroutine[Any, Any, None]]
+        self, database: AsyncDatabase[MongoRow], hub: Hub, poll: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
         self._database = database
         self._hub = hub
-        self._look = look
+        self._poll = poll
         self._tasks = [
             asyncio.create_task(self._listen(), name="holdfast-hints"),
-            asyncio.create_task(self._keep_looking(), name="holdfast-look"),
+            asyncio.create_task(self._keep_polling(), name="holdfast-poll"),
         ]
 
     async def close(self) -> None:
@@ -77,22 +77,22 @@ class Hints:
             try:
                 async with await self._database.watch(_WATCHED, resume_after=token) as stream:
                     if token is None:
-                        self._hub.everyone()  # changes before the stream started may have been missed
+                        self._hub.wake_all()  # changes before the stream started may have been missed
                     async for change in stream:
                         self._hub.changed(topics_of(change))
                         token = stream.resume_token
             except OperationFailure as error:
                 token = None  # that position is lost, or we may not use change streams
                 _log.info("changes of other processes are polled once a second for now: %s", error)
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
             except PyMongoError as error:
                 _log.info("changes of other processes are delayed until the server is back: %s", error)
                 await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _keep_looking(self) -> None:
+    async def _keep_polling(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
             try:
-                await self._look()
+                await self._poll()
             except Exception as error:  # noqa: BLE001 - a boundary: polling must survive any error
                 _log.info("cannot poll for changes: %s", error)

@@ -199,7 +199,7 @@ class MongoStore(Store):
         except BaseException as error:
             await self.close()
             raise self._translate(error) from error
-        self._hints = Hints(database, self._hub, self._look)
+        self._hints = Hints(database, self._hub, self._poll)
         return self
 
     async def close(self) -> None:
@@ -207,7 +207,7 @@ class MongoStore(Store):
             return
         client, hints, beacons = self._client, self._hints, self._beacons
         self._client = self._hints = self._beacons = None
-        self._hub.everyone()  # so that no task waits for a closed store
+        self._hub.wake_all()  # so that no task waits for a closed store
         await self._unfinished.wait()
         if hints is not None:
             await hints.close()
@@ -389,17 +389,17 @@ class MongoStore(Store):
         wanted = {"table": table.name, "only": dict(table.only), "after": after, "limit": limit}
         return (yield bounded(Operation("records", wanted), *table.texts))
 
-    async def _light(self, holder_id: str) -> bool:
-        return self._beacons is not None and await asyncio.to_thread(self._beacons.light, holder_id)
+    async def _lock_beacon(self, holder_id: str) -> bool:
+        return self._beacons is not None and await asyncio.to_thread(self._beacons.lock, holder_id)
 
-    async def _put_out(self, holder_id: str) -> None:
+    async def _unlock_beacon(self, holder_id: str) -> None:
         if self._beacons is not None:
-            await asyncio.to_thread(self._beacons.put_out, holder_id)
+            await asyncio.to_thread(self._beacons.unlock, holder_id)
 
-    async def _gone(self) -> list[str]:
-        return [] if self._beacons is None else await asyncio.to_thread(self._beacons.gone)
+    async def _dead_holders(self) -> list[str]:
+        return [] if self._beacons is None else await asyncio.to_thread(self._beacons.dead)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         """Compare the numbers of all waiting tasks with the current ones."""
         topics = self._hub.topics()
         if topics:

@@ -41,7 +41,7 @@ WITH begun AS (
 )
 SELECT * FROM begun;
 
--- name: unlit_beacons
+-- name: unlocked_beacons
 -- The holders whose connection has ended. Right after the server has started, that is true of all.
 SELECT h.id FROM holders h
 WHERE h.deadline > now_us() AND h.beacon = 1
@@ -51,9 +51,9 @@ WHERE h.deadline > now_us() AND h.beacon = 1
       AND l.objid::bigint = hashtext(h.id)::bigint & 4294967295 AND l.granted
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()));
 
--- name: light_beacon
+-- name: lock_beacon
 -- Held by the connection as long as it lives.
 SELECT pg_try_advisory_lock(1751741542, hashtext(:id)) AS lit;
 
--- name: dim_beacon
+-- name: unlock_beacon
 SELECT pg_advisory_unlock(1751741542, hashtext(:id)) AS dimmed;

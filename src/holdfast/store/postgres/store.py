@@ -61,7 +61,7 @@ _POOL: Final = "postgresql://"
 _HINT_IDS = 50
 _HINT_SECONDS = 0.002
 """The first hint is sent at once; under load, one hint contains everything that changed in this time."""
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _SUSPECT_SECONDS = 0.2
 _EXPORT: Final = {"idle_in_transaction_session_timeout": "60s"}
 """How long a reader of an archive may pause: its snapshot prevents the server from vacuuming."""
@@ -103,7 +103,7 @@ class PostgresStore(SqlStore):
             await self.close()
             raise self._translate(error) from error
         self._committer = Committer(self._connections, self._translate, self._announce)
-        self._notifier = _Notifier(self._connections, self._hub, self._look)
+        self._notifier = _Notifier(self._connections, self._hub, self._poll)
         return self
 
     async def close(self) -> None:
@@ -112,7 +112,7 @@ class PostgresStore(SqlStore):
         committer, notifier = self._committer, self._notifier
         self._committer = self._notifier = None
         self._is_open = False
-        self._hub.everyone()  # so that no task waits for a closed store
+        self._hub.wake_all()  # so that no task waits for a closed store
         await self._unfinished.wait()
         if committer is not None:
             await committer.close()
@@ -181,7 +181,7 @@ class PostgresStore(SqlStore):
         while True:
             try:
                 async with self._running().acquire() as connection:
-                    return await _look_up(connection, make)
+                    return await _read_consistently(connection, make)
             except GONE as error:
                 if asyncio.get_running_loop().time() > deadline or isinstance(error, ValueError):
                     raise self._translate(error) from error
@@ -214,23 +214,23 @@ class PostgresStore(SqlStore):
         except (asyncpg.PostgresError, ValueError, *GONE) as error:
             raise self._translate(error) from error
 
-    async def _light(self, holder_id: str) -> bool:
+    async def _lock_beacon(self, holder_id: str) -> bool:
         try:
-            await self._beacons.light(holder_id)
+            await self._beacons.lock(holder_id)
         except (*AGAIN, *GONE, asyncpg.PostgresError) as error:
             _log.info("other processes detect the end of this one only by its deadline: %s", error)
             return False
         return True
 
-    async def _put_out(self, holder_id: str) -> None:
+    async def _unlock_beacon(self, holder_id: str) -> None:
         with suppress(*GONE, asyncpg.PostgresError):
-            await self._beacons.put_out(holder_id)
+            await self._beacons.unlock(holder_id)
 
-    async def _gone(self) -> list[str]:
+    async def _dead_holders(self) -> list[str]:
         """Return the holders whose connection is closed and is still closed a moment later: a broken one is reopened at once."""
         now = asyncio.get_running_loop().time()
-        unlit = {row["id"] for row in await self._read(_unlit)}
-        self._suspects = {holder_id: self._suspects.get(holder_id, now) for holder_id in unlit}
+        unlocked = {row["id"] for row in await self._read(_unlocked)}
+        self._suspects = {holder_id: self._suspects.get(holder_id, now) for holder_id in unlocked}
         return [holder_id for holder_id, since in self._suspects.items() if now - since >= _SUSPECT_SECONDS]
 
     def _announce(self, *topics: str) -> None:
@@ -239,7 +239,7 @@ class PostgresStore(SqlStore):
         if topics and self._notifier is not None:
             self._notifier.announce(topics)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         """Compare the numbers of all waiting tasks with the current ones."""
         topics = self._hub.topics()
         if topics:
@@ -289,15 +289,15 @@ def _without_password(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@", 1)))
 
 
-def _unlit() -> Tx[Sequence[Row]]:
-    return (yield op("unlit_beacons"))
+def _unlocked() -> Tx[Sequence[Row]]:
+    return (yield op("unlocked_beacons"))
 
 
 def _of(table: Table, rows: Sequence[Row]) -> list[dict[str, object]]:
     return [{name: row[name] for name in table.names} for row in rows]
 
 
-async def _look_up(connection: Any, make: Callable[[], Tx[T]]) -> T:
+async def _read_consistently(connection: Any, make: Callable[[], Tx[T]]) -> T:
     """Run a read-only transaction. A single statement is consistent by itself; if there are more, restart in a transaction.
 
     After an empty result, the only other statement is the one that checks whether the session exists. It needs no snapshot.
@@ -334,16 +334,16 @@ class _Notifier:
         self,
         connections: Connections,
         hub: Hub,
-        look: Callable[[], Coroutine[Any, Any, None]],
+        poll: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         self._connections = connections
         self._hub = hub
-        self._look = look
+        self._poll = poll
         self._changed: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._tasks = [
             asyncio.create_task(self._connect_and_listen(), name="holdfast-notifier"),
-            asyncio.create_task(self._keep_looking(), name="holdfast-look"),
+            asyncio.create_task(self._keep_polling(), name="holdfast-poll"),
         ]
 
     def announce(self, topics: Sequence[str]) -> None:
@@ -370,7 +370,7 @@ class _Notifier:
     async def _listen(self, connection: "Connection") -> None:
         await connection.add_listener(_CHANNEL, self._receive)
         try:
-            self._hub.everyone()  # notifications before this may have been missed
+            self._hub.wake_all()  # notifications before this may have been missed
             await self._send(connection)
         finally:
             if is_open(connection):
@@ -393,10 +393,10 @@ class _Notifier:
         del connection, pid, channel
         self._hub.changed(str(payload).split())
 
-    async def _keep_looking(self) -> None:
+    async def _keep_polling(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
             try:
-                await self._look()
+                await self._poll()
             except Exception as error:  # noqa: BLE001 - a boundary: polling must survive any error
                 _log.info("cannot poll for changes: %s", error)

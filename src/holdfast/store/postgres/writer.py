@@ -85,7 +85,7 @@ def _group(arms: tuple[str, ...]) -> str:
     return "\n".join([*parts, f"SELECT session_id, seq, {changed} AS changed FROM head"])  # noqa: S608
 
 
-_APART = frozenset({"drop_drafts", "refer_blobs"})
+_SEPARATE = frozenset({"drop_drafts", "refer_blobs"})
 """Arms that are separate statements, after the others."""
 
 
@@ -187,12 +187,12 @@ class Committer:
                 await self._send(group, sent_before=sent_before)
             except AGAIN as error:
                 if len(group) > 1:
-                    await self._apart(group, error)
+                    await self._commit_separately(group, error)
                     return
                 await asyncio.sleep(PAUSE_SECONDS)
             except GONE as error:
                 if isinstance(error, ValueError):
-                    await self._apart(group, error)
+                    await self._commit_separately(group, error)
                     return
                 sent_before = True
                 await self._drop()
@@ -202,7 +202,7 @@ class Committer:
                     raise
                 await asyncio.sleep(PAUSE_SECONDS)
             except (asyncpg.PostgresError, ValueError, Conflict) as error:
-                await self._apart(group, error)
+                await self._commit_separately(group, error)
                 return
             else:
                 return
@@ -213,7 +213,7 @@ class Committer:
             cut(connection)
             await self._connections.disconnect(connection)
 
-    async def _apart(self, group: list[_BatchJob], error: Exception) -> None:
+    async def _commit_separately(self, group: list[_BatchJob], error: Exception) -> None:
         """Write each batch on its own, because one of them cannot be written and the others must not fail with it."""
         if len(group) == 1:
             group[0].fail(self._translate(error))
@@ -224,7 +224,7 @@ class Committer:
     async def _send(self, group: list[_BatchJob], *, sent_before: bool) -> None:
         assert self._connection is not None  # noqa: S101
         present = {arm for job in group for arm in job.writing.rows}
-        arms = tuple(arm for arm in ARMS if arm in present and arm not in _APART)
+        arms = tuple(arm for arm in ARMS if arm in present and arm not in _SEPARATE)
         values: list[Sequence[Any]] = [
             [job.lease.session_id for job in group],
             [job.lease.epoch for job in group],

@@ -112,22 +112,22 @@ class SqliteStore(SqlStore):
             await end(self._emptying)
         parts = (self._poller, self._readers, self._writer)
         self._poller = self._readers = self._writer = None
-        self._hub.everyone()  # so that no task waits for a closed store
+        self._hub.wake_all()  # so that no task waits for a closed store
         for part in parts:
             if part is not None:
                 await asyncio.to_thread(part.close)
         if self._beacons is not None:
             self._beacons.close()
 
-    async def _light(self, holder_id: str) -> bool:
-        return self._beacons is not None and await asyncio.to_thread(self._beacons.light, holder_id)
+    async def _lock_beacon(self, holder_id: str) -> bool:
+        return self._beacons is not None and await asyncio.to_thread(self._beacons.lock, holder_id)
 
-    async def _put_out(self, holder_id: str) -> None:
+    async def _unlock_beacon(self, holder_id: str) -> None:
         if self._beacons is not None:
-            await asyncio.to_thread(self._beacons.put_out, holder_id)
+            await asyncio.to_thread(self._beacons.unlock, holder_id)
 
-    async def _gone(self) -> list[str]:
-        return [] if self._beacons is None else await asyncio.to_thread(self._beacons.gone)
+    async def _dead_holders(self) -> list[str]:
+        return [] if self._beacons is None else await asyncio.to_thread(self._beacons.dead)
 
     async def write(self, lease: Lease, batch: Batch) -> int:
         writing = Writing(lease.session_id, batch, self._check_size)
@@ -176,7 +176,9 @@ class SqliteStore(SqlStore):
     ) -> T:
         del repeatable  # the response of a local file cannot be lost
         if long:
-            result = await self._running().submit(lambda connection: _run_apart(connection, make), chore=True)
+            result = await self._running().submit(
+                lambda connection: _run_separately(connection, make), chore=True
+            )
             self._hub.changed(changes)
             return result
         return await self._running().submit(lambda connection: _run(connection, make()), changes=changes)
@@ -289,7 +291,7 @@ def _run(connection: sqlite3.Connection, tx: Tx[T]) -> T:
         return end.value
 
 
-def _run_apart(connection: sqlite3.Connection, make: Callable[[], Tx[T]]) -> T:
+def _run_separately(connection: sqlite3.Connection, make: Callable[[], Tx[T]]) -> T:
     """Run a transaction outside a group, on the writer's thread."""
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -463,7 +465,7 @@ class _Poller:
                     self._hub.at(_run(connection, self._latest_numbers(topics)))
                     seen = version, topics
             except StoreReplaced:
-                self._hub.everyone()  # so that waiting tasks read, and get the error
+                self._hub.wake_all()  # so that waiting tasks read, and get the error
                 break
             except Exception:  # noqa: BLE001 - a boundary: the hint is delayed until the next poll, milliseconds later
                 seen = None

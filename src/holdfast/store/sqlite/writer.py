@@ -56,15 +56,15 @@ def _now_us() -> int:
 
 def _prepare(connection: sqlite3.Connection) -> None:
     """Set the pragmas of the file, before the first table, and those of the writer."""
-    _patiently(lambda: connection.execute("PRAGMA auto_vacuum = INCREMENTAL"))
-    _patiently(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchall())
+    _retry_while_busy(lambda: connection.execute("PRAGMA auto_vacuum = INCREMENTAL"))
+    _retry_while_busy(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchall())
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA secure_delete = ON")  # deleted content must not remain in the file
     connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
-    connection.execute("PRAGMA busy_timeout = 0")  # _patiently waits instead, which is fairer
+    connection.execute("PRAGMA busy_timeout = 0")  # _retry_while_busy waits instead, which is fairer
 
 
-def _patiently(action: Callable[[], T]) -> T:
+def _retry_while_busy(action: Callable[[], T]) -> T:
     """Run the action as soon as no other process has the lock. Pauses are short and random, so that no process starves."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
@@ -296,14 +296,14 @@ class Writer:
         if jobs:
             if not self._begin():
                 self._hand_out()  # finished jobs must not wait for the lock
-                _patiently(self._begin_now)
+                _retry_while_busy(self._begin_now)
             self._transact(jobs)
         for job in group:
             if job.chore:
                 self._hand_out()
                 try:
                     self._files.refuse()
-                    job.result = _patiently(partial(job.work, self._connection))
+                    job.result = _retry_while_busy(partial(job.work, self._connection))
                     self._files.check()
                 except Exception as error:  # noqa: BLE001 - delivered to the caller
                     job.fail(self._translate(error))
@@ -336,9 +336,9 @@ class Writer:
             except Exception:
                 if len(jobs) == 1:
                     raise
-                _patiently(self._begin_now)
+                _retry_while_busy(self._begin_now)
                 for job in jobs:
-                    self._apart(job)
+                    self._run_separately(job)
             if self._finished:
                 self._hand_out()  # the event loop handles them while the disk syncs
             syncing = time.perf_counter()
@@ -354,7 +354,7 @@ class Writer:
         self._pace.note(jobs, ended - started, ended - syncing)
         self._hub.changed([topic for job in jobs if job.error is None for topic in job.changes])
 
-    def _apart(self, job: _Job) -> None:
+    def _run_separately(self, job: _Job) -> None:
         self._connection.execute("SAVEPOINT job")
         try:
             job.result = job.work(self._connection)
