@@ -83,7 +83,7 @@ class Applied:
 
 
 def named(policies: Sequence[Policy]) -> list[tuple[str, Policy]]:
-    """Return policies with their names; a policy without a name is called by its index."""
+    """Return policies with their names; a policy without a name is named by its index."""
     return [(policy.name or f"retention[{place}]", policy) for place, policy in enumerate(policies)]
 
 

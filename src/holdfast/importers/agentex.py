@@ -28,7 +28,6 @@ from holdfast.media import MediaStore
 from holdfast.store import Store
 
 SYSTEM: Final = "scale-agentex"
-_LOST: Final = "The result of this call was not on record when the conversation was moved here."
 
 
 class _Known(BaseModel):

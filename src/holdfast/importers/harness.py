@@ -20,7 +20,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Tool
 
 from holdfast.errors import BadInput
 from holdfast.ids import check_id
-from holdfast.importers.harness_media import MARK, Whole
+from holdfast.importers.harness_media import MARK, MediaRestorer
 from holdfast.importers.harness_sources import Found, HarnessSource, is_object
 from holdfast.importers.report import Notes, Progress, Report, microseconds, nothing
 from holdfast.importers.session import Body, Place, SessionDraft, import_sessions, message_of
@@ -429,7 +429,7 @@ class _Conversation:
         if not is_object(value):
             raise self._source.bad(f"{where} contains an invalid message")
         if MARK in text:
-            value = await Whole(self._source, where).restored(value)
+            value = await MediaRestorer(self._source, where).restored(value)
         name = self._names.get(str(value.get("run_id")))
         renamed = name is not None and name != value["run_id"]
         if renamed:

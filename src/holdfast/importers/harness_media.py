@@ -24,7 +24,7 @@ _LITERAL: Final = f"{MARK}_literal__"
 _REFERENCE: Final = re.compile(r"media\+sha256://([0-9a-f]{64})")
 
 
-class Whole:
+class MediaRestorer:
     """Restores the messages of one snapshot."""
 
     def __init__(self, source: HarnessSource, where: str) -> None:

@@ -61,7 +61,7 @@ class MediaOffloader:
         batch.blobs = list(digests)
 
     async def write(self, batch: Batch, write: Callable[[Batch], Awaitable[object]]) -> None:
-        """Put large content into the media store, then write. Upload again what was deleted in between.
+        """Put large content into the media store, then write. Repeat the upload of media that was deleted in between.
 
         That happens when another session that referred to the same content is erased at this moment.
         """

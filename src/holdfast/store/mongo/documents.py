@@ -118,7 +118,7 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self._ahead: float = -math.inf  # of our own clock, at least
+        self._ahead: float = -math.inf  # lower bound of how far the server is ahead of the local clock
         self._updated = -math.inf
 
     def update(self, now_us: int) -> int:
