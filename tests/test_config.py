@@ -30,8 +30,8 @@ def test_environment_wins_over_file_and_arguments_over_both(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("file", "complaint"),
     [
-        ("stroe = 'x'", r"Unknown in holdfast\.toml: stroe\. Known: .*store"),
-        ("max_pending = 0", r"HOLDFAST_MAX_PENDING, or max_pending in holdfast\.toml"),
+        ("stroe = 'x'", r"Unknown setting in holdfast\.toml: stroe\. Known settings: .*store"),
+        ("max_pending = 0", r"HOLDFAST_MAX_PENDING in the environment, max_pending in holdfast\.toml"),
         ("max_pending = 'many'", "max_pending"),
         ("lease_ttl_seconds = -1", "lease_ttl_seconds"),
         ("lease_renew_seconds = 1e-9", "lease_renew_seconds"),
@@ -48,5 +48,7 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, file: str, complaint: st
 
 def test_a_typo_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOLDFAST_MAX_PENDNG", "5")
-    with pytest.raises(BadSettings, match=r"Unknown: HOLDFAST_MAX_PENDNG\. Known: .*HOLDFAST_MAX_PENDING"):
+    with pytest.raises(
+        BadSettings, match=r"Unknown variables: HOLDFAST_MAX_PENDNG\. Known variables: .*HOLDFAST_MAX_PENDING"
+    ):
         load_settings()

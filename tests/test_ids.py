@@ -40,5 +40,5 @@ def test_accepted_text_can_be_encoded(value: str):
 
 
 def test_errors_name_what_is_wrong():
-    with pytest.raises(BadId, match=r"'\.\./x' cannot be a session id"):
+    with pytest.raises(BadId, match=r"Invalid session id '\.\./x'"):
         check_id("../x", "session id")

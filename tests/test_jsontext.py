@@ -22,7 +22,7 @@ def nested(levels: int) -> str:
 
 @pytest.mark.parametrize("text", ["NaN", '{"a": [-Infinity]}', "1e999", "9" * 5000, "{", ""])
 def test_text_that_is_not_strict_json_is_refused(text: str):
-    with pytest.raises(BadText, match="is not JSON"):
+    with pytest.raises(BadText, match="is not valid JSON"):
         parse_json(text, "state")
 
 

@@ -47,11 +47,14 @@ GOOD = {"agent": "support", "idle_days": 30, "action": "clean"}
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({**GOOD, "idle_dyas": 3}, r"retention.*\[0\]\.idle_dyas: Extra inputs.*known: .*idle_days"),
+        ({**GOOD, "idle_dyas": 3}, r"retention.*\[0\]\.idle_dyas: Extra inputs.*valid fields: .*idle_days"),
         ({**GOOD, "agnet": "x"}, "agnet"),
         ({**GOOD, "hold": "no"}, r"\[0\]\.hold: Input should be a valid boolean"),
         ({**GOOD, "hold": 0}, "hold"),
-        ({**GOOD, "hold": True}, "hold keeps its sessions for ever, so it cannot have action, idle_days"),
+        (
+            {**GOOD, "hold": True},
+            "hold keeps its sessions indefinitely, so it cannot be combined with action, idle_days",
+        ),
         ({**GOOD, "idle_days": "30"}, "idle_days"),
         ({**GOOD, "idle_days": True}, "idle_days"),
         ({**GOOD, "idle_days": 0}, "idle_days: Input should be greater than 0"),
@@ -62,10 +65,10 @@ GOOD = {"agent": "support", "idle_days": 30, "action": "clean"}
         ({**GOOD, "action": "delete"}, "'clean', 'archive' or 'erase'"),
         ({**GOOD, "metadata": {}}, "metadata"),
         ({**GOOD, "metadata": {"a": None}}, "metadata"),
-        ({"idle_days": 30, "action": "clean"}, "say which sessions it is for"),
-        ({"agent": "support", "idle_days": 30}, "say what happens"),
-        ({"agent": "support", "action": "clean"}, "say when"),
-        ({"agent": "support", "hold": False}, "say what happens"),
+        ({"idle_days": 30, "action": "clean"}, "it matches no sessions"),
+        ({"agent": "support", "idle_days": 30}, "it has no action"),
+        ({"agent": "support", "action": "clean"}, "it has no time limit"),
+        ({"agent": "support", "hold": False}, "it has no action"),
     ],
 )
 def test_a_mistake_stops_the_start(monkeypatch: pytest.MonkeyPatch, given: object, complaint: str):
@@ -82,7 +85,7 @@ def test_a_mistake_stops_the_start(monkeypatch: pytest.MonkeyPatch, given: objec
         ("{}", "must be a list"),
         ("[{}", "retention"),
         ('["support"]', "retention"),
-        ('[{"agent": "a", "action": "clean", "idle_days": 30, "idle_days": 3}]', "a key is there twice"),
+        ('[{"agent": "a", "action": "clean", "idle_days": 30, "idle_days": 3}]', "a key is duplicated"),
         ('[{"agent": "a", "action": "clean", "idle_days": NaN}]', "idle_days"),
     ],
 )
@@ -95,7 +98,7 @@ def test_what_is_no_list_of_policies_is_refused(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize(
     ("policies", "complaint"),
     [
-        ([{**GOOD, "name": "x"}, {**GOOD, "agent": "b", "name": "x"}], "two policies are called x"),
+        ([{**GOOD, "name": "x"}, {**GOOD, "agent": "b", "name": "x"}], "two policies are named x"),
         ([{**GOOD, "agent": "*"}, GOOD], r"retention\[1\] can never apply: retention\[0\] comes first"),
         ([{**GOOD, "metadata": {"a": 1}}, {**GOOD, "metadata": {"a": 1, "b": 2}}], "can never apply"),
     ],

@@ -1,4 +1,4 @@
-"""Settings: from `HOLDFAST_*` variables, then `holdfast.toml`, then defaults. A typo is an error, never ignored."""
+"""Read settings from `HOLDFAST_*` variables, then `holdfast.toml`, then defaults. Reject unknown names."""
 
 import ipaddress
 import os
@@ -21,15 +21,15 @@ from holdfast.policy import Policy, check_names, parse
 PREFIX = "HOLDFAST_"
 FILE = Path("holdfast.toml")
 _FOR_TESTS = f"{PREFIX}TEST_"
-"""What begins so is for the test suite, and no setting."""
+"""Variables with this prefix belong to the test suite; they are not settings."""
 
 
 class Settings(BaseSettings):
-    """What an operator can set. Every field is `HOLDFAST_<NAME>` in the environment and `<name>` in the file."""
+    """The settings for operators. Every field is `HOLDFAST_<NAME>` in the environment and `<name>` in the file."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, toml_file=FILE, extra="forbid", frozen=True)
 
-    store: str = Field("sqlite:///holdfast.db", description="Where sessions live: a store URL.")
+    store: str = Field("sqlite:///holdfast.db", description="The store for sessions, as a URL.")
     lease_ttl_seconds: Annotated[float, Field(ge=0.2)] = Field(
         10.0, description="How long a holder that stopped renewing keeps its sessions."
     )
@@ -48,24 +48,26 @@ class Settings(BaseSettings):
         description="The largest history that a turn loads, with its media; a larger one fails the turn.",
     )
     max_pending: Annotated[int, Field(gt=0)] = Field(
-        1000, description="How many submissions of one session may wait at once."
+        1000, description="How many submissions of one session may be pending at once."
     )
 
     credential_key: SecretStr | None = Field(
-        None, description="What credentials are sealed with; several, separated by commas: the first seals."
+        None,
+        description="The key that encrypts credentials. Separate several keys with commas; the first one encrypts.",
     )
     shell_retention_seconds: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="How long the log keeps a shell command that has ended; unset keeps it for ever."
+        None,
+        description="How long the log keeps a shell command that has ended. By default it is kept indefinitely.",
     )
     shell_output_bytes: Annotated[int, Field(ge=1024)] = Field(
         16 * 1024 * 1024, description="How much of one shell command's output is kept."
     )
     shell_tail_bytes: Annotated[int, Field(ge=0)] = Field(
-        256 * 1024, description="How much of that is for the end of an output that is too long."
+        256 * 1024, description="How much of that is reserved for the end of an output that is too long."
     )
     media: str = Field(
         "database",
-        description="Where large content lives: database, disk:///path or s3://bucket/prefix.",
+        description="Where large content is stored: database, disk:///path or s3://bucket/prefix.",
     )
     media_threshold_bytes: Annotated[int, Field(ge=1024)] = Field(
         64 * 1024, description="Content of at least this size goes to the media store."
@@ -74,74 +76,77 @@ class Settings(BaseSettings):
         3600.0, description="How long media that no session refers to is kept before it is collected."
     )
     log_format: LogFormat = Field(
-        "text", description="How commands log: `text` for people, `json` for programs."
+        "text", description="The format of the logs: `text` for people, `json` for programs."
     )
     url: str | None = Field(
-        None, description="The server that commands talk to, where they can, instead of the store."
+        None, description="The server that commands use instead of the store, where possible."
     )
     host: str = Field("127.0.0.1", description="The address that `holdfast serve` listens on.")
-    port: Annotated[int, Field(ge=0, lt=65536)] = Field(8350, description="Its port; 0 takes a free one.")
+    port: Annotated[int, Field(ge=0, lt=65536)] = Field(8350, description="Its port; 0 selects a free one.")
     auth: Literal["token", "none"] = Field(
-        "token", description="`none` opens all doors; refused beyond loopback."
+        "token", description="`none` disables authentication; it is allowed only on a loopback address."
     )
     token: SecretStr | None = Field(
-        None, description="An administrator's token; without one a new one is made at each start."
+        None, description="An administrator's token. By default a new one is generated at each start."
     )
     jwt_keys: str | None = Field(
         None,
-        description="Where an identity provider's keys are: a JWKS URL or file. Its tokens are accepted too.",
+        description="The keys of an identity provider, as a JWKS URL or file. Its tokens are accepted too.",
     )
-    jwt_issuer: str | None = Field(None, description="Who must have issued them.")
-    jwt_audience: str | None = Field(None, description="For whom they must be. Required with `jwt_keys`.")
+    jwt_issuer: str | None = Field(None, description="The issuer that these tokens must have.")
+    jwt_audience: str | None = Field(
+        None, description="The audience that these tokens must have. Required with `jwt_keys`."
+    )
     max_body_bytes: Annotated[int, Field(gt=0)] = Field(
-        10 * 1024 * 1024, description="The largest body of a request."
+        10 * 1024 * 1024, description="The largest request body."
     )
     request_timeout_seconds: Annotated[float, Field(gt=0)] = Field(
         30.0,
-        description="How long a client may take for the head of a request, or pause within its body. For twice as "
-        "long a body may arrive more slowly than 500 bytes per second, and a client may take nothing of a response.",
+        description="How long a client may take to send the head of a request, or pause within its body. Twice as long applies to "
+        "a body that arrives at less than 500 bytes per second, and to a client that reads nothing of a response.",
     )
     max_archive_bytes: Annotated[int, Field(gt=0)] = Field(
-        16 * 1024 * 1024 * 1024, description="The largest archive that a request may bring."
+        16 * 1024 * 1024 * 1024, description="The largest archive that a request may contain."
     )
     attached_grace_seconds: Annotated[float, Field(ge=1, le=86_400)] = Field(
         180.0,
-        description="How long a turn of an attached session continues when nobody watches, unless the session has a `grace` of its own.",
+        description="How long a turn of an attached session continues without a watcher, unless the session has its own `grace`.",
     )
     retention_min_idle_days: Annotated[float, Field(ge=0)] = Field(
         7.0,
-        description="Cleaning what was active within so many days needs an administrator; erasing it, an administrator or the scope `delete`.",
+        description="Cleaning a session that was active within this many days requires an administrator; erasing it, an administrator or the scope `delete`.",
     )
     retention_rehydrated_days: Annotated[float, Field(ge=0, le=36500)] = Field(
         7.0,
-        description="How long a policy leaves a session alone after it came from an archive, unless it has its own `rehydrated_days`.",
+        description="How long a policy skips a session after it was restored from an archive, unless the policy has its own `rehydrated_days`.",
     )
     retention: Annotated[tuple[Policy, ...], NoDecode] = Field(
-        (), description="What happens to sessions in the end: policies, the first that matches applies. JSON."
+        (), description="The retention policies, as JSON. The first policy that matches a session applies."
     )
     retention_sweep_seconds: Annotated[float, Field(ge=1)] = Field(
-        3600.0, description="How often the sweep looks for what is due."
+        3600.0, description="How often the sweep looks for due sessions."
     )
     retention_sweep_at: Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")] | None = Field(
         None, description="Sweep once a day at this time in UTC, such as 03:30, instead of at an interval."
     )
     submission_retention_seconds: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="How long a submission that has ended is kept; unset keeps it with its session."
+        None,
+        description="How long a submission that has ended is kept. By default it is kept with its session.",
     )
     stream_comment_seconds: Annotated[float, Field(ge=1)] = Field(
-        15.0, description="How often a silent event stream says that it lives."
+        15.0, description="How often an idle event stream sends a keep-alive comment."
     )
 
     @field_validator("retention", mode="before")
     @classmethod
     def _read_policies(cls, given: Any) -> Any:
-        """Read what the environment says; a list, as the file has it, becomes what is stored."""
+        """Parse the JSON of the environment, and turn a list, as the file has it, into a tuple."""
         result = parse(given) if isinstance(given, str) else given
         return tuple(result) if isinstance(result, list) else result  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
     @field_validator("retention")
     @classmethod
-    def _tell_policies_apart(cls, policies: tuple[Policy, ...]) -> tuple[Policy, ...]:
+    def _check_policy_names(cls, policies: tuple[Policy, ...]) -> tuple[Policy, ...]:
         check_names(policies)
         return policies
 
@@ -154,13 +159,13 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments win over the environment, the environment over the file."""
+        """Give arguments precedence over the environment, and the environment over the file."""
         del dotenv_settings, file_secret_settings
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether a name or address is this machine's own, which nobody else can reach."""
+    """Return whether a host name or address is a loopback address, which other machines cannot reach."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -168,7 +173,7 @@ def is_loopback(host: str) -> bool:
 
 
 def load_settings(**given: object) -> Settings:
-    """Read the settings; `given` values win. Raises `BadSettings` that names every wrong or unknown one."""
+    """Read the settings; `given` values take precedence. Raise `BadSettings` that lists every invalid or unknown one."""
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     unknown = sorted(
         name
@@ -176,7 +181,9 @@ def load_settings(**given: object) -> Settings:
         if name.upper().startswith(PREFIX) and not name.startswith(_FOR_TESTS) and name.upper() not in known
     )
     if unknown:
-        raise BadSettings(problem=f"Unknown: {', '.join(unknown)}. Known: {', '.join(sorted(known))}.")
+        raise BadSettings(
+            problem=f"Unknown variables: {', '.join(unknown)}. Known variables: {', '.join(sorted(known))}."
+        )
     try:
         settings = Settings(**given)  # pyright: ignore[reportArgumentType]
     except ValidationError as error:
@@ -187,7 +194,9 @@ def load_settings(**given: object) -> Settings:
     if settings.lease_renew_seconds * 2 > settings.lease_ttl_seconds:
         raise BadSettings(problem="lease_ttl_seconds must be at least twice lease_renew_seconds.")
     if settings.jwt_keys is not None and settings.jwt_audience is None:
-        raise BadSettings(problem="jwt_keys needs jwt_audience: tokens for others must not open this door.")
+        raise BadSettings(
+            problem="jwt_keys requires jwt_audience: tokens for other services must not be accepted."
+        )
     if settings.shell_tail_bytes * 2 > settings.shell_output_bytes:
         raise BadSettings(problem="shell_output_bytes must be at least twice shell_tail_bytes.")
     return settings
@@ -198,7 +207,9 @@ def _complaint(place: tuple[int | str, ...], kind: str, message: str) -> str:
     if len(place) > 1:
         message = f"{''.join(f'[{part}]' if isinstance(part, int) else f'.{part}' for part in place[1:])}: {message}"
         if kind == "extra_forbidden":
-            message += f"; known: {', '.join(Policy.model_fields)}"
+            message += f"; valid fields: {', '.join(Policy.model_fields)}"
     elif kind == "extra_forbidden":
-        return f"Unknown in {FILE}: {name}. Known: {', '.join(sorted(Settings.model_fields))}."
-    return f"{name} (that is {PREFIX}{name.upper()}, or {name} in {FILE}): {message}."
+        return (
+            f"Unknown setting in {FILE}: {name}. Known settings: {', '.join(sorted(Settings.model_fields))}."
+        )
+    return f"{name} ({PREFIX}{name.upper()} in the environment, {name} in {FILE}): {message}."

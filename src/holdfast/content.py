@@ -1,6 +1,6 @@
 """The content of a message: a list of parts, checked when it is submitted.
 
-Parts come from outside. A file is either in the part or has a public HTTP address: a part cannot make the server read its own
+Parts come from outside. A file is either inline or at a public HTTP address: a part cannot make the server read its own
 network, or use its credentials with a provider. All limits are checked before anything is stored.
 """
 
@@ -32,7 +32,7 @@ def _check_base64(text: str) -> str:
     try:
         base64.b64decode(text.translate(_STANDARD), validate=True)
     except binascii.Error as error:
-        message = f"it is not base64: {error}"
+        message = f"it is not valid base64: {error}"
         raise ValueError(message) from None
     return text
 
@@ -56,14 +56,14 @@ class _Part(BaseModel):
 
 
 class PlainTextPart(_Part):
-    """Text, as OpenAI's clients send it. The same as the text on its own."""
+    """Text in the format of OpenAI's clients. Equivalent to a plain string."""
 
     type: Literal["text"]
     text: str
 
 
 class TextContentPart(_Part):
-    """Text, as Pydantic AI writes it."""
+    """Text in Pydantic AI's format."""
 
     kind: Literal["text-content"]
     content: str
@@ -91,7 +91,7 @@ class BinaryPart(_Part):
 
 
 class CachePart(_Part):
-    """A mark up to which a provider may cache the prompt."""
+    """A marker up to which a provider may cache the prompt."""
 
     kind: Literal["cache-point"]
     ttl: Literal["5m", "1h"] = "5m"
@@ -115,7 +115,7 @@ def _tag(part: Any) -> str | None:
         return "(openai)" if isinstance(part, PlainTextPart) else _KINDS.get(getattr(part, "kind", ""))
     fields = cast("dict[str, Any]", part)
     if len(fields) > _MOST_FIELDS:
-        return None  # each unknown one would be an error of its own
+        return None  # validating it would report each unknown field as a separate error
     kind = fields.get("kind")
     return "(openai)" if fields.get("type") == "text" else _KINDS.get(kind) if isinstance(kind, str) else None
 
@@ -131,24 +131,24 @@ Part: TypeAlias = Annotated[
         _tag,
         custom_error_type="part",
         custom_error_message=(
-            'A part is a string, {"type": "text", "text": …}, or an object whose `kind` is one of '
+            'A part must be a string, {"type": "text", "text": …}, or an object whose `kind` is one of '
             + ", ".join(_KINDS)
         ),
     ),
 ]
 Content: TypeAlias = Annotated[list[Part], Field(min_length=1, max_length=MOST_PARTS, fail_fast=True)]
-"""What the user says and shows: at least one part."""
+"""The content of a user's message: at least one part."""
 
 _content: Final = TypeAdapter[list[Part]](Content)
 
 
 def check_content(payload: dict[str, Any]) -> str | list[Any]:
-    """Return the text of a message, or its parts as Pydantic AI reads them. Raises `BadInput` with the place of the first mistake."""
+    """Return the text of a message, or its parts as Pydantic AI reads them. Raise `BadInput` with the place of the first mistake."""
     text, content = payload.get("text"), payload.get("content")
     if isinstance(text, str) and content is None:
         return text
     if text is not None or not isinstance(content, list):
-        raise BadInput(problem="a message has either `text` or a list of parts as `content`")
+        raise BadInput(problem="a message requires either `text` or a list of parts as `content`")
     try:
         parts = _content.validate_python(content)
     except ValidationError as error:
@@ -158,7 +158,7 @@ def check_content(payload: dict[str, Any]) -> str | list[Any]:
 
 
 def place_of(location: Sequence[int | str]) -> str:
-    """Return the place of a mistake as a path. The names of alternatives, in parentheses, are no part of it."""
+    """Return the place of a mistake as a path, without the names of alternatives, which are in parentheses."""
     return ".".join(str(step) for step in location if not str(step).startswith("("))
 
 

@@ -1,6 +1,6 @@
-"""Facts worth counting, told to whoever counts in this process; to nobody, it costs next to nothing.
+"""Report countable facts to the listeners in this process. Without a listener this costs almost nothing.
 
-Layers that must not know of any metrics library tell them here; the commands decide who listens.
+It keeps the lower layers independent of any metrics library: the commands attach the listeners.
 """
 
 from collections.abc import Callable, Generator
@@ -12,14 +12,14 @@ _listeners: list[Listener] = []
 
 
 def count(fact: str, amount: float = 1, **labels: str) -> None:
-    """Tell that something happened, so often, or of this size."""
+    """Report a fact: how often it happened, or its size."""
     for listener in _listeners:
         listener(fact, amount, labels)
 
 
 @contextmanager
 def counted_by(listener: Listener) -> Generator[None, None, None]:
-    """Have all facts told to a listener, from any thread, for as long as the block lasts."""
+    """Send all facts, from any thread, to a listener while the block runs."""
     _listeners.append(listener)
     try:
         yield

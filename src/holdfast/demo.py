@@ -1,7 +1,7 @@
-"""The agents of `holdfast demo`: scripted, so they need no key and no network; their tools are real.
+"""The agents of `holdfast demo`. They are scripted, so they need no API key and no network; their tools are real.
 
-The first prepares a release: it thinks, plans, runs shell commands in a scratch folder, appends a line to a file, asks a
-second agent, draws a picture, and asks a person before it deploys. With a model's name in DEMO_MODEL it runs on that.
+The first one prepares a release: it plans, runs shell commands in a scratch folder, appends a line to a file, calls a
+second agent, draws a picture, and asks a person before it deploys. Set DEMO_MODEL to run it on a real model.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ from holdfast.shell import ShellService
 from holdfast.store import Store, open_store
 
 FOLDER: Final = "DEMO_FOLDER"
-"""The variable that names the folder of the demo: its store, its scratch folder and its ledger file."""
+"""The variable that names the demo's folder, with its store, its scratch folder and its ledger file."""
 MODEL: Final = "DEMO_MODEL"
-"""The variable that names a model of Pydantic AI to use in place of the script."""
+"""The variable that names a Pydantic AI model to use instead of the script."""
 LEDGER: Final = "ledger.txt"
 SCRATCH: Final = "scratch"
 _DONE: Final = "one line is in"
@@ -46,18 +46,18 @@ I will prepare a release:
 3. ask a **second agent** for a review, and draw a picture;
 4. ask **you** before anything is deployed.
 
-Close this tab or kill the worker while I do so, and come back.
+Close this tab or kill the worker while I work, then come back.
 """
 _HELLO: Final = """\
-I am a scripted agent: no network, no key, real tools. Say `prepare a release`, then try one of these:
+I am a scripted agent: no network, no API key, real tools. Type `prepare a release`, then try one of these:
 
-- **close this tab** and open it again: the turn has gone on without you;
-- **kill the worker** with the button below: another one goes on, and nothing is done twice;
+- **close this tab** and open it again: the turn has continued without you;
+- **kill the worker** with the button below: another one continues, and nothing is done twice;
 - **export, clean, restore**: in the view *Retention*.
 
 ```python
 while True:
-    come_back()  # whatever was said is still here
+        come_back()  # the whole conversation is still here
 ```
 """
 _NOTES: Final = "printf '# Release 1.0\\n\\n- sessions that hold\\n- nothing is done twice\\n' > NOTES.md && wc -l NOTES.md && ls"
@@ -73,7 +73,7 @@ _STEPS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
 _TASK: Final = """\
 You prepare software releases, for show. Make a short plan. Write notes with `shell` in the scratch folder and check them
 slowly, with output in between. Then call `note` once, `review`, `draw`, and `deploy`, which asks a person. Never call a
-tool again whose outcome is unknown. End with a table of what came of each.
+tool again whose outcome is unknown. End with a table of the results.
 """
 
 
@@ -88,13 +88,13 @@ def open_demo() -> Store:
 
 
 async def respond(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
-    """Say the next thing; what was done so far in this turn decides which."""
+    """Stream the next response, which depends on the calls made so far in this turn."""
     del info
     last = max(n for n, message in enumerate(messages) if _prompt(message) is not None)
-    said = str(_prompt(messages[last]))
+    prompt = str(_prompt(messages[last]))
     turn = messages[last:]
     called = [part for message in turn for part in message.parts if isinstance(part, ToolCallPart)]
-    if "release" not in said.lower():
+    if "release" not in prompt.lower():
         async for word in _slowly(_HELLO):
             yield word
         return
@@ -119,10 +119,10 @@ async def respond(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterato
 
 
 async def _summarize(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-    """Say what a compaction keeps of the conversation."""
+    """Summarize the conversation for a compaction."""
     del info
-    said = [str(prompt) for message in messages if (prompt := _prompt(message)) is not None]
-    return ModelResponse(parts=[TextPart(f"The person asked: {'; '.join(said[:-1]) or 'nothing yet'}.")])
+    prompts = [str(prompt) for message in messages if (prompt := _prompt(message)) is not None]
+    return ModelResponse(parts=[TextPart(f"The person asked: {'; '.join(prompts[:-1]) or 'nothing yet'}.")])
 
 
 def _results(turn: list[ModelMessage]) -> list[ToolReturnPart]:
@@ -131,13 +131,13 @@ def _results(turn: list[ModelMessage]) -> list[ToolReturnPart]:
 
 def _noted(turn: list[ModelMessage]) -> str:
     if any(part.tool_name == "note" and _DONE in str(part.content) for part in _results(turn)):
-        return "All is checked and written down."
-    return "I was cut off while I wrote my line, and did **not** write it again: look into the file."
+        return "Everything is checked and written."
+    return "I was interrupted while I wrote my line, and did **not** write it again: check the file."
 
 
 def _report(turn: list[ModelMessage]) -> str:
     rows = "\n".join(f"| {part.tool_name} | {_brief(part)} |" for part in _results(turn))
-    return f"Here is what came of it:\n\n| tool | result |\n|---|---|\n{rows}\n\nThat is **all**."
+    return f"Here are the results:\n\n| tool | result |\n|---|---|\n{rows}\n\nThat is **all**."
 
 
 def _brief(part: ToolReturnPart) -> str:
@@ -149,19 +149,19 @@ def _brief(part: ToolReturnPart) -> str:
 
 
 def _verdict(messages: list[ModelMessage]) -> str:
-    said = next((str(result) for message in messages if (result := _prompt(message)) is not None), "")
-    return f"I have read {len(said.split())} words. They are short and true. **Release it.**"
+    prompt = next((str(result) for message in messages if (result := _prompt(message)) is not None), "")
+    return f"I have read {len(prompt.split())} words. They are short and true. **Release it.**"
 
 
 async def _review(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-    """Read what is to be reviewed, take a while, and find it good."""
+    """Approve the notes after a short delay."""
     del info
     await asyncio.sleep(1)
     return ModelResponse(parts=[TextPart(_verdict(messages))])
 
 
 async def _review_aloud(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
-    """Do the same for somebody who watches."""
+    """Approve the notes as a stream."""
     del info
     async for word in _slowly(_verdict(messages)):
         yield word
@@ -176,8 +176,8 @@ async def _slowly(text: str) -> AsyncIterator[str]:
 def _prompt(message: ModelMessage) -> Any:
     if not isinstance(message, ModelRequest):
         return None
-    said = [part.content for part in message.parts if isinstance(part, UserPromptPart)]
-    return said[-1] if said else None  # one that was interrupted may stand before it
+    prompts = [part.content for part in message.parts if isinstance(part, UserPromptPart)]
+    return prompts[-1] if prompts else None  # an interrupted prompt may precede it
 
 
 _model: Final = os.environ.get(MODEL)
@@ -196,7 +196,7 @@ agents: Final = [agent, reviewer]
 
 @agent.tool
 async def shell(ctx: RunContext[Any], command: str) -> dict[str, Any]:
-    """Run a shell command in the scratch folder, on record. What it writes is seen while it runs."""
+    """Run a shell command in the scratch folder and record it. Its output is visible while it runs."""
     scratch = folder() / SCRATCH
     await asyncio.to_thread(scratch.mkdir, parents=True, exist_ok=True)
     async with open_demo() as store, ShellService(store, cwd=scratch) as service:
@@ -214,7 +214,7 @@ def _append(path: Path, line: str) -> None:
 
 @agent.tool
 async def note(ctx: RunContext[Any], line: str) -> str:
-    """Append a line to the ledger file, then take a while: if we are killed now, nobody knows whether it is there."""
+    """Append a line to the ledger file, then wait. If the worker is killed during the wait, the outcome is unknown."""
     path = folder() / LEDGER
     await asyncio.to_thread(_append, path, line)
     await annotate_effect(ctx, summary=f"appended {line!r} to {path.name}")
@@ -224,17 +224,17 @@ async def note(ctx: RunContext[Any], line: str) -> str:
 
 @agent.tool(metadata={"recovery": "retry"})
 async def review(ctx: RunContext[Any], what: str) -> str:
-    """Ask the second agent, in a session of its own. Harmless, so it is asked again if its answer is unknown."""
+    """Have the second agent review a file, in a session of its own. It is harmless, so it is retried if its outcome is unknown."""
     text = await asyncio.to_thread(_read, folder() / SCRATCH / Path(what).name)
     async with open_demo() as store:
-        asking = await store.session(str(ctx.conversation_id))
+        caller = await store.session(str(ctx.conversation_id))
         session = await store.create_session(
-            agent="reviewer", owner=asking.owner, title=f"Review of {what}", id=new_id()
+            agent="reviewer", owner=caller.owner, title=f"Review of {what}", id=new_id()
         )
         done = await reviewer.run(
             f"Review this:\n\n{text}",
             conversation_id=session.id,
-            capabilities=[Holdfast(store, agent="reviewer", owner=asking.owner)],
+            capabilities=[Holdfast(store, agent="reviewer", owner=caller.owner)],
         )
     return done.output
 
@@ -245,7 +245,7 @@ def _read(path: Path) -> str:
 
 @agent.tool_plain(metadata={"recovery": "retry"})
 async def draw() -> list[str | BinaryImage]:
-    """Draw a picture of the release. It is large enough to be kept outside of the rows, as media."""
+    """Draw a picture of the release. It is large enough to be stored as media."""
     await asyncio.sleep(0.5)
     return [
         "The parts of the release, by size.",
@@ -254,7 +254,7 @@ async def draw() -> list[str | BinaryImage]:
 
 
 def _picture(values: tuple[int, ...], width: int = 420, height: int = 180) -> bytes:
-    """Return bars as a PNG, written by hand: there is nothing to install. It is transparent, to suit a light and a dark page."""
+    """Return a bar chart as a PNG, without an image library. It is transparent, to suit light and dark pages."""
     paper, ink, line = b"\0\0\0\0", b"\x1a\x9c\x90\xff", b"\x80\x90\x8c\x60"
     each = width // len(values)
     rows: list[bytes] = []
@@ -272,12 +272,12 @@ def _picture(values: tuple[int, ...], width: int = 420, height: int = 180) -> by
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     head = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)
-    body = zlib.compress(b"".join(rows), 0)  # not small on purpose: what is large is media
+    body = zlib.compress(b"".join(rows), 0)  # uncompressed on purpose: large content becomes media
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 
 
 @agent.tool_plain(requires_approval=True, metadata={"editable": True})
 async def deploy(target: str, version: str) -> str:
-    """Deploy, once a person has said yes."""
+    """Deploy, once a person has approved."""
     await asyncio.sleep(1)
     return f"{version} is on {target}"

@@ -1,4 +1,4 @@
-"""One family of errors. Each docstring is the message a person reads, with the facts filled in."""
+"""All errors, in one family. Each docstring is the message that a person reads, with the facts filled in."""
 
 import inspect
 from functools import cache
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class HoldfastError(Exception):
-    """Something went wrong in Holdfast."""
+    """An error in Holdfast."""
 
     code: ClassVar[str] = "error"
     status: int | None = None
@@ -47,19 +47,19 @@ def _by_code() -> dict[str, type[HoldfastError]]:
 
 
 class BadInput(HoldfastError):
-    """What was given cannot be used: {problem}."""
+    """Invalid input: {problem}."""
 
     code = "bad_input"
 
 
 class BadId(BadInput):
-    """{value!r} cannot be a {what}: use 1 to 128 letters, digits and . _ : @ = + ~ -, beginning with a letter or digit."""
+    """Invalid {what} {value!r}. Use 1 to 128 letters, digits and . _ : @ = + ~ -, and start with a letter or digit."""
 
     code = "bad_id"
 
 
 class BadUuid(BadInput):
-    """{value!r} cannot be the id of a {what}: use a UUID, 32 hexadecimal digits with or without dashes."""
+    """Invalid {what} id {value!r}. Use a UUID: 32 hexadecimal digits, with or without dashes."""
 
     code = "bad_uuid"
 
@@ -71,37 +71,37 @@ class BadText(BadInput):
 
 
 class BadCursor(BadInput):
-    """{cursor!r} is not a cursor of this list: pass `next_cursor` of the page before, unchanged."""
+    """Invalid cursor {cursor!r} for this list. Pass the `next_cursor` of the previous page unchanged."""
 
     code = "bad_cursor"
 
 
 class BadSettings(BadInput):
-    """The settings cannot be used. {problem}"""
+    """Invalid settings. {problem}"""
 
     code = "bad_settings"
 
 
 class PayloadTooLarge(BadInput):
-    """The {what} has {size} bytes; the limit is {limit}. Raise `max_payload_bytes`, or keep large content as media."""
+    """The {what} has {size} bytes; the limit is {limit}. Raise `max_payload_bytes`, or store large content as media."""
 
     code = "payload_too_large"
 
 
 class NoFolder(BadInput):
-    """There is no folder {path} to run a command in. Make it first, or name another as `cwd`."""
+    """The working directory {path} does not exist. Create it, or pass another directory as `cwd`."""
 
     code = "no_folder"
 
 
 class Unauthenticated(HoldfastError):
-    """{problem} Send `Authorization: Bearer <token>`; on the command line, set HOLDFAST_TOKEN. `holdfast token create` makes one."""
+    """{problem} Send `Authorization: Bearer <token>`; on the command line, set HOLDFAST_TOKEN. Create a token with `holdfast token create`."""
 
     code = "unauthenticated"
 
 
 class Forbidden(HoldfastError):
-    """This needs {needs}, which {who} does not have."""
+    """This requires {needs}, which {who} does not have."""
 
     code = "forbidden"
 
@@ -119,25 +119,25 @@ class SessionNotFound(NotFound):
 
 
 class Conflict(HoldfastError):
-    """This contradicts what is stored already: {problem}. Nothing was changed."""
+    """This conflicts with stored data: {problem}. Nothing was changed."""
 
     code = "conflict"
 
 
 class SessionExists(Conflict):
-    """Session {id} exists already. Choose another id, or use the existing session."""
+    """Session {id} already exists. Choose another id, or use the existing session."""
 
     code = "session_exists"
 
 
 class IdUnavailable(Conflict):
-    """The session id {id} is not available. Choose another one, or leave it out: then a new one is generated."""
+    """The session id {id} is not available. Choose another one, or omit it to have one generated."""
 
     code = "id_unavailable"
 
 
 class KeyReused(Conflict):
-    """Session {session_id} has a submission with idempotency key {key!r} and another content. Use a new key."""
+    """Session {session_id} already has a submission with idempotency key {key!r} and different content. Use a new key."""
 
     code = "key_reused"
 
@@ -149,25 +149,25 @@ class VersionConflict(Conflict):
 
 
 class MediaCollected(Conflict):
-    """Media was deleted between its upload and this write, because no session referred to it: {uris}. Nothing was changed. Put it again, then write."""
+    """Media was deleted between its upload and this write, because no session referred to it: {uris}. Nothing was changed. Upload it again, then retry the write."""
 
     code = "media_collected"
 
 
 class HistoryTooLarge(Conflict):
-    """The history has {size} bytes with its media; the limit is {limit}. Rewind or undo to an earlier point, or raise `max_history_bytes`."""
+    """The history has {size} bytes including its media; the limit is {limit}. Rewind or undo to an earlier point, or raise `max_history_bytes`."""
 
     code = "history_too_large"
 
 
 class NotYet(Conflict):
-    """Session {session_id} has events 1 to {seq}; there is no number {number} yet."""
+    """Event {number} does not exist yet: session {session_id} has events 1 to {seq}. Retry when it has been written."""
 
     code = "not_yet"
 
 
 class CredentialSealed(Conflict):
-    """Credential {name} of session {session_id} does not open with `credential_key`. Add the key it was sealed with."""
+    """Credential {name} of session {session_id} cannot be decrypted with `credential_key`. Add the key that encrypted it."""
 
     code = "credential_sealed"
 
@@ -191,97 +191,97 @@ class SessionMoved(Conflict):
 
 
 class SessionErased(Conflict):
-    """Session {id} was erased, for good. Its id is not used again: choose another."""
+    """Session {id} was permanently erased. Its id cannot be reused; choose another one."""
 
     code = "session_erased"
 
 
 class NotCleaned(Conflict):
-    """Session {id} is {status}, not cleaned: only a cleaned session can be rehydrated. To have it replaced, clean it first."""
+    """Session {id} is {status}, and only a cleaned session can be rehydrated. To replace it, clean it first."""
 
     code = "not_cleaned"
 
 
 class SweepRunning(Conflict):
-    """A sweep is under way, by {holder}. Wait for its end; a dry run can be made meanwhile."""
+    """A sweep is already running, started by {holder}. Wait until it ends, or do a dry run, which is possible at any time."""
 
     code = "sweep_running"
 
 
 class RetentionRefused(Conflict):
-    """Session {session_id} is left as it is: {problem}. {lift}"""
+    """Session {session_id} was not changed: {problem}. {lift}"""
 
     code = "retention_refused"
 
 
 class BadArchive(BadInput):
-    """This archive cannot be used: {problem}. Nothing was changed."""
+    """Invalid archive: {problem}. Nothing was changed."""
 
     code = "bad_archive"
 
 
 class ArchiveTooNew(BadArchive):
-    """The archive has format version {found}; this Holdfast knows {known}. Upgrade Holdfast. Nothing was changed."""
+    """The archive has format version {found}; this version of Holdfast supports {known}. Upgrade Holdfast. Nothing was changed."""
 
     code = "archive_too_new"
 
 
 class ArchiveFailed(HoldfastError):
-    """The archive could not be kept for a moment: {problem}. Nothing was changed. Make room or access there, then try again."""
+    """The archive could not be saved temporarily: {problem}. Nothing was changed. Check free space and permissions there, then retry."""
 
     code = "archive_failed"
 
 
 class QueueFull(HoldfastError):
-    """Session {session_id} has {pending} submissions waiting; the limit is {limit}. Try again when some have ended."""
+    """Session {session_id} has {pending} pending submissions; the limit is {limit}. Retry when some of them have ended."""
 
     code = "queue_full"
 
 
 class TurnInProgress(HoldfastError):
-    """Session {session_id} has {pending} submissions under way, and this one was to be rejected then. Nothing was queued."""
+    """Session {session_id} is busy with {pending} submissions, and this one has `when_busy` set to reject. Nothing was queued."""
 
     code = "turn_in_progress"
 
 
 class SessionBusy(HoldfastError):
-    """Session {session_id} is held by {holder} until {until}. Wait for it to end, or submit a message to its queue."""
+    """Session {session_id} is in use by {holder} until {until}. Retry after that time, or submit a message to its queue."""
 
     code = "session_busy"
 
 
 class LeaseLost(HoldfastError):
-    """The lease on session {session_id}, epoch {epoch}, is not ours: {reason}. Nothing was written. Stop this run."""
+    """The lease on session {session_id} with epoch {epoch} is not valid: {reason}. Nothing was written. Stop this run."""
 
     code = "lease_lost"
 
 
 class HolderLost(HoldfastError):
-    """Holder {id} is not registered, or its deadline has passed. Join again, and take the leases anew."""
+    """Holder {id} is not registered, or its deadline has passed. Join again, then acquire the leases again."""
 
     code = "holder_lost"
 
 
 class CommandLost(HoldfastError):
-    """Command {id} is not ours to record: {reason}. Nothing was written. End its process."""
+    """Command {id} cannot be recorded by this service: {reason}. Nothing was written. Stop its process."""
 
     code = "command_lost"
 
 
 class ShellClosed(HoldfastError):
-    """The shell service is not running. Use it inside of `async with ShellService(…)`."""
+    """The shell service is not running. Use it within `async with ShellService(…)`."""
 
     code = "shell_closed"
 
 
 class TooManyExports(HoldfastError):
-    """This server is sending {limit} archives already, which is its limit. Try again when one of them has ended."""
+    """This server is already sending {limit} archives, which is its limit. Retry when one of them has finished."""
 
     code = "too_many_exports"
 
 
 class ShellUnavailable(HoldfastError):
-    """The command cannot be started now: {problem}. Nothing was run or recorded. Try again later."""
+    """The command cannot be started now: {problem}. Nothing was run or recorded. Retry later."""
 
     code = "shell_unavailable"
 
@@ -299,73 +299,73 @@ class UnknownStore(StoreError):
 
 
 class StoreClosed(StoreError):
-    """The store at {url} is not open. Use it inside of `async with open_store(…)`."""
+    """The store at {url} is not open. Use it within `async with open_store(…)`."""
 
     code = "store_closed"
 
 
 class StoreForked(StoreClosed):
-    """The store at {url} was opened by process {opened_by}, and cannot be used in process {process}, which was forked from it. Open a store of its own in each process, after the fork."""
+    """The store at {url} was opened by process {opened_by} and cannot be used in process {process}, which was forked from it. Open a separate store in each process, after the fork."""
 
     code = "store_forked"
 
 
 class StoreReplaced(StoreClosed):
-    """The files of the store at {url} were deleted or replaced while this process had them open: {path} is not the file that was opened. This process no longer reads or writes it, and what it wrote last may be in the old file only. Restart the process."""
+    """The files of the store at {url} were deleted or replaced while this process had them open: {path} is not the file that was opened. This process no longer reads or writes it, and its latest writes may exist only in the old file. Restart the process."""
 
     code = "store_replaced"
 
 
 class StoreUnavailable(StoreError):
-    """The store at {url} is not available: {problem}. What was acknowledged is safe; a call under way may have happened or not."""
+    """The store at {url} is not available: {problem}. Acknowledged writes are safe; a call that was in progress may or may not have taken effect."""
 
     code = "store_unavailable"
 
 
 class StoreMissing(StoreUnavailable):
-    """There is no store at {url}: {problem}."""
+    """No store exists at {url}: {problem}."""
 
     code = "store_missing"
 
 
 class StoreBusy(StoreError):
-    """The store at {url} was locked by another process for {seconds} seconds. Try again, or find who holds the lock: a process paused inside of a write does."""
+    """The store at {url} was locked by another process for {seconds} seconds. Retry, or find the process that holds the lock; it may have been paused during a write."""
 
     code = "store_busy"
 
 
 class StoreFull(StoreError):
-    """The disk of the store at {url} is full. Nothing of this write was kept. Free space, then try again."""
+    """The disk of the store at {url} is full. This write was discarded. Free space, then retry."""
 
     code = "store_full"
 
 
 class StoreReadOnly(StoreError):
-    """The store at {url} cannot be written to: {problem}. Check what this user may do there."""
+    """The store at {url} is read-only: {problem}. Check the permissions of this user."""
 
     code = "store_read_only"
 
 
 class StoreCorrupt(StoreError):
-    """The file behind {url} is not a sound database: {problem}. Restore it from a backup."""
+    """The file at {url} is not a valid database: {problem}. Restore it from a backup."""
 
     code = "store_corrupt"
 
 
 class StoreTooNew(StoreError):
-    """The store at {url} has schema version {found}; this Holdfast knows up to {known}. Upgrade Holdfast."""
+    """The store at {url} has schema version {found}; this version of Holdfast supports up to {known}. Upgrade Holdfast."""
 
     code = "store_too_new"
 
 
 class StoreTooOld(StoreError):
-    """The store at {url} has schema version {found}; this Holdfast needs {known}. Run `holdfast db upgrade`."""
+    """The store at {url} has schema version {found}; this version of Holdfast requires {known}. Run `holdfast db upgrade`."""
 
     code = "store_too_old"
 
 
 class BadUri(BadInput):
-    """{uri!r} names no media: write media+sha256:// and the 64 lower-case hexadecimal digits of its SHA-256."""
+    """Invalid media URI {uri!r}. Use media+sha256:// followed by the 64 lower-case hexadecimal digits of the SHA-256."""
 
     code = "bad_uri"
 
@@ -377,7 +377,7 @@ class BadKey(BadInput):
 
 
 class MediaNotFound(NotFound):
-    """There is no {uri} in {location}. Check that HOLDFAST_MEDIA names the media store it was put into."""
+    """{uri} does not exist in {location}. Check that HOLDFAST_MEDIA names the media store that contains it."""
 
     code = "media_not_found"
 
@@ -389,25 +389,25 @@ class MediaError(HoldfastError):
 
 
 class MediaDamaged(MediaError):
-    """The bytes of {uri} in {location} are damaged: {problem}. Restore them from a backup, or delete it and put it again."""
+    """The bytes of {uri} in {location} are damaged: {problem}. Restore them from a backup, or delete it and upload it again."""
 
     code = "media_damaged"
 
 
 class MediaUnavailable(MediaError):
-    """The media store {location} is not available: {problem}. Nothing half-written can be seen; try again."""
+    """The media store {location} is not available: {problem}. No partial content is visible. Retry."""
 
     code = "media_unavailable"
 
 
 class MediaDenied(MediaError):
-    """The media store {location} refuses us: {problem}. Check the credentials, whether they have expired, and what they allow."""
+    """The media store {location} denied access: {problem}. Check the credentials, their expiry and their permissions."""
 
     code = "media_denied"
 
 
 class MediaFull(MediaError):
-    """There is no space left in the media store {location}: {problem}. Nothing of this was kept. Free space, then try again."""
+    """The media store {location} is full: {problem}. This content was discarded. Free space, then retry."""
 
     code = "media_full"
 
@@ -425,13 +425,13 @@ class BadImport(BadInput):
 
 
 class AgentExited(HoldfastError):
-    """{what} tried to end the whole process with {error}. Only its run failed. Raise an ordinary exception instead."""
+    """{what} tried to exit the process with {error}. Only its run failed. Raise an ordinary exception instead."""
 
     code = "agent_exited"
 
 
 class Stopping(HoldfastError):
-    """The server is stopping, and could not wait for this any longer: it may have happened or not. Send it again."""
+    """The server is stopping and could not wait for this request, which may or may not have taken effect. Send it again."""
 
     code = "stopping"
 

@@ -1,13 +1,13 @@
-"""The guards that refuse to delete a session. They look only at a `RetentionState`, which the caller has read under the session's lock."""
+"""The guards against deleting a session. They use only a `RetentionState`, which the caller has read under the session's lock."""
 
 from holdfast.errors import RetentionRefused
 from holdfast.types import RetentionState
 
 
 def refuse_cleaning(state: RetentionState, *, idle: float, grace: float = 0.0, force: bool = False) -> None:
-    """Raise `RetentionRefused` with the first guard that does not let the session be cleaned, and what would lift it.
+    """Raise `RetentionRefused` for the first guard that forbids cleaning the session, and describe how to lift it.
 
-    `force` lifts all but running and hold. A session whose deletion has begun only heeds hold: it cannot go back.
+    `force` lifts all guards but running and hold. Once the deletion of a session has begun, only a hold stops it: it cannot be undone.
     """
     _refuse_always(state)
     if state.status == "moved" and not force:
@@ -15,7 +15,7 @@ def refuse_cleaning(state: RetentionState, *, idle: float, grace: float = 0.0, f
             state,
             "moved",
             "it was moved to another store",
-            "Check that it is there, then use force, or erase it.",
+            "Check that it exists there, then use force, or erase it.",
         )
     if force or (state.status == "cleaning" and state.cleaned_at is not None):
         return
@@ -24,7 +24,7 @@ def refuse_cleaning(state: RetentionState, *, idle: float, grace: float = 0.0, f
             state,
             "pending",
             f"{state.pending} submissions have not ended",
-            "Wait until they have, or use force to drop them.",
+            "Wait until they have ended, or use force to drop them.",
             pending=state.pending,
         )
     if state.behind:
@@ -32,8 +32,8 @@ def refuse_cleaning(state: RetentionState, *, idle: float, grace: float = 0.0, f
             state,
             "cursor",
             f"the cursor of {state.behind[0]} is behind event {state.seq}"
-            + (f", and {len(state.behind) - 1} others are" if len(state.behind) > 1 else ""),
-            "Let the consumer read on and move its cursor, or use force.",
+            + (f", and {len(state.behind) - 1} others are too" if len(state.behind) > 1 else ""),
+            "Let the consumer catch up and move its cursor, or use force.",
             consumers=list(state.behind),
             seq=state.seq,
         )
@@ -51,7 +51,7 @@ def refuse_cleaning(state: RetentionState, *, idle: float, grace: float = 0.0, f
         raise _refused(
             state,
             "rehydrated",
-            f"it came from an archive {_duration(since)} ago",
+            f"it was restored from an archive {_duration(since)} ago",
             f"Wait {_duration(grace - since)}, or require fewer idle days, or use force.",
             rehydrated_at=state.rehydrated_at.isoformat(),
             needed_seconds=round(grace),
@@ -59,7 +59,7 @@ def refuse_cleaning(state: RetentionState, *, idle: float, grace: float = 0.0, f
 
 
 def refuse_erasing(state: RetentionState) -> None:
-    """Raise `RetentionRefused` if the session runs or is on hold; nothing else stands against an erasure."""
+    """Raise `RetentionRefused` if the session is running or on hold. Nothing else prevents an erasure."""
     _refuse_always(state)
 
 
@@ -71,7 +71,7 @@ def _refuse_always(state: RetentionState) -> None:
             state,
             "running",
             f"it is running, held by {state.holder}",
-            "Interrupt it, or wait for its end; force does not help.",
+            "Interrupt it, or wait until it ends; force does not override this.",
             holder=state.holder,
         )
     if state.commands:
@@ -79,13 +79,13 @@ def _refuse_always(state: RetentionState) -> None:
             state,
             "running",
             f"{state.commands} of its shell commands are running",
-            "Stop them, or wait for their end; force does not help.",
+            "Stop them, or wait until they end; force does not override this.",
             commands=state.commands,
         )
 
 
 def _duration(seconds: float) -> str:
-    """Return a duration in its two largest units, as people say it."""
+    """Return a duration in its two largest units."""
     left = round(seconds)
     words: list[str] = []
     for unit, size in (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1)):

@@ -1,4 +1,4 @@
-"""Names of things: fresh ids, and which ids and texts are accepted from outside."""
+"""Generate ids, and check ids and text from outside."""
 
 import difflib
 import os
@@ -18,7 +18,7 @@ _SHOWN_TITLE = 80
 
 
 def new_id() -> str:
-    """Return a fresh UUIDv7: sorts by time of creation, also within a millisecond."""
+    """Return a new UUIDv7. UUIDs sort by creation time, also within a millisecond."""
     milliseconds, nanoseconds = divmod(time.time_ns(), 1_000_000)
     fraction = nanoseconds * 4096 // 1_000_000
     value = milliseconds << 80 | 0x7 << 76 | fraction << 64 | 0b10 << 62 | int.from_bytes(os.urandom(8)) >> 2
@@ -27,21 +27,21 @@ def new_id() -> str:
 
 
 def check_id(value: str, what: str = "id") -> str:
-    """Return `value` if it can be an id everywhere: in a URL, in a file name, on a terminal."""
+    """Return `value` if it is safe to use as an id in URLs, in file names and on a terminal."""
     if not isinstance(value, str) or not _ID.fullmatch(value):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BadId(what=what, value=value)
     return value
 
 
 def check_uuid(value: str, what: str) -> str:
-    """Return a UUID in the one form in which it is stored; it may be given with dashes or without."""
+    """Return a UUID, given with or without dashes, in the form in which it is stored."""
     if not isinstance(value, str) or not _UUID.fullmatch(value):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BadUuid(what=what, value=value)
     return str(uuid.UUID(value))
 
 
 def check_name(value: str, what: str) -> str:
-    """Return `value` if it is a short printable text, such as an owner, an agent's or a tool's name."""
+    """Return `value` if it is a short printable text, such as an owner or the name of an agent or a tool."""
     if not isinstance(value, str) or not value or len(value) > _LONGEST_NAME or not value.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BadText(what=what, problem=f"must have 1 to {_LONGEST_NAME} printable characters")
     return value
@@ -56,7 +56,7 @@ def check_title(value: str) -> str:
 
 
 def title_from(text: str) -> str:
-    """Return the first line of a message as the title of its session, shortened; nothing if it has no text."""
+    """Return the first line of a message, shortened, as the title of its session; empty if the message has no text."""
     lines = (
         "".join(c if c.isprintable() else " " for c in line).strip()
         for line in text.lstrip()[:_READ_FOR_TITLE].splitlines()
@@ -66,30 +66,31 @@ def title_from(text: str) -> str:
 
 
 def check_text(value: str, what: str) -> int:
-    """Return the size of `value` in bytes if every engine can store it exactly as it is."""
+    """Return the size of `value` in bytes if every engine can store it exactly."""
     if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BadText(
-            what=what, problem=f"is a {type(value).__name__}; pass text, for JSON that of json.dumps"
+            what=what,
+            problem=f"is a {type(value).__name__}; pass a string, and serialize JSON with json.dumps",
         )
     if "\x00" in value:
-        raise BadText(what=what, problem="holds a NUL character; as JSON, write it as \\u0000")
+        raise BadText(what=what, problem="contains a NUL character; in JSON, escape it as \\u0000")
     if value.isascii():
         return len(value)
     try:
         return len(value.encode())
     except UnicodeEncodeError as error:
-        problem = f"holds a lone surrogate at {error.start}; as JSON, write it as an escape"
+        problem = f"contains a lone surrogate at {error.start}; in JSON, write it as an escape"
         raise BadText(what=what, problem=problem) from None
 
 
 def did_you_mean(name: str, names: Collection[str]) -> str:
-    """Return a sentence, after a space, that suggests the names close to one that was not found; else nothing."""
+    """Return a sentence, with a leading space, that suggests similar names; empty if there are none."""
     close = difflib.get_close_matches(name, names)
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def check_choice(value: str, choices: tuple[str, ...], what: str) -> str:
-    """Return `value` if it is one of the choices."""
+    """Return `value` if it is one of `choices`, else raise `BadInput`."""
     if value not in choices:
-        raise BadInput(problem=f"{value!r} is not a {what}; use one of {', '.join(choices)}")
+        raise BadInput(problem=f"{value!r} is not a valid {what}; use one of {', '.join(choices)}")
     return value

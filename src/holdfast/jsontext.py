@@ -1,7 +1,7 @@
-"""JSON text that is stored: how it is written, and which text is accepted.
+"""Write and validate the JSON text that is stored.
 
-Whatever is stored must be readable by every reader: no NaN or Infinity, which JSON does not have, no numbers that a
-parser refuses, and no nesting that overflows the serializer of a list in which it is one item of many.
+Every reader must be able to read stored JSON: it has no NaN or Infinity, which JSON does not support, no numbers that a
+parser rejects, and no nesting that overflows the serializer of a list that contains it.
 """
 
 import json
@@ -14,7 +14,7 @@ from holdfast.errors import BadInput, BadText
 from holdfast.types import Json
 
 DEEPEST: Final = 100
-"""How many objects and arrays may be nested in each other. Pydantic serializes up to 255 levels."""
+"""The deepest allowed nesting of objects and arrays. Pydantic serializes up to 255 levels."""
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -38,15 +38,15 @@ def _bounded(text: str) -> int:
 
 
 _MOST_DIGITS: Final = 310
-"""As many as the largest floating-point number has. Reading a longer one takes time that grows with its square."""
+"""The number of digits of the largest float. The time to read a longer number grows with the square of its length."""
 _LONGEST_INT: Final = 4300
 """The most digits that Python reads by default. Pydantic writes longer numbers, and a tool may return one."""
 MOST_VALUES: Final = 100_000
-"""How many values a JSON text from outside may have. Values cost a hundred times as much as the bytes they are written with."""
+"""The most values in a JSON text from outside. A value takes a hundred times as much memory as its text."""
 MOST_RECORDED_VALUES: Final = 2_000_000
-"""How many values a recorded message or result may have. An archive that brings one back has the same limit."""
+"""The most values in a recorded message or result. An archive that restores one has the same limit."""
 _STRING: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-"""A string, also one without an end: or each quote in it would be the start of another look at the rest."""
+"""A string, even if it is unterminated: otherwise each quote in it would cause another scan of the rest."""
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _STRICT: Final = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_bounded)
 _TOLERANT: Final = json.JSONDecoder(
@@ -56,7 +56,7 @@ _LENIENT: Final = json.JSONDecoder(parse_constant=lambda _: None)
 
 
 def parse_json(text: str, what: str, *, most_values: int = MOST_VALUES) -> Any:
-    """Return the value of a JSON text. Raises `BadText` if it is not strict JSON, too large or nested too deeply."""
+    """Return the value of a JSON text. Raise `BadText` if it is not strict JSON, too large or nested too deeply."""
     if has_many_values(text, most_values):
         raise BadText(what=what, problem=f"has more than {most_values:,} values")
     try:
@@ -64,14 +64,14 @@ def parse_json(text: str, what: str, *, most_values: int = MOST_VALUES) -> Any:
     except RecursionError:
         raise BadText(what=what, problem=_TOO_DEEP) from None
     except ValueError as error:
-        raise BadText(what=what, problem=f"is not JSON: {error}") from None
+        raise BadText(what=what, problem=f"is not valid JSON: {error}") from None
     if len(text) > 2 * DEEPEST and text.count("{") + text.count("[") > DEEPEST and is_too_deep(value):
         raise BadText(what=what, problem=_TOO_DEEP)
     return value
 
 
 def parse_object(text: str, what: str) -> dict[str, Any]:
-    """Do the same with a text that must be a JSON object."""
+    """Return the value of a JSON text that must be an object, with the checks of `parse_json`."""
     value = parse_json(text, what)
     if not isinstance(value, dict):
         raise BadText(what=what, problem="is not a JSON object")
@@ -82,23 +82,23 @@ _TOO_DEEP: Final = f"is nested more than {DEEPEST} levels deep"
 
 
 def has_many_values(text: str, most: int) -> bool:
-    """Return whether a JSON text has more values than that, without parsing it."""
+    """Return whether a JSON text has more values than `most`, without parsing it."""
     return len(text) > most and _most_values(text) > most and _most_values(_STRING.sub("", text)) > most
 
 
 def _most_values(text: str) -> int:
-    """Return how many values this text has at the most: each but the first follows one of these characters."""
+    """Return an upper bound of the number of values: each but the first follows one of these characters."""
     return text.count(",") + text.count("[") + text.count("{")
 
 
 def check_recorded(text: str, what: str) -> None:
-    """Raise `BadText` if a text that is recorded has more values than an archive may bring back."""
+    """Raise `BadText` if a recorded text has more values than an archive may restore."""
     if has_many_values(text, MOST_RECORDED_VALUES):
         raise BadText(what=what, problem=f"has more than {MOST_RECORDED_VALUES:,} values")
 
 
 def is_too_deep(value: Any) -> bool:
-    """Return whether a value is nested more deeply than is stored. Works level by level, without recursion."""
+    """Return whether a value is nested more deeply than the limit. Works level by level, without recursion."""
     level: list[Any] = [value]
     for _ in range(DEEPEST + 1):
         level = [item for item in level if isinstance(item, dict | list)]
@@ -113,7 +113,7 @@ def _children(item: dict[str, Any] | list[Any]) -> Iterable[Any]:
 
 
 def has_lone_surrogates(text: str, value: Any) -> bool:
-    """Return whether the value of this JSON text holds half a surrogate pair, which UTF-8 cannot represent."""
+    """Return whether the value of this JSON text contains a lone surrogate, which UTF-8 cannot represent."""
     if _SURROGATE.search(text) is None:
         return False
     try:
@@ -124,12 +124,12 @@ def has_lone_surrogates(text: str, value: Any) -> bool:
 
 
 def read_recorded(text: Json) -> Any:
-    """Return the value of a text that was recorded. A number with more digits than Python reads becomes a string of them."""
+    """Return the value of a recorded text. A number with more digits than Python reads becomes a string."""
     return _TOLERANT.decode(text)
 
 
 def read_json(text: Json) -> Any:
-    """Return the value of a stored text as it can be sent: lone surrogates, as in JavaScript, become "?"."""
+    """Return the value of a stored text in a form that can be sent: lone surrogates become "?", as in JavaScript."""
     value: Any = json.loads(text)
     if has_lone_surrogates(text, value):
         value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
@@ -137,7 +137,7 @@ def read_json(text: Json) -> Any:
 
 
 def strict_json(value: Any, what: str) -> Json:
-    """Return the text of a value from outside. Raises `BadInput` if JSON cannot represent it."""
+    """Return the JSON text of a value from outside. Raise `BadInput` if JSON cannot represent it."""
     try:
         return json.dumps(value, allow_nan=False)
     except (ValueError, RecursionError) as error:
@@ -147,7 +147,7 @@ def strict_json(value: Any, what: str) -> Json:
 def lenient_json(
     value: Any, *, default: Callable[[Any], Any] | None = None, separators: tuple[str, str] | None = None
 ) -> Json:
-    """Return the text of a value of our own or of an agent. NaN and infinite numbers become null, as in Pydantic."""
+    """Return the JSON text of a value from Holdfast or an agent. NaN and infinite numbers become null, as in Pydantic."""
     try:
         return json.dumps(value, allow_nan=False, default=default, separators=separators)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Holding leases: every process that writes to sessions joins as a holder, renews its deadline in time, and leaves.
+"""Hold leases: every process that writes to sessions joins as a holder, renews its deadline, and leaves.
 
-How long a holder lives, and how often it is renewed, are settings of its store. A worker renews from a thread, so that a busy event loop does
-not cost it its sessions. It stops renewing by itself when the event loop does not respond for a long time: then every session of the worker
+The store's settings define how long a holder lives and how often it is renewed. A worker renews from a thread, so that a busy event loop
+does not cost it its sessions. It stops renewing when the event loop does not respond for a long time: then every session of the worker
 hangs, and another worker can continue them.
 """
 
@@ -21,7 +21,7 @@ from holdfast.tasks import end
 from holdfast.types import Holder, Lease, Session
 
 _MARGIN = 0.1
-"""The part of the time to live that is left when a loss is reported: enough to stop what runs."""
+"""The fraction of the time to live that is left when a loss is reported: enough to stop the current runs."""
 _WARN_SECONDS = 1.0
 """How long the event loop may be blocked before a warning is logged."""
 _PAUSE_SECONDS = 0.2
@@ -36,14 +36,14 @@ def process_name() -> str:
 async def join(
     store: Store, name: str | None = None, *, ttl: float | None = None, agents: Sequence[str] = ()
 ) -> Holder:
-    """Join as a holder that lives for `ttl` seconds, by default as long as the settings say."""
+    """Join as a holder that lives for `ttl` seconds, by default as long as the settings define."""
     return await store.join(
         name or process_name(), ttl=ttl or store.settings.lease_ttl_seconds, agents=agents
     )
 
 
 async def why_waiting(store: Store, session: Session) -> str | None:
-    """Return why no worker continues a session, and what to do about it; None if one does or nothing waits."""
+    """Return why no worker continues a session, and what to do about it; None if one does or nothing is pending."""
     if session.waiting_for == "worker":
         now = await store.now()
         alive = [holder for holder in await store.holders() if holder.deadline > now]
@@ -57,7 +57,7 @@ async def why_waiting(store: Store, session: Session) -> str | None:
 
 
 def no_worker(agent: str, served: Collection[str]) -> str:
-    """Return that no live worker serves an agent, with the names that are meant perhaps."""
+    """Return a message that no live worker serves an agent, with similar names that are served."""
     if not served:
         return f"No live worker serves agent {agent!r}. Start one with `holdfast worker` or `holdfast serve`."
     return f"No live worker serves agent {agent!r}.{did_you_mean(agent, served)} Live workers serve: {', '.join(sorted(served))}."
@@ -67,7 +67,7 @@ def no_worker(agent: str, served: Collection[str]) -> str:
 async def joined(
     store: Store, name: str | None = None, *, ttl: float | None = None
 ) -> AsyncGenerator[Holder, None]:
-    """Be a holder for as long as the block runs, renewed on this event loop."""
+    """Be a holder while the block runs, renewed on this event loop."""
     holder = await join(store, name, ttl=ttl)
     renewal = Renewal(store, holder)
     try:
@@ -75,14 +75,14 @@ async def joined(
     finally:
         try:
             await renewal.stop()
-        finally:  # also if this is cancelled meanwhile
-            with suppress(HoldfastError):  # then its deadline ends it
+        finally:  # also if this task is cancelled meanwhile
+            with suppress(HoldfastError):  # if this fails, the holder expires at its deadline
                 await store.leave(holder)
 
 
 @asynccontextmanager
 async def held(store: Store, session_id: str, *, ttl: float | None = None) -> AsyncGenerator[Lease, None]:
-    """Hold the lease of a session for as long as the block runs, as a holder of its own. Raises `SessionBusy`."""
+    """Hold the lease of a session while the block runs, with a holder of its own. Raises `SessionBusy`."""
     async with joined(store, ttl=ttl) as holder:
         yield await acquire(store, session_id, holder)
 
@@ -96,7 +96,7 @@ async def acquire(
     tries: int = 2,
     pause: float = 0.0,
 ) -> Lease:
-    """Take the lease of a session. Between tries, free the sessions of processes that have ended before their deadline."""
+    """Acquire the lease of a session. Between attempts, free the sessions of processes that ended before their deadline."""
     while True:
         try:
             return await store.acquire(session_id, holder, cleaned=cleaned)
@@ -109,11 +109,11 @@ async def acquire(
 
 
 class Renewal:
-    """Renews a holder until it is stopped, or lost.
+    """Renews a holder until it is stopped or lost.
 
-    With `lost`, a loss is reported by calling that on the event loop that made this, once, before the deadline passes. Without it, renewing is
-    tried as long as the holder exists; `is_lost` tells when it does not, and the next write finds out, too. `in_thread`, it renews from a
-    thread of its own, where the store allows it.
+    With `lost`, a loss is reported once, before the deadline passes, by calling that function on the event loop that created this object.
+    Without it, renewal is retried as long as the holder exists; then `is_lost` is set, and the next write fails. With `in_thread`, it renews
+    from a thread of its own if the store supports that.
     """
 
     def __init__(
@@ -131,12 +131,12 @@ class Renewal:
         self._lost = lost
         self._loop = asyncio.get_running_loop()
         self._loop_timeout = settings.loop_timeout_seconds
-        self._pinged: float | None = None  # since when the event loop owes a response
+        self._pinged: float | None = None  # when the event loop received a ping that it has not answered
         self._warned = False
         self._since = time.monotonic()
         self.is_lost = False
         self.was_blocked = False
-        """Whether it was lost because code blocked the event loop."""
+        """Whether the holder was lost because code blocked the event loop."""
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
@@ -228,7 +228,7 @@ class Renewal:
             self._ping()
 
     def _ping(self) -> None:
-        """Ask the event loop for a response, unless it owes one; log a warning if that takes long."""
+        """Ping the event loop, unless a ping is unanswered; log a warning if the answer takes long."""
         if self._pinged is None:
             self._pinged = time.monotonic()
             with suppress(RuntimeError):  # the loop has ended

@@ -1,7 +1,7 @@
-"""How commands log: one line for a fact, as text or JSON, with the session and the run it is about.
+"""Log one line per fact, as text or JSON, with the session and the run that it concerns.
 
-Never content and never secrets: of an error only our own messages are told, of others the type and where it was raised.
-What it said is on record with its run.
+Logs never contain content or secrets: only the messages of Holdfast's own errors are logged. For other errors, the type and the
+place are logged; the message is recorded with the run.
 """
 
 import json
@@ -29,7 +29,7 @@ def log_context(facts: Callable[[], dict[str, str | None]]) -> None:
 
 
 def start_logging(format: LogFormat) -> None:
-    """Log to standard error: what we do, and the warnings of others."""
+    """Log to standard error: Holdfast's own messages, and the warnings of other libraries."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter() if format == "json" else _TextFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
@@ -37,41 +37,39 @@ def start_logging(format: LogFormat) -> None:
 
 
 class _LogFormatter(logging.Formatter):
-    """What both have in common."""
+    """The common base of both formats."""
 
     converter = time.gmtime
 
-    def formatException(self, ei: Any) -> str:  # noqa: N802 - the name is logging's
-        """Return where it was raised and what kind of error it was, without what it says, unless it is ours."""
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging defines the name
+        """Return the type of an error and where it was raised; the message only if it is Holdfast's own error."""
         error: BaseException | None = ei[1]
         lines: list[str] = []
         seen: set[int] = set()
         while error is not None and id(error) not in seen:
             seen.add(id(error))
             frames = traceback.extract_tb(error.__traceback__)
-            said = f": {error}" if isinstance(error, HoldfastError) else ""
+            text = f": {error}" if isinstance(error, HoldfastError) else ""
             where = " < ".join(
                 f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in reversed(frames)
             )
-            lines.append(f"{type(error).__module__}.{type(error).__qualname__}{said} in {where}")
+            lines.append(f"{type(error).__module__}.{type(error).__qualname__}{text} in {where}")
             error = error.__cause__ or error.__context__
         return "\n".join(lines)
 
     def facts(self, record: logging.LogRecord) -> dict[str, str]:
-        """Return what a record says and is about."""
+        """Return the message of a record and its context."""
         message = record.getMessage()
         if not record.name.startswith("holdfast"):
-            message = message.split("\n", 1)[
-                0
-            ]  # asyncio, for one, goes on with whatever the task had in its hands
+            message = message.split("\n", 1)[0]  # asyncio, for example, appends a dump of the task
         facts: dict[str, str] = {
             "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": message,
         }
-        asked = _context.get()
-        facts |= {name: value for name, value in (asked() if asked else {}).items() if value is not None}
+        context = _context.get()
+        facts |= {name: value for name, value in (context() if context else {}).items() if value is not None}
         if record.exc_info:
             facts["error"] = self.formatException(record.exc_info)
         return facts
@@ -89,5 +87,5 @@ class _TextFormatter(_LogFormatter):
         error = facts.pop("error", None)
         message = facts.pop("message")
         rest = "".join(f" {name}={value}" for name, value in facts.items())
-        shown = _CONTROL.sub(lambda match: repr(match[0])[1:-1], f"{message}{rest}")  # a line is one entry
+        shown = _CONTROL.sub(lambda match: repr(match[0])[1:-1], f"{message}{rest}")  # one line per entry
         return f"{line} {shown}" + ("" if error is None else f"\n{error}")

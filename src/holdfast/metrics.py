@@ -1,6 +1,6 @@
-"""What processes count, for Prometheus: each fact by one metric, in the process where it happens.
+"""Count facts for Prometheus, one metric per fact, in the process where they happen.
 
-The workers of `holdfast serve` leave their numbers in files that its front reads. Others show theirs on a port.
+The workers of `holdfast serve` write their counts to files that the front-end process reads. Other processes serve theirs on a port.
 """
 
 import time
@@ -15,15 +15,15 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
-"""The variable that names the folder of those files; prometheus-client reads it when it is imported."""
+"""The variable that names the folder of those files; prometheus-client reads it on import."""
 FRONT: Final = {
-    "submissions": ("Submissions that were accepted here.", ("kind",)),
-    "retention": ("Sessions that were exported, cleaned, rehydrated or erased here.", ("action",)),
+    "submissions": ("Submissions accepted by this server.", ("kind",)),
+    "retention": ("Sessions exported, cleaned, rehydrated or erased by this server.", ("action",)),
 }
 WORKER: Final = {
-    "runs": ("Runs that ended on a worker, by how.", ("outcome",)),
-    "takeovers": ("Sessions that were taken over from a holder that was gone.", ()),
-    "refused_writes": ("Writes that were refused because their lease was not the newest.", ()),
+    "runs": ("Runs that ended on a worker, by outcome.", ("outcome",)),
+    "takeovers": ("Sessions taken over from a dead holder.", ()),
+    "refused_writes": ("Writes refused because their lease was not the newest.", ()),
 }
 _PAUSE_SECONDS = 0.5
 _SILENT_SECONDS = 10.0
@@ -31,7 +31,7 @@ SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Counts:
-    """Counts facts in a registry. Facts that it has no metric for are none of its business."""
+    """Counts facts in a registry. Facts without a metric are ignored."""
 
     def __init__(self, registry: CollectorRegistry, facts: dict[str, tuple[str, tuple[str, ...]]]) -> None:
         self._counters = {
@@ -45,7 +45,7 @@ class Counts:
             )
 
     def __call__(self, fact: str, amount: float, labels: dict[str, str]) -> None:
-        """Count it."""
+        """Count a fact."""
         if fact == "commit_batches" and self._batches is not None:
             self._batches.observe(amount)
         elif (counter := self._counters.get(fact)) is not None:
@@ -53,13 +53,13 @@ class Counts:
 
 
 class OfWorkers(Collector):
-    """What the workers of this command have counted, also those that are gone."""
+    """The counts of this command's workers, including those that have exited."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def collect(self) -> Iterable[Metric]:
-        """Return it, added up."""
+        """Return the sums of all workers."""
         of_files: Any = MultiProcessCollector(CollectorRegistry(), str(self._folder))
         return of_files.collect()
 
@@ -67,8 +67,8 @@ class OfWorkers(Collector):
 def show(registry: CollectorRegistry, host: str, port: int) -> WSGIServer:
     """Serve a registry to Prometheus, on a thread.
 
-    A client that sends nothing is dropped. While no file descriptors are left, the thread tries again from time to time; the
-    server of prometheus-client would try without a pause.
+    Drop clients that send nothing. While no file descriptors are left, retry with a pause, which the server of
+    prometheus-client does not do.
     """
     server: Any = start_http_server(port, host, registry)[0]
     server.RequestHandlerClass = type("Handler", (server.RequestHandlerClass,), {"timeout": _SILENT_SECONDS})

@@ -1,6 +1,6 @@
-"""Retention policies as an operator writes them, and which of them applies to a session. Pure: never reads or deletes.
+"""Retention policies as an operator writes them, and how the matching policy of a session is found. This module has no side effects.
 
-What is read here decides what is deleted: whatever is unknown, ambiguous or left open is an error, never a guess.
+Policies decide what is deleted, so anything unknown, ambiguous or missing in them is an error.
 """
 
 import json
@@ -19,7 +19,7 @@ _Value: TypeAlias = str | bool | int | float
 
 
 class Policy(BaseModel):
-    """When the sessions it matches are cleaned, archived or erased; or, with `hold`, that they never are."""
+    """When matching sessions are cleaned, archived or erased. With `hold`, they never are."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -34,31 +34,31 @@ class Policy(BaseModel):
     hold: bool = False
 
     @model_validator(mode="after")
-    def _says_all(self) -> Self:
+    def _check_complete(self) -> Self:
         if self.agent is None and self.metadata is None:
-            message = f'say which sessions it is for: agent, metadata, or agent = "{ANY}" for all'
+            message = f'it matches no sessions: set agent, metadata, or agent = "{ANY}" for all'
             raise ValueError(message)
         if self.hold:
             given = {"idle_days", "max_age_days", "action", "keep_last_runs", "rehydrated_days"}
             given &= self.model_fields_set
             if given:
-                message = f"hold keeps its sessions for ever, so it cannot have {', '.join(sorted(given))}"
+                message = f"hold keeps its sessions indefinitely, so it cannot be combined with {', '.join(sorted(given))}"
                 raise ValueError(message)
             return self
         if self.action is None:
-            message = "say what happens to its sessions: action = clean, archive or erase; or hold = true"
+            message = "it has no action: set action to clean, archive or erase, or set hold = true"
             raise ValueError(message)
         if self.idle_days is None and self.max_age_days is None:
-            message = "say when: idle_days, max_age_days, or both"
+            message = "it has no time limit: set idle_days, max_age_days, or both"
             raise ValueError(message)
         return self
 
     def could_match(self, agent: str) -> bool:
-        """Say whether some session of this agent may match it."""
+        """Return whether a session of this agent may match."""
         return self.agent in {None, ANY, agent}
 
     def matches(self, agent: str, metadata: Mapping[str, Any]) -> bool:
-        """Say whether it is for such a session: the agent's name, and every pair of its metadata, to the letter."""
+        """Return whether it matches a session: the agent's name and every metadata pair must be equal."""
         return self.could_match(agent) and all(
             key in metadata and type(metadata[key]) is type(value) and metadata[key] == value
             for key, value in (self.metadata or {}).items()
@@ -67,9 +67,9 @@ class Policy(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """The policy that applies to a session. `due_at` is when it is due at the earliest; None if never.
+    """The policy that applies to a session. `due_at` is the earliest time at which the session is due; None if never.
 
-    `grace_days` is how long a session that came from an archive is left alone.
+    `grace_days` is how long a session that was restored from an archive is skipped.
     """
 
     name: str
@@ -78,12 +78,12 @@ class Applied:
     grace_days: float = 0.0
 
     def is_due(self, now: datetime) -> bool:
-        """Say whether the time has come."""
+        """Return whether the session is due."""
         return self.due_at is not None and self.due_at <= now
 
 
 def named(policies: Sequence[Policy]) -> list[tuple[str, Policy]]:
-    """Return policies with what they are called: their name, or their place."""
+    """Return policies with their names; a policy without a name is named by its index."""
     return [(policy.name or f"retention[{place}]", policy) for place, policy in enumerate(policies)]
 
 
@@ -98,9 +98,10 @@ def applied(
     rehydrated_days: float = 0.0,
     holds: bool = True,
 ) -> Applied | None:
-    """Return the first policy that matches a session, and when the session is due: by whichever limit comes first.
+    """Return the first policy that matches a session, and when the session is due by the limit that is reached first.
 
-    Without `holds`, policies that hold sessions do not count. One that came from an archive is not due before its grace period ends: the policy's own, else `rehydrated_days`.
+    Without `holds`, policies that hold sessions are skipped. A session that was restored from an archive is not due before its
+    grace period ends: the policy's own, else `rehydrated_days`.
     """
     result: Any = json.loads(metadata)
     pairs = cast("dict[str, Any]", result) if isinstance(result, dict) else {}
@@ -117,12 +118,12 @@ def applied(
 
 
 def parse(text: str) -> list[Any]:
-    """Read policies from JSON. A key that is there twice is a mistake, not a choice."""
+    """Read policies from JSON. Reject duplicate keys."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) != len(pairs):
-            message = f"a key is there twice among {', '.join(key for key, _ in pairs)}"
+            message = f"a key is duplicated among {', '.join(key for key, _ in pairs)}"
             raise ValueError(message)
         return result
 
@@ -133,20 +134,20 @@ def parse(text: str) -> list[Any]:
         raise ValueError(message) from None
     if not isinstance(value, list):
         message = 'it must be a list of policies: [{"agent": …, "idle_days": …, "action": …}]'
-        raise ValueError(message)  # noqa: TRY004 - pydantic takes this one for a mistake in what was given
+        raise ValueError(message)  # noqa: TRY004 - pydantic turns a ValueError into a validation error
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
 def check_names(policies: Sequence[Policy]) -> None:
-    """Refuse two policies of one name, and one that can never apply because an earlier one takes all its sessions."""
+    """Reject policies with the same name, and a policy that never applies because an earlier one matches all its sessions."""
     names = [name for name, _ in named(policies)]
     for place, policy in enumerate(policies):
         if names[place] in names[:place]:
-            message = f"two policies are called {names[place]}"
+            message = f"two policies are named {names[place]}"
             raise ValueError(message)
         for earlier in policies[:place]:
             if _covers(earlier, policy):
-                message = f"{names[place]} can never apply: {names[policies.index(earlier)]} comes first"
+                message = f"{names[place]} can never apply: {names[policies.index(earlier)]} comes first and matches all its sessions"
                 raise ValueError(message)
 
 

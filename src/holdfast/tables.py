@@ -1,6 +1,6 @@
-"""The rows of a session as an archive has them: which tables, which columns, in which order.
+"""The rows of a session in an archive: their tables, columns and order.
 
-A test compares this list with the schema of each engine, so that a new table or column cannot be forgotten.
+A test compares this list with the schema of each engine, so that no table or column is forgotten.
 """
 
 from dataclasses import dataclass, replace
@@ -28,10 +28,10 @@ _LATEST: Final = 253_402_300_799_999_999
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column, and which values of it are valid: those that the methods of the store accept from outside.
+    """A column and its valid values, which are those that the methods of the store accept from outside.
 
-    `json` and `object` are checked like JSON from outside. With `choices` only these are valid. The bodies of messages
-    and the results of calls are text here, as they are for `write`: what was recorded must come back.
+    `json` and `object` are checked like JSON from outside. `choices` limits the values. The bodies of messages
+    and the results of calls are plain text here, as they are for `write`: every recorded value must be restorable.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Column:
 
     @property
     def is_text(self) -> bool:
-        """Whether it holds text, and not numbers."""
+        """Whether it contains text rather than numbers."""
         return self.kind not in _NUMBERS
 
     def check(self, value: Any, what: str) -> None:
@@ -82,9 +82,9 @@ def _check_number(value: object, kind: Kind, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table with rows of a session. `key` orders them; `unique` is a column whose values no two sessions share.
+    """A table with rows of a session. `key` is their order; `unique` is a column whose values are unique across sessions.
 
-    With `only`, these are the rows that have these values in these columns.
+    `only` restricts the table to the rows with these values in these columns.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Table:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Return the names of its columns with text."""
+        """Return the names of its text columns."""
         return tuple(column.name for column in self.columns if column.is_text)
 
     @property
@@ -121,7 +121,7 @@ SESSION: Final = Table(
         status=STATUSES,
     ),
 )
-"""The session and its number. Its lease is not part of it, and neither is where its archive is."""
+"""The session and its event number, without its lease and the location of its archive."""
 
 TABLES: Final = (
     Table(
@@ -204,7 +204,7 @@ TABLES: Final = (
     ),
     Table("blob_references", ("sha256",), _columns("session_id id, sha256 id")),
 )
-"""Every table with content of a session, in the order of the archive; drafts are not kept."""
+"""Every table with content of a session, in the order of the archive. Drafts are not archived."""
 
 BY_NAME: Final = {table.name: table for table in (SESSION, *TABLES)}
 
@@ -218,7 +218,7 @@ CLEANED: Final = Table(
     ),
     only=(("status", "cleaned"),),
 )
-"""Sessions that were cleaned, which no archive has: they have no content."""
+"""Cleaned sessions, which have no content and therefore no archive of their own in a copy."""
 
 RECORDS: Final = {
     "cleaned": CLEANED,
@@ -243,4 +243,4 @@ RECORDS: Final = {
         _columns("id id, at time, actor text, action text, session_id text?, detail text"),
     ),
 }
-"""What a copy of a store has besides the archives of its sessions, in the order in which it is copied."""
+"""The other rows in a copy of a store, besides the archives of its sessions, in the order in which they are copied."""

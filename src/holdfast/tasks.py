@@ -1,4 +1,4 @@
-"""Ending tasks that would not end by themselves, and event loops that must not end with a task."""
+"""Cancel tasks reliably, and keep an event loop running when a task tries to exit the process."""
 
 import asyncio
 import logging
@@ -13,9 +13,9 @@ _AGAIN_SECONDS = 1.0
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks and wait until they have ended, whatever with.
+    """Cancel tasks and wait until they have ended, with any outcome.
 
-    They are asked again and again: up to Python 3.11 a wait with a time limit that ends in the same moment swallows it.
+    Cancel repeatedly: up to Python 3.11, a wait with a timeout that ends at the same moment swallows the cancellation.
     """
     left = set(tasks)
     while left:
@@ -26,10 +26,10 @@ async def end(*tasks: asyncio.Task[Any]) -> None:
 
 
 def run_through_exits(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, also when a task or a callback beside it raises SystemExit or KeyboardInterrupt.
+    """Run a coroutine to its end, even if another task or callback raises SystemExit or KeyboardInterrupt.
 
-    asyncio raises these out of the event loop. A worker runs the code of many sessions: `sys.exit()` in a task that one of their tools has
-    started must not end the others. The task itself fails with that error. `main` must handle SIGINT before it runs such code.
+    asyncio raises these out of the event loop. A worker runs the code of many sessions: `sys.exit()` in a task that a tool of one
+    session started must not end the others. The task itself fails with that error. `main` must handle SIGINT before it runs such code.
     """
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
@@ -40,9 +40,9 @@ def run_through_exits(main: Coroutine[Any, Any, T]) -> T:
             except (SystemExit, KeyboardInterrupt) as error:
                 if task.done() or (isinstance(error, KeyboardInterrupt) and not _handles_interrupts()):
                     raise
-                _log.exception("the code of an agent tried to end the process, which continues")
+                _log.exception("the code of an agent tried to exit the process; the process continues")
 
 
 def _handles_interrupts() -> bool:
-    """Tell whether Ctrl-C is handled, so that a KeyboardInterrupt can only come from code that raised it."""
+    """Return whether Ctrl-C is handled, so that a KeyboardInterrupt can only come from code that raised it."""
     return signal.getsignal(signal.SIGINT) is not signal.default_int_handler

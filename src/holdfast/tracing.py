@@ -1,7 +1,7 @@
-"""Spans, for processes that have set OpenTelemetry up; elsewhere nothing happens. They carry ids, never content.
+"""Create spans in processes that have set up OpenTelemetry; elsewhere do nothing. Spans contain ids, never content.
 
-The context of whoever submits is kept with the submission, so that the turn that carries it out, in whatever process and
-whenever, belongs to the same trace, and Pydantic AI's own spans of the run to the turn.
+The trace context of the submitter is stored with the submission. The turn that processes it, in any process and at any
+time, therefore belongs to the same trace, and Pydantic AI's own spans of the run belong to the turn.
 """
 
 from collections.abc import Generator
@@ -18,20 +18,20 @@ _propagator = TraceContextTextMapPropagator()
 
 
 def carried() -> str | None:
-    """Return the context of this moment as text to be kept; None if there is none."""
+    """Return the current trace context as text to be stored; None if there is none."""
     carrier: dict[str, str] = {}
     _propagator.inject(carrier)
     return carrier.get(_FIELD)
 
 
 def mark_span(**ids: str) -> None:
-    """Set ids on the span that the caller is in, such as that of the run in Pydantic AI's instrumentation."""
+    """Set ids on the current span, such as that of the run in Pydantic AI's instrumentation."""
     trace.get_current_span().set_attributes({f"holdfast.{key}": value for key, value in ids.items()})
 
 
 @contextmanager
 def span(name: str, role: SpanKind, *, within: str | None = None, **ids: str) -> Generator[Span, None, None]:
-    """Be in a span, as a child of the context that was kept, if one is given. What goes wrong is told by its type."""
+    """Run the block in a span, as a child of the stored context `within` if given. Record an error by its type only."""
     context = None
     if within is not None and not trace.get_current_span().get_span_context().is_valid:
         context = _propagator.extract({_FIELD: within})

@@ -1,7 +1,7 @@
-"""The nouns: values that every layer speaks of. They know nothing of any engine.
+"""The data types that every layer uses, independent of any engine.
 
 JSON content (`payload`, `body`, `result`, `metadata`) is a `Json`: the exact text that was serialized. It is
-stored and given back as it is, never parsed and written again on the way.
+stored and returned unchanged, and never parsed and serialized again.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page(Generic[T]):
-    """A part of a list, and where the next part begins; the last page has no `next_cursor`."""
+    """One page of a list and the cursor of the next page. The last page has no `next_cursor`."""
 
     items: Sequence[T]
     next_cursor: str | None = None
@@ -50,10 +50,10 @@ class Page(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """One conversation with one agent, owned by one principal. Everything hangs from it.
+    """One conversation with one agent, owned by one principal.
 
-    `waiting_for` names the tool calls that wait for an answer; it is `worker` if no live worker serves the session's agent, and
-    `resume` if the process of its last run ended before the run did and nothing is queued that would continue it.
+    `waiting_for` names the tool calls that wait for an answer. It is `worker` if no live worker serves the session's agent, and
+    `resume` if the process of its last run ended before the run did and no queued submission would continue it.
     """
 
     id: str
@@ -74,16 +74,16 @@ class Session:
     cleaned_at: datetime | None
     archive: str | None = None
     parent_id: str | None = None
-    """The session of the same owner that delegated to this one. A session that was just claimed does not have it."""
+    """The session of the same owner that delegated to this one. It is not set on a session that was just claimed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionState:
-    """How a session stands for retention. `archive` is the SHA-256 of the archive that was made of it.
+    """The facts about a session that decide whether retention may delete it. `archive` is the SHA-256 of its archive.
 
-    `holder` is who else holds it now, `behind` names the consumers whose cursors have not reached `seq`, `commands`
-    counts the shell commands that run, `idle` is in seconds. `cleaned_at` is when its content began to be deleted,
-    `rehydrated_at` when it last came from an archive, and `now` the time on the store's clock.
+    `holder` is the other process that holds it now, `behind` names the consumers whose cursors have not reached `seq`,
+    `commands` is the number of running shell commands, `idle` is in seconds. `cleaned_at` is when the deletion of its content
+    began, `rehydrated_at` when it was last restored from an archive, and `now` is the store's current time.
     """
 
     session_id: str
@@ -103,7 +103,7 @@ class RetentionState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """A session that may be due for retention, as it stood at `now` on the store's clock; or one of its submissions."""
+    """A session, or one of its submissions, that may be due for retention, as of `now` on the store's clock."""
 
     session_id: str
     agent: str
@@ -118,7 +118,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duty:
-    """What one holder at a time does for all. `holder` names who is at it, `detail` says what came of the last time."""
+    """A task that one holder at a time performs for all. `holder` performs it now; `detail` is the result of the last time."""
 
     name: str
     holder: str | None
@@ -129,9 +129,9 @@ class Duty:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """Something asked of a session. `position` is its place in the queue and the seq of its queued event.
+    """A request to a session. `position` is its place in the queue and the seq of its queued event.
 
-    `trace` is the trace context of whoever submitted it, as a `traceparent`.
+    `trace` is the trace context of the submitter, as a `traceparent`.
     """
 
     id: str
@@ -169,7 +169,7 @@ class SubmissionChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One execution of the agent loop; a delegate run has a parent run. The store sets `first_seq` and the times."""
+    """One execution of the agent loop. A delegate run has a parent run. The store sets `first_seq` and the times."""
 
     id: str
     agent: str = ""
@@ -185,10 +185,10 @@ class Run:
 
 @dataclass(slots=True, kw_only=True)
 class NewEvent:
-    """An event on its way into the journal; the store gives it its number and its time.
+    """An event to be written to the journal. The store assigns its number and its time.
 
-    Like `Batch` it is not frozen, since it is made on the hot path, where freezing costs more than it is worth.
-    `message` refers to a message of the history as (segment, position): its content is stored there, once.
+    Like `Batch` it is not frozen: it is created on the hot path, where freezing is too expensive.
+    `message` refers to a message of the history as (segment, position), which stores its content once.
     """
 
     kind: str
@@ -200,7 +200,7 @@ class NewEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One entry of a session's journal. `message` is the body of the message it refers to, joined on reading."""
+    """One entry of a session's journal. `message` is the body of the message that it refers to, joined on reading."""
 
     session_id: str
     seq: int
@@ -214,9 +214,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """The text of one part that the model is streaming right now; gone when its message is an event.
+    """The text of one part that the model is streaming. It is deleted when its message becomes an event.
 
-    `follows` is the number of the last event before it, as the store found it: a later message of the run replaces it.
+    `follows` is the number of the last event when the store wrote it. A later message of the run replaces the draft.
     """
 
     run_id: str
@@ -228,7 +228,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A stretch of history. Positions below `start` belong to the parent segment; the root has none."""
+    """A section of the history. Positions below `start` belong to the parent segment; the root has no parent."""
 
     number: int
     parent: int | None = None
@@ -246,7 +246,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A point of the history to go on from: the first `length` messages as seen from `segment`."""
+    """A point of the history to continue from: the first `length` messages as seen from `segment`."""
 
     id: str
     segment: int
@@ -261,10 +261,10 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """The ledger entry of one tool call. Once completed or failed its outcome never changes.
+    """The ledger entry of one tool call. Once it is completed or failed, its outcome never changes.
 
-    `message` says that the result has moved into that message; readers find the message's body in `body`. The `result`
-    of one that is still `started` says what it waits for; `attempts` is 0 if its tool has not run.
+    `message` is set when the result has moved into that message; `body` is then the message's body. While the effect is
+    `started`, `result` describes what it waits for. `attempts` is 0 if the tool has not run.
     """
 
     run_id: str
@@ -287,18 +287,18 @@ class Effect:
 
 @dataclass(slots=True)
 class Chain:
-    """Batches that build on each other. Once one has `failed`, those behind it do so too, whoever heard of the first."""
+    """Batches that build on each other. Once one has `failed`, all later ones fail, even if they were already sent."""
 
     failed: Exception | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """Everything one step changed, each noun in its new state. It is written whole or not at all.
+    """All changes of one step, each object in its new state. A batch is written completely or not at all.
 
-    `drafts_done` names the runs whose drafts are complete messages now. `blobs` are the SHA-256s of the media that its
-    messages, effects and events refer to: the session keeps them alive from now on. With `release` the session is let
-    go in the same transaction, in a `status` that is not running. One of a `chain` is written only if none before it failed.
+    `drafts_done` names the runs whose drafts are now complete messages. `blobs` are the SHA-256s of the media that its
+    messages, effects and events refer to; from now on the session keeps them alive. `release` releases the session
+    in the same transaction, with a `status` that is not running. A batch of a `chain` is written only if no earlier one failed.
     """
 
     events: Sequence[NewEvent] = ()
@@ -318,10 +318,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
-    """Bytes addressed by their SHA-256, as one media store has them.
+    """Bytes addressed by their SHA-256, in one media store.
 
-    `id` names one act of storing them, `location` the media store, `key` where they are in it. `at` is when the same
-    content was put last; `references` counts the sessions that refer to it, or whose archive it is.
+    `id` identifies one upload, `location` the media store, `key` the place in it. `at` is when the same content was last
+    uploaded; `references` is the number of sessions that refer to it or have it as their archive.
     """
 
     id: str
@@ -338,13 +338,13 @@ class Blob:
 
     @property
     def uri(self) -> str:
-        """Return what names its content, wherever it is stored."""
+        """Return the URI of its content, which does not depend on where it is stored."""
         return f"media+sha256://{self.sha256}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who may hold leases: one row per worker or bare run, with one deadline for all it holds."""
+    """A process that may hold leases, a worker or a standalone run, with one deadline for all its leases."""
 
     id: str
     name: str
@@ -352,16 +352,16 @@ class Holder:
     ttl: float
     sessions: int = 0
     agents: Sequence[str] | None = ()
-    """The agents whose sessions it claims; None if an earlier version joined, which did not record them."""
+    """The agents whose sessions it claims; None for a holder of an earlier version, which did not record them."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Lease:
     """The right to write to a session. `epoch` is the fencing token.
 
-    Not frozen. `writes` counts the batches written under it, so that a batch whose answer was lost is recognized
-    when it is sent again. `seq` is the session's number as far as the holder knows. `lost` is set once a write was
-    refused, or its fate could not be learned; and, with `released`, once the session was let go.
+    Not frozen. `writes` counts the batches written under it, so that a batch whose response was lost is recognized
+    when it is sent again. `seq` is the last event number that the holder has seen. `lost` is set once a write was
+    refused or its outcome could not be determined, and, with `released`, once the session was released.
     """
 
     session_id: str
@@ -376,19 +376,19 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A session that was claimed because it has something to do, and what that is."""
+    """A session that was claimed because it has work, and that work."""
 
     lease: Lease
     session: Session
     submission: Submission | None
-    """None if what is first in the queue was tried too often, or nothing is there any more: `take` tells."""
+    """None if the first submission in the queue has used all its attempts, or if the queue is empty. `take` finds out which."""
     fresh: bool = False
-    """Whether it has no history yet."""
+    """Whether the session has no history yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """What a tool needs to act for a session's owner, sealed; the store cannot open it."""
+    """A secret that a tool needs to act for a session's owner, encrypted. The store cannot decrypt it."""
 
     name: str
     sealed: str = field(repr=False)
@@ -406,7 +406,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """A session's agent state, with the version to name when setting it."""
+    """The agent state of a session, with the version to pass when replacing it."""
 
     version: int
     body: Json
@@ -414,13 +414,13 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One shell command and its result, which outlives its output. The store sets `outputs` and the times.
+    """One shell command and its result, which is kept longer than its output. The store sets `outputs` and the times.
 
-    `done` means that it ended by itself; its exit code is 128 + n if signal n ended it. In every other end the code
-    is -1: `timed_out`, `stopped` on request, `killed` with its service, or `lost`, when nobody saw how it ended.
-    A purged command has lost its text and folder. Sizes count what it wrote, kept or not. `service` is the name of the
-    live holder that runs it; a running command without one is an orphan. `owner` is who may see it: the owner of its
-    session if it has one, whatever was asked for. `call_id` is the tool call that started it.
+    `done` means that it ended by itself; its exit code is 128 + n if signal n ended it. Otherwise the exit code is -1 and the
+    state is `timed_out`, `stopped` on request, `killed` with its service, or `lost` if its end was not observed.
+    Purging deletes the command's text and directory. Sizes count all bytes that it wrote, kept or not. `service` is the name of
+    the live holder that runs it; a running command without one is an orphan. `owner` is the principal that may see it: the
+    owner of its session if it has one, regardless of the owner requested. `call_id` is the tool call that started it.
     """
 
     id: str
@@ -450,9 +450,9 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What a command wrote in a moment. `order` counts from 0 within its command; the last one has the exit code.
+    """A chunk of a command's output. `order` counts from 0 within its command; the last chunk has the exit code.
 
-    `damaged` says that bytes which are not UTF-8, or NUL, were replaced. The store sets what follows it.
+    `damaged` means that NUL or bytes that are not UTF-8 were replaced. The store sets the fields after it.
     """
 
     id: str
@@ -467,7 +467,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """What a secret is worth: whose it is and what it may. The secret itself is not kept."""
+    """The owner, role and scopes of an access token. The secret itself is not stored."""
 
     id: str
     owner: str
@@ -480,7 +480,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """Who did what to which session, and when. Append-only."""
+    """A record of who did what to which session, and when. The audit is append-only."""
 
     id: str
     at: datetime
@@ -492,7 +492,7 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """An invariant that does not hold, and where."""
+    """A violated invariant, and where it was found."""
 
     invariant: str
     session_id: str
@@ -501,10 +501,10 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaStatus:
-    """Which schema a store has, which one this code needs, and how much is in it.
+    """The schema version of a store, the version that this code needs, and how much data the store has.
 
-    `lag` is how many seconds the session waits that has been ready longest. `unsafe` names the settings of the database
-    server that are off and with which a crash of its machine may lose or damage what was committed.
+    `lag` is how many seconds the session that has been ready longest has waited. `unsafe` names the database server's settings
+    that are off and without which a crash of its machine may lose or damage committed data.
     """
 
     engine: str

@@ -67,7 +67,7 @@ def test_looking_creates_nothing(tmp_path: Path):
         looked = holdfast("db", command, folder=tmp_path)
         assert looked.returncode == 2
         assert looked.stderr.startswith(
-            f"error: There is no store at sqlite:///holdfast.db: there is no file {tmp_path}"
+            f"error: No store exists at sqlite:///holdfast.db: the file {tmp_path}"
         )
     assert list(tmp_path.iterdir()) == []
 

@@ -42,7 +42,7 @@ async def test_there_and_back(tmp_path: Path):
         assert "Restored session" in back.stdout
     file.write_bytes(file.read_bytes()[:-5])
     cut = holdfast(tmp_path, "archive", "verify", "talk")
-    assert (cut.returncode, "cut short" in cut.stderr) == (2, True)
+    assert (cut.returncode, "truncated" in cut.stderr) == (2, True)
     assert not list(tmp_path.glob("*.partial"))
 
 

@@ -270,7 +270,7 @@ async def test_resume_completes_a_failed_run(recorded: Recorded):
     assert [run["status"] for run in runs] == ["failed", "completed"]
     again = recorded.holdfast("resume", "bot:agent", "lost")
     assert again.returncode == 2
-    assert "another run has gone on since" in again.stderr
+    assert "another run has continued since" in again.stderr
 
 
 @pytest.mark.parametrize(
@@ -302,12 +302,12 @@ async def test_resume_that_fails_again(recorded: Recorded):
 @pytest.mark.parametrize(
     ("app", "problem"),
     [
-        ("bot", "'bot' does not name an agent; write module:attribute"),
-        (":agent", "':agent' does not name an agent; write module:attribute"),
-        ("..bot:agent", "'..bot:agent' does not name an agent; write module:attribute"),
-        ("robot:agent", "there is no module robot, here or installed"),
-        ("bot.arm:agent", "there is no module bot.arm, here or installed"),
-        ("bot:nobody", "module bot has no nobody"),
+        ("bot", "'bot' does not name an agent; use module:attribute"),
+        (":agent", "':agent' does not name an agent; use module:attribute"),
+        ("..bot:agent", "'..bot:agent' does not name an agent; use module:attribute"),
+        ("robot:agent", "module robot was not found, neither here nor installed"),
+        ("bot.arm:agent", "module bot.arm was not found, neither here nor installed"),
+        ("bot:nobody", "module bot has no attribute nobody"),
         ("bot:number", "bot:number is of type int, not a pydantic_ai.Agent"),
         ("broken:agent", "importing broken failed: ModuleNotFoundError: No module named 'nowhere'"),
     ],
@@ -316,7 +316,7 @@ async def test_a_bad_app_is_refused(recorded: Recorded, app: str, problem: str):
     refused = recorded.holdfast("resume", app, "lost")
     said = refused.stderr.removeprefix("loading\n")
     assert (refused.returncode, refused.stdout, said.count("\n")) == (2, "", 1)
-    assert said.startswith(f"error: What was given cannot be used: {problem}")
+    assert said.startswith(f"error: Invalid input: {problem}")
 
 
 async def test_fork(recorded: Recorded):

@@ -44,9 +44,9 @@ def test_run_shows_the_output_and_exits_with_the_code(folder: Path):
 
 def test_errors_are_one_line(folder: Path):
     for arguments, said in (
-        (("run", "ls", "--cwd", "/nowhere"), "There is no folder /nowhere"),
+        (("run", "ls", "--cwd", "/nowhere"), "The working directory /nowhere does not exist"),
         (("run", "ls", "--session", "nobody"), "There is no session nobody"),
-        (("output", "7"), "use a UUID"),
+        (("output", "7"), "Use a UUID"),
         (("stop", "0" * 32), "There is no command"),
         (("sweep",), "--older-than"),
     ):

@@ -223,7 +223,7 @@ async def test_send_without_a_worker_only_queues(terminal: Terminal):
     again = await terminal.text("send", "s", "hi", "--key", "k")
     assert sent == again
     busy = await terminal.holdfast("send", "s", "more", "--when-busy", "reject")
-    assert (busy.returncode, "under way" in busy.stderr) == (2, True)
+    assert (busy.returncode, "is busy with" in busy.stderr) == (2, True)
     shown = await terminal.json("sessions", "show", "s")
     assert [item["id"] for item in shown["submissions"]] == [sent.strip()]
     assert (shown["session"]["owner"], shown["session"]["status"]) == ("ada", "queued")
@@ -391,7 +391,7 @@ async def test_a_worker_says_how_it_ended(terminal: Terminal):
         await terminal.becomes("t", "running")
         await terminal.becomes("s", "idle")  # it was cut off, and this worker continues it first
         worker.process.send_signal(signal.SIGTERM)
-        await worker.says("is told to stop and hands over 1 sessions")
+        await worker.says("is stopping and hands over 1 sessions")
         assert await worker.ends(signal.SIGTERM) == 4
 
 
@@ -407,16 +407,16 @@ async def test_a_worker_ends_although_a_tool_swallows_its_cancellation(terminal:
     ("app", "problem"),
     [
         ("broken:agent", "importing broken failed: OSError: no licence"),
-        ("nowhere:agent", "there is no module nowhere, here or installed"),
-        ("bot:nobody", "module bot has no nobody"),
+        ("nowhere:agent", "module nowhere was not found, neither here nor installed"),
+        ("bot:nobody", "module bot has no attribute nobody"),
         ("bot:number", "bot:number is of type int, not a pydantic_ai.Agent or a list of them"),
-        ("bot", "'bot' does not name an agent; write module:attribute"),
+        ("bot", "'bot' does not name an agent; use module:attribute"),
     ],
 )
 async def test_a_worker_without_an_agent_does_not_start(terminal: Terminal, app: str, problem: str):
     failed = await terminal.holdfast("worker", app)
     assert (failed.returncode, failed.stdout) == (2, "")
-    assert failed.stderr == f"error: What was given cannot be used: {problem}.\n"
+    assert failed.stderr == f"error: Invalid input: {problem}.\n"
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ async def test_a_stale_epoch_is_refused_everywhere_and_changes_nothing(store: St
     )
     for write in stale_writes:
         old.lost = False  # as a process would see it that was paused before it could notice
-        with pytest.raises(LeaseLost, match=f"session {old.session_id}, epoch 1"):
+        with pytest.raises(LeaseLost, match=f"session {old.session_id} with epoch 1"):
             await write()
         assert old.lost
     old.lost = False

@@ -271,7 +271,7 @@ async def test_migrations_of_something_else_are_not_ours(engine: Engine):
     async with AsyncMongoClient[dict[str, Any]](engine.url) as client:
         migrations = client.get_default_database()["migrations"]
         await migrations.insert_one({"_id": 7, "name": "add-orders.js"})
-        with pytest.raises(StoreError, match="tables of something else, such as migrations"):
+        with pytest.raises(StoreError, match="tables of another application, such as migrations"):
             await open_store(engine.url).open()
         assert await migrations.find({}).to_list() == [{"_id": 7, "name": "add-orders.js"}]
         assert await client.get_default_database().list_collection_names() == ["migrations"]

@@ -531,7 +531,7 @@ async def inherit(lease):
         try:
             await asyncio.wait_for(use(), 5)
         except StoreForked as error:
-            assert "Open a store" in str(error)
+            assert "Open a separate store" in str(error)
         else:
             raise AssertionError("a store that was opened by another process was used")
     await asyncio.wait_for(store.close(), 5)

@@ -71,7 +71,8 @@ async def test_a_database_newer_than_the_code_is_refused(engine: Engine, tmp_pat
         await server.close()
     for upgrade in (True, False):
         with pytest.raises(
-            StoreTooNew, match=f"has schema version {LATEST + 1}; this Holdfast knows up to {LATEST}"
+            StoreTooNew,
+            match=f"has schema version {LATEST + 1}; this version of Holdfast supports up to {LATEST}",
         ):
             await open_store(engine.url, upgrade=upgrade).open()
 
@@ -125,7 +126,7 @@ async def test_a_database_of_something_else_is_left_alone(engine: Engine, tmp_pa
         await server.execute("CREATE SCHEMA holdfast; CREATE TABLE holdfast.sessions (id text)")
         await server.close()
     for upgrade in (True, False):
-        with pytest.raises(StoreError, match="tables of something else, such as sessions"):
+        with pytest.raises(StoreError, match="tables of another application, such as sessions"):
             await open_store(engine.url, upgrade=upgrade).open()
 
 

@@ -110,7 +110,7 @@ async def test_a_cursor_that_is_none(store: Store, cursor: str):
 
 @pytest.mark.parametrize("limit", [0, -1, 10_001])
 async def test_a_page_is_bounded(store: Store, limit: int):
-    with pytest.raises(BadInput, match="a page has 1 to 10000 items"):
+    with pytest.raises(BadInput, match="limit must be 1 to 10000"):
         await store.sessions(limit=limit)
 
 

@@ -114,7 +114,7 @@ async def test_only_its_service_writes_to_a_running_command(store: Store):
     with pytest.raises(CommandLost):
         await store.write_outputs(replace(command, id=new_id()), [line()])
     await store.write_outputs(replace(command, state="lost", exit_code=-1), [line(exit_code=-1)])
-    with pytest.raises(CommandLost, match="it is on record as lost"):
+    with pytest.raises(CommandLost, match="it is already recorded as lost"):
         await store.write_outputs(replace(command, outputs=1), [line()])
     assert len(await store.outputs(command.id)) == 1
 
@@ -127,7 +127,7 @@ async def test_commands_of_a_session_go_with_it(store: Store):
     command = await store.write_outputs(command, [line(), line()])
     other = await ended(store)
     assert await store.delete_content(lease) == {"outputs": 2, "commands": 1}
-    with pytest.raises(CommandLost, match="its record is gone"):
+    with pytest.raises(CommandLost, match="its record was deleted"):
         await store.write_outputs(command, [line()])
     with pytest.raises(SessionCleaned):
         await started(store, session_id=lease.session_id)

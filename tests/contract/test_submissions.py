@@ -179,7 +179,7 @@ async def test_a_poison_submission_ends_as_a_dead_letter(store: Store):
     assert submission.id == healthy.id
     (dead,) = (await store.submissions(session_id, state="dead")).items
     assert dead.id == poison.id
-    assert dead.reason == "given up after 3 attempts that never ended"
+    assert dead.reason == "gave up after 3 attempts that did not end"
     assert (await kinds(store, session_id))[-2:] == ["submission_failed", "submission_started"]
 
 
@@ -232,7 +232,7 @@ async def test_the_queue_is_bounded(engine: Engine):
         session_id = await new_session(store)
         for _ in range(3):
             await store.submit(session_id, "message")
-        with pytest.raises(QueueFull, match="has 3 submissions waiting"):
+        with pytest.raises(QueueFull, match="has 3 pending submissions"):
             await store.submit(session_id, "message")
         await store.submit(session_id, "interrupt", lane="control")
         assert (await store.session(session_id)).pending == 4

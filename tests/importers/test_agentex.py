@@ -259,7 +259,7 @@ async def test_a_call_that_waits_at_the_end_is_not_repeated(store: Store, write:
         for part in message.parts
         if isinstance(part, ToolReturnPart) and part.tool_call_id == "a"
     ]
-    assert "whether it took effect is not known" in str(told.content)
+    assert "it is unknown whether it took effect" in str(told.content)
 
 
 async def test_what_has_no_place_is_told(store: Store, write: Callable[[Any], Path]):
@@ -273,11 +273,11 @@ async def test_what_has_no_place_is_told(store: Store, write: Callable[[Any], Pa
     report = await imported(store, write(odd), agent="bot")
     assert {note.what for note in report.not_understood} == {
         "messages without an id",
-        "a field of the snapshot that is not known: params",
-        "a field of a message that is not known: shard",
-        "a field of text content that is not known: mood",
-        "messages that were still being streamed: what there was is kept",
-        "attachments: a snapshot names files and does not have them",
+        "an unknown field of the snapshot: params",
+        "an unknown field of a message: shard",
+        "an unknown field of text content: mood",
+        "messages that were still being streamed: kept as they were",
+        "attachments: a snapshot names files but does not contain them",
     }
     states = {name: json.loads((await store.state(TASK, name=name)).body) for name in ("one", "two")}
     assert states == {"one": {"a": 1}, "two": {"b": 2}}
@@ -312,18 +312,18 @@ def unknown_type() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (json.dumps(WHOLE)[:-30], "is not JSON, or is cut short"),
-        ("[" * 100_000, "is not JSON, or is cut short"),
-        ("[]", "no snapshot of an agentex task"),
-        ('{"format": "holdfast-archive"}', "no snapshot of an agentex task"),
-        (changed(task_id="no id/at all"), "is of task"),
-        ({"task_id": "no id/at all", "messages": [], "task_states": []}, "there is nothing in it"),
-        (other_task(), "messages[3] is of task 'another'"),
-        (twice(), "messages 'm1' is there twice"),
-        (unknown_type(), "of a version that is not known (messages.3.content"),
+        (json.dumps(WHOLE)[:-30], "is not valid JSON, or is truncated"),
+        ("[" * 100_000, "is not valid JSON, or is truncated"),
+        ("[]", "not a snapshot of an agentex task"),
+        ('{"format": "holdfast-archive"}', "not a snapshot of an agentex task"),
+        (changed(task_id="no id/at all"), "belongs to task"),
+        ({"task_id": "no id/at all", "messages": [], "task_states": []}, "it is empty"),
+        (other_task(), "messages[3] belongs to task 'another'"),
+        (twice(), "messages 'm1' is duplicated"),
+        (unknown_type(), "of an unknown version (messages.3.content"),
         (
             json.loads(json.dumps(WHOLE).replace(TASK, "no id/at all")),
-            "'no id/at all' cannot be a session id",
+            "Invalid session id 'no id/at all'",
         ),
     ],
 )

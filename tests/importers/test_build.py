@@ -86,7 +86,7 @@ async def test_a_built_archive_is_imported_cleaned_and_rehydrated(store: Store):
         ([{"session": SESSION | {"agent": ""}}], "agent"),
         (
             [{"session": SESSION}, *[{"state": {"name": "n", "value": 1}}] * 2],
-            "line 3: this state is there twice",
+            "line 3: this state is duplicated",
         ),
     ],
 )

@@ -87,7 +87,7 @@ async def test_every_conversation_is_a_session(memory: Store, source: str):
     assert await sessions(memory) == NAMES
     assert (report.records["runs"], report.records["checkpoints"], report.records["effects"]) == (10, 21, 13)
     assert [note.what for note in report.not_understood] == [
-        "calls without an end on the ledger that the history answers: completed"
+        "calls without a recorded end that the history answers: completed"
     ]
     assert await memory.check() == []
     session = await memory.session("talk")
@@ -213,7 +213,7 @@ async def test_an_agent_goes_on_and_repeats_nothing(
     }
     assert set(answers) == set(told)
     for call_id, text in answers.items():
-        known = "could not be recorded" if told[call_id] == "add" else "whether it took effect is not known"
+        known = "could not be recorded" if told[call_id] == "add" else "it is unknown whether it took effect"
         assert known in text
     assert (await store.session(session_id)).status == "idle"
 
@@ -371,8 +371,8 @@ async def test_what_changed_there_or_here_is_left_alone(store: Store, tmp_path: 
     events.write_text("\n".join([*lines, lines[-1].replace("tool_call_completed", "run_completed")]) + "\n")
     report = await imported(store, str(folder))
     assert {note.what.partition(";")[0]: list(note.examples) for note in report.left_alone} == {
-        "in the source it is not as it was imported": ["beside"],
-        "a session with that id is here already, from elsewhere": ["named"],
+        "it has changed in the source since it was imported": ["beside"],
+        "a session with this id already exists, from another source": ["named"],
     }
     assert (report.present, report.imported) == (5, 0)
 
@@ -392,10 +392,10 @@ async def test_what_is_not_understood_is_told(store: Store, tmp_path: Path):
     (folder / "explicit-1" / "run.json").unlink()
     report = await imported(store, str(folder))
     told = {note.what: note.count for note in report.not_understood}
-    assert told["files that no step store has"] == 2
-    assert told["events of a kind that is not known: run_paused"] == 1
-    assert told["a field of a harness event that is not known: mood"] == 1
-    assert told["runs that were never registered; what is known of them is from their steps"] == 1
+    assert told["files that do not belong to a step store"] == 2
+    assert told["events of an unknown kind: run_paused"] == 1
+    assert told["an unknown field of a harness event: mood"] == 1
+    assert told["runs that were never registered: derived from their steps"] == 1
     kept = [event for event in await store.events("beside", limit=100) if event.kind == "imported"]
     assert json.loads(kept[-1].payload)["kind"] == "run_paused"
     assert (await store.run("explicit-1")).session_id == "explicit"
@@ -461,17 +461,17 @@ def no_time(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (cut_short, "1.json is not JSON, or is cut short"),
-        (cut_line, "events.jsonl:6 is not JSON, or is cut short"),
-        (no_id, "'to be/side' cannot be a session id"),
-        (other_run, "is of run 'beside-2', not beside-1"),
+        (cut_short, "1.json is not valid JSON, or is truncated"),
+        (cut_line, "events.jsonl:6 is not valid JSON, or is truncated"),
+        (no_id, "'to be/side' is not a valid session id"),
+        (other_run, "belongs to run 'beside-2', not beside-1"),
         (new_part, "cannot read"),
-        (new_state, "of a version that is not known (state"),
-        (new_marks, "in a way that is not known; upgrade Holdfast"),
-        (no_media, "which is not in it"),
+        (new_state, "of an unknown version (state"),
+        (new_marks, "in an unknown format; upgrade Holdfast"),
+        (no_media, "which the source does not contain"),
         (other_media, "are damaged"),
         (too_deep, "nested too deeply"),
-        (no_time, "of a version that is not known (started_at"),
+        (no_time, "of an unknown version (started_at"),
     ],
 )
 async def test_bad_input_is_refused_and_nothing_goes_in(
@@ -492,8 +492,8 @@ async def test_what_is_no_step_store_is_refused(store: Store, tmp_path: Path):
     connection.execute("CREATE TABLE runs (x)")
     connection.close()
     for name, said in (
-        ("empty", "no step store"),
-        ("text", "no SQLite database, and no folder"),
+        ("empty", "not a step store"),
+        ("text", "neither a SQLite database nor a folder"),
         ("nowhere", "cannot be read"),
         ("other.db", "no table events, snapshots, tool_effects"),
     ):
@@ -507,7 +507,7 @@ async def test_what_is_no_step_store_is_refused(store: Store, tmp_path: Path):
 async def test_a_database_that_is_cut_off_is_refused(store: Store, tmp_path: Path):
     file = harness_sqlite(tmp_path)
     file.write_bytes(file.read_bytes()[:20_000])
-    with pytest.raises(BadImport, match=r"cannot be read|is not JSON|no step store"):
+    with pytest.raises(BadImport, match=r"cannot be read|is not valid JSON|not a step store"):
         await imported(store, str(file))
     assert await sessions(store) == []
 
@@ -518,7 +518,7 @@ async def test_sqlite_of_another_format_is_refused(store: Store, tmp_path: Path)
     connection.execute("UPDATE snapshots SET messages = '{\"packed\": 3}' WHERE seq = 3")
     connection.commit()
     connection.close()
-    with pytest.raises(BadImport, match="keeps its messages in a way that is not known"):
+    with pytest.raises(BadImport, match="stores its messages in an unknown format"):
         await imported(store, str(file))
     assert await sessions(store) == []
 
@@ -531,7 +531,7 @@ async def test_sqlite_that_lacks_messages_is_refused(store: Store, tmp_path: Pat
     )
     connection.commit()
     connection.close()
-    with pytest.raises(BadImport, match="lacks 1 of its"):
+    with pytest.raises(BadImport, match="is missing 1 of its"):
         await imported(store, str(file))
 
 
@@ -544,8 +544,8 @@ async def test_tables_of_others_are_told_of(memory: Store, tmp_path: Path):
     connection.commit()
     connection.close()
     told = {note.what: note.count for note in (await imported(memory, str(file))).not_understood}
-    assert told["rows of tables that no step store has"] == 2
-    assert told["a field of a harness run that is not known: mood"] == 10
+    assert told["rows of tables that do not belong to a step store"] == 2
+    assert told["an unknown field of a harness run: mood"] == 10
 
 
 async def test_postgres_that_is_not_there_or_has_other_tables(store: Store, postgres_server: Postgres):
@@ -555,7 +555,7 @@ async def test_postgres_that_is_not_there_or_has_other_tables(store: Store, post
     url = await new_database(postgres_server)
     with pytest.raises(BadImport, match="no table step_persistence_runs"):
         await imported(store, url)
-    with pytest.raises(BadImport, match="no prefix"):
+    with pytest.raises(BadImport, match="not a valid prefix"):
         async with open_source(url, table="x; DROP TABLE y"):
             pass
 
@@ -568,7 +568,7 @@ async def test_erased_stays_erased(store: Store, tmp_path: Path):
     await erase(store, open_media(store=store), "talk", actor="test")
     report = await imported(store, folder)
     assert [(note.what, list(note.examples)) for note in report.left_alone] == [
-        ("it was erased here, and does not come back", ["talk"])
+        ("it was erased in this store, and is not imported again", ["talk"])
     ]
     assert "talk" not in await sessions(store)
 
@@ -629,7 +629,7 @@ async def test_a_run_that_another_session_has_is_refused_before_anything_goes_in
 ):
     agent = recorded(store, [TextPart("hello")], run_id="beside-1")
     await agent.run("hi", conversation_id="mine")
-    with pytest.raises(BadImport, match="run beside-1 of session beside is here already, in session mine"):
+    with pytest.raises(BadImport, match="run beside-1 of session beside already exists in session mine"):
         await imported(store, str(harness_folder(tmp_path)))
     assert await sessions(store) == ["mine"]
 

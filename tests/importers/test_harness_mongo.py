@@ -91,7 +91,7 @@ async def test_every_conversation_is_a_session(source: tuple[str, str]):
 async def test_what_is_no_step_store_is_refused(source: tuple[str, str]):
     address, _ = source
     async with open_store("sqlite://:memory:") as store:
-        with pytest.raises(BadImport, match="no collection runs"):
+        with pytest.raises(BadImport, match="no collection named runs"):
             async with open_source(address, database="empty") as found:
                 await import_harness(store, open_media(store=store), found, actor="test")
         with pytest.raises(BadImport, match="name the database"):

@@ -149,5 +149,5 @@ async def test_deleted_sessions_and_another_owner_on_request(address: tuple[str,
 
 async def test_a_database_of_something_else_is_refused(mongo_address: str):
     async with open_store("sqlite://:memory:") as store:
-        with pytest.raises(BadImport, match="no database of ml-intern"):
+        with pytest.raises(BadImport, match="not a database of ml-intern"):
             await imported(store, (mongo_address, "empty"))

@@ -136,7 +136,7 @@ async def test_a_command_that_went_on_there_is_left_alone(store: Store, folder: 
     write(folder, 70, "BashOutput", still, order=1, exit_code=0, stdout=None, stderr=None)
     report = await imported(store, folder)
     assert (report.imported, report.present) == (0, 5)
-    assert "not as it was imported" in report.left_alone[0].what
+    assert "has changed in the source" in report.left_alone[0].what
 
 
 async def test_they_can_belong_to_a_session_and_go_with_it(store: Store, folder: Path):
@@ -159,12 +159,12 @@ async def test_what_has_no_place_here_is_told(store: Store, folder: Path):
     report = await imported(store, folder)
     told = {note.what: note.count for note in report.not_understood}
     assert told == {
-        "events of a kind that has no place here: BashError": 1,
-        "files that are no bash events": 1,
-        "output of commands whose own files are gone": 1,
+        "events of an unsupported kind: BashError": 1,
+        "files that are not bash events": 1,
+        "output of commands whose own files are missing": 1,
         "commands without a recorded end: they count as lost": 1,
-        "a field of a BashCommand that is not known: agent_profile_id": 1,
-        "outputs that were numbered anew: those before them are missing, or there twice": 1,
+        "an unknown field of a BashCommand: agent_profile_id": 1,
+        "outputs that were renumbered because earlier ones are missing or duplicated": 1,
     }
     command = (await by_text(store))["gap"]
     (output,) = await store.outputs(command.id)
@@ -194,11 +194,11 @@ def no_text(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (cut_short, "is not JSON, or is cut short"),
-        (no_uuid, "of a version that is not known (id"),
-        (other_name, "has event"),
-        (not_an_object, "of a version that is not known"),
-        (no_text, "is not JSON, or is cut short"),
+        (cut_short, "is not valid JSON, or is truncated"),
+        (no_uuid, "of an unknown version (id"),
+        (other_name, "contains the event"),
+        (not_an_object, "of an unknown version"),
+        (no_text, "is not valid JSON, or is truncated"),
     ],
 )
 async def test_bad_input_is_refused_and_nothing_goes_in(

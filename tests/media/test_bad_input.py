@@ -162,7 +162,7 @@ async def test_a_full_disk(sqlite: Store, tmp_path: Path):
     process = child(medium, "fill", "2000000")
     said = facts((await asyncio.to_thread(process.communicate))[0])
     assert [line.get("error") for line in said] == ["media_full", "media_full", None]
-    assert "no space left" in said[0]["message"]
+    assert "is full" in said[0]["message"]
     media = medium.open(sqlite)
     assert [blob.size for blob in (await media.list()).items] == [4]
     assert await medium.stored() == 4

@@ -129,7 +129,7 @@ async def test_a_put_that_was_killed_is_invisible_and_collected(medium: Medium, 
 async def test_a_put_that_was_taken_for_a_leftover_says_so_and_leaves_nothing(
     medium: Medium, media: MediaStore
 ):
-    with pytest.raises(Conflict, match="put it again"):  # noqa: PT012
+    with pytest.raises(Conflict, match="upload it again"):  # noqa: PT012
         async with media.open() as writer:
             await writer.write(os.urandom(2 * CHUNK))
             assert (await collect(media, grace=0, dead_after=0)).blobs == 1

@@ -144,7 +144,7 @@ async def second(url: str, talk: str, log: Path, policy: Policy, mode: str) -> d
             "violations": [str(v) for v in await store.check()],
             "status": (await store.session(talk)).status,
             "whole": all(LARGE in str(m) for m in history if _prompts(m).startswith("go")),
-            "unknown": sum("whether it took effect is not known" in str(m) for m in history),
+            "unknown": sum("it is unknown whether it took effect" in str(m) for m in history),
         }
 
 

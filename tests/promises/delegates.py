@@ -101,7 +101,7 @@ async def second(url: str, talk: str, log: Path, policy: Policy, mode: str) -> d
             "valid": [is_provider_valid(await _history(store, name)) for name in _sessions(talk, delegates)],
             "statuses": [(await store.session(name)).status for name in _sessions(talk, delegates)],
             "violations": [str(violation) for violation in await store.check()],
-            "reported": "whether it took effect is not known" in str(await _history(store, talk)),
+            "reported": "it is unknown whether it took effect" in str(await _history(store, talk)),
         }
 
 

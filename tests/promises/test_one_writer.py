@@ -31,7 +31,7 @@ async def test_a_paused_worker_is_fenced_and_notices(engine: Engine, store: Stor
             first.signal(signal.SIGCONT)
             # It goes on with what it was doing, and is refused: nothing is written twice, and it serves again.
             async with within(store, 20):
-                while not any("is lost" in line or "is not ours" in line for line in first.said):
+                while not any("is lost" in line or "is not valid" in line for line in first.said):
                     await asyncio.sleep(0.05)
             assert (await ended(store, await send(store, session, "still there?"))).state == "done"
     found = log.read_text().split("\n")

@@ -231,7 +231,7 @@ async def test_a_cancelled_run_is_interrupted_and_its_call_unknown(store: Store)
     report = await inspect_run(store, run.id)
     assert (report.run.status, [e.tool for e in report.unresolved]) == ("interrupted", ["slow"])
     result = await resume(agent, store, run.id)
-    assert "whether it took effect is not known" in str(result.all_messages())
+    assert "it is unknown whether it took effect" in str(result.all_messages())
     (told,) = [event for event in await store.events("talk") if event.kind == "tool_call_completed"]
     assert json.loads(told.payload)["outcome"] == "unknown"
 
@@ -252,7 +252,7 @@ async def test_a_person_settles_an_unknown_call(store: Store):
     (run,) = (await store.runs(session_id="talk")).items
     settled = await settle_effect(store, run.id, "call-1", actor="grace", result={"paid": 10})
     assert settled.state == "completed"
-    with pytest.raises(Conflict, match="completed already"):
+    with pytest.raises(Conflict, match="already completed"):
         await settle_effect(store, run.id, "call-1", actor="grace", error="no")
     (event,) = [e for e in await store.events("talk") if e.kind == "tool_call_completed"]
     assert json.loads(event.payload)["actor"] == "grace"
@@ -397,7 +397,7 @@ async def test_an_id_that_a_refused_call_had_is_not_taken_for_a_call_that_never_
     await asyncio.wait([running])
     (run,) = (await store.runs(session_id="talk")).items
     result = await resume(agent, store, run.id)
-    assert "whether it took effect is not known" in str(result.all_messages())
+    assert "it is unknown whether it took effect" in str(result.all_messages())
     assert ran == [1]
 
 
@@ -469,7 +469,7 @@ async def test_a_processor_that_replaces_early_messages_is_on_record_at_the_next
 async def test_a_run_id_is_used_once(store: Store):
     await recorded(store, run_id="mine").run("hi", conversation_id="talk")
     before = await store.events("talk")
-    with pytest.raises(Conflict, match="used once"):
+    with pytest.raises(Conflict, match="used only once"):
         await recorded(store, run_id="mine").run("hi", conversation_id="talk")
     assert await store.events("talk") == before
 
@@ -485,7 +485,7 @@ async def test_two_at_once_on_one_conversation(store: Store):
     agent = recorded(store, [call("wait")], tools=[wait])
     running = asyncio.create_task(agent.run("hi", conversation_id="talk"))
     await inside.wait()
-    with pytest.raises(SessionBusy, match="is held by"):
+    with pytest.raises(SessionBusy, match="is in use by"):
         await recorded(store).run("me too", conversation_id="talk")
     gate.set()
     await running
@@ -545,7 +545,7 @@ async def test_a_tool_that_is_gone_is_named(store: Store):
     running.cancel()
     await asyncio.wait([running])
     (run,) = (await store.runs(session_id="talk")).items
-    with pytest.raises(Conflict, match="no tool slow"):
+    with pytest.raises(Conflict, match="no longer has the tool slow"):
         await resume(recorded(store, [call("slow")], tools=[double]), store, run.id)
 
 
@@ -593,7 +593,7 @@ async def test_closing_an_interrupted_run_keeps_what_is_known(store: Store):
     result = await continue_session(recorded(store), store, "talk", "what happened?")
     text = str(result.all_messages())
     assert "quick result" in text
-    assert "whether it took effect is not known" in text
+    assert "it is unknown whether it took effect" in text
     assert is_provider_valid(result.all_messages())
     assert isinstance(result.all_messages()[-1], ModelResponse)
     assert result.output == "done"

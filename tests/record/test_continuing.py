@@ -77,7 +77,7 @@ async def test_the_next_run_closes_the_calls_that_a_cancelled_one_left_open(stor
     assert isinstance(closing, ModelRequest)
     answer = closing.parts[0]
     assert isinstance(answer, ToolReturnPart)
-    assert "whether it took effect is not known" in str(answer.content)
+    assert "it is unknown whether it took effect" in str(answer.content)
     assert said(messages) == ["pay", "and?"]
 
 

@@ -172,7 +172,7 @@ async def test_an_approval_counts_once(memory: Store):
     *_, cut_off = (await memory.runs(session_id="talk")).items
     result = await resume(agent, memory, cut_off.id, deferred_tool_results=EACH["pay"])
     assert shop.did == ["pay"]
-    assert "whether it took effect is not known" in str(result.all_messages())
+    assert "it is unknown whether it took effect" in str(result.all_messages())
     assert await states(memory) == {"pay": "started"}  # until somebody finds out
 
 

@@ -35,7 +35,7 @@ async def test_a_session_that_continued_meanwhile_keeps_what_was_said(store: Sto
     agent = recorded(store)
     await agent.run("first", conversation_id="talk")
     meanwhile(store, lambda: continue_session(agent, store, "talk", "second"))
-    with pytest.raises(Conflict, match="continued while its history was read"):
+    with pytest.raises(Conflict, match="continued since its history was read"):
         await continue_session(agent, store, "talk", "third")
     latest = (await store.checkpoints(session_id="talk", limit=1)).items[0]
     said = str(await load_history(store, latest))
@@ -58,7 +58,7 @@ async def test_a_run_that_was_resumed_meanwhile_repeats_nothing(store: Store):
     run_id = (await store.runs(session_id="talk")).items[0].id
     ran_before = len(ran)
     meanwhile(store, lambda: resume(agent, store, run_id))
-    with pytest.raises(Conflict, match="continued while its history was read"):
+    with pytest.raises(Conflict, match="continued since its history was read"):
         await resume(agent, store, run_id)
     runs = (await store.runs(session_id="talk")).items
     assert [run.status for run in runs] == ["failed", "completed"]

@@ -136,7 +136,7 @@ async def test_after_a_crash_what_is_known_is_told_again(memory: Store, wrapped:
     assert sorted(server.called) == sorted([quick, "hang"])  # both at once
     text = str(result.all_messages())
     assert {"search": "found", "draw": "a drawing", "refuse": "the server says no"}[quick] in text
-    assert "whether it took effect is not known" in text
+    assert "it is unknown whether it took effect" in text
     assert await history(memory) == result.all_messages()
 
 
@@ -175,7 +175,7 @@ async def test_a_server_that_has_lost_a_tool_is_named_and_nothing_is_forgotten(m
     server = Server("search", "hang")
     turn = [call("search", "a"), call("hang", "b")]
     run_id = await cut_off(made(memory, server, turn), server, memory)
-    with pytest.raises(Conflict, match="no tool hang, search"):
+    with pytest.raises(Conflict, match="no longer has the tool hang, search"):
         await resume(made(memory, Server("other"), turn), memory, run_id)
     # With its tools back it goes on, also after that; without them the next message does.
     *_, again = (await memory.runs(session_id="talk")).items

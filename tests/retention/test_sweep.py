@@ -370,7 +370,7 @@ async def test_a_session_that_came_back_has_a_grace_period(engine: Engine):
         result = await outlook(store, usual)
         assert result.rehydrated_at is not None
         assert result.due_at == result.rehydrated_at + timedelta(days=7)
-        with pytest.raises(RetentionRefused, match="came from an archive"):
+        with pytest.raises(RetentionRefused, match="restored from an archive"):
             await clean(store, media, usual, actor="test", idle_days=0, grace_days=7)
         _, told = await swept(store)
         assert set(told) == {own}, "the grace period of its policy is over"

@@ -80,9 +80,9 @@ async def test_an_answer_to_something_else_is_refused(store: Store, session: str
     async with working(store, agent):
         asked = await ask(store, session)
         wrong = await answer(store, session, call_id="c1", digest="0" * 64, approved=True)
-        assert "other arguments" in str((await ended(store, wrong)).reason)
+        assert "different arguments" in str((await ended(store, wrong)).reason)
         stranger = await answer(store, session, call_id="c9", digest=asked["digest"], approved=True)
-        assert "nobody asks" in str((await ended(store, stranger)).reason)
+        assert "does not wait for an answer" in str((await ended(store, stranger)).reason)
         edited = await answer(
             store, session, call_id="c1", digest=asked["digest"], approved=True, arguments={"amount": 1}
         )

@@ -142,7 +142,7 @@ async def test_an_interrupt_reaches_a_tool_and_the_next_message_goes_on(store: S
         assert (await ended(store, await send(store, session, "and now?"))).state == "done"
     place = await find_resume_point(store, session, None)
     assert is_provider_valid(place.messages)
-    assert "whether it took effect is not known" in str(place.messages)
+    assert "it is unknown whether it took effect" in str(place.messages)
 
 
 async def test_a_message_that_interrupts(store: Store, session: str):
@@ -366,7 +366,7 @@ async def test_a_fork_onto_the_id_of_another_session_fails(store: Store, session
         fork = await store.submit(session, "fork", json.dumps({"session_id": taken}))
         failed = await ended(store, fork)
         assert failed.state == "failed"
-        assert "exists already" in str(failed.reason)
+        assert "already exists" in str(failed.reason)
         assert "forked" not in await kinds(store, session)
         assert await kinds(store, taken) == []
         again = await store.submit(session, "fork", json.dumps({"session_id": new_id()}))

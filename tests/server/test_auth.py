@@ -196,7 +196,13 @@ SCOPED = {
 
 async def test_the_matrix_of_scopes(app: Any, store: Store, http: httpx2.AsyncClient, tokens: dict[str, str]):
     """Every route against tokens with some of the scopes: those without the one that it needs get 403, whatever they name."""
-    names = {"session_id": "none", "run_id": "none", "consumer": "me", "call_id": "call", "submission_id": "submission"}
+    names = {
+        "session_id": "none",
+        "run_id": "none",
+        "consumer": "me",
+        "call_id": "call",
+        "submission_id": "submission",
+    }
     names |= {"sha256": "0" * 64, "command_id": "0" * 32, "event_id": "0" * 32, "name": "key"}
     allowed = 0
     for method, template in routes(app):

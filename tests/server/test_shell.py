@@ -217,5 +217,5 @@ async def test_the_server_describes_itself(
     (line,) = [record.getMessage() for record in caplog.records if record.name == "holdfast.shell.service"]
     assert (
         line
-        == "the output of shell commands is kept for 3600 seconds after the command ended; their results are kept"
+        == "the output of shell commands is kept for 3600 seconds after the command ended; their results are always kept"
     )

@@ -74,7 +74,7 @@ def test_beyond_the_limit_the_tail_is_kept(parts: list[tuple[int, bytes]], tail:
         assert collector.left_out == 0
     else:
         assert collector.left_out == sum(written) - limit
-        marker = f"\n[holdfast: {collector.left_out:,} bytes left out here; the limit is 1,000]\n"
+        marker = f"\n[holdfast: {collector.left_out:,} bytes omitted here; the limit is 1,000]\n"
         assert both.count(marker) == 1
         assert len(both) == limit + len(marker)
     assert not collector.damaged
@@ -88,7 +88,7 @@ def test_characters_at_both_ends_of_the_gap_are_whole(limit: int):
     assert not collector.damaged
     assert ("aé€😀" * 10).startswith(head)
     assert ("aé€😀" * 10).endswith(tail)
-    assert "bytes left out here" in marker
+    assert "bytes omitted here" in marker
     assert len((head + tail).encode()) == 100 - collector.left_out <= limit
 
 

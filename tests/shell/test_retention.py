@@ -99,6 +99,6 @@ async def test_a_failing_store_does_not_end_it(
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
     assert [record.message.split(":")[0] for record in caplog.records] == [
-        "sweeping shell commands failed, 1 times in a row",
-        "sweeping shell commands failed, 2 times in a row",
+        "purging shell commands failed 1 times in a row",
+        "purging shell commands failed 2 times in a row",
     ]

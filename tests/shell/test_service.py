@@ -165,7 +165,7 @@ async def test_a_gigabyte_is_bounded_and_ends(store: Store):
     command = result.command
     assert (command.state, command.exit_code, command.stdout_bytes) == ("done", 0, 1_000_000_008)
     assert command.left_out_bytes == 1_000_000_008 - 200_000
-    head, marker, tail = result.stdout.partition("\n[holdfast: 999,800,008 bytes left out here; ")
+    head, marker, tail = result.stdout.partition("\n[holdfast: 999,800,008 bytes omitted here; ")
     assert head == ("0123456\n" * 20_000)[:150_000]
     assert marker
     assert tail.endswith("0123456\nthe end\n")
@@ -227,7 +227,7 @@ async def test_bad_questions_are_refused(service: ShellService):
         await service.event("7")
     with pytest.raises(NotFound):
         await service.event(new_id())
-    with pytest.raises(BadInput, match="up to 100"):
+    with pytest.raises(BadInput, match="at most 100"):
         await service.events([new_id()] * 101)
     with pytest.raises(NotFound):
         await anext(service.follow(new_id()))

@@ -50,7 +50,7 @@ async def test_an_agent_runs_reads_and_stops(service: ShellService, store: Store
     assert seen["state"] == "running"
     assert (stopped["state"], stopped["exit_code"]) == ("stopped", -1)
     assert (ended["state"], ended["exit_code"]) == ("done", 3)
-    assert "[20,000 characters left out here]" in ended["stdout"]
+    assert "[20,000 characters omitted here]" in ended["stdout"]
     # Each call is an effect in the ledger, and the commands belong to the session.
     effects = (await store.effects("talk")).items
     assert [effect.tool for effect in effects] == ["shell_run", "shell_output", "shell_stop", "shell_run"]
@@ -68,7 +68,7 @@ async def test_a_mistake_of_the_model_is_told_to_it(service: ShellService):
     )
     agent = Agent(model, toolsets=[shell_tools(service)])
     await agent.run("go")
-    assert "There is no folder /nowhere" in str(told[0])
+    assert "The working directory /nowhere does not exist" in str(told[0])
     assert "UUID" in str(told[1])
     assert told[2]["stdout"] == "fine\n"
     assert [c.session_id for c in (await service.store.commands()).items] == [None]

@@ -129,7 +129,7 @@ async def test_a_store_on_a_pool_recovers_when_its_connections_break(
 
 async def test_a_pool_that_is_too_small(postgres_url: str):
     async with asyncpg.create_pool(postgres_url, min_size=0, max_size=4) as pool:
-        with pytest.raises(StoreError, match="max_size=4, and a store needs 5"):
+        with pytest.raises(StoreError, match="max_size=4, but a store needs at least 5"):
             await open_store(pool=pool).open()
 
 
@@ -169,9 +169,9 @@ async def test_a_pool_whose_connections_are_all_in_use(
 
 
 async def test_one_source_at_a_time(pool: "asyncpg.Pool[Any]"):
-    with pytest.raises(BadInput, match="pass one of"):
+    with pytest.raises(BadInput, match="exactly one of"):
         open_store("sqlite://:memory:", pool=pool)
-    with pytest.raises(BadInput, match="only a client needs a database"):
+    with pytest.raises(BadInput, match="accepts a database only with a client"):
         open_store(pool=pool, database="shop")
 
 

@@ -10,13 +10,13 @@ def test_it_follows_the_server_and_does_not_go_back(monkeypatch: pytest.MonkeyPa
     clock = Clock()
     assert clock.now() is None
 
-    assert clock.hear(5_000_000) == 5_000_000
+    assert clock.update(5_000_000) == 5_000_000
     ours += 1
     assert clock.now() == 6_000_000
 
-    clock.hear(5_990_000)  # an answer that took 10 ms longer
+    clock.update(5_990_000)  # an answer that took 10 ms longer
     assert clock.now() == 6_000_000
-    clock.hear(6_020_000)  # and one that was quicker
+    clock.update(6_020_000)  # and one that was quicker
     assert clock.now() == 6_020_000
 
 
@@ -24,9 +24,9 @@ def test_what_was_said_long_ago_does_not_count(monkeypatch: pytest.MonkeyPatch):
     ours = 100.0
     monkeypatch.setattr(documents.time, "monotonic", lambda: ours)
     clock = Clock()
-    clock.hear(5_000_000)
+    clock.update(5_000_000)
     ours += 11
     assert clock.now() is None
 
-    clock.hear(4_000_000)  # another server, whose clock is behind
+    clock.update(4_000_000)  # another server, whose clock is behind
     assert clock.now() == 4_000_000

@@ -23,7 +23,7 @@ async def test_rings_for_those_who_are_behind_or_whose_session_is_gone():
 async def test_rings_from_other_threads():
     hub = Hub()
     with hub.listen("a", 0) as signal:
-        await asyncio.to_thread(hub.everyone)
+        await asyncio.to_thread(hub.wake_all)
         await asyncio.wait_for(signal.bell.wait(), 1)
 
 

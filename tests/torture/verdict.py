@@ -18,7 +18,7 @@ from holdfast.types import Event, Submission
 from tests.torture.app import POLICIES, answer, call_id
 from tests.torture.clients import Clients, Fork, Reader, Sent, digest
 
-_UNKNOWN = "whether it took effect is not known"
+_UNKNOWN = "it is unknown whether it took effect"
 _OF_A_RUN = ("run_", "model_request_", "tool_call_", "message")
 _ATTEMPTS = 5
 _DID = re.compile(r"did (\S+) at epoch (\d+)")

@@ -1,6 +1,6 @@
-"""For those who come from elsewhere: what other systems keep, as sessions and shell commands of this store.
+"""Import sessions and shell commands from other systems.
 
-Importers only read where they import from. What they do not understand they count and name; they drop nothing silently.
+Importers never change their source. They count and report what they do not support, and drop nothing silently.
 """
 
 from holdfast.importers.agentex import import_agentex

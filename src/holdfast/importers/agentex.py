@@ -1,7 +1,7 @@
-"""Imports the snapshot of a task of scale-agentex: its messages become the history of a session, its states the state.
+"""Import the snapshot of a task of scale-agentex: its messages become the history of a session, its states the session's state.
 
-Agentex keeps what is shown to people, not what a model was sent. The history made of it is one that providers accept:
-answers stand right behind their calls, and a call without an answer is on the ledger as one with an unknown outcome.
+Agentex stores what is shown to people, not what was sent to a model. The resulting history is one that providers accept:
+each tool result directly follows its call, and a call without a result is in the ledger with an unknown outcome.
 """
 
 import asyncio
@@ -28,7 +28,6 @@ from holdfast.media import MediaStore
 from holdfast.store import Store
 
 SYSTEM: Final = "scale-agentex"
-_LOST: Final = "The result of this call was not on record when the conversation was moved here."
 
 
 class _Known(BaseModel):
@@ -113,16 +112,16 @@ async def import_agentex(
     dry_run: bool = False,
     progress: Progress = nothing,
 ) -> Report:
-    """Import the snapshot that agentex exported of a task, as a session with the task's id, if it is not here yet.
+    """Import an exported task snapshot of agentex as a session with the task's id, if it does not exist yet.
 
-    `agent` is who is to go on with it, else the id of the agent that has a state in it. Raises `BadImport`.
+    `agent` is the agent that continues the session, by default the one that has a state in the snapshot. Raises `BadImport`.
     """
     source = str(file)
     notes = Notes()
     snapshot, since = await asyncio.to_thread(_read, file, notes)
 
-    async def draft(told: Notes) -> SessionDraft:
-        return _Task(snapshot, source, owner, agent, since, told).draft()
+    async def draft(notes: Notes) -> SessionDraft:
+        return _Task(snapshot, source, owner, agent, since, notes).draft()
 
     return await import_sessions(
         store,
@@ -138,7 +137,7 @@ async def import_agentex(
 
 
 def _read(file: Path, notes: Notes) -> tuple[_TaskSnapshot, datetime]:
-    """Return the snapshot, and since when it is there: for what has no time of its own."""
+    """Return the snapshot and the time of the file, for messages without a time."""
     source = str(file)
     try:
         value: Any = json.loads(file.read_bytes())
@@ -146,20 +145,20 @@ def _read(file: Path, notes: Notes) -> tuple[_TaskSnapshot, datetime]:
     except OSError as error:
         raise BadImport(source=source, problem=error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:
-        raise BadImport(source=source, problem=f"it is not JSON, or is cut short ({error})") from None
+        raise BadImport(source=source, problem=f"it is not valid JSON, or is truncated ({error})") from None
     if not isinstance(value, dict) or not {"task_id", "messages"} <= set(value):  # pyright: ignore[reportUnknownArgumentType]
         raise BadImport(
-            source=source, problem="it is no snapshot of an agentex task: task_id and messages are missing"
+            source=source, problem="it is not a snapshot of an agentex task: task_id and messages are missing"
         )
     try:
         snapshot = _TaskSnapshot.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        problem = f"it is damaged, or of a version that is not known ({where}: {first['msg']})"
+        problem = f"it is damaged or of an unknown version ({where}: {first['msg']})"
         raise BadImport(source=source, problem=problem) from None
     if not snapshot.messages and not snapshot.task_states:
-        problem = "there is nothing in it; the task was cleaned before it was exported"
+        problem = "it is empty; the task was cleaned before it was exported"
         raise BadImport(source=source, problem=problem)
     _check(snapshot, source, notes)
     return snapshot, since
@@ -170,29 +169,31 @@ def _check(snapshot: _TaskSnapshot, source: str, notes: Notes) -> None:
     for kind, items in (("messages", snapshot.messages), ("task_states", snapshot.task_states)):
         for number, item in enumerate(items):
             if item.task_id != snapshot.task_id:
-                problem = f"{kind}[{number}] is of task {item.task_id!r:.200}, not {snapshot.task_id!r:.200}"
+                problem = (
+                    f"{kind}[{number}] belongs to task {item.task_id!r:.200}, not {snapshot.task_id!r:.200}"
+                )
                 raise BadImport(source=source, problem=problem)
             if item.id is None:
                 notes.add(f"{kind} without an id", f"{kind}[{number}]")
             elif (kind, item.id) in seen:
-                raise BadImport(source=source, problem=f"{kind} {item.id!r:.200} is there twice")
+                raise BadImport(source=source, problem=f"{kind} {item.id!r:.200} is duplicated")
             else:
                 seen.add((kind, item.id))
-    _strange(snapshot, "the snapshot", notes, source)
+    _note_unknown_fields(snapshot, "the snapshot", notes, source)
     for message in snapshot.messages:
-        _strange(message, "a message", notes, message.id or "?")
-        _strange(message.content, f"{message.content.type} content", notes, message.id or "?")
+        _note_unknown_fields(message, "a message", notes, message.id or "?")
+        _note_unknown_fields(message.content, f"{message.content.type} content", notes, message.id or "?")
     for state in snapshot.task_states:
-        _strange(state, "a task state", notes, state.id or "?")
+        _note_unknown_fields(state, "a task state", notes, state.id or "?")
 
 
-def _strange(record: _Known, what: str, notes: Notes, where: str) -> None:
+def _note_unknown_fields(record: _Known, what: str, notes: Notes, where: str) -> None:
     for name in record.model_extra or ():
-        notes.add(f"a field of {what} that is not known: {name}"[:200], where)
+        notes.add(f"an unknown field of {what}: {name}"[:200], where)
 
 
 class _Task:
-    """One task, and how it becomes a session."""
+    """Converts one task to a session."""
 
     def __init__(
         self,
@@ -226,7 +227,7 @@ class _Task:
         return self._draft
 
     def _take(self, message: _TaskMessage) -> None:
-        """Find the place of a message of the task in the history."""
+        """Add a message of the task to the history."""
         content = message.content
         at = self._clock if message.created_at is None else _aware(message.created_at)
         self._clock = at
@@ -235,18 +236,18 @@ class _Task:
             mode="json", exclude={"task_id": True, "content": _in_history(content)}, exclude_none=True
         )
         if message.streaming_status == "IN_PROGRESS":
-            self._notes.add("messages that were still being streamed: what there was is kept", where)
+            self._notes.add("messages that were still being streamed: kept as they were", where)
         match content:
             case _TaskText():
                 if content.attachments:
-                    self._notes.add("attachments: a snapshot names files and does not have them", where)
-                self._say(content.author, content.content, at, of)
+                    self._notes.add("attachments: a snapshot names files but does not contain them", where)
+                self._add_text(content.author, content.content, at, of)
             case _Data():
                 self._notes.add("data messages: kept as JSON text", where)
-                self._say(content.author, json.dumps(content.data, ensure_ascii=False), at, of)
+                self._add_text(content.author, json.dumps(content.data, ensure_ascii=False), at, of)
             case _Reasoning():
-                said = content.content or content.summary
-                self._conversation.turn(by_model=True, at=at).add(ThinkingPart("\n\n".join(said)), of)
+                thoughts = content.content or content.summary
+                self._conversation.turn(by_model=True, at=at).add(ThinkingPart("\n\n".join(thoughts)), of)
             case _ToolRequest():
                 call = ToolCallPart(content.name, content.arguments, content.tool_call_id)
                 self._conversation.call(call, at, of)
@@ -257,17 +258,17 @@ class _Task:
                 )
                 self._conversation.answer(answer, at, of, where)
 
-    def _say(self, author: str, text: str, at: datetime, of: dict[str, Any]) -> None:
+    def _add_text(self, author: str, text: str, at: datetime, of: dict[str, Any]) -> None:
         part = TextPart(text) if author == "agent" else UserPromptPart(text, timestamp=at)
         self._conversation.turn(by_model=author == "agent", at=at).add(part, of)
 
     def _add_states(self) -> None:
-        """Add the state of the one agent, or a named state for each of them."""
+        """Add the state of the only agent, or a named state for each agent."""
         states = self._snapshot.task_states
         if not states:
             return
         if len({state.agent_id for state in states}) < len(states):
-            problem = "an agent has more than one state in it"
+            problem = "it contains more than one state of the same agent"
             raise BadImport(source=self._draft.source, problem=problem)
         times = [_aware(at) for state in states if (at := state.updated_at or state.created_at) is not None]
         at = microseconds(max(times, default=self._clock))
@@ -285,7 +286,7 @@ class _Task:
 
 
 def _in_history(content: _Content) -> set[str]:
-    """Return the fields of a content that the history has: the rest is kept with the event."""
+    """Return the fields of a content that are part of the history; the others are kept with the event."""
     if isinstance(content, _Reasoning):
         return {"content"} if content.content else {"summary"}
     return {"content", "data", "arguments"}

@@ -1,4 +1,4 @@
-"""Builds an archive from messages, states and metadata in JSON lines, for systems that have no importer of their own.
+"""Build an archive from messages, states and metadata in JSON lines, for systems without their own importer.
 
 Each line is an object with one key. See docs/how-to/move-in.md for an example.
 """
@@ -52,7 +52,7 @@ _LINE: Final = TypeAdapter(_BuildLine)
 
 @dataclass(frozen=True, slots=True)
 class _BuildMessage:
-    """A message as it was given, and when it was sent, if that is known."""
+    """A message as it was given, and its time, if known."""
 
     text: Json
     message: ModelMessage
@@ -60,12 +60,11 @@ class _BuildMessage:
 
 
 def build_archive(lines: Iterable[str | bytes], *, source: str = "the input") -> Iterator[bytes]:
-    """Yield the archive of the session in these JSON lines. Raises `BadImport` with the number of the line that is wrong.
+    """Yield the archive of the session in these JSON lines. Raise `BadImport` with the number of the invalid line.
 
-    The first line is `{"session": {"agent": …}}`, with `id`, `owner`, `title`, `metadata` and `created_at` if they are known. Each
-    `{"message": …}` is a message as Pydantic AI writes it, in order; `{"state": {"value": …}}` is the agent state, and with
-    a `name` one of several. The same lines with
-    an `id` and a `created_at` give the same archive.
+    The first line is `{"session": {"agent": …}}`, with optional `id`, `owner`, `title`, `metadata` and `created_at`. Each
+    `{"message": …}` is a message in Pydantic AI's format, in order. `{"state": {"value": …}}` is the agent state, or with
+    a `name` one of several. The same lines, with an `id` and a `created_at`, give the same archive.
     """
     session: _SessionLine | None = None
     messages: list[_BuildMessage] = []
@@ -85,7 +84,7 @@ def build_archive(lines: Iterable[str | bytes], *, source: str = "the input") ->
             messages.append(_BuildMessage(text, message, _time(value.message, source, where)))
         if value.state is not None:
             if any(value.state.name == state.name for state in states):
-                raise BadImport(source=source, problem=f"{where}: this state is there twice")
+                raise BadImport(source=source, problem=f"{where}: this state is duplicated")
             states.append(value.state)
     if session is None:
         raise BadImport(source=source, problem="it has no session")
@@ -102,7 +101,7 @@ def _read(line: str | bytes, source: str, where: str) -> _BuildLine:
         problem = f"{where}: {place}{': ' if place else ''}{first['msg']}"
         raise BadImport(source=source, problem=problem) from None
     if len(value.model_fields_set) != 1:
-        raise BadImport(source=source, problem=f"{where}: give one of session, message and state")
+        raise BadImport(source=source, problem=f"{where}: pass exactly one of session, message and state")
     return value
 
 
@@ -148,7 +147,7 @@ def _draft(
 
 
 def _add_run(draft: SessionDraft, session: _SessionLine, messages: list[_BuildMessage], at: int) -> int:
-    """Add the messages as the history of one run that has ended, and return when it ended."""
+    """Add the messages as the history of one completed run, and return its end time."""
     run_id = f"{SYSTEM}-{session.id}"[:128]
     facts = {"agent": session.agent, "parent": None}
     began, first = at, draft.event("run_started", at, facts, run_id=run_id)
@@ -175,11 +174,11 @@ def _add_run(draft: SessionDraft, session: _SessionLine, messages: list[_BuildMe
 
 
 def _time(message: Mapping[str, Any], source: str, where: str) -> int | None:
-    """Return the time of a message, or the latest one of its parts."""
+    """Return the time of a message, or the latest time of its parts."""
     parts: Any = message.get("parts")
     given: list[Any] = [message, *(parts if isinstance(parts, list) else [])]
     times = [cast("dict[str, Any]", each).get("timestamp") for each in given if isinstance(each, dict)]
     try:
         return max((microseconds(_TIME.validate_python(time)) for time in times if time), default=None)
     except ValidationError:
-        raise BadImport(source=source, problem=f"{where}: a timestamp is not a date and time") from None
+        raise BadImport(source=source, problem=f"{where}: a timestamp is not a valid date and time") from None

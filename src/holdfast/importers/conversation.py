@@ -1,6 +1,6 @@
-"""A conversation that another system kept for people, as a history that providers accept.
+"""Turn a conversation that another system stored for display into a history that providers accept.
 
-Answers stand right behind their calls. A call without an answer is in the ledger, with an unknown outcome.
+Each tool result directly follows its call. A call without a result is in the ledger with an unknown outcome.
 """
 
 from collections import Counter
@@ -23,12 +23,12 @@ from holdfast.jsontext import lenient_json
 from holdfast.record import ledger
 from holdfast.record.history import dump
 
-_LOST: Final = "The result of this call was not on record when the conversation was moved here."
+_LOST: Final = "The result of this call was not recorded when the conversation was imported."
 
 
 @dataclass(slots=True)
 class TurnDraft:
-    """One message of the history, and the messages of the other system that it was made of."""
+    """One message of the history, and the messages of the other system from which it was made."""
 
     by_model: bool
     at: datetime
@@ -37,23 +37,23 @@ class TurnDraft:
     answers: "TurnDraft | None" = None
 
     def add(self, part: Any, of: dict[str, Any]) -> None:
-        """Add a part, and the rest of the message that it was made of."""
+        """Add a part, and the remaining fields of its original message."""
         self.parts.append(part)
         self.of.append(of)
 
     def calls(self) -> list[ToolCallPart]:
-        """Return the tool calls that it makes."""
+        """Return its tool calls."""
         return [part for part in self.parts if isinstance(part, ToolCallPart)]
 
     def answered(self) -> set[str]:
-        """Return which of them have an answer."""
+        """Return the ids of the calls that have a result."""
         return set() if self.answers is None else {part.tool_call_id for part in self.answers.parts}
 
 
 class Conversation:
     """Collects the messages of a conversation, then adds them to a session as one run.
 
-    `key` is where the payload of a message's event has what the history has no place for.
+    `key` is the key in the payload of a message's event for fields that the history cannot store.
     """
 
     def __init__(self, draft: SessionDraft, *, agent: str, key: str, began: datetime, notes: Notes) -> None:
@@ -66,7 +66,7 @@ class Conversation:
         self._turns: list[TurnDraft] = []
 
     def turn(self, *, by_model: bool, at: datetime, fresh: bool = False) -> TurnDraft:
-        """Return the last message of the history if more can be added to it, else a new one."""
+        """Return the last message of the history if it can be extended, else a new one."""
         last = self._turns[-1] if self._turns else None
         if last is None or fresh or last.by_model != by_model or last.answers is not None:
             last = TurnDraft(by_model, at)
@@ -74,14 +74,14 @@ class Conversation:
         return last
 
     def call(self, call: ToolCallPart, at: datetime, of: dict[str, Any]) -> None:
-        """Add a tool call. A second one with the same id begins a new message."""
+        """Add a tool call. A second call with the same id starts a new message."""
         turn = self.turn(by_model=True, at=at)
         if any(other.tool_call_id == call.tool_call_id for other in turn.calls()):
             turn = self.turn(by_model=True, at=at, fresh=True)
         turn.add(call, of)
 
     def answer(self, answer: ToolReturnPart, at: datetime, of: dict[str, Any], where: str) -> None:
-        """Put an answer right behind its call, also if other messages are in between."""
+        """Add a result directly after its call, even if other messages are in between."""
         for turn in reversed(self._turns):
             if any(call.tool_call_id == answer.tool_call_id for call in turn.calls()):
                 if answer.tool_call_id in turn.answered():
@@ -125,7 +125,7 @@ class Conversation:
         )
 
     def _closed(self) -> tuple[list[TurnDraft], bool]:
-        """Return the history with an answer to every call that is not at its end; and whether calls wait there."""
+        """Return the history with a result for every call except those at its end, and whether such calls are pending."""
         turns: list[TurnDraft] = []
         pending = False
         for turn in self._turns:
@@ -158,7 +158,7 @@ class Conversation:
         return ModelRequest(parts=turn.parts, timestamp=turn.at, run_id=run_id, conversation_id=session_id)
 
     def _add_calls(self, turns: list[TurnDraft], places: list[Place]) -> None:
-        """Add an entry to the ledger for each call. A call without an answer was started, and its outcome is unknown."""
+        """Add a ledger entry for each call. A call without a result was started, and its outcome is unknown."""
         made: Counter[str] = Counter()
         for turn, following, place in zip(turns, [*turns[1:], None], [*places[1:], None], strict=True):
             for call in turn.calls():

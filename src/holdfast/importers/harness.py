@@ -1,6 +1,6 @@
-"""Imports the step stores of pydantic-ai-harness: each conversation becomes a session.
+"""Import the step stores of pydantic-ai-harness: each conversation becomes a session.
 
-Its runs, events, tool calls and histories come with it. What the harness had moved out of messages is put back, and goes
+Its runs, events, tool calls and histories are imported too. Content that the harness moved out of messages is restored, and goes
 where this store keeps large content.
 """
 
@@ -20,7 +20,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Tool
 
 from holdfast.errors import BadInput
 from holdfast.ids import check_id
-from holdfast.importers.harness_media import MARK, Whole
+from holdfast.importers.harness_media import MARK, MediaRestorer
 from holdfast.importers.harness_sources import Found, HarnessSource, is_object
 from holdfast.importers.report import Notes, Progress, Report, microseconds, nothing
 from holdfast.importers.session import Body, Place, SessionDraft, import_sessions, message_of
@@ -39,16 +39,16 @@ _KINDS: Final = frozenset(
 )
 _DERIVED: Final = "sp-"
 _MARKS: Final = {"timestamp", "run_id", "conversation_id", "instructions"}
-"""What Pydantic AI sets on a request when it is sent: a snapshot may have been taken before."""
+"""The fields that Pydantic AI sets on a request when it is sent. A snapshot may have been taken before that."""
 _BEHIND: Final = 1_000_000_000
-"""Events come behind the messages of the same moment."""
+"""Events follow the messages of the same moment."""
 
 Item: TypeAlias = tuple[int, int, int, Callable[[], object]]
-"""Something that goes into the journal: when, of which run, which one of that, and what puts it there."""
+"""An entry for the journal: its time, the number of its run, its order within the run, and a function that adds it."""
 
 
 class _HarnessRecord(BaseModel):
-    """A record as the harness writes it. Fields that are not known are kept, to be told of."""
+    """A record in the harness's format. Unknown fields are kept, to be reported."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -120,14 +120,14 @@ async def import_harness(
     dry_run: bool = False,
     progress: Progress = nothing,
 ) -> Report:
-    """Import every conversation of a step store, opened with `open_source`, that is not here yet.
+    """Import every new conversation of a step store, which is opened with `open_source`.
 
-    Nothing goes in before all of it was read and checked; then each conversation goes in whole. `agent` is who is to
-    go on with the sessions, else the one on record. With `rename` a conversation whose id cannot be one here gets another,
-    always the same, and keeps its own in its metadata. Raises `BadImport`.
+    Nothing is imported before everything was read and checked; then each conversation is imported atomically. `agent` is the agent
+    that continues the sessions, by default the recorded one. With `rename`, a conversation whose id is not a valid session id gets a
+    new one, derived from its own, which is kept in the metadata. Raises `BadImport`.
     """
     notes = Notes()
-    await source.strangers(notes)
+    await source.note_unknown(notes)
     conversations: dict[str, list[_HarnessRun]] = {}
     for run_id in await source.run_ids():
         run = await _run(source, run_id, rename, notes)
@@ -156,35 +156,31 @@ async def _draft(
 
 
 def _read(source: HarnessSource, kind: type[R], found: Found, notes: Notes) -> R:
-    """Return a record of the kind that it must be. Raises `BadImport`."""
+    """Validate a record as its kind. Raises `BadImport`."""
     where, data = found
     try:
         record = kind.model_validate(data)
     except (ValidationError, ValueError, RecursionError) as error:
-        said = str(error)
+        reason = str(error)
         if isinstance(error, ValidationError):
             first = error.errors()[0]
-            said = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise source.bad(f"{where} is damaged, or of a version that is not known ({said})") from None
+            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise source.bad(f"{where} is damaged or of an unknown version ({reason})") from None
     for name in record.model_extra or ():
-        notes.add(
-            f"a field of a harness {kind.__name__.removeprefix('_Harness').lower()} that is not known: {name}"[
-                :200
-            ],
-            where,
-        )
+        name_of_kind = kind.__name__.removeprefix("_Harness").lower()
+        notes.add(f"an unknown field of a harness {name_of_kind}: {name}"[:200], where)
     return record
 
 
 async def _run(source: HarnessSource, run_id: str, rename: bool, notes: Notes) -> _HarnessRun:
-    """Return the record of a run; if it was never registered, one that is made of what else there is of it."""
+    """Return the record of a run; if it was never registered, one derived from its other records."""
     found = await source.run(run_id)
     if found is not None:
         run = _read(source, _HarnessRun, found, notes)
         if run.run_id != run_id:
-            raise source.bad(f"{found[0]} is of run {run.run_id!r:.200}, not {run_id}")
+            raise source.bad(f"{found[0]} belongs to run {run.run_id!r:.200}, not {run_id}")
     else:
-        notes.add("runs that were never registered; what is known of them is from their steps", run_id)
+        notes.add("runs that were never registered: derived from their steps", run_id)
         first: _HarnessEvent | _HarnessSnapshot | None = None
         for event in await source.events(run_id):
             first = _read(source, _HarnessEvent, event, Notes())
@@ -195,22 +191,22 @@ async def _run(source: HarnessSource, run_id: str, rename: bool, notes: Notes) -
                 break
         effects = [_read(source, _HarnessEffect, each, Notes()) for each in await source.effects(run_id)]
         if first is None and not effects:
-            raise source.bad(f"of run {run_id} there is nothing but its name")
+            raise source.bad(f"run {run_id} has no records")
         known = {} if first is None else first.model_dump(include=set(_Of.model_fields) - {"metadata"})
         at = effects[0].started_at if first is None else first.timestamp
         run = _HarnessRun.model_validate({**known, "run_id": run_id, "started_at": at})
     for value, what in ((run.run_id, "run id"), (run.parent_run_id, "run id")):
         if value is not None and not _is_id(value):
-            raise source.bad(f"of run {run_id!r:.200}: {value!r:.200} cannot be a {what} here")
+            raise source.bad(f"run {run_id!r:.200}: {value!r:.200} is not a valid {what}")
     if run.conversation_id is not None and not _is_id(run.conversation_id) and not rename:
-        problem = f"{run.conversation_id!r:.200} cannot be a session id here; with --rename it gets another"
+        problem = f"{run.conversation_id!r:.200} is not a valid session id; use --rename to give it a new one"
         raise source.bad(problem)
     return run
 
 
 @dataclass(slots=True)
 class _HarnessText:
-    """A message of a snapshot: its text here, and what that says."""
+    """A message of a snapshot, as text and parsed."""
 
     body: Body
     message: ModelMessage
@@ -218,7 +214,7 @@ class _HarnessText:
 
 @dataclass(slots=True)
 class _HarnessCalls:
-    """Which tool calls the latest histories of a conversation hold, and where they are answered."""
+    """The tool calls of the latest histories of a conversation, and where they are answered."""
 
     made: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     answered: dict[tuple[str, str, int], tuple[Place, datetime]] = field(
@@ -229,7 +225,7 @@ class _HarnessCalls:
     )
 
     def look(self, messages: list[tuple[ModelMessage, Place]], run_id: str) -> None:
-        """Look at a snapshot of a run."""
+        """Record the calls and answers of a snapshot."""
         made: Counter[tuple[str, str]] = Counter()
         origin = run_id
         for message, place in messages:
@@ -240,7 +236,7 @@ class _HarnessCalls:
                 continue
             for part in answers(message):
                 if getattr(part, "outcome", None) == "interrupted":
-                    continue  # nobody knew what came of it, and the model was told so
+                    continue  # its outcome is unknown, and this answer only reports that
                 self.answered[origin, part.tool_call_id, made[origin, part.tool_call_id]] = (
                     place,
                     part.timestamp,
@@ -249,17 +245,17 @@ class _HarnessCalls:
         self.made.update(made)
 
     def place(self, run_id: str, call_id: str) -> tuple[str, tuple[Place, datetime] | None]:
-        """Return the name of a run's latest call with this id in the ledger, and where and when it is answered."""
+        """Return the ledger entry name of a run's latest call with this id, and where and when it is answered."""
         count = self.made.get((run_id, call_id), 0)
         if count:
             return ledger.entry(call_id, count - 1), self.answered.get((run_id, call_id, count))
         return call_id, self.answered_in.get(
             (run_id, call_id)
-        )  # made by an earlier run, and carried out by this
+        )  # made by an earlier run, carried out by this one
 
 
 class _Conversation:
-    """One conversation, and how it becomes a session."""
+    """Converts one conversation to a session."""
 
     def __init__(
         self, source: HarnessSource, id: str, runs: list[_HarnessRun], owner: str, agent: str | None
@@ -274,7 +270,7 @@ class _Conversation:
         self._agent = agent or next((name for name in names if name), "agent")
 
     async def draft(self, notes: Notes) -> SessionDraft:
-        """Read all of it and return it as a session."""
+        """Read the whole conversation and return it as a session."""
         self._notes = notes
         session_id = _renamed(self._id)
         metadata = lenient_json({} if session_id == self._id else {"conversation_id": self._id})
@@ -287,7 +283,7 @@ class _Conversation:
             metadata=metadata,
         )
         self._texts: dict[str, _HarnessText] = {}
-        # What a run is called in its messages, and on record.
+        # The ids of the runs, by the names that their messages use.
         self._names = {name: run.run_id for run in self._runs if (name := _derived(run.run_id)) is not None}
         self._calls = _HarnessCalls()
         self._items: list[Item] = []
@@ -305,14 +301,14 @@ class _Conversation:
         draft.event("imported", microseconds(self._runs[0].started_at), {"system": SYSTEM})
         for _, _, _, put in sorted(self._items, key=lambda item: item[:3]):
             put()
-        self._go_on_from_the_top()
+        self._restore_top_checkpoint()
         for run in self._runs:
             await self._ledger(run, errors)
             self._add_run(run, ends.get(run.run_id))
         return draft
 
     async def _events(self, number: int, run: _HarnessRun) -> list[_HarnessEvent]:
-        """Read the events of a run, which go into the journal in the order in which they were written."""
+        """Read the events of a run, which are added to the journal in the order in which they were written."""
         events = [
             _read(self._source, _HarnessEvent, found, self._notes)
             for found in await self._source.events(run.run_id)
@@ -321,13 +317,13 @@ class _Conversation:
         for n, event in enumerate(events):
             last = max(last, microseconds(event.timestamp))
             order = 0 if event.kind == "run_started" else _BEHIND + n
-            self._items.append((last, number, order, partial(self._tell, run, event)))
+            self._items.append((last, number, order, partial(self._add_event, run, event)))
         if not any(event.kind == "run_started" for event in events):
             began = microseconds(run.started_at)
             self._items.append((began, number, 0, partial(self._begin, run, began)))
         return events
 
-    def _tell(self, run: _HarnessRun, event: _HarnessEvent) -> None:
+    def _add_event(self, run: _HarnessRun, event: _HarnessEvent) -> None:
         at = microseconds(event.timestamp)
         if event.kind == "run_started":
             self._begin(run, at, event.step_index)
@@ -335,7 +331,7 @@ class _Conversation:
         payload: dict[str, Any] = {}
         kind = event.kind
         if kind not in _KINDS:
-            self._notes.add(f"events of a kind that is not known: {kind}"[:200], run.run_id)
+            self._notes.add(f"events of an unknown kind: {kind}"[:200], run.run_id)
             kind, payload = "imported", {"system": SYSTEM, "kind": event.kind}
         facts = {"tool": event.tool_name, "call_id": event.tool_call_id, "error": event.error}
         payload |= {name: value for name, value in facts.items() if value is not None}
@@ -348,7 +344,7 @@ class _Conversation:
         self._begun.setdefault(run.run_id, seq)
 
     async def _snapshots(self, number: int, run: _HarnessRun) -> None:
-        """Read the snapshots of a run: what each has more than those before it are messages of the session."""
+        """Read the snapshots of a run, and add the new messages of each to the session."""
         first = [at for at, n, order, _ in self._items if n == number and order == 0]
         last = max(microseconds(run.started_at), *first)
         count = 0
@@ -357,7 +353,7 @@ class _Conversation:
             texts = [
                 await self._text(text, found[0]) for text in self._named(run, snapshot.messages, found[0])
             ]
-            # An interrupted request with nothing in it would hide the calls that wait for an answer.
+            # An interrupted request without parts would hide the calls that wait for an answer.
             while texts and isinstance(texts[-1].message, ModelRequest) and not texts[-1].message.parts:
                 del texts[-1]
             known = len(self._draft.history.messages)
@@ -370,7 +366,7 @@ class _Conversation:
                 last = max(
                     last, min(taken if message.timestamp is None else microseconds(message.timestamp), taken)
                 )
-                told = partial(
+                add = partial(
                     self._draft.event,
                     "message",
                     last,
@@ -379,7 +375,7 @@ class _Conversation:
                     message=place,
                 )
                 count += 1
-                self._items.append((last, number, count, told))
+                self._items.append((last, number, count, add))
             last = max(last, taken)
             settled = snapshot.state == "complete" and is_provider_valid([text.message for text in texts])
             kind: CheckpointKind = "settled" if settled else "interrupted"
@@ -393,8 +389,8 @@ class _Conversation:
         self._draft.checkpoint(at, kind, segment, length, run_id=run.run_id, step=step)
         self._checkpoints.append((run.run_id, kind, segment, length))
 
-    def _go_on_from_the_top(self) -> None:
-        """Make the place to go on from one of the conversation itself, not of a delegate that was at work last."""
+    def _restore_top_checkpoint(self) -> None:
+        """Make the last checkpoint one of the conversation itself, not of a delegate that ran last."""
         top = {run.run_id for run in self._top}
         if not self._checkpoints or not top or self._checkpoints[-1][0] in top:
             return
@@ -402,43 +398,43 @@ class _Conversation:
         at = self._draft.latest
         if mine:
             run_id, kind, segment, length = mine[-1]
-        else:  # it has none yet, so there is nothing to go on from
+        else:  # it has no checkpoint yet, so it starts with an empty history
             segment, _ = self._draft.history.add([])
             run_id, kind, length = self._top[-1].run_id, "settled", 0
         self._draft.event("rewound", at, run_id=run_id)
         self._draft.checkpoint(at, kind, segment, length, run_id=run_id, step=None)
 
     def _named(self, run: _HarnessRun, texts: list[Json], where: str) -> list[Json]:
-        """Find out what a run is called in its own messages, if that is not its id: the ledger needs to know."""
+        """Find the id that a run has in its own messages, if that differs from its recorded id: the ledger needs it."""
         if run.run_id in self._names.values():
             return texts
         others = {other.run_id for other in self._runs if other is not run}
         for text in reversed(texts):
             message = self._source.parsed(text, where)
-            said: object = message.get("run_id") if is_object(message) else None
-            if not is_object(message) or not isinstance(said, str):
+            own_id: object = message.get("run_id") if is_object(message) else None
+            if not is_object(message) or not isinstance(own_id, str):
                 continue  # it was not sent yet
             here: object = message.get("conversation_id")
-            if said not in {*self._names, *others} and (here is None or here == run.conversation_id):
-                self._names[said] = run.run_id
+            if own_id not in {*self._names, *others} and (here is None or here == run.conversation_id):
+                self._names[own_id] = run.run_id
             break
         return texts
 
     async def _text(self, text: Json, where: str) -> _HarnessText:
-        """Return a message as this store has it: with all its content, and under the name that its run has here."""
+        """Return a message as it is stored here: with all its content, and with the recorded id of its run."""
         known = self._texts.get(text)
         if known is not None:
             return known
         value: Any = self._source.parsed(text, where)
         if not is_object(value):
-            raise self._source.bad(f"{where} has a message that is none")
+            raise self._source.bad(f"{where} contains an invalid message")
         if MARK in text:
-            value = await Whole(self._source, where).restored(value)
+            value = await MediaRestorer(self._source, where).restored(value)
         name = self._names.get(str(value.get("run_id")))
         renamed = name is not None and name != value["run_id"]
         if renamed:
             value["run_id"] = name
-        written = _text(value) if renamed or MARK in text else text  # else as it is, to the letter
+        written = _text(value) if renamed or MARK in text else text  # else unchanged
         core = None
         if value.get("kind") == "request":
             core = _text({key: each for key, each in value.items() if key not in _MARKS})
@@ -449,7 +445,7 @@ class _Conversation:
         return made
 
     async def _ledger(self, run: _HarnessRun, errors: Mapping[tuple[str, str], str]) -> None:
-        """Add what the ledger says of a run's calls. Results are in the messages, if anywhere."""
+        """Add the ledger entries of a run's calls. Results, if recorded, are in the messages."""
         effects: dict[str, _HarnessEffect] = {}
         for found in await self._source.effects(run.run_id):
             effect = _read(self._source, _HarnessEffect, found, self._notes)
@@ -459,9 +455,7 @@ class _Conversation:
             state = effect.status
             if state == "started" and answer is not None:
                 state = "completed"
-                self._notes.add(
-                    "calls without an end on the ledger that the history answers: completed", call_id
-                )
+                self._notes.add("calls without a recorded end that the history answers: completed", call_id)
             ended = effect.ended_at or (effect.started_at if answer is None else answer[1])
             segment, position = (None, None) if answer is None else answer[0]
             error = errors.get((run.run_id, call_id)) or effect.effect_summary or "unknown"
@@ -490,7 +484,7 @@ class _Conversation:
         status: RunStatus = "interrupted"
         if end is not None:
             status = "completed" if end.kind == "run_completed" else "failed"
-        # A key that means something here is not taken from elsewhere.
+        # Keys that have a meaning in Holdfast are renamed.
         metadata = {
             f"harness_{key}" if key == "resumes" else key: value for key, value in run.metadata.items()
         }
@@ -521,7 +515,7 @@ def _is_id(value: str) -> bool:
 
 
 def _renamed(conversation_id: str) -> str:
-    """Return the id of the session of a conversation: its own, or one made of it."""
+    """Return the session id of a conversation: its own, or one derived from it."""
     if _is_id(conversation_id):
         return conversation_id
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{SYSTEM}:{conversation_id}"))
@@ -532,7 +526,7 @@ def _text(value: object) -> Json:
 
 
 def _derived(run_id: str) -> str | None:
-    """Return the run's own id if the harness has made another of it, out of the agent's name and that."""
+    """Return the run's original id if the harness derived its id from the agent's name and that."""
     if not run_id.startswith(_DERIVED):
         return None
     encoded = run_id.removeprefix(_DERIVED)

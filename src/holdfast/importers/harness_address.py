@@ -1,4 +1,4 @@
-"""Opening a step store of the harness by its address."""
+"""Open a step store of the harness by its address."""
 
 import asyncio
 import sqlite3
@@ -19,7 +19,7 @@ _SQLITE = b"SQLite format 3\0"
 async def open_source(
     address: str, *, table: str = TABLE, database: str | None = None
 ) -> AsyncGenerator[HarnessSource, None]:
-    """Open what an address names: a folder, a SQLite file, `postgresql://…` or `mongodb://…`."""
+    """Open a step store by its address: a folder, a SQLite file, `postgresql://…` or `mongodb://…`."""
     scheme, separator, rest = address.partition("://")
     if separator and scheme in {"postgresql", "postgres"}:
         async with _postgres(address, table) as source:
@@ -45,12 +45,12 @@ async def open_source(
 
 
 def _connect(path: Path) -> sqlite3.Connection | None:
-    """Open a SQLite file and begin to read it, all as of one moment; None if it is a folder."""
+    """Open a SQLite file and start a read transaction; None if it is a folder."""
     if path.is_dir():
         return None
     with path.open("rb") as file:
         if file.read(len(_SQLITE)) != _SQLITE:
-            raise BadImport(source=str(path), problem="it is no SQLite database, and no folder")
+            raise BadImport(source=str(path), problem="it is neither a SQLite database nor a folder")
     uri = f"file:{quote(str(path.resolve()))}?mode=ro"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
     connection.execute("BEGIN")
@@ -61,7 +61,7 @@ def _connect(path: Path) -> sqlite3.Connection | None:
 async def _postgres(address: str, table: str) -> AsyncGenerator[HarnessSource, None]:
     name = without_password(address)
     if not (table.isascii() and table.replace("_", "a").isalnum() and table == table.lower()):
-        raise BadImport(source=name, problem=f"{table!r} is no prefix of the harness's tables")
+        raise BadImport(source=name, problem=f"{table!r} is not a valid prefix of the harness's tables")
     try:
         import asyncpg
     except ModuleNotFoundError as error:
@@ -81,7 +81,7 @@ async def _postgres(address: str, table: str) -> AsyncGenerator[HarnessSource, N
 
 
 def without_password(address: str) -> str:
-    """Return an address as it may be shown."""
+    """Return an address without its password, for display."""
     try:
         parts = urlsplit(address)
         password = parts.password

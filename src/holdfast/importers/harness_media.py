@@ -1,7 +1,7 @@
-"""Puts back what pydantic-ai-harness moved out of messages into its media store: large texts and binary content.
+"""Restore content that pydantic-ai-harness moved out of messages into its media store: large texts and binary content.
 
-In its place stands an object with keys of the harness's own. Content of the user's that looks like one was wrapped, and is
-unwrapped; keys of the user's that a mark had to move are put back.
+The harness replaces it by an object with its own keys, a marker. User content that looks like a marker was wrapped and is
+unwrapped; user keys that were renamed to make room for a marker are restored.
 """
 
 import base64
@@ -13,7 +13,7 @@ from holdfast.errors import BadImport
 from holdfast.importers.harness_sources import HarnessSource, is_list, is_object
 
 MARK: Final = "__harness_external"
-"""What all keys of the harness begin with: a text without it has nothing to be put back."""
+"""The prefix of all keys of the harness: a text without it needs no restoring."""
 _MEDIA: Final = f"{MARK}_media__"
 _TEXT: Final = f"{MARK}_text__"
 _URI: Final = f"{MARK}_uri__"
@@ -24,15 +24,15 @@ _LITERAL: Final = f"{MARK}_literal__"
 _REFERENCE: Final = re.compile(r"media\+sha256://([0-9a-f]{64})")
 
 
-class Whole:
-    """Makes the messages of one snapshot whole again."""
+class MediaRestorer:
+    """Restores the messages of one snapshot."""
 
     def __init__(self, source: HarnessSource, where: str) -> None:
         self._source = source
         self._where = where
 
     async def restored(self, node: Any) -> Any:
-        """Return a value of JSON with all that was moved out of it. Raises `BadImport`."""
+        """Return a JSON value with all moved content restored. Raises `BadImport`."""
         if is_list(node):
             return [await self.restored(each) for each in node]
         if not is_object(node):
@@ -47,7 +47,7 @@ class Whole:
         return {key: await self.restored(each) for key, each in node.items()}
 
     async def _part(self, mark: dict[str, Any]) -> dict[str, Any]:
-        """Return the part that a mark stands for."""
+        """Return the part that a marker replaces."""
         ours = {_MEDIA, _TEXT, _URI}
         moved: Any = mark.get(_MOVED)
         stamp = mark.get(_FORMAT)
@@ -75,17 +75,15 @@ class Whole:
     async def _content(self, uri: object) -> bytes:
         reference = _REFERENCE.fullmatch(str(uri))
         if reference is None:
-            raise self._source.bad(f"{self._where} refers to {uri!r:.200}, which names no media")
+            raise self._source.bad(f"{self._where} refers to {uri!r:.200}, which is not a media URI")
         data = await self._source.media(reference[1])
         if data is None:
             raise self._source.bad(
-                f"{self._where} refers to {uri}, which is not in it; if the harness kept media elsewhere, put it back first"
+                f"{self._where} refers to {uri}, which the source does not contain; if the harness stored media elsewhere, restore it first"
             )
         if hashlib.sha256(data).hexdigest() != reference[1]:
             raise self._source.bad(f"the bytes of {uri} are damaged")
         return data
 
     def _newer(self) -> BadImport:
-        return self._source.bad(
-            f"{self._where} keeps large content in a way that is not known; upgrade Holdfast"
-        )
+        return self._source.bad(f"{self._where} stores large content in an unknown format; upgrade Holdfast")

@@ -1,4 +1,4 @@
-"""The collections of `MongoStepStore` of pydantic-ai-harness. Only ever read; needs PyMongo."""
+"""The collections of `MongoStepStore` of pydantic-ai-harness. Read-only; needs PyMongo."""
 
 import hashlib
 from collections.abc import AsyncGenerator
@@ -15,7 +15,7 @@ _AT_ONCE = 1000
 
 
 class Mongo(HarnessSource):
-    """A database of `MongoStepStore`. Each record is read as it is at that moment."""
+    """A database of `MongoStepStore`. Each record is read in its current state."""
 
     def __init__(self, name: str, database: Any) -> None:
         self.name = name
@@ -25,7 +25,7 @@ class Mongo(HarnessSource):
     async def run_ids(self) -> list[str]:
         names = await self._database.list_collection_names()
         if "runs" not in names:
-            raise self.bad("it has no collection runs; it is no step store of the harness")
+            raise self.bad("it has no collection named runs, so it is not a step store of the harness")
         results: set[str] = set()
         for name in _KNOWN:
             results.update(map(str, await self._database[name].distinct("run_id")))
@@ -66,10 +66,10 @@ class Mongo(HarnessSource):
         )
         return data if hashlib.sha256(data).hexdigest() == sha256 else None
 
-    async def strangers(self, notes: Notes) -> None:
+    async def note_unknown(self, notes: Notes) -> None:
         beside = {"snapshot_messages", "snapshot_idempotency_keys", "counters", "media", "media_chunks"}
         for name in sorted(set(await self._database.list_collection_names()) - {*_KNOWN, *beside}):
-            notes.add("collections that no step store has", name)
+            notes.add("collections that do not belong to a step store", name)
 
     async def _records(self, collection: str, run_id: str, order: str) -> list[dict[str, Any]]:
         cursor = self._database[collection].find({"run_id": run_id}, {"_id": 0}).sort(order, 1)
@@ -87,6 +87,6 @@ class Mongo(HarnessSource):
 
 @asynccontextmanager
 async def open_mongo(address: str, name: str, database: str | None) -> AsyncGenerator[HarnessSource, None]:
-    """Open the database that the address names, or `database`."""
+    """Open the database in the address, or `database`."""
     async with open_database(address, name, database) as opened:
         yield Mongo(name, opened)

@@ -1,6 +1,6 @@
-"""Where pydantic-ai-harness keeps the steps of runs: a folder, a SQLite file, PostgreSQL. Only ever read.
+"""The step stores of pydantic-ai-harness: a folder, a SQLite file, PostgreSQL. Read-only.
 
-Records come as they are written there, each with the place it was found at; harness.py knows what they mean.
+Records are returned unchanged, each with the place where it was found; harness.py interprets them.
 """
 
 import asyncio
@@ -22,28 +22,28 @@ Found: TypeAlias = tuple[str, dict[str, Any]]
 TABLE: Final = "step_persistence"
 _TABLES: Final = ("runs", "events", "snapshots", "tool_effects")
 _BESIDE: Final = {"snapshot_idempotency_keys", "sqlite_sequence"}
-"""What only keeps the harness from writing something twice."""
+"""Tables that only prevent the harness from writing something twice."""
 _IN_A_RUN: Final = {"run.json", "events.jsonl", "tool_effects.jsonl", "snapshot-keys.jsonl", "snapshots"}
 
 
 def is_object(value: object) -> TypeGuard[dict[str, Any]]:
-    """Say whether a value of JSON is an object."""
+    """Return whether a JSON value is an object."""
     return isinstance(value, dict)
 
 
 def is_list(value: object) -> TypeGuard[list[Any]]:
-    """Say whether a value of JSON is a list."""
+    """Return whether a JSON value is a list."""
     return isinstance(value, list)
 
 
 class HarnessSource(ABC):
-    """A step store of the harness. `name` is how to speak of it, without a password."""
+    """A step store of the harness. `name` is its address without a password, for messages."""
 
     name: str
 
     @abstractmethod
     async def run_ids(self) -> list[str]:
-        """Return the ids of all runs of which there is anything."""
+        """Return the ids of all runs with any records."""
 
     @abstractmethod
     async def run(self, run_id: str) -> Found | None:
@@ -55,7 +55,7 @@ class HarnessSource(ABC):
 
     @abstractmethod
     async def effects(self, run_id: str) -> list[Found]:
-        """Return the entries of its ledger; of two for one call the later one counts."""
+        """Return the entries of its ledger; for duplicate calls the later entry counts."""
 
     @abstractmethod
     def snapshots(self, run_id: str) -> AsyncGenerator[Found, None]:
@@ -63,35 +63,33 @@ class HarnessSource(ABC):
 
     @abstractmethod
     async def media(self, sha256: str) -> bytes | None:
-        """Return content that was moved out of messages; None if it is not here."""
+        """Return content that was moved out of messages; None if it is missing."""
 
     @abstractmethod
-    async def strangers(self, notes: Notes) -> None:
-        """Note what else there is."""
+    async def note_unknown(self, notes: Notes) -> None:
+        """Add notes for everything else in the source."""
 
     def bad(self, problem: str) -> BadImport:
-        """Return the error that says why nothing was imported."""
+        """Return the error that explains why nothing was imported."""
         return BadImport(source=self.name, problem=problem)
 
     def parsed(self, text: str | bytes, where: str) -> Any:
-        """Return what a text says as JSON. Raises `BadImport`."""
+        """Parse a text as JSON. Raises `BadImport`."""
         try:
             return json.loads(text)
         except (TypeError, ValueError, RecursionError) as error:
-            raise self.bad(f"{where} is not JSON, or is cut short ({error})") from None
+            raise self.bad(f"{where} is not valid JSON, or is truncated ({error})") from None
 
     def texts(self, messages: object, where: str) -> list[Json]:
-        """Return the texts of messages that stand inline."""
+        """Return the texts of inline messages."""
         if not isinstance(messages, list):
-            raise self.bad(
-                f"{where} has no list of messages: it is damaged, or of a version that is not known"
-            )
+            raise self.bad(f"{where} has no list of messages: it is damaged or of an unknown version")
         each: list[Any] = messages  # pyright: ignore[reportUnknownVariableType]
         return [lenient_json(message, separators=(",", ":")) for message in each]
 
 
 class FileSource(HarnessSource):
-    """A folder of `FileStepStore`: one folder for each run."""
+    """A folder of `FileStepStore` with one folder per run."""
 
     def __init__(self, root: Path) -> None:
         self.name = str(root)
@@ -106,7 +104,7 @@ class FileSource(HarnessSource):
             path.name for path in self._root.iterdir() if any((path / mark).exists() for mark in marks)
         ]
         if not results:
-            raise self.bad("no folder in it has the records of a run; it is no step store")
+            raise self.bad("no folder in it has the records of a run, so it is not a step store")
         return sorted(results)
 
     async def run(self, run_id: str) -> Found | None:
@@ -125,31 +123,31 @@ class FileSource(HarnessSource):
         for path in sorted(numbered, key=lambda path: int(path.stem)):
             where, data = await asyncio.to_thread(self._object, path)
             if not {"messages", "timestamp", "step_index"} <= set(data):
-                raise self.bad(f"{where} is no snapshot; if it is damaged, move it away")
+                raise self.bad(f"{where} is not a snapshot; if it is damaged, move it away")
             yield where, {**data, "messages": self.texts(data["messages"], where)}
 
     async def media(self, sha256: str) -> bytes | None:
         path = self._root / "media" / f"{sha256}.bin"
         return await asyncio.to_thread(path.read_bytes) if path.exists() else None
 
-    async def strangers(self, notes: Notes) -> None:
-        await asyncio.to_thread(self._strangers, notes)
+    async def note_unknown(self, notes: Notes) -> None:
+        await asyncio.to_thread(self._note_unknown, notes)
 
-    def _strangers(self, notes: Notes) -> None:
+    def _note_unknown(self, notes: Notes) -> None:
         runs = set(self._run_ids())
         for path in self._root.iterdir():
             if path.name in runs:
                 for inner in path.iterdir():
                     if inner.name not in _IN_A_RUN and inner.suffix != ".tmp":
-                        notes.add("files that no step store has", str(inner))
+                        notes.add("files that do not belong to a step store", str(inner))
                 for snapshot in path.glob("snapshots/*"):
                     if (
                         not (snapshot.suffix == ".json" and snapshot.stem.isdecimal())
                         and snapshot.suffix != ".tmp"
                     ):
-                        notes.add("files that no step store has", str(snapshot))
+                        notes.add("files that do not belong to a step store", str(snapshot))
             elif path.name != "media":
-                notes.add("files that no step store has", str(path))
+                notes.add("files that do not belong to a step store", str(path))
 
     def _object(self, path: Path) -> Found:
         value = self.parsed(path.read_bytes(), str(path))
@@ -171,7 +169,7 @@ class FileSource(HarnessSource):
 
 
 class Tables(HarnessSource):
-    """What the two SQL stores have in common: the same columns, as text."""
+    """The common part of the two SQL stores: the same columns, as text."""
 
     def __init__(self, name: str, prefix: str) -> None:
         self.name = name
@@ -180,7 +178,7 @@ class Tables(HarnessSource):
 
     @abstractmethod
     async def _rows(self, text: str, *values: object) -> list[dict[str, Any]]:
-        """Run a query, whose parameters are $1, $2 and so on."""
+        """Run a query with the parameters $1, $2 and so on."""
 
     @abstractmethod
     async def _history(self, seq: int, refers: Mapping[str, Any], where: str) -> list[Json]:
@@ -194,7 +192,7 @@ class Tables(HarnessSource):
         tables = await self._tables()
         missing = [self._prefix + name for name in _TABLES if self._prefix + name not in tables]
         if missing:
-            raise self.bad(f"it has no table {', '.join(missing)}; it is no step store of the harness")
+            raise self.bad(f"it has no table {', '.join(missing)}, so it is not a step store of the harness")
         union = " UNION ".join(f"SELECT run_id FROM {self._prefix}{name}" for name in _TABLES)  # noqa: S608
         return sorted(row["run_id"] for row in await self._rows(union))
 
@@ -265,14 +263,14 @@ class SqliteFile(Tables):
     async def _history(self, seq: int, refers: Mapping[str, Any], where: str) -> list[Json]:
         count = refers.get("stored_messages")
         if set(refers) != {"stored_messages"} or type(count) is not int:
-            raise self.bad(f"{where} keeps its messages in a way that is not known; upgrade Holdfast")
+            raise self.bad(f"{where} stores its messages in an unknown format; upgrade Holdfast")
         rows = await self._rows(
             "SELECT m.message AS message FROM snapshot_message_refs r JOIN snapshot_messages m ON m.sha256 = r.sha256"
             " WHERE r.snapshot_seq = $1 ORDER BY r.position",
             seq,
         )
         if len(rows) != count:
-            raise self.bad(f"{where} lacks {count - len(rows)} of its {count} messages")
+            raise self.bad(f"{where} is missing {count - len(rows)} of its {count} messages")
         return [self._messages.setdefault(row["message"], row["message"]) for row in rows]
 
     async def _tables(self) -> set[str]:
@@ -280,12 +278,12 @@ class SqliteFile(Tables):
             row["name"] for row in await self._rows("SELECT name FROM sqlite_master WHERE type = 'table'")
         }
 
-    async def strangers(self, notes: Notes) -> None:
+    async def note_unknown(self, notes: Notes) -> None:
         known = {*_TABLES, *_BESIDE, "media", "snapshot_messages", "snapshot_message_refs"}
         for table in sorted(await self._tables() - known):
             (row,) = await self._rows(f'SELECT count(*) AS n FROM "{table}"')  # noqa: S608
             if row["n"]:
-                notes.add("rows of tables that no step store has", table, row["n"])
+                notes.add("rows of tables that do not belong to a step store", table, row["n"])
 
 
 class Postgres(Tables):
@@ -315,15 +313,15 @@ class Postgres(Tables):
         )
         return {row["name"] for row in rows}
 
-    async def strangers(self, notes: Notes) -> None:
-        del notes  # what else a database has is not the step store's
+    async def note_unknown(self, notes: Notes) -> None:
+        del notes  # the database may contain tables of other applications
 
 
 def referred(source: HarnessSource, refers: Mapping[str, Any], where: str) -> Sequence[str]:
     """Return the keys of the messages that a snapshot refers to."""
     keys: Any = refers.get("message_refs")
     if set(refers) != {"message_refs"} or not is_list(keys):
-        raise source.bad(f"{where} keeps its messages in a way that is not known; upgrade Holdfast")
+        raise source.bad(f"{where} stores its messages in an unknown format; upgrade Holdfast")
     return [str(key) for key in keys]
 
 
@@ -333,5 +331,5 @@ def looked_up(
     """Return the messages with these keys."""
     missing = sum(key not in messages for key in set(keys))
     if missing:
-        raise source.bad(f"{where} lacks {missing} of its {len(keys)} messages")
+        raise source.bad(f"{where} is missing {missing} of its {len(keys)} messages")
     return [messages[key] for key in keys]

@@ -1,4 +1,4 @@
-"""Imports the sessions of ml-intern from its MongoDB: messages in the form of the OpenAI API, events, and what is pending."""
+"""Import the sessions of ml-intern from its MongoDB: messages in the format of the OpenAI API, events, and pending work."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -44,22 +44,22 @@ async def import_ml_intern(
 ) -> Report:
     """Import the sessions of a database, each as a session with its id. Raises `BadImport`.
 
-    `owner` replaces the user of each session. Sessions that were deleted there are left out unless `deleted`.
+    `owner` replaces the user of each session. Deleted sessions are skipped unless `deleted` is set.
     """
     if "sessions" not in await database.list_collection_names():
         raise BadImport(
-            source=source, problem="it has no collection sessions; it is no database of ml-intern"
+            source=source, problem="it has no collection named sessions, so it is not a database of ml-intern"
         )
     notes = Notes()
     wanted: list[Mapping[str, Any]] = []
     async for session in database["sessions"].find({}).sort("_id", 1):
         if session.get("visibility") == "deleted" and not deleted:
-            notes.add("sessions that were deleted there: left out", str(session["_id"]))
+            notes.add("deleted sessions: skipped", str(session["_id"]))
         else:
             wanted.append(session)
 
-    async def draft(session: Mapping[str, Any], told: Notes) -> SessionDraft:
-        return await _Session(database, session, source, owner, agent, told).draft()
+    async def draft(session: Mapping[str, Any], notes: Notes) -> SessionDraft:
+        return await _Session(database, session, source, owner, agent, notes).draft()
 
     return await import_sessions(
         store,
@@ -75,7 +75,7 @@ async def import_ml_intern(
 
 
 class _Session:
-    """One session of ml-intern, and how it becomes one here."""
+    """Converts one session of ml-intern."""
 
     def __init__(
         self,
@@ -104,12 +104,10 @@ class _Session:
             self._draft, agent=agent, key="ml_intern", began=self._began, notes=notes
         )
         for call in session.get("pending_approval") or ():
-            notes.add(
-                "approvals that were pending: the outcome of the call is unknown", f"{self._id} {call}"[:200]
-            )
+            notes.add("pending approvals: the outcome of the call is unknown", f"{self._id} {call}"[:200])
 
     async def draft(self) -> SessionDraft:
-        """Return the session, with its messages, its events and what was pending."""
+        """Return the session with its messages, its events and its pending work."""
         async for row in self._rows("session_messages", "idx"):
             self._add(row)
         self._conversation.finish()
@@ -119,7 +117,7 @@ class _Session:
         async for row in self._rows("pending_submissions", "created_at"):
             if row.get("status") not in {"pending", "claimed"}:
                 continue
-            self._notes.add("submissions that were pending: kept as events, send them again", self._id)
+            self._notes.add("pending submissions: kept as events, send them again", self._id)
             payload = {"kind": row.get("op_type"), "payload": row.get("payload"), "status": row.get("status")}
             self._event("ml_intern_submission", row, payload)
         return self._draft
@@ -132,7 +130,7 @@ class _Session:
         self._draft.event(kind, at, json.loads(json.dumps(payload, default=str)))
 
     def _add(self, row: Mapping[str, Any]) -> None:
-        """Add a message, which is as a chat completion has it."""
+        """Add a message in the format of a chat completion."""
         message, where = row.get("message"), f"message {row.get('idx')} of session {self._id}"
         if not _is_object(message) or not isinstance(message.get("role"), str):
             raise BadImport(source=self._draft.source, problem=f"{where} has no role")
@@ -206,7 +204,7 @@ def _is_object(value: object) -> TypeGuard[dict[str, Any]]:
 
 
 def _time(value: object) -> datetime | None:
-    """Return a time of MongoDB, which is UTC without a zone."""
+    """Return a time from MongoDB, which is UTC without a zone."""
     if not isinstance(value, datetime):
         return None
     return value.replace(tzinfo=UTC) if value.tzinfo is None else value

@@ -1,4 +1,4 @@
-"""Opens a MongoDB database to import from; needs PyMongo."""
+"""Open a MongoDB database to import from; needs PyMongo."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -12,7 +12,7 @@ _PATIENCE_MS = 30_000
 
 @asynccontextmanager
 async def open_database(address: str, name: str, database: str | None) -> AsyncGenerator[Any, None]:
-    """Open the database that the address names, or `database`. `name` is the address without its password."""
+    """Open the database in the address, or `database`. `name` is the address without its password."""
     try:
         pymongo: Any = import_module("pymongo")
         errors: Any = import_module("pymongo.errors")

@@ -1,6 +1,6 @@
-"""Imports the bash event files of the OpenHands agent server: its commands and what they wrote, with their ids and times.
+"""Import the bash event files of the OpenHands agent server: its commands and their output, with their ids and times.
 
-A command that has no recorded end is `lost`: nobody here can know what became of it.
+A command without a recorded end is `lost`: its outcome is unknown.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from holdfast.types import Command, CommandState, Output
 
 SYSTEM: Final = "openhands"
 _AT_ONCE: Final = 100
-"""So many commands go in with one transaction, at most; a page of outputs ends earlier."""
+"""The most commands in one transaction; a large amount of output ends a transaction earlier."""
 _BYTES_AT_ONCE: Final = 4 * 1024 * 1024
 _TICK: Final = timedelta(microseconds=1)
 
@@ -73,9 +73,9 @@ async def import_openhands(
     dry_run: bool = False,
     progress: Progress = nothing,
 ) -> Report:
-    """Import the commands of a folder of bash event files that are not here yet, as commands of a session if one is given.
+    """Import the new commands in a folder of bash event files, as commands of a session if one is given.
 
-    All files are read and checked before the first command goes in; then each goes in whole. Raises `BadImport`.
+    All files are read and checked before the first command is imported; each command is imported atomically. Raises `BadImport`.
     """
     reader = _LogReader(folder, owner, session_id)
     try:
@@ -127,15 +127,15 @@ async def import_openhands(
 
 
 async def _import_status(store: Store, command: Command, outputs: list[Output]) -> str | None:
-    """Say how the command that is here compares: None if there is none, nothing if it is the same."""
+    """Compare a command with the existing one: None if there is none, an empty text if it is the same, else the difference."""
     try:
         known = await store.command(command.id)
     except NotFound:
         return None
     if known.started_at != command.started_at or known.host != SYSTEM:
-        return "a command with that id is here already, from elsewhere"
+        return "a command with this id already exists, from another source"
     if (known.outputs, known.state, known.exit_code) != (len(outputs), command.state, command.exit_code):
-        return "in the source it is not as it was imported; it stays as it is here"
+        return "it has changed in the source since it was imported; the existing one was kept"
     return ""
 
 
@@ -153,7 +153,7 @@ def _batches(files: Iterable[_LogFiles]) -> Iterator[list[_LogFiles]]:
 
 
 class _LogReader:
-    """Reads a folder. Blocks: call it on a thread."""
+    """Reads a folder. Blocks, so call it on a thread."""
 
     def __init__(self, folder: Path, owner: str, session_id: str | None) -> None:
         self.owner = owner
@@ -161,7 +161,7 @@ class _LogReader:
         self._session_id = session_id
 
     def find(self, notes: Notes) -> list[_LogFiles]:
-        """Return the files of all commands, oldest first; what is none of them is noted."""
+        """Return the files of all commands, oldest first; add notes for other files."""
         try:
             paths = sorted(path for path in self._folder.iterdir())
         except OSError as error:
@@ -175,20 +175,20 @@ class _LogReader:
                 case [_, "BashOutput", command_id, _]:
                     outputs.setdefault(command_id, []).append(path)
                 case [_, kind, *_] if kind.startswith("Bash"):
-                    notes.add(f"events of a kind that has no place here: {kind}"[:200], path.name)
+                    notes.add(f"events of an unsupported kind: {kind}"[:200], path.name)
                 case _:
-                    notes.add("files that are no bash events", path.name)
+                    notes.add("files that are not bash events", path.name)
         if not commands and not outputs:
-            raise self._bad("there is no bash event in it; it is no folder of the OpenHands agent server")
+            raise self._bad("it contains no bash events, so it is not a folder of the OpenHands agent server")
         for command_id, written in outputs.items():
             if command_id in commands:
                 commands[command_id].outputs.extend(written)
             else:
-                notes.add("output of commands whose own files are gone", command_id, len(written))
+                notes.add("output of commands whose own files are missing", command_id, len(written))
         return list(commands.values())
 
     def read(self, files: _LogFiles, notes: Notes) -> tuple[Command, list[Output]]:
-        """Return a command and its outputs, with all that is known of them. Raises `BadImport`."""
+        """Return a command and its outputs with all known facts. Raises `BadImport`."""
         event = self._event(files.command, _LoggedCommand, notes)
         read = [(self._event(path, _LoggedOutput, notes), path) for path in files.outputs]
         read.sort(key=lambda each: (each[0].order, each[0].timestamp, each[0].id))
@@ -200,7 +200,7 @@ class _LogReader:
                 raise self._bad(f"{path.name} is output of command {output.command_id}, not {event.id}")
             if output.order != number:
                 notes.add(
-                    "outputs that were numbered anew: those before them are missing, or there twice",
+                    "outputs that were renumbered because earlier ones are missing or duplicated",
                     path.name,
                 )
             last = max(last + _TICK, _aware(output.timestamp))
@@ -251,14 +251,14 @@ class _LogReader:
             raise self._bad(f"{path.name}: {error.strerror or error}") from error
         except ValidationError as error:
             first = error.errors()[0]
-            said = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-            raise self._bad(f"{path.name} is damaged, or of a version that is not known ({said})") from None
+            text = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            raise self._bad(f"{path.name} is damaged or of an unknown version ({text})") from None
         except (ValueError, RecursionError) as error:
-            raise self._bad(f"{path.name} is not JSON, or is cut short ({error})") from None
+            raise self._bad(f"{path.name} is not valid JSON, or is truncated ({error})") from None
         if not path.name.endswith(event.id.hex):
-            raise self._bad(f"{path.name} has event {event.id.hex} in it")
+            raise self._bad(f"{path.name} contains the event {event.id.hex}, which does not match its name")
         for name in event.model_extra or ():
-            notes.add(f"a field of a {path.name.split('_')[1]} that is not known: {name}"[:200], path.name)
+            notes.add(f"an unknown field of a {path.name.split('_')[1]}: {name}"[:200], path.name)
         return event
 
     def _bad(self, problem: str) -> BadImport:
@@ -266,19 +266,19 @@ class _LogReader:
 
 
 def _end(command: _LoggedCommand, last: _LoggedOutput | None, took: timedelta) -> tuple[CommandState, int]:
-    """Say how a command ended. OpenHands has -1 for what timed out and for what could not be run."""
+    """Return how a command ended. OpenHands uses -1 both for a timeout and for a command that could not be run."""
     if last is None or last.exit_code is None:
         return "lost", -1
     if last.exit_code >= 0:
         return "done", last.exit_code
     if last.exit_code < -1:
-        return "done", 128 - last.exit_code  # the signal that ended it
+        return "done", 128 - last.exit_code  # ended by a signal
     timed_out = command.timeout is not None and took >= timedelta(seconds=command.timeout)
     return ("timed_out" if timed_out else "lost"), -1
 
 
 def _storable(text: str | None) -> tuple[str | None, bool]:
-    """Return a text that every engine can store, and whether something in it had to be replaced."""
+    """Return a text that every engine can store, and whether some of it had to be replaced."""
     if text is None:
         return None, False
     try:

@@ -1,4 +1,4 @@
-"""What came of an import, in one shape for all importers: what was found, what went in, and what did not."""
+"""The report of an import, in one format for all importers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias
 
 Unit: TypeAlias = Literal["sessions", "commands"]
 Progress: TypeAlias = Callable[[int, int | None], None]
-"""Told by how much an import moved on, and, once that is known, how much there is in all."""
+"""Called with the progress of an import, and with the total once that is known."""
 
 _EXAMPLES: Final = 5
 _LONGEST: Final = 200
@@ -16,7 +16,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """Something that an importer met so many times, with a few examples of where."""
+    """Something that an importer found `count` times, with a few examples of where."""
 
     what: str
     count: int
@@ -25,11 +25,11 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What came of an import; of a dry run, what would come of it.
+    """The result of an import, or of a dry run.
 
-    Of what was `found`, `imported` is new here and `present` was here before, unchanged. `left_alone` says what is not
-    as it is in the source and stayed so. `not_understood` is what the importer has no place or no word for. `records`
-    counts the rows that went in, by table.
+    Of the items `found`, `imported` are new and `present` already existed unchanged. `left_alone` lists existing items that differ
+    from the source and were not changed. `not_understood` lists what the importer does not support. `records`
+    counts the imported rows by table.
     """
 
     system: str
@@ -46,12 +46,12 @@ class Report:
 
 @dataclass(slots=True)
 class Notes:
-    """Counts what is worth a note, and keeps a few examples of each."""
+    """Counts findings, and keeps a few examples of each."""
 
     _found: dict[str, tuple[int, list[str]]] = field(default_factory=dict[str, tuple[int, list[str]]])
 
     def add(self, what: str, example: str, count: int = 1) -> None:
-        """Note it once more."""
+        """Count a finding."""
         before, examples = self._found.get(what, (0, []))
         if len(examples) < _EXAMPLES and example[:_LONGEST] not in examples:
             examples.append(example[:_LONGEST])
@@ -68,7 +68,7 @@ def nothing(by: int, total: int | None) -> None:
 
 
 def microseconds(at: datetime) -> int:
-    """Return an instant as the store keeps it. A time without a zone is one in UTC."""
+    """Return a time as it is stored. A time without a zone is taken as UTC."""
     at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
     elapsed = at - _EPOCH
     return (elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds

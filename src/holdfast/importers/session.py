@@ -1,6 +1,6 @@
-"""A session that is put together from what another system kept, and goes into the store whole or not at all.
+"""Build a session from the data of another system, and import it atomically.
 
-Ids and times are those of the source. The same source gives the same rows, so that a second import is recognized.
+Ids and times are those of the source. The same source gives the same rows, so that a repeated import is recognized.
 """
 
 import hashlib
@@ -31,15 +31,15 @@ Place: TypeAlias = tuple[int, int]
 """A message of the history: its segment and its position."""
 
 LEFT_ALONE: Final = {
-    "changed": "in the source it is not as it was imported; it stays as it is here",
-    "foreign": "a session with that id is here already, from elsewhere",
-    "erased": "it was erased here, and does not come back",
+    "changed": "it has changed in the source since it was imported; the existing one was kept",
+    "foreign": "a session with this id already exists, from another source",
+    "erased": "it was erased in this store, and is not imported again",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The text of a message; and what it says without marks that were set on it later, if it may be met without them."""
+    """The text of a message, and its text without fields that are set when it is sent, if it may occur without them."""
 
     text: Json
     core: str | None = None
@@ -48,7 +48,7 @@ class Body:
 
 @dataclass(slots=True)
 class ImportedHistory:
-    """Histories of a session as a tree of segments: what two of them have in common at their beginning is stored once."""
+    """The histories of a session as a tree of segments: a common prefix of two histories is stored once."""
 
     segments: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     messages: list[tuple[Place, Body]] = field(default_factory=list[tuple[Place, Body]])
@@ -57,7 +57,7 @@ class ImportedHistory:
     _ends: dict[int, int] = field(default_factory=dict[int, int])
 
     def add(self, bodies: Sequence[Body]) -> tuple[int, list[Place]]:
-        """Add a history and return the segment that it is seen from, and where its messages are."""
+        """Add a history and return its segment and the places of its messages."""
         node, segment, places = 0, 0, list[Place]()
         for body in bodies:
             known = self._known(node, body)
@@ -83,14 +83,14 @@ class ImportedHistory:
         return segment, places
 
     def _known(self, node: int, body: Body) -> int | None:
-        """Return the message that follows on another, if it is known: then with its marks, if it is met without."""
+        """Return the known message that follows another one. If it is known without its later fields, complete it."""
         known = self._next.get((node, body.text))
         if known is None and body.core is not None:
             known = self._cores.get((node, body.core))
             if known is not None:
                 place, other = self.messages[known - 1]
                 if other.marked and body.marked:
-                    return None  # two that only look alike
+                    return None  # two different messages with the same content
                 if body.marked:
                     self.messages[known - 1] = (place, body)
                 self._next[node, body.text] = known
@@ -98,7 +98,7 @@ class ImportedHistory:
 
 
 class SessionDraft:
-    """A session on its way in."""
+    """A session that is being built."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class SessionDraft:
         self._rows[table].append({"session_id": self.id, **row})
 
     def seen(self, at: int) -> int:
-        """Note that something happened to the session then, and return the time."""
+        """Extend the session's times to include this time, and return it."""
         self.latest = max(self.latest, at)
         self._first = at if self._first < 0 else min(self._first, at)
         return at
@@ -171,7 +171,7 @@ class SessionDraft:
     def checkpoint(
         self, at: int, kind: CheckpointKind, segment: int, length: int, *, run_id: str, step: int | None
     ) -> None:
-        """Add a checkpoint behind the last event. Its id sorts behind those of all before it."""
+        """Add a checkpoint after the last event. Its id sorts after those of all earlier ones."""
         number = len(self._rows["checkpoints"])
         digest = hashlib.sha256(f"{self.system}/{self.id}/{number}".encode()).digest()
         tail = int.from_bytes(digest[:8]) >> 2
@@ -189,7 +189,7 @@ class SessionDraft:
         )
 
     def rows(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return the session and its rows in the order of an archive, each in a form that an archive can have."""
+        """Return the session and its rows in the order of an archive, checked as in an archive."""
         for segment in self.history.segments:
             self.add("segments", **segment)
         for (segment, position), body in self.history.messages:
@@ -224,7 +224,7 @@ class SessionDraft:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A session that can go in: its rows, and the digest that tells whether it was imported before."""
+    """A session that can be imported: its rows, and the digest that identifies an earlier import."""
 
     id: str
     run_ids: Sequence[str]
@@ -239,7 +239,7 @@ class Ready:
 
 
 def ready(draft: SessionDraft, store: Store) -> Ready:
-    """Check that a draft fits into the store, as far as that can be told before."""
+    """Check that a draft fits into the store, as far as possible in advance."""
     rows = draft.rows()
     digest = hashlib.sha256()
     most, threshold = store.settings.max_payload_bytes, store.settings.media_threshold_bytes
@@ -253,13 +253,13 @@ def ready(draft: SessionDraft, store: Store) -> Ready:
 
 
 def _stays(text: str, threshold: int) -> int:
-    """Return how many bytes of a text stay when what is large in it has gone to the media store."""
+    """Return how many bytes of a text remain after its large content has moved to the media store."""
     pieces = walker.take_out(text, threshold) if walker.is_touched(text, threshold) else [text]
     return sum(len(piece.encode()) for piece in pieces if isinstance(piece, str))
 
 
 async def import_status(store: Store, ready: Ready, *, source: str, system: str) -> ImportStatus:
-    """Say whether a session is new to the store, or how the one that it has compares. Raises `BadImport`."""
+    """Return whether a session is new to the store, or how it compares with the existing one. Raises `BadImport`."""
     if await store.erased_at(ready.id) is not None:
         return "erased"
     try:
@@ -270,7 +270,7 @@ async def import_status(store: Store, ready: Ready, *, source: str, system: str)
                 other = await store.run(run_id)
             except NotFound:
                 continue
-            problem = f"run {run_id} of session {ready.id} is here already, in session {other.session_id}"
+            problem = f"run {run_id} of session {ready.id} already exists in session {other.session_id}"
             raise BadImport(source=source, problem=problem) from None
         return "new"
     cursor, before = None, False
@@ -288,7 +288,7 @@ async def import_status(store: Store, ready: Ready, *, source: str, system: str)
 
 
 async def put(store: Store, media: MediaStore, ready: Ready, *, system: str, actor: str) -> dict[str, int]:
-    """Add a session to the store, in one transaction. What is large in its messages goes to the media store before."""
+    """Add a session to the store in one transaction. The large content of its messages is uploaded to the media store first."""
     messages = [
         Message(segment=row["segment"], position=row["position"], body=row["body"])
         for name, row in ready.rows
@@ -310,13 +310,13 @@ async def put(store: Store, media: MediaStore, ready: Ready, *, system: str, act
 
 
 def message_of(body: Json, *, source: str, where: str) -> ModelMessage:
-    """Return the message of a text. Raises `BadImport` if Pydantic AI does not know it."""
+    """Return the message of a text. Raise `BadImport` if Pydantic AI cannot read it."""
     try:
         (message,) = load([body])
     except (ValueError, RecursionError) as error:
-        said = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0]
         problem = (
-            f"{where} has a message that this version of Pydantic AI cannot read ({said}); upgrade Holdfast"
+            f"{where} has a message that this version of Pydantic AI cannot read ({reason}); upgrade Holdfast"
         )
         raise BadImport(source=source, problem=problem) from None
     return message
@@ -334,9 +334,9 @@ async def import_sessions(
     progress: Progress,
     notes: Notes,
 ) -> Report:
-    """Import the sessions that these calls make, each in a transaction of its own.
+    """Import the sessions that these functions build, each in a separate transaction.
 
-    All are read and checked before the first goes in, and read again then: no more than one is in memory at a time.
+    All are read and checked before the first is imported, and read again for the import, so that only one is in memory at a time.
     """
     new: list[Callable[[Notes], Awaitable[SessionDraft]]] = []
     records: Counter[str] = Counter()
@@ -380,5 +380,5 @@ async def _made(
     try:
         return ready(await make(notes), store)
     except (RecursionError, PydanticSerializationError) as error:
-        problem = f"something in it cannot be kept, as it is nested too deeply ({str(error)[:100]})"
+        problem = f"a value in it cannot be stored because it is nested too deeply ({str(error)[:100]})"
         raise BadImport(source=source, problem=problem) from None

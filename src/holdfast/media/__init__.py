@@ -1,4 +1,4 @@
-"""Large content, stored once, outside of the rows: on disk, in the database, in a bucket."""
+"""Large content, stored once, outside the rows: on disk, in the database or in a bucket."""
 
 from urllib.parse import unquote
 
@@ -31,12 +31,11 @@ _OBJECTS = ("s3", "gs", "az")
 
 
 def open_media(url: str | None = None, *, store: Store, settings: Settings | None = None) -> MediaStore:
-    """Return the media store behind a URL: `database`, `disk:///path`, `s3://bucket/prefix`, `gs://…` or `az://…`.
+    """Return the media store at a URL: `database`, `disk:///path`, `s3://bucket/prefix`, `gs://…` or `az://…`.
 
-    Without a URL it is the one of the settings, which are the store's unless they are given. `disk:///var/media` is
-    absolute, `disk://media` relative to the working folder. Buckets need the extra `s3`, and take their
-    credentials and endpoint from the usual variables, such as `AWS_ACCESS_KEY_ID` and `AWS_ENDPOINT_URL`. Other packages may
-    register further schemes.
+    The default URL is that of `settings`, by default the store's settings. `disk:///var/media` is absolute, `disk://media` is
+    relative to the working directory. Buckets need the extra `s3`, and read their credentials and endpoint from the usual
+    variables, such as `AWS_ACCESS_KEY_ID` and `AWS_ENDPOINT_URL`. Other packages may register more schemes.
     """
     url = (settings or store.settings).media if url is None else url
     scheme, _, rest = url.partition("://")
@@ -48,7 +47,7 @@ def open_media(url: str | None = None, *, store: Store, settings: Settings | Non
         from holdfast.media.disk import DiskMedia
 
         return DiskMedia(store, unquote(rest))
-    if scheme in _OBJECTS and rest and not {"?", "#"} & {*rest}:  # what follows them would be ignored
+    if scheme in _OBJECTS and rest and not {"?", "#"} & {*rest}:  # a query or fragment would be ignored
         try:
             from holdfast.media.s3 import S3Media
         except ModuleNotFoundError as error:

@@ -1,7 +1,7 @@
-"""What a media store is: bytes that are put once, named by their SHA-256, and checked against it when all are read.
+"""The base of media stores: bytes that are uploaded once, named by their SHA-256, and verified when they are read completely.
 
-The register in the session database says what is stored where. A media store only moves bytes: it never decides what
-is kept, and no two acts of storing share a key.
+The register in the session database records what is stored where. A media store only moves bytes: it never decides what
+is kept, and no two uploads share a key.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from holdfast.store import Store
 from holdfast.types import Blob, Json, Page
 
 CHUNK: Final = 1024 * 1024
-"""Bytes are moved in pieces of this size."""
+"""The size of the pieces in which bytes are moved."""
 _BEAT_SECONDS = 30.0
-"""How often whoever stores something says that it goes on."""
+"""How often an upload in progress updates its entry."""
 DEAD_SECONDS: Final = 120.0
-"""Who has not said so for this long is taken for dead, and what it left is collected."""
+"""An upload that has not updated its entry for this long counts as dead, and its leftovers are collected."""
 _SMALL = 64 * 1024
 _LONGEST_KEY = 800
 _LONGEST_NAME = 200
@@ -41,21 +41,23 @@ _MEDIA_TYPE = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,254}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaContext:
-    """What is known of some content beside its bytes. More may be added; every field has a default."""
+    """Facts about some content besides its bytes. Fields may be added; every field has a default."""
 
     media_type: str = "application/octet-stream"
     file_name: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def checked(self) -> Json:
-        """Return the metadata as JSON. Raises `BadInput` if something here is not valid, or longer than it may be."""
+        """Return the metadata as JSON. Raise `BadInput` if a value is invalid or too long."""
         metadata = json.dumps(dict(self.metadata))
         if not _MEDIA_TYPE.fullmatch(self.media_type):
-            raise BadInput(problem=f"{self.media_type!r:.200} is not a media type")
+            raise BadInput(problem=f"{self.media_type!r:.200} is not a valid media type")
         if len(self.file_name or "") > _LONGEST_FILE_NAME:
-            raise BadInput(problem=f"the file name of media has at most {_LONGEST_FILE_NAME} characters")
+            raise BadInput(problem=f"the file name of media may have at most {_LONGEST_FILE_NAME} characters")
         if len(metadata) > _LARGEST_METADATA:
-            raise BadInput(problem=f"the metadata of media has at most {_LARGEST_METADATA} bytes as JSON")
+            raise BadInput(
+                problem=f"the metadata of media may have at most {_LARGEST_METADATA} bytes as JSON"
+            )
         return metadata
 
 
@@ -63,20 +65,20 @@ ANY: Final = MediaContext()
 
 
 def context_of(blob: Blob) -> MediaContext:
-    """Return what the register knows of some content, to store it again elsewhere."""
+    """Return the context of some content from the register, to store it elsewhere."""
     metadata: dict[str, str] = json.loads(blob.metadata)
     return MediaContext(media_type=blob.media_type, file_name=blob.file_name, metadata=metadata)
 
 
 KeyStrategy: TypeAlias = Callable[[str, MediaContext], str]
-"""Returns where the content with this SHA-256 goes; the store adds what makes the key its own."""
+"""Returns the key for the content with this SHA-256; the store adds a unique suffix."""
 
 PublicUrl: TypeAlias = str | Callable[[Blob], str | Awaitable[str | None] | None]
-"""Where others find a blob: the URL that its key is appended to, or what returns the URL, if there is one."""
+"""The public URL of blobs: a base URL to which the key is appended, or a function that returns the URL, if any."""
 
 
 def to_uri(sha256: str) -> str:
-    """Return the name of the content with this digest."""
+    """Return the URI of the content with this digest."""
     return f"media+sha256://{sha256}"
 
 
@@ -89,13 +91,13 @@ def digest_of(uri: str) -> str:
 
 
 def by_digest(sha256: str, context: MediaContext) -> str:
-    """Return the usual key: the digest, in folders by its first two digits."""
+    """Return the default key: the digest, in folders by its first two digits."""
     del context
     return f"{sha256[:2]}/{sha256}"
 
 
 def check_key(key: str, location: str) -> str:
-    """Return the key if it stays where it is put, on every system."""
+    """Return the key if it is a safe relative path on every system, else raise `BadKey`."""
     problem = None
     if not isinstance(key, str) or not key or len(key) > _LONGEST_KEY:  # pyright: ignore[reportUnnecessaryIsInstance]
         problem = f"it must have 1 to {_LONGEST_KEY} characters"
@@ -106,20 +108,20 @@ def check_key(key: str, location: str) -> str:
     else:
         for part in key.split("/"):
             if not part or part.startswith(".") or part[-1] in ". " or len(part.encode()) > _LONGEST_NAME:
-                problem = f"{part!r} cannot be the name of a file or folder"
+                problem = f"{part!r} is not a valid name of a file or folder"
     if problem:
         raise BadKey(key=key, location=location, problem=problem)
     return key
 
 
 def own_key(key: str, blob_id: str) -> str:
-    """Return the key with what makes it this act of storing's own, before the suffix of the file's name."""
+    """Return the key with a suffix that makes it unique to this upload, before the file extension."""
     path = PurePosixPath(key)
     return str(path.with_name(f"{path.stem}~{blob_id.replace('-', '')}{path.suffix}"))
 
 
 class Digest(Protocol):
-    """What digests bytes as they come."""
+    """An object that digests bytes incrementally."""
 
     def update(self, data: bytes | memoryview, /) -> None:
         """Add bytes."""
@@ -127,7 +129,7 @@ class Digest(Protocol):
 
 
 async def add_to(digest: Digest, data: bytes | memoryview) -> None:
-    """Digest the bytes; many of them beside the event loop."""
+    """Digest the bytes, on a thread if there are many."""
     if len(data) < _SMALL:
         digest.update(data)
     else:
@@ -135,7 +137,7 @@ async def add_to(digest: Digest, data: bytes | memoryview) -> None:
 
 
 class Stage(ABC):
-    """Bytes on their way in, invisible until they are placed."""
+    """Bytes of an upload, invisible until they are placed."""
 
     @abstractmethod
     async def write(self, data: bytes) -> None:
@@ -143,14 +145,14 @@ class Stage(ABC):
 
     @abstractmethod
     async def place(self, blob: Blob) -> None:
-        """Move them, durably, to where the blob's key says."""
+        """Move them durably to the blob's key."""
 
     async def close(self) -> None:  # noqa: B027
-        """Let go of what is only needed on the way; the bytes themselves are removed with the blob."""
+        """Release temporary resources; the bytes themselves are removed with the blob."""
 
 
 class MediaStore(ABC):
-    """Content by its SHA-256. `store` has the register of what is where; see `open_media`."""
+    """Content by its SHA-256. `store` has the register of all blobs; see `open_media`."""
 
     def __init__(
         self,
@@ -166,9 +168,9 @@ class MediaStore(ABC):
         self._public_url = public_url
 
     async def put(self, data: bytes, context: MediaContext = ANY) -> str:
-        """Store the bytes, durably, and return their URI. What is stored already is not stored again.
+        """Store the bytes durably and return their URI. Content that is already stored is not stored again.
 
-        Of several puts of the same content, the first one's context is kept.
+        If the same content is put several times, the context of the first is kept.
         """
         digest = hashlib.sha256()
         await add_to(digest, data)
@@ -176,7 +178,7 @@ class MediaStore(ABC):
         return await self._put(blob, data)
 
     async def get(self, uri: str, context: MediaContext = ANY) -> bytes:
-        """Return the bytes. Raises `MediaNotFound`, or `MediaDamaged` if they are not what was put."""
+        """Return the bytes. Raises `MediaNotFound`, or `MediaDamaged` if they have changed."""
         async with self.open(uri, context=context) as chunks:
             return b"".join([chunk async for chunk in chunks])
 
@@ -193,8 +195,8 @@ class MediaStore(ABC):
     ) -> "AbstractAsyncContextManager[AsyncIterator[bytes]] | MediaWriter":
         """Stream: `async with media.open(uri) as chunks` reads, `async with media.open() as writer` writes.
 
-        A reader gets the last chunk only if the digest of all of them is right. What is written is there when the
-        block has ended without an error; `writer.uri` names it.
+        A reader gets the last chunk only if the digest of the whole is correct. Written content is stored when the
+        block has ended without an error; `writer.uri` is its URI.
         """
         return MediaWriter(self, context) if uri is None else self._reading(digest_of(uri))
 
@@ -211,15 +213,17 @@ class MediaStore(ABC):
     async def part(
         self, uri: str, start: int, stop: int, *, context: MediaContext = ANY
     ) -> AsyncGenerator[AsyncIterator[bytes], None]:
-        """Stream the bytes from `start` up to `stop`, which is not included, without reading the others.
+        """Stream the bytes from `start` up to, but not including, `stop`, without reading the others.
 
-        What is not read cannot be checked against the digest: that the content has its length is all that is known of
-        a part. Raises `MediaNotFound`, or `MediaDamaged` if it has not.
+        A part cannot be checked against the digest; only the length of the content is checked.
+        Raises `MediaNotFound`, or `MediaDamaged` if the length is wrong.
         """
         del context
         blob = await self.metadata(uri)
         if not 0 <= start < stop <= blob.size:
-            raise BadInput(problem=f"{uri} has the bytes 0 to {blob.size - 1}, not {start} to {stop - 1}")
+            raise BadInput(
+                problem=f"{uri} has bytes 0 to {blob.size - 1}, so it has no part {start} to {stop - 1}"
+            )
         media = self.at(blob.location)
         async with aclosing(
             self._content(blob) if (start, stop) == (0, blob.size) else media._read_part(blob, start, stop)  # noqa: SLF001
@@ -227,7 +231,7 @@ class MediaStore(ABC):
             yield chunks
 
     async def exists(self, uri: str, context: MediaContext = ANY) -> bool:
-        """Say whether the content is stored and its bytes are there, in full length."""
+        """Return whether the content is stored and its bytes exist in full length."""
         del context
         try:
             blob = await self.metadata(uri)
@@ -236,12 +240,12 @@ class MediaStore(ABC):
         return await self.at(blob.location)._present(blob)  # noqa: SLF001
 
     async def metadata(self, uri: str, context: MediaContext = ANY) -> Blob:
-        """Return what is known of the content, wherever the register says it is. Raises `MediaNotFound`."""
+        """Return the blob of the content in any location of the register. Raises `MediaNotFound`."""
         del context
         return await self.store.blob(self.location, digest_of(uri), elsewhere=True)
 
     async def public_url(self, uri: str, context: MediaContext = ANY) -> str | None:
-        """Return a URL where others can fetch the content, if this store has one. Raises `MediaNotFound`."""
+        """Return a public URL of the content, if this store has one. Raises `MediaNotFound`."""
         del context
         blob = await self.metadata(uri)
         if self._public_url is None or blob.location != self.location:
@@ -259,7 +263,7 @@ class MediaStore(ABC):
     async def list(
         self, *, cursor: str | None = None, limit: int = 50, context: MediaContext = ANY
     ) -> Page[Blob]:
-        """List what is stored, in the order in which it was first put."""
+        """List the stored blobs in the order in which they were first uploaded."""
         del context
         return await self.store.blobs(location=self.location, state="stored", cursor=cursor, limit=limit)
 
@@ -268,33 +272,33 @@ class MediaStore(ABC):
         await self._remove(blob)
         await self.store.forget_blob(blob.id)
 
-    # What an implementation adds
+    # Implemented by each media store
 
     @abstractmethod
     async def _write(self, blob: Blob, data: bytes) -> None:
-        """Store the bytes durably under the blob's key; all of them or none."""
+        """Store all bytes durably under the blob's key, or none."""
 
     @abstractmethod
     async def _stage(self, blob: Blob) -> Stage:
-        """Return where the bytes of a blob go while they are streamed in."""
+        """Return a stage for the bytes of a blob that is streamed in."""
 
     @abstractmethod
     def _read(self, blob: Blob) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes as they are stored. Raises `MediaNotFound`."""
+        """Yield the stored bytes. Raises `MediaNotFound`."""
 
     @abstractmethod
     def _read_part(self, blob: Blob, start: int, stop: int) -> AsyncGenerator[bytes, None]:
-        """Yield these bytes as they are stored. Raises `MediaNotFound`, or what `_resized` returns."""
+        """Yield this part of the stored bytes. Raises `MediaNotFound`, or the error of `_resized`."""
 
     @abstractmethod
     async def _present(self, blob: Blob) -> bool:
-        """Say whether the bytes are there, in full length, without reading them."""
+        """Return whether the bytes exist in full length, without reading them."""
 
     @abstractmethod
     async def _remove(self, blob: Blob) -> None:
-        """Delete whatever there is of the blob, also what was staged. Nothing there is fine."""
+        """Delete all bytes of the blob, including staged ones, if any."""
 
-    # How bytes and register go together
+    # Keep the bytes and the register consistent
 
     async def _put(self, blob: Blob, data: bytes) -> str:
         result = await self.store.put_blob(blob)
@@ -302,14 +306,14 @@ class MediaStore(ABC):
         if result.id != blob.id:
             if await self._present(result):
                 return result.uri
-            replaces = result.id  # its bytes are lost; here they are again
+            replaces = result.id  # its bytes are lost, and stored again here
             await self.store.put_blob(blob, anew=True)
         return await self.settle(blob, lambda: self._write(blob, data), replaces=replaces)
 
     async def settle(
         self, blob: Blob, work: Callable[[], Awaitable[None]], *, replaces: str | None = None
     ) -> str:
-        """Store the bytes of a registered blob and say so in the register; if that fails, leave nothing behind."""
+        """Store the bytes of a registered blob and record that in the register; if that fails, clean up."""
         beating = self.beat(blob)
         try:
             await work()
@@ -324,25 +328,25 @@ class MediaStore(ABC):
         return kept.uri
 
     async def discard(self, blob: Blob) -> None:
-        """Delete what was stored of a blob that is not kept. What cannot be deleted now is collected later."""
+        """Delete the bytes of a blob that is not kept. If that fails, the collector deletes them later."""
         with suppress(HoldfastError):
             if await self.store.abandon_blob(blob.id):
                 await self.remove(blob)
 
     async def _give_up(self, blob: Blob) -> None:
-        """Clean up after storing failed."""
+        """Clean up after a failed upload."""
         await self.discard(blob)
 
     def beat(self, blob: Blob) -> "asyncio.Task[None]":
-        """Give signs of life of a blob that is being stored, until this is cancelled."""
+        """Start a task that regularly updates the entry of a blob that is being uploaded, until it is cancelled."""
 
-        async def go_on() -> None:
+        async def update() -> None:
             while True:
                 await asyncio.sleep(_BEAT_SECONDS)
-                with suppress(HoldfastError):  # the end will say so, if it matters
+                with suppress(HoldfastError):  # if this matters, the end of the upload fails
                     await self.store.touch_blob(blob.id)
 
-        return asyncio.create_task(go_on())
+        return asyncio.create_task(update())
 
     def _new(self, context: MediaContext) -> Blob:
         return Blob(
@@ -367,7 +371,7 @@ class MediaStore(ABC):
             yield chunks
 
     async def _content(self, blob: Blob) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes from where the register has them; if they are moved meanwhile, continue at the new location."""
+        """Yield the bytes from their location in the register; if they are moved meanwhile, continue at the new location."""
         sent = 0
         while True:
             left = sent
@@ -401,7 +405,7 @@ class MediaStore(ABC):
         if size != blob.size:
             raise await self._resized(blob, size)
         if digest.hexdigest() != blob.sha256:
-            raise await self._damaged(blob, "they have another SHA-256")
+            raise await self._damaged(blob, "they have a different SHA-256")
         if held is not None:
             yield held
 
@@ -409,7 +413,7 @@ class MediaStore(ABC):
         return await self._damaged(blob, f"it has {size} bytes, not {blob.size}")
 
     async def _damaged(self, blob: Blob, problem: str) -> HoldfastError:
-        """Return the error for bytes that are not right: they may have been deleted while they were read."""
+        """Return the error for wrong bytes, which may have been deleted while they were read."""
         try:
             now = await self._find(blob.uri)
         except MediaNotFound as gone:
@@ -420,7 +424,7 @@ class MediaStore(ABC):
 
 
 class MediaWriter:
-    """Content that is streamed in. After the block, `uri` names it; after an error, nothing of it is there."""
+    """A stream that stores content. After the block, `uri` is its URI; after an error, nothing is stored."""
 
     def __init__(self, media: MediaStore, context: MediaContext) -> None:
         self.uri = ""
@@ -442,7 +446,7 @@ class MediaWriter:
         return self
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Add bytes, of any number."""
+        """Add any number of bytes."""
         view = memoryview(data)
         while view:
             room = CHUNK - len(self._waiting)

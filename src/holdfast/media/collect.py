@@ -1,7 +1,7 @@
-"""Garbage collection: deletes media that no session refers to. It may be killed, paused or run twice at any point.
+"""Garbage collection: delete media that no session refers to. It may be killed, paused or run twice at any point.
 
-A blob is marked in the register first, then its bytes are deleted under exactly the key noted there, then the entry is
-removed. What is marked and still there is finished by the next collection.
+A blob is first marked in the register, then its bytes are deleted under the key in the register, then the entry is
+removed. The next collection finishes blobs that are still marked.
 """
 
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from holdfast.errors import HoldfastError
 from holdfast.media.base import DEAD_SECONDS, MediaStore
 
 _PAGES = 1000
-"""So many free pages are given back to the file system at a time."""
+"""How many free pages are returned to the file system at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collection:
-    """What a collection did: how many blobs and bytes are gone, and which could not be deleted, with the reasons."""
+    """The result of a collection: how many blobs and bytes were deleted, and which could not be deleted, with the reasons."""
 
     blobs: int = 0
     bytes: int = 0
@@ -33,10 +33,10 @@ async def collect(
     limit: int = 100,
     progress: Callable[[Collection], None] | None = None,
 ) -> Collection:
-    """Delete what no session has referred to, and nobody has put, for `grace` seconds; by default as the settings say.
+    """Delete media that no session has referred to and that was not uploaded for `grace` seconds, by default as in the settings.
 
-    What is being stored right now gives signs of life; without one for `dead_after` seconds, or `grace` if that is
-    longer, it is a leftover and goes too. Goes through the register `limit` blobs at a time. With `dry_run` it only
+    An upload in progress regularly updates its entry. An entry without an update for `dead_after` seconds, or `grace` if that is
+    longer, is a leftover and is deleted too. Processes the register `limit` blobs at a time. With `dry_run` it only
     counts.
     """
     grace = media.store.settings.media_grace_seconds if grace is None else grace
@@ -50,7 +50,7 @@ async def collect(
             try:
                 if not dry_run:
                     await media.remove(blob)
-            except HoldfastError as error:  # it stays marked, and the others do not wait for it
+            except HoldfastError as error:  # it stays marked, and the others continue
                 done = replace(done, failed=(*done.failed, f"{blob.sha256 or blob.id}: {error}"))
                 continue
             done = replace(done, blobs=done.blobs + 1, bytes=done.bytes + blob.size)

@@ -1,4 +1,4 @@
-"""Media in the session database itself, in chunks: nothing to set up, and any size on either engine."""
+"""Media in the session database itself, in chunks: no setup, and any size on every engine."""
 
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -8,11 +8,11 @@ from holdfast.store import Store
 from holdfast.types import Blob
 
 _AT_ONCE = 4
-"""So many chunks are written or read in one transaction."""
+"""How many chunks are written or read in one transaction."""
 
 
 class DatabaseMedia(MediaStore):
-    """Content in the tables of the session database. A blob is seen when its last chunk is in."""
+    """Content in the tables of the session database. A blob becomes visible with its last chunk."""
 
     def __init__(self, store: Store, *, public_url: PublicUrl | None = None) -> None:
         super().__init__(store, "database", public_url=public_url)
@@ -48,10 +48,10 @@ class DatabaseMedia(MediaStore):
                 yield chunk[max(0, start - at) : stop - at]
                 number += 1
             if len(chunks) < wanted:
-                raise await self._damaged(blob, f"chunk {number} is not there")
+                raise await self._damaged(blob, f"chunk {number} is missing")
 
     async def _present(self, blob: Blob) -> bool:
-        """They are in the same database as the register that says so."""
+        """Return True: the chunks are in the same database as the register."""
         del blob
         return True
 
@@ -60,13 +60,13 @@ class DatabaseMedia(MediaStore):
             pass
 
     def _named(self, blob: Blob, sha256: str, size: int, context: MediaContext) -> Blob:
-        """Chunks are found by the blob's id; there is no key."""
+        """Return the blob without a key: its chunks are found by its id."""
         del context
         return replace(blob, sha256=sha256, size=size)
 
 
 class _Chunks(Stage):
-    """Chunks of a blob that nobody sees yet."""
+    """Chunks of a blob that is not visible yet."""
 
     def __init__(self, store: Store, blob_id: str) -> None:
         self._store = store
@@ -80,7 +80,7 @@ class _Chunks(Stage):
             await self._flush()
 
     async def place(self, blob: Blob) -> None:
-        del blob  # they are where they belong
+        del blob  # the chunks are already in place
         await self._flush()
 
     async def _flush(self) -> None:

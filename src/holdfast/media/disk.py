@@ -1,6 +1,6 @@
-"""Media as files below one folder, each with a JSON file beside it that says what it is.
+"""Media as files below one folder, each with a JSON file next to it that describes it.
 
-A file appears under its name complete and synced, or not at all. Nothing outside of the folder is read or written,
+A file appears under its name complete and synced, or not at all. Nothing outside the folder is read or written,
 whatever a key strategy returns and wherever a symbolic link leads.
 """
 
@@ -36,7 +36,7 @@ _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 class DiskMedia(MediaStore):
-    """Content as files below `root`, which is made when it is first needed."""
+    """Content as files below `root`, which is created when it is first needed."""
 
     def __init__(
         self,
@@ -56,27 +56,27 @@ class DiskMedia(MediaStore):
                 _sync(file)
             self._place(blob)
 
-        await self._beside(work)
+        await self._in_thread(work)
 
     async def _stage(self, blob: Blob) -> Stage:
-        return _StagedFile(self, blob, await self._beside(self._begin, blob))
+        return _StagedFile(self, blob, await self._in_thread(self._begin, blob))
 
     async def _read(self, blob: Blob) -> AsyncGenerator[bytes, None]:
-        file = await self._beside(self._open, blob)
+        file = await self._in_thread(self._open, blob)
         try:
-            while chunk := await self._beside(file.read, CHUNK):
+            while chunk := await self._in_thread(file.read, CHUNK):
                 yield chunk
         finally:
             file.close()
 
     async def _read_part(self, blob: Blob, start: int, stop: int) -> AsyncGenerator[bytes, None]:
-        file = await self._beside(self._open, blob)
+        file = await self._in_thread(self._open, blob)
         try:
-            size = await self._beside(file.seek, 0, os.SEEK_END)
+            size = await self._in_thread(file.seek, 0, os.SEEK_END)
             if size != blob.size:
                 raise await self._resized(blob, size)
-            await self._beside(file.seek, start)
-            while start < stop and (chunk := await self._beside(file.read, min(CHUNK, stop - start))):
+            await self._in_thread(file.seek, start)
+            while start < stop and (chunk := await self._in_thread(file.read, min(CHUNK, stop - start))):
                 start += len(chunk)
                 yield chunk
         finally:
@@ -88,7 +88,7 @@ class DiskMedia(MediaStore):
                 return self._path(blob.key).lstat().st_size == blob.size
             return False
 
-        return await self._beside(look)
+        return await self._in_thread(look)
 
     async def _remove(self, blob: Blob) -> None:
         def work() -> None:
@@ -103,9 +103,9 @@ class DiskMedia(MediaStore):
             if blob.key:
                 self._tidy(paths[0].parent)
 
-        await self._beside(work)
+        await self._in_thread(work)
 
-    # Everything below blocks, and runs beside the event loop
+    # Everything below blocks, and runs on a thread.
 
     def _open(self, blob: Blob) -> IO[bytes]:
         try:
@@ -119,9 +119,9 @@ class DiskMedia(MediaStore):
         return staged.open("wb", buffering=0)
 
     def _place(self, blob: Blob) -> None:
-        """Give a staged file that is synced its name; what says what it is comes first."""
+        """Rename a synced staged file to its final name; its description is placed first."""
         staged, path = self._staged(blob), self._path(blob.key)
-        facts = {name: value for name, value in asdict(blob).items() if name in _TOLD}
+        facts = {name: value for name, value in asdict(blob).items() if name in _DESCRIBED}
         with _sidecar(staged).open("w") as file:
             json.dump({**facts, "metadata": json.loads(blob.metadata)}, file, indent=1)
             _sync(file)
@@ -133,13 +133,13 @@ class DiskMedia(MediaStore):
             except FileNotFoundError:
                 if not _sidecar(staged).exists():
                     raise
-                continue  # somebody tidied the folder away while it was empty
+                continue  # another process removed the folder while it was empty
             for folder in {path.parent, *made}:
                 _sync_folder(folder)
             return
 
     def _tidy(self, folder: Path) -> None:
-        """Remove folders that are empty now, and make the removal durable."""
+        """Remove empty folders, and make the removal durable."""
         with suppress(OSError):
             _sync_folder(folder)
             while folder != self.root:
@@ -150,15 +150,15 @@ class DiskMedia(MediaStore):
         return self.root / _STAGING / blob.id
 
     def _path(self, key: str) -> Path:
-        """Return the file of a key, if that lies below the root, whatever links there are on the way."""
+        """Return the file of a key. Raise `BadKey` if links lead outside the root."""
         path = self.root / check_key(key, self.location)
         if not path.parent.resolve().is_relative_to(self.root.resolve()):
             raise BadKey(key=key, location=self.location, problem="a symbolic link leads out of the folder")
         return path
 
-    async def _beside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do blocking work on a thread. Who is cancelled meanwhile leaves when it is done, to clean up after it."""
-        with self._told():
+    async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do blocking work on a thread. A cancelled caller waits until it is done, to clean up after it."""
+        with self._translated_errors():
             working = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
             try:
                 return await asyncio.shield(working)
@@ -167,8 +167,8 @@ class DiskMedia(MediaStore):
                 raise
 
     @contextmanager
-    def _told(self) -> Generator[None, None, None]:
-        """Raise errors of the system as ours."""
+    def _translated_errors(self) -> Generator[None, None, None]:
+        """Raise errors of the system as Holdfast errors."""
         try:
             yield
         except HoldfastError:
@@ -186,11 +186,11 @@ class DiskMedia(MediaStore):
             raise kind(location=self.location, problem=str(error)) from error
 
 
-_TOLD: Final = {"sha256", "size", "media_type", "file_name"}
+_DESCRIBED: Final = {"sha256", "size", "media_type", "file_name"}
 
 
 class _StagedFile(Stage):
-    """A file that has no name among the others yet."""
+    """A file that does not have its final name yet."""
 
     def __init__(self, media: DiskMedia, blob: Blob, file: IO[bytes]) -> None:
         self._media = media
@@ -198,7 +198,7 @@ class _StagedFile(Stage):
         self._file = file
 
     async def write(self, data: bytes) -> None:
-        await self._media._beside(_write, self._file, data)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
+        await self._media._in_thread(_write, self._file, data)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
 
     async def place(self, blob: Blob) -> None:
         def work() -> None:
@@ -206,7 +206,7 @@ class _StagedFile(Stage):
             self._file.close()
             self._media._place(blob)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
 
-        await self._media._beside(work)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
+        await self._media._in_thread(work)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
 
     async def close(self) -> None:
         self._file.close()
@@ -217,7 +217,7 @@ def _sidecar(path: Path) -> Path:
 
 
 def _make(folder: Path) -> list[Path]:
-    """Make a folder and those above it, and return the folders that have a new entry."""
+    """Create a folder and its parents, and return the folders that have a new entry."""
     above: list[Path] = []
     missing = folder
     while not missing.exists():
@@ -228,7 +228,7 @@ def _make(folder: Path) -> list[Path]:
 
 
 def _write(file: IO[bytes], data: bytes) -> None:
-    """Write all of it: a single call may stop short."""
+    """Write all of the data: a single call may write less."""
     view = memoryview(data)
     while view:
         view = view[file.write(view) :]

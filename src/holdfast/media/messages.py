@@ -1,4 +1,4 @@
-"""Pydantic AI messages as JSON text whose large content is in a media store."""
+"""Pydantic AI messages as JSON text with their large content in a media store."""
 
 import asyncio
 import hashlib
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from pydantic_ai.messages import ModelMessage
 
 _IN_THREAD = 1024 * 1024
-"""Texts of this size are processed in a thread, not on the event loop."""
+"""Texts of this size are processed on a thread instead of the event loop."""
 _AT_ONCE = 4
 _LEAST = 128
-"""A reference is not much shorter than this."""
+"""References are almost as long as this."""
 
 
 async def externalize(
     messages: "Sequence[ModelMessage]", media: MediaStore, *, threshold: int | None = None
 ) -> Json:
-    """Return messages as JSON text, with the large content put into the media store and references in its place.
+    """Return messages as JSON text, with large content moved to the media store and replaced by references.
 
-    Large are strings and binary content whose JSON has at least `threshold` bytes, by default as the settings say. URLs and all other
-    content stay as they are. Pass the text to `restore` to get the messages back. The media store does not know where you keep the text:
+    Strings and binary content are large if their JSON has at least `threshold` bytes, by default as in the settings. URLs and all other
+    content are unchanged. Pass the text to `restore` to get the messages back. The media store cannot see where you keep the text:
     write `referenced(text)` as the `blobs` of a batch, or `collect` deletes the content after its grace period.
     """
     from pydantic_ai.messages import ModelMessagesTypeAdapter
@@ -39,7 +39,7 @@ async def externalize(
     messages = list(messages)
     try:
         text = ModelMessagesTypeAdapter.dump_json(messages).decode()
-    except PydanticSerializationError:  # lone surrogates have no UTF-8; as JSON escapes they survive
+    except PydanticSerializationError:  # lone surrogates cannot be UTF-8, but survive as JSON escapes
         text = lenient_json(
             ModelMessagesTypeAdapter.dump_python(messages, mode="json"), separators=(",", ":")
         )
@@ -49,7 +49,7 @@ async def externalize(
 async def restore(text: Json, media: MediaStore) -> "list[ModelMessage]":
     """Return the messages of a text that `externalize` returned, with all their content.
 
-    Raises `MediaNotFound`, `MediaDamaged`, and `BadInput` if the text has no messages.
+    Raises `MediaNotFound`, `MediaDamaged`, and `BadInput` if the text does not contain messages.
     """
     from pydantic import ValidationError
     from pydantic_ai.messages import ModelMessagesTypeAdapter
@@ -71,9 +71,9 @@ def referenced(text: Json) -> list[str]:
 
 
 def check_threshold(threshold: int) -> int:
-    """Return the threshold. Raises `BadInput` if references would be larger than the content."""
+    """Return the threshold. Raise `BadInput` if references would be larger than the content."""
     if threshold < _LEAST:
-        raise BadInput(problem=f"the threshold for media is at least {_LEAST} bytes, not {threshold}")
+        raise BadInput(problem=f"the media threshold must be at least {_LEAST} bytes, not {threshold}")
     return threshold
 
 
@@ -85,7 +85,7 @@ async def move_out(
     *,
     known: Collection[str] = (),
 ) -> Json:
-    """Return the text with references to its large content. Content is put, and added to `digests`, unless it is `known`."""
+    """Return the text with references to its large content, which is uploaded and added to `digests` unless it is `known`."""
     if not walker.is_touched(text, threshold):
         return text
     work = walker.take_out
@@ -112,7 +112,7 @@ async def move_back(
     media: Callable[[], MediaStore],
     admit: Callable[[int], Awaitable[None]] | None = None,
 ) -> list[Json]:
-    """Return the texts with all content that was moved out. `admit` is given the size of the result before anything is fetched."""
+    """Return the texts with all moved content restored. `admit` is called with the total size before anything is fetched."""
     if not any(map(walker.is_changed, texts)):
         return list(texts)
     wanted = walker.references(texts)

@@ -1,8 +1,8 @@
-"""Moves media from one location to another, while sessions read and write it. It may be killed, paused or run twice at any point.
+"""Move media from one location to another while sessions read and write it. It may be killed, paused or run twice at any point.
 
 The content is copied to the new location and read back there, which checks its digest. Only then is the old entry in the register
-marked, its bytes deleted and the entry removed. A run that was killed leaves content in both locations, or an entry that is marked: the
-next run continues with either.
+marked, its bytes deleted and the entry removed. A run that was killed leaves content in both locations, or a marked entry; the
+next run continues from there.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -17,7 +17,7 @@ _PAGE = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """The result of a move: how many blobs and bytes are at the new location now, and which are not, with the reasons."""
+    """The result of a move: how many blobs and bytes are now at the new location, and which are not, with the reasons."""
 
     blobs: int = 0
     bytes: int = 0
@@ -45,7 +45,7 @@ async def move(
             await source.remove(blob)
         except StoreError:
             raise
-        except HoldfastError as error:  # the others do not wait for it
+        except HoldfastError as error:  # the others continue
             if isinstance(error, MediaNotFound) and not await _is_listed(source, blob):
                 continue  # it was collected, or another process has moved it
             done = replace(done, failed=(*done.failed, f"{blob.sha256 or blob.id}: {error}"))
@@ -58,7 +58,7 @@ async def move(
 
 
 async def to_move(target: MediaStore, session_id: str | None = None) -> AsyncGenerator[Blob, None]:
-    """Yield the blobs at other locations than that of `target`: those that are stored, and those that are marked for deletion."""
+    """Yield the blobs at locations other than that of `target`: stored ones, and those marked for deletion."""
     store = target.store
     if session_id is not None:
         session = await store.session(session_id)
@@ -84,7 +84,7 @@ async def to_move(target: MediaStore, session_id: str | None = None) -> AsyncGen
 
 
 async def copy_blob(source: MediaStore, target: MediaStore, blob: Blob) -> None:
-    """Store the content of a blob at the target, unless it is there, and read it back, which checks its digest."""
+    """Copy the content of a blob to the target, unless it is there, and read it back, which checks its digest."""
     try:
         there = await target.store.blob(target.location, blob.sha256)
         is_there = await target._present(there)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
@@ -98,7 +98,9 @@ async def copy_blob(source: MediaStore, target: MediaStore, blob: Blob) -> None:
             async for chunk in chunks:
                 await writer.write(chunk)
         if writer.uri != blob.uri:
-            raise MediaDamaged(uri=blob.uri, location=source.location, problem="they have another SHA-256")
+            raise MediaDamaged(
+                uri=blob.uri, location=source.location, problem="they have a different SHA-256"
+            )
     async with target.open(blob.uri) as chunks:
         async for _ in chunks:
             pass

@@ -1,7 +1,7 @@
-"""Media in a bucket, through obstore: S3 and all that speak it, Google Cloud Storage, Azure.
+"""Media in a bucket, through obstore: S3 and compatible services, Google Cloud Storage, Azure.
 
-An object appears complete or not at all. Content that is streamed in is kept in a temporary file first: its digest is
-its name, and what the bucket has already is not sent.
+An object appears complete or not at all. Streamed content is written to a temporary file first: its key contains its
+digest, and content that the bucket already has is not uploaded.
 """
 
 import asyncio
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 _PART = 6 * CHUNK
-"""What is larger goes up in parts of this size, a few at a time."""
+"""Larger content is uploaded in parts of this size, a few at a time."""
 _PARTS_AT_ONCE = 2
 _HEADER_BYTES = 1024
 _RETRY: "RetryConfig" = {"max_retries": 4, "retry_timeout": timedelta(seconds=30)}
-# A silent server is given up soon; a large object may take as long as it moves.
+# A server that does not respond is given up soon; a large object may take as long as data is moving.
 _CLIENT: "ClientConfig" = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "3600s"}
 _SIGNATURE = re.compile(r"\?[^\s\"')]*")
 _DENIED = re.compile(
@@ -58,9 +58,9 @@ _DENIED = re.compile(
 
 
 class S3Media(MediaStore):
-    """Content as the objects of a bucket, below `key_prefix`.
+    """Content as objects in a bucket, below `key_prefix`.
 
-    `presigned` makes `public_url` return signed URLs that expire after that time; they are secrets until then.
+    With `presigned`, `public_url` returns signed URLs that expire after that time; they are secrets until then.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class S3Media(MediaStore):
         presigned: timedelta | None = None,
     ) -> None:
         if presigned is not None and public_url is not None:
-            raise BadInput(problem="give either `public_url` or `presigned`")
+            raise BadInput(problem="pass either `public_url` or `presigned`, not both")
         if key_prefix:
             key_prefix = check_key(key_prefix.rstrip("/"), location) + "/"
         super().__init__(store, location, key_strategy=key_strategy, public_url=public_url)
@@ -85,25 +85,25 @@ class S3Media(MediaStore):
 
     @classmethod
     def from_url(cls, url: str, store: Store, **options: Any) -> Self:
-        """Return the store of a bucket: `s3://bucket/prefix`, with what the environment says of it."""
+        """Return the media store of a bucket, `s3://bucket/prefix`, configured by environment variables."""
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
         client: ClientConfig = {**_CLIENT, "allow_http": endpoint.startswith("http://")}
         location = url.rstrip("/")
         try:
             objects = from_url(location, client_options=client, retry_config=_RETRY)
         except (BaseError, ValueError) as error:
-            raise MediaUnavailable(location=location, problem=_said(error)) from error
+            raise MediaUnavailable(location=location, problem=_describe(error)) from error
         return cls(store, objects, location=location, **options)
 
     async def public_url(self, uri: str, context: MediaContext = ANY) -> str | None:
-        """Return the URL of the object: below the base URL, signed for a while, or as the callable says."""
+        """Return the URL of the object: below the base URL, presigned, or from the callable."""
         if self._presigned is None:
             return await super().public_url(uri, context)
         blob = await self.metadata(uri)
         if blob.location != self.location:
             return None
-        with self._told():
-            signing: Any = self._objects  # those that cannot sign say so
+        with self._translated_errors():
+            signing: Any = self._objects  # stores that cannot sign raise an error
             return str(await obstore.sign_async(signing, "GET", blob.key, self._presigned))
 
     def _named(self, blob: Blob, sha256: str, size: int, context: MediaContext) -> Blob:
@@ -114,8 +114,8 @@ class S3Media(MediaStore):
         await self._upload(blob, data, len(data))
 
     async def _upload(self, blob: Blob, source: bytes | Path, size: int) -> None:
-        """Send it. The key is this upload's own, so what is there under it is this, sent before an answer got lost."""
-        with self._told():
+        """Upload the content. The key belongs to this upload, so an existing object is from an attempt whose response was lost."""
+        with self._translated_errors():
             try:
                 if size <= _PART:
                     await obstore.put_async(
@@ -139,13 +139,13 @@ class S3Media(MediaStore):
         return _Spool(self)
 
     async def _read(self, blob: Blob) -> AsyncGenerator[bytes, None]:
-        with self._told(blob):
+        with self._translated_errors(blob):
             result = await obstore.get_async(self._objects, blob.key)
             async for chunk in result.stream(min_chunk_size=CHUNK):
                 yield bytes(chunk)
 
     async def _read_part(self, blob: Blob, start: int, stop: int) -> AsyncGenerator[bytes, None]:
-        with self._told(blob):
+        with self._translated_errors(blob):
             if (size := (await obstore.head_async(self._objects, blob.key))["size"]) != blob.size:
                 raise await self._resized(blob, size)
             result = await obstore.get_async(self._objects, blob.key, options={"range": (start, stop)})
@@ -154,7 +154,7 @@ class S3Media(MediaStore):
 
     async def _present(self, blob: Blob) -> bool:
         try:
-            with self._told(blob):
+            with self._translated_errors(blob):
                 return (await obstore.head_async(self._objects, blob.key))["size"] == blob.size
         except MediaNotFound:
             return False
@@ -162,7 +162,7 @@ class S3Media(MediaStore):
     async def _remove(self, blob: Blob) -> None:
         if not blob.key:
             return
-        with self._told():
+        with self._translated_errors():
             try:
                 await obstore.delete_async(self._objects, blob.key)
             except FileNotFoundError as error:
@@ -170,22 +170,22 @@ class S3Media(MediaStore):
                     raise
 
     async def _give_up(self, blob: Blob) -> None:
-        """Leave it to the collector: what was sent may still arrive, and is found by its entry."""
+        """Do nothing: data in transit may still arrive, and the collector finds it by its entry."""
 
     @contextmanager
-    def _told(self, blob: Blob | None = None) -> Generator[None, None, None]:
-        """Raise errors of obstore as ours, without the signatures that they may quote."""
+    def _translated_errors(self, blob: Blob | None = None) -> Generator[None, None, None]:
+        """Raise errors of obstore as Holdfast errors, without the signatures that they may contain."""
         try:
             yield
         except FileNotFoundError as error:
             if blob is None or "NoSuchBucket" in str(error):
-                raise MediaUnavailable(location=self.location, problem=_said(error)) from error
+                raise MediaUnavailable(location=self.location, problem=_describe(error)) from error
             raise MediaNotFound(uri=blob.uri, location=self.location) from error
         except (PermissionDeniedError, UnauthenticatedError) as error:
-            raise MediaDenied(location=self.location, problem=_said(error)) from error
+            raise MediaDenied(location=self.location, problem=_describe(error)) from error
         except (BaseError, OSError) as error:
             kind: type[MediaError] = MediaDenied if _DENIED.search(str(error)) else MediaUnavailable
-            raise kind(location=self.location, problem=_said(error)) from error
+            raise kind(location=self.location, problem=_describe(error)) from error
 
 
 class _Spool(Stage):
@@ -196,11 +196,11 @@ class _Spool(Stage):
         self._file = tempfile.NamedTemporaryFile(prefix="holdfast-")  # noqa: SIM115 - closed by close()
 
     async def write(self, data: bytes) -> None:
-        with self._media._told():  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
+        with self._media._translated_errors():  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
             await asyncio.to_thread(self._file.write, data)
 
     async def place(self, blob: Blob) -> None:
-        with self._media._told():  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
+        with self._media._translated_errors():  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
             await asyncio.to_thread(self._file.flush)
         await self._media._upload(blob, Path(self._file.name), blob.size)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
 
@@ -209,18 +209,18 @@ class _Spool(Stage):
 
 
 def _attributes(blob: Blob) -> dict[str, str]:
-    """Return what the object says of itself. Headers are short and plain; the register has all of it."""
-    told = {"Content-Type": blob.media_type, "sha256": blob.sha256}
+    """Return the attributes of the object, as short, plain headers. The register has all of them."""
+    attributes = {"Content-Type": blob.media_type, "sha256": blob.sha256}
     if blob.file_name:
-        told["file-name"] = quote(blob.file_name)[:_HEADER_BYTES]
+        attributes["file-name"] = quote(blob.file_name)[:_HEADER_BYTES]
     metadata = quote(json.dumps(json.loads(blob.metadata)))
     if blob.metadata != "{}" and len(metadata) <= _HEADER_BYTES:
-        told["metadata"] = metadata
-    return told
+        attributes["metadata"] = metadata
+    return attributes
 
 
-def _said(error: BaseException) -> str:
-    """Return what went wrong in one line, without what follows a question mark: it may be a signature."""
+def _describe(error: BaseException) -> str:
+    """Return an error in one line, without anything after a question mark, which may be a signature."""
     text = _SIGNATURE.sub("?…", " ".join(str(error).split()))
     code = re.search(r"<Code>(\w+)</Code>(?:.*?<Message>(.*?)</Message>)?", text)
     if code:

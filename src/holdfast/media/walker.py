@@ -1,9 +1,9 @@
-"""Takes large content out of the exact text of a JSON document, and puts it back. Knows nothing of engines or messages.
+"""Take large content out of the exact text of a JSON document, and put it back. Independent of engines and messages.
 
 It works on the text itself: a string of at least the threshold is replaced by a string that refers to its content, and
-not another character changes. So what is put back is what was there to the letter, whatever fields it has. A
-reference is `"media+sha256://<digest>#<form>"`, where the form says how the bytes are written as a JSON string. A
-string of the user's own that begins with `media+sha256:` gets a `~` after the colon, and loses it on the way back.
+no other character changes. The restored text is therefore exactly the original, whatever its fields. A
+reference is `"media+sha256://<digest>#<form>"`, where the form is how the bytes are written as a JSON string. A
+user's own string that starts with `media+sha256:` gets a `~` after the colon, which is removed on restoring.
 """
 
 import binascii
@@ -19,7 +19,7 @@ from holdfast.media.base import MediaContext
 
 _OPENING: Final = '"media+sha256:'
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
-# The opening quote of a string never follows a backslash, and nothing but the content follows it.
+# The opening quote of a string never follows a backslash, and is followed only by the content.
 _LOOKALIKE = re.compile(r'(?<!\\)"media\+sha256:')
 _MARK = re.compile(r'(?<!\\)"media\+sha256:(?:(~)|//([0-9a-f]{64})#([a-z0-9-]+)")')
 _MEDIA_TYPE = re.compile(r'\s*,\s*"media_type"\s*:\s*"([\x21\x23-\x5b\x5d-\x7e]{1,127})"')
@@ -31,7 +31,7 @@ _WIDEST = 4  # bytes of a character
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Content taken out of a text: its bytes, how they were written there, and what is known of them."""
+    """Content taken out of a text: its bytes, the form in which they were written, and their media type."""
 
     data: bytes
     form: str
@@ -39,13 +39,13 @@ class Taken:
 
 
 def is_touched(text: str, threshold: int) -> bool:
-    """Say whether a text may have to change on the way in. Costs next to nothing for a short one."""
+    """Return whether a text may have to change before it is stored. Costs almost nothing for a short one."""
     size = len(text)
     return (size * _WIDEST >= threshold and (size >= threshold or not text.isascii())) or _OPENING in text
 
 
 def take_out(text: str, threshold: int) -> list[str | Taken]:
-    """Return the text in pieces: what stays, and what is to be stored elsewhere."""
+    """Return the text in pieces: text that stays, and content to be stored elsewhere."""
     pieces: list[str | Taken] = []
     at = 0
     for start, end in _long_strings(text, threshold):
@@ -59,7 +59,7 @@ def take_out(text: str, threshold: int) -> list[str | Taken]:
 
 
 def reference(uri: str, form: str) -> str:
-    """Return the string that stands for content in this form."""
+    """Return the string that replaces content in this form."""
     return f'"{uri}#{form}"'
 
 
@@ -78,12 +78,12 @@ def references(texts: Iterable[str | None]) -> Counter[str]:
 
 
 def is_changed(text: str) -> bool:
-    """Say whether a text has to be put back into its first form."""
+    """Return whether a text has to be restored."""
     return _OPENING in text
 
 
 def put_back(text: str, contents: Mapping[str, bytes]) -> str:
-    """Return the text as it was, given the contents that it refers to by their digests."""
+    """Return the original text, given the contents that it refers to by digest."""
 
     def restore(match: re.Match[str]) -> str:
         return _OPENING if match[1] else _written(contents[match[2]], match[3], match[0])
@@ -92,7 +92,7 @@ def put_back(text: str, contents: Mapping[str, bytes]) -> str:
 
 
 def _long_strings(text: str, threshold: int) -> Iterator[tuple[int, int]]:
-    """Yield where strings begin and end that may have as many bytes as the threshold."""
+    """Yield the start and end of strings that may have as many bytes as the threshold."""
     short, at = _short_strings(threshold), 0
     while True:
         skipped = short.match(text, at)
@@ -101,7 +101,7 @@ def _long_strings(text: str, threshold: int) -> Iterator[tuple[int, int]]:
             return
         end = text.find('"', start + 1) + 1
         if not end:
-            return  # this is not JSON
+            return  # not valid JSON
         if text.find("\\", start + 1, end) >= 0 and (string := _STRING.match(text, start)):
             end = string.end()
         if (end - start) * _WIDEST >= threshold:
@@ -111,8 +111,8 @@ def _long_strings(text: str, threshold: int) -> Iterator[tuple[int, int]]:
 
 @cache
 def _short_strings(threshold: int) -> re.Pattern[str]:
-    """Return what skips all that is too short, as far as it goes, in one match: a loop over each string is slow."""
-    most = threshold // 100  # 16 runs of so many characters, of up to 4 bytes each
+    """Return a pattern that skips as many short strings as possible in one match: a loop over each string is slow."""
+    most = threshold // 100  # 16 runs of this many characters, of up to 4 bytes each
     run = rf'[^"\\]{{0,{most}}}+'
     return re.compile(rf'(?:[^"]*+"{run}(?:\\.{run}){{0,15}}+")*+[^"]*+')
 
@@ -124,21 +124,21 @@ def _escaped(text: str) -> str:
 def _taken(string: str, text: str, end: int) -> Taken:
     if (decoded := _from_base64(string)) is not None:
         data, form = decoded
-        told = _MEDIA_TYPE.match(text, end, end + 200)
-        return Taken(data, form, MediaContext(media_type=told[1]) if told else MediaContext())
+        media_type = _MEDIA_TYPE.match(text, end, end + 200)
+        return Taken(data, form, MediaContext(media_type=media_type[1]) if media_type else MediaContext())
     plain = MediaContext(media_type="text/plain; charset=utf-8")
     try:
         value = json.loads(string)
         for form, ascii_only in (("text", False), ("ascii", True)):
             if json.dumps(value, ensure_ascii=ascii_only) == string:
                 return Taken(value.encode(), form, plain)
-    except (ValueError, UnicodeError):  # not as any of us writes it: then as it is
+    except (ValueError, UnicodeError):  # not in a known form, so it is kept as it is
         pass
     return Taken(string[1:-1].encode(), "json", MediaContext(media_type="application/json"))
 
 
 def _from_base64(string: str) -> tuple[bytes, str] | None:
-    """Return the bytes and the form, if writing them in that form gives this very string."""
+    """Return the bytes and the form, if writing them in that form gives exactly this string."""
     if not _BASE64_START.fullmatch(string, 1, min(65, len(string) - 3)):
         return None
     try:
@@ -161,7 +161,7 @@ def _base64(data: bytes, form: str) -> bytes:
 
 
 def _written(data: bytes, form: str, otherwise: str) -> str:
-    """Return the string of this content, or the reference if no string was ever taken out in that form."""
+    """Return the string of this content, or the reference if no string can have been taken out in that form."""
     try:
         return _string(data, form) or otherwise
     except UnicodeDecodeError:
@@ -174,7 +174,7 @@ def _string(data: bytes, form: str) -> str | None:
             return json.dumps(data.decode(), ensure_ascii=form == "ascii")
         case "json":
             string = f'"{data.decode()}"'
-            return string if _STRING.fullmatch(string) else None  # else it would bring more than a string
+            return string if _STRING.fullmatch(string) else None  # else it would insert more than a string
         case "base64" | "base64url" | "base64-unpadded" | "base64url-unpadded":
             return f'"{_base64(data, form).decode()}"'
         case _:

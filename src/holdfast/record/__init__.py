@@ -1,4 +1,4 @@
-"""Recording a run and recovering it exactly (Pydantic AI)."""
+"""Record runs of Pydantic AI agents, and recover them exactly."""
 
 from holdfast.record.capability import Holdfast, annotate_effect
 from holdfast.record.external import ExternalMedia

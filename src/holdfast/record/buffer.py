@@ -1,7 +1,7 @@
-"""What a run did and what is not written yet, as batches that are written in order.
+"""Collect the changes of a run and write them as ordered batches.
 
-A step is two batches: one when a model request begins and one before the first tool runs. Everything else waits for the
-next of them, but not long: a timer writes it if that does not come.
+A step is two batches: one when a model request begins and one before the first tool runs. All other changes are added to the
+next batch. A timer writes them if none follows soon.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ _A_MOMENT = 0.005
 """How many seconds the end of a tool call may wait for the next batch."""
 
 _SETUP = 0.05
-"""How many seconds the beginning of a run may wait for its first request, which is written with it."""
+"""How many seconds the start of a run may wait for its first request, to be written with it."""
 
 
 @dataclass(slots=True)
 class Beginning:
-    """How a run begins: the event that records it, what the run was given, and the run before if it waited for that."""
+    """The start of a run: its event, its messages and prompt, and the preceding run if that waited for this one."""
 
     event: NewEvent
     messages: list[ModelMessage]
@@ -42,7 +42,7 @@ class Beginning:
 
 
 class Buffer:
-    """Collects what one run does and writes it as batches of one chain."""
+    """Collects the changes of one run and writes them as batches of one chain."""
 
     def __init__(
         self,
@@ -60,22 +60,22 @@ class Buffer:
         self._store = store
         self._host = host
         self._offloader = offloader
-        self._calls = calls  # has the effects that wait for the next batch
+        self._calls = calls  # has the effects for the next batch
         self._history = history
-        self._events: list[NewEvent] = []  # wait for the next batch
-        self._beginning: Beginning | None = None  # until a batch has it
+        self._events: list[NewEvent] = []  # for the next batch
+        self._beginning: Beginning | None = None  # until a batch contains it
         self._timer: asyncio.TimerHandle | None = None
         self._flushing: asyncio.Task[None] | None = None
-        self._chain = Chain()  # every batch builds on those before it
-        self._order = asyncio.Lock()  # held while large content is stored: later batches wait
+        self._chain = Chain()  # every batch builds on the previous ones
+        self._order = asyncio.Lock()  # held while large content is stored, so that later batches wait
 
     @property
     def failed(self) -> Exception | None:
-        """Why a batch could not be written: then no later batch of the history is."""
+        """Why a batch could not be written. Then no later batch of the history is written."""
         return self._chain.failed
 
     def begin(self, beginning: Beginning) -> None:
-        """Write the beginning of the run with its first request, or soon."""
+        """Write the start of the run with its first request, or shortly after."""
         self._beginning = beginning
         self._events.append(beginning.event)
         self._write_within(_SETUP)
@@ -85,7 +85,7 @@ class Buffer:
         self._events.append(event)
 
     async def write_soon(self) -> None:
-        """Write what waits: at once while other calls run, else with the next batch, at most a moment later."""
+        """Write the collected changes: at once while other calls run, else with the next batch or within milliseconds."""
         if self._calls.any_runs:
             await self.write(self.take_pending())
         else:
@@ -100,9 +100,9 @@ class Buffer:
         effects: Sequence[Effect] = (),
         thorough: bool = False,
     ) -> Batch:
-        """Return a batch of everything that waits and of what the history gained, with these events at its end.
+        """Return a batch of all collected changes and the new messages of the history, with these events at its end.
 
-        Results that are part of a message now move into it.
+        Results that are now part of a message move into it.
         """
         growth = self._history.grow(messages, thorough=thorough)
         added: list[NewEvent] = []
@@ -127,7 +127,7 @@ class Buffer:
         return batch
 
     def take_pending(self) -> Batch:
-        """Return a batch of everything that waits. If the run has only begun, its prompt is set aside for `resume`."""
+        """Return a batch of all collected changes. If the run has made no request yet, keep its prompt for `resume`."""
         beginning = self._beginning
         if beginning is None:
             return self._take()
@@ -141,10 +141,10 @@ class Buffer:
         return batch
 
     async def write(self, batch: Batch) -> None:
-        """Write a batch after those before it. Its large content is put into the media store first.
+        """Write a batch after the previous ones. Its large content is put into the media store first.
 
-        The history counts as recorded from when a batch was made. If then its content cannot be put, nothing may be
-        written behind it: the run fails, and the next one continues from what is there.
+        The history counts as recorded as soon as a batch of it was created. If its content then cannot be stored, no later batch may be
+        written: the run fails, and the next one continues from the recorded history.
         """
         if not self._offloader.concerns(batch) and not self._order.locked():
             await self._write(batch)
@@ -180,26 +180,26 @@ class Buffer:
         return None
 
     async def write_note(self, effect: Effect) -> None:
-        """Write what was noted of a call that runs. No other batch builds on that."""
+        """Write an annotation of a running call. No other batch builds on it."""
         await self.write(Batch(effects=[effect], chain=Chain()))
 
     async def write_failure(self, batch: Batch) -> None:
-        """Write how the run failed, also behind a batch that could not be written."""
+        """Write the failure of the run, even after a batch that could not be written."""
         batch.chain = self._chain if self._chain.failed is None else None
         write = partial(self._store.write, self.lease)
         if (unput := await self._put_and_write(batch, write)) is not None:
             if not isinstance(unput, HoldfastError):
                 raise unput
-            # That a call was carried out matters more than its result.
+            # The fact that a call was carried out matters more than its result.
             batch.effects = [ledger.without_result(effect) for effect in batch.effects]
-            # Nothing of the history: in messages that were not moved out, references are not escaped either.
+            # Leave the history out: in messages that were not moved out, references are not escaped either.
             batch.segments, batch.messages, batch.checkpoints = [], [], []
             for event in batch.events:
                 event.message = None
             await write(batch)
 
     def _take(self, effects: Sequence[Effect] = ()) -> Batch:
-        """Return a batch of the events and effects that wait, and of these effects; of each in its last state."""
+        """Return a batch of the collected events and effects, and of these effects, each in its latest state."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -208,7 +208,7 @@ class Buffer:
         return batch
 
     def _take_back(self, batch: Batch, error: BaseException) -> None:
-        """Keep what can still be written of a batch whose content could not be put."""
+        """Keep the part of a batch that can still be written although its content could not be stored."""
         self._events = [*(event for event in batch.events if event.message is None), *self._events]
         ended = (
             effect
@@ -219,11 +219,13 @@ class Buffer:
         )
         self._calls.changed = [*ended, *self._calls.changed]
         if batch.messages or batch.segments:
-            cut_off = Conflict(problem="the run was cut off while its history was put into the media store")
+            cut_off = Conflict(
+                problem="the run was interrupted while its history was being put into the media store"
+            )
             self._chain.failed = error if isinstance(error, HoldfastError) else cut_off
 
     def _move_results(self, request: ModelRequest, message: tuple[int, int]) -> list[Effect]:
-        """Return the effects whose results are in this message now. Add an event for each call that it answers."""
+        """Return the effects whose results are now in this message. Add an event for each call that it answers."""
         moved, answered = self._calls.moved(request, message)
         for call_id, effect in answered.items():
             facts = {"tool": effect.tool, "call_id": call_id, "answered": True}
@@ -239,9 +241,9 @@ class Buffer:
 
     def _write_within(self, seconds: float) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._time_is_up)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._start_flush)
 
-    def _time_is_up(self) -> None:
+    def _start_flush(self) -> None:
         self._timer = None
         self._flushing = asyncio.create_task(self._flush())
 

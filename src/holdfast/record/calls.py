@@ -1,6 +1,6 @@
-"""The tool calls of one run: where each is in the ledger, how it stands, and what is to be written of it.
+"""The tool calls of one run: their ledger entries, their states, and their changes that are not written yet.
 
-It decides what becomes of a call that was begun before. It never runs a tool and never writes.
+It decides how to answer a call that was started earlier. It never runs a tool and never writes.
 """
 
 from collections import Counter
@@ -27,38 +27,38 @@ from holdfast.types import Effect
 
 
 class Calls:
-    """The calls of a run that no message answers yet, with those that an earlier run left open."""
+    """The calls of a run that no message answers yet, including those that an earlier run left open."""
 
     def __init__(self, run_id: str, policies: Mapping[str, Policy]) -> None:
         self.inherited = False
-        """Whether an earlier run began some of them, and their tools were not looked up yet."""
+        """Whether an earlier run started some of them, and it is not checked yet whether their tools still exist."""
         self.changed: list[Effect] = []
-        """The effects that wait for the next batch."""
+        """The effects to write with the next batch."""
         self._run_id = run_id
         self._policies = policies
         self._effects: dict[CallRef, Effect] = {}
-        self._refs: dict[str, CallRef] = {}  # where the latest call with an id is in the ledger
+        self._refs: dict[str, CallRef] = {}  # the ledger entry of the latest call with an id
         self._made: Counter[CallRef] = Counter()  # how often a run has made a call with an id
-        self._returned: dict[CallRef, ToolReturnPart] = {}  # results that are no text yet
+        self._returned: dict[CallRef, ToolReturnPart] = {}  # results that are not serialized yet
 
     @property
     def any_runs(self) -> bool:
-        """Whether the outcome of some call is still to come."""
+        """Whether the outcome of some call is still pending."""
         return any(effect.state == "started" and effect.result is None for effect in self._effects.values())
 
     @property
     def tools(self) -> set[str]:
-        """The tools that are called."""
+        """The names of the called tools."""
         return {effect.tool for effect in self._effects.values()}
 
     def made_by(self, response: ModelResponse) -> None:
-        """Count the calls that the model makes."""
+        """Count the calls in a model response."""
         self._made.update((self._run_id, call.tool_call_id) for call in pending_calls([response]))
 
     async def inherit(
         self, store: Store, session_id: str, messages: Sequence[ModelMessage], pending: Sequence[ToolCallPart]
     ) -> None:
-        """Take over the calls that are pending at the end of a history, with what the ledger knows of them."""
+        """Take over the pending calls at the end of a history, with their ledger entries."""
         run_id = ledger.origin(messages, self._run_id)
         before = ledger.calls_before(messages, run_id)
         self._made.update({(run_id, call_id): count for call_id, count in before.items()})
@@ -71,7 +71,7 @@ class Calls:
                 self._enter(call_id, effect)
 
     async def load_results(self, read: Callable[[Sequence[Effect]], Awaitable[Sequence[Effect]]]) -> None:
-        """Replace the effects that were taken over by what `read` makes of them, with large results in place."""
+        """Replace the inherited effects by the result of `read`, which restores large results."""
         for effect in await read(list(self._effects.values())):
             self._effects[effect.run_id, effect.call_id] = effect
 
@@ -80,7 +80,7 @@ class Calls:
         self._effects[ref] = effect
 
     def ref(self, messages: Sequence[ModelMessage], call_id: str) -> CallRef:
-        """Return where a call is in the ledger: an entry of its own, or the one where it waits for an answer."""
+        """Return the ledger entry of a call: a new one, or the one in which it waits for an answer."""
         ref = self._refs.get(call_id)
         effect = self._effects.get(ref) if ref else None
         if ref is not None and effect is not None and ledger.waits_for(effect) is not None:
@@ -89,34 +89,34 @@ class Calls:
         return ref
 
     def entry(self, ref: CallRef) -> Effect | None:
-        """Return how a call stands. A result becomes text here: most move into a message before that."""
+        """Return the effect of a call. Its result is serialized only here, since most results move into a message before."""
         effect = self._effects.get(ref)
         if effect is not None and (part := self._returned.pop(ref, None)) is not None:
             effect = self._effects[ref] = replace(effect, result=ledger.returned(part))
         return effect
 
     def waits(self, ref: CallRef) -> bool:
-        """Say whether a call waits for somebody: then its answer is not its end."""
+        """Return whether a call waits for an answer, so that replaying it does not end it."""
         return ledger.waits_for(self._effects[ref]) is not None
 
     def answer(self, ctx: RunContext[Any], effect: Effect, tool: ToolDefinition) -> Callable[[], Any] | None:
-        """Return what gives the answer to a call that was begun before; None if it may be run again."""
+        """Return a function that answers a call that was started earlier; None if the call may run again."""
         if ledger.is_known(effect):
             return lambda: ledger.replay(effect)
         if (waits := ledger.waits_for(effect)) is not None:
-            # A person says so; not by an approval that this call has used up already.
+            # Running needs an approval, and one that this call has already used does not count.
             approved = ctx.tool_call_approved and waits != "external"
             return None if approved else lambda: ledger.replay(effect)
         policy = self._policies.get(tool.name) or (tool.metadata or {}).get("recovery", "report")
         if policy == "retry":
             return None
         if policy == "ask" and effect.state == "started":
-            asked = self.note(effect, result=ledger.deferred("again"))
-            return lambda: ledger.replay(asked)
+            waiting = self.note(effect, result=ledger.deferred("again"))
+            return lambda: ledger.replay(waiting)
         return lambda: ledger.unknown(effect)
 
     def begin(self, ref: CallRef, tool: str, step: int, arguments: Any) -> Effect:
-        """Enter that a call is carried out, maybe again. It is for the caller to write that down first."""
+        """Register that a call is started, possibly again. The caller must record this before it runs the tool."""
         known = self._effects.get(ref)
         effect = self._effects[ref] = _effect(
             ref, tool, arguments, step=step, attempts=1 if known is None else known.attempts + 1
@@ -124,18 +124,18 @@ class Calls:
         return effect
 
     def returns(self, ref: CallRef, part: ToolReturnPart) -> None:
-        """Keep what a call gave back, until it moves into a message or has to be told without one."""
+        """Keep the result of a call until it moves into a message or must be recorded without one."""
         self._returned[ref] = part
 
     def note(self, effect: Effect, **changes: str) -> Effect:
-        """Change how a call stands, by what was noted of it meanwhile; it is told with the next write."""
+        """Update the effect of a call. The change is written with the next batch."""
         ref = effect.run_id, effect.call_id
         noted = self._effects[ref] = replace(self._effects.get(ref, effect), **changes)
         self.changed.append(noted)
         return noted
 
     def annotate(self, call_id: str, summary: str | None, key: str | None) -> Effect | None:
-        """Note what a call did, or the key that it used, and return how it stands."""
+        """Set the summary or the idempotency key of a call, and return its effect."""
         ref = ledger.current_call.get() or self._refs.get(call_id)
         effect = self.entry(ref) if ref else None
         if ref is None or effect is None:
@@ -148,7 +148,7 @@ class Calls:
     def moved(
         self, request: ModelRequest, message: tuple[int, int]
     ) -> tuple[list[Effect], dict[str, Effect]]:
-        """Return the effects whose results are in this message now, and of these, by call, those it has answered."""
+        """Return the effects whose results are now in this message, and, by call id, those that the message answers."""
         moved: list[Effect] = []
         answered: dict[str, Effect] = {}
         for part in answers(request):
@@ -180,7 +180,7 @@ class Calls:
         return entries
 
     def take(self, effects: Iterable[Effect]) -> list[Effect]:
-        """Return what is to be written of calls, with these: of each its last state."""
+        """Return the effects to write, including these, each in its latest state."""
         last = {(effect.run_id, effect.call_id): effect for effect in (*self.changed, *effects)}
         self.changed = []
         if self._returned:
@@ -189,13 +189,15 @@ class Calls:
         return list(last.values())
 
     def _new_ref(self, run_id: str, call_id: str) -> CallRef:
-        # By the calls that were made, not by those whose tools ran: only these can be counted in a history.
+        # Counts the calls made, not the tools that ran: only calls can be counted in a history.
         return run_id, ledger.entry(call_id, max(0, self._made[run_id, call_id] - 1))
 
 
 def missing_tools(tools: Sequence[str]) -> Conflict:
-    """Return the error of an agent that no longer has the tools of calls it has to carry out."""
-    return Conflict(problem=f"the agent has no tool {', '.join(tools)} any more, which a pending call needs")
+    """Return the error for an agent that no longer has the tools of its pending calls."""
+    return Conflict(
+        problem=f"the agent no longer has the tool {', '.join(tools)}, which a pending call needs; add it again, or rewind the session"
+    )
 
 
 def _effect(ref: CallRef, tool: str, arguments: Any, **rest: Any) -> Effect:

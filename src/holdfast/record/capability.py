@@ -1,9 +1,9 @@
 """The Pydantic AI capability that records every run of an agent: its steps as events, its history, its tool calls.
 
-It writes twice per step: when a model request begins (what came before is settled), and before the first tool runs
-(the response is the frontier). A tool's end is written at once while others run; the last one's is part of the write
-that follows, which is at most a moment away. So is the beginning of a run: its prompt is in the first request, and is
-set aside with the beginning if no request comes in that moment. It never runs a tool twice by itself.
+It writes twice per step: when a model request begins (all calls before it are settled), and before the first tool runs
+(the response is then the last point to continue from). The end of a tool call is written at once while others run; the end of
+the last one is part of the next write, milliseconds later. So is the start of a run: its prompt is in the first
+request, and is kept separately if no request follows within that time. It never runs a tool twice by itself.
 """
 
 import asyncio
@@ -40,15 +40,15 @@ from holdfast.tracing import mark_span
 from holdfast.types import Batch, Effect, Json, NewEvent, Run
 
 _recorder: ContextVar["_Recorder | None"] = ContextVar("holdfast_recorder", default=None)
-"""The recorder of the run that calls this code: the parent of any run that a tool of it starts."""
+"""The recorder of the run that calls this code, which is the parent of any run that its tools start."""
 
 
 async def annotate_effect(
     ctx: RunContext[Any], *, summary: str | None = None, key: str | None = None
 ) -> None:
-    """Note on the ledger entry of the running tool call what it did, or the key it used. Survives the call's end.
+    """Set a summary or an idempotency key on the ledger entry of the running tool call. It is kept after the call ends.
 
-    Does nothing where no run is recorded, so that tools can be tested on their own.
+    Does nothing if no run is recorded, so that tools can be tested on their own.
     """
     recorder = _recorder.get()
     if recorder is not None and ctx.tool_call_id is not None:
@@ -59,16 +59,16 @@ async def annotate_effect(
 class Holdfast(AbstractCapability[Any]):
     """Record every run of the agent in a store. The session is the run's `conversation_id`.
 
-    Pass an open store, or a URL: then each run opens the store and closes it, which suits scripts and `Agent.from_spec`.
+    Pass an open store, or a URL. With a URL each run opens and closes the store, which suits scripts and `Agent.from_spec`.
 
     A run without a `message_history` continues the session from its recorded history. With `fresh` it starts with an empty
-    one instead. A run that a tool starts in the conversation of its own agent is a child with a session and a history of its own.
+    history instead. A run that a tool starts in the conversation of its own agent is a child run with its own session and history.
 
-    `policies` says by tool name what becomes of a call whose outcome is unknown after a crash; a tool may say it
-    itself with `metadata={"recovery": "retry"}`. New sessions belong to `owner`; by default to the owner of the run whose tool
-    starts this one, else to `local`. A session of another owner does not exist for this agent. Content of at least `media_threshold` bytes goes to the `media` store;
-    both are those of the store's settings unless they are given. `run_id` names the run; a second one with that name is refused. The
-    capability given for a run stands in for the agent's own. `host` is for workers: it holds the session and may stop the run.
+    `policies` defines by tool name how to handle a call whose outcome is unknown after a crash; a tool can define it
+    with `metadata={"recovery": "retry"}`. New sessions belong to `owner`, by default the owner of the run whose tool
+    starts this one, else `local`. Sessions of other owners are treated as missing. Content of at least `media_threshold` bytes goes
+    to the `media` store; both default to the store's settings. `run_id` sets the id of the run, which must be new. A capability
+    passed for one run replaces the agent's own. `host` is for workers: it holds the session and may stop the run.
     """
 
     def __init__(
@@ -102,22 +102,22 @@ class Holdfast(AbstractCapability[Any]):
         self.host = host
 
     def get_ordering(self) -> CapabilityOrdering:
-        """Stand outside of all others: what they change is what is recorded."""
+        """Wrap all other capabilities, so that their changes are recorded."""
         return CapabilityOrdering(position="outermost")
 
     def get_default_run_id(self) -> str | None:
-        """Return the id that was asked for."""
+        """Return the requested run id."""
         return self.run_id
 
     async def for_run(self, ctx: RunContext[Any]) -> AbstractCapability[Any]:
-        """Return what records this one run."""
+        """Return the recorder of one run."""
         del ctx
         outer = _recorder.get()
         return _Recorder(self, outer if outer is not None and outer.is_active else None)
 
 
 class _Recorder(AbstractCapability[Any]):
-    """Records one run. Its hooks are the moments of a run, in their order."""
+    """Records one run. Its hooks are in the order in which they are called."""
 
     store: Store
     _offloader: MediaOffloader
@@ -132,7 +132,7 @@ class _Recorder(AbstractCapability[Any]):
         self.session_id = ""
         self.outer = outer  # records the run whose tool starts this one
         self.is_active = False
-        self._caller: asyncio.Task[Any] | None = None  # runs the agent; `wrap_run` has a task of its own
+        self._caller: asyncio.Task[Any] | None = None  # runs the agent; `wrap_run` runs in another task
         self._settings = settings
         self._parent = settings.parent_run_id or (outer.run_id if outer else None)
 
@@ -140,7 +140,7 @@ class _Recorder(AbstractCapability[Any]):
         return CapabilityOrdering(position="outermost")
 
     def _prepare_run_context(self, ctx: RunContext[Any]) -> None:
-        # The one hook that Pydantic AI calls in the task of the run before it starts another for `wrap_run`.
+        # The only hook that Pydantic AI calls in the task of the run, before it starts another task for `wrap_run`.
         del ctx
         self._caller = asyncio.current_task()
 
@@ -176,7 +176,7 @@ class _Recorder(AbstractCapability[Any]):
         )
 
     def _own_session(self, conversation_id: str) -> str:
-        """Return the session of this run. The conversation of the run that started it is held by that run."""
+        """Return the session of this run: the conversation, unless an outer run already holds it."""
         outer = self.outer
         while outer is not None:
             if outer.session_id == conversation_id and outer.store.url == self.store.url:
@@ -185,7 +185,7 @@ class _Recorder(AbstractCapability[Any]):
         return conversation_id
 
     async def _continue(self, ctx: RunContext[Any], start: RunStart) -> None:
-        """Continue from the recorded history if the caller gave none. The host of a turn always gives one."""
+        """Continue from the recorded history if the caller passed none. The host of a turn always passes one."""
         if ctx.messages or self._settings.fresh or self._settings.host is not None:
             return
         ctx.messages.extend(start.messages)
@@ -199,8 +199,8 @@ class _Recorder(AbstractCapability[Any]):
         self.is_active = True
         try:
             return await handler()
-        except SystemExit as error:  # out of this task it would end the event loop
-            exited = AgentExited(what="The agent", error=_said(error))
+        except SystemExit as error:  # raised out of this task it would end the event loop
+            exited = AgentExited(what="The agent", error=_describe(error))
             await self._fail(exited)
             raise exited from error
         except BaseException as error:
@@ -219,7 +219,7 @@ class _Recorder(AbstractCapability[Any]):
         return request_context
 
     async def before_node_run(self, ctx: RunContext[Any], *, node: Any) -> Any:
-        # Pydantic AI tells the model that there is no such tool, also of a call that was begun: it would be forgotten.
+        # Pydantic AI would answer that the tool does not exist, even if the call was started, and its outcome would be lost.
         if self._calls.inherited and isinstance(node, CallToolsNode):
             self._calls.inherited = False
             known = ctx.tool_manager and ctx.tool_manager.tools
@@ -238,7 +238,7 @@ class _Recorder(AbstractCapability[Any]):
         try:
             response: ModelResponse = await handler(request_context)
         except BaseException as error:
-            self._buffer.add(self._event(ctx, "model_request_failed", error=_said(error)))
+            self._buffer.add(self._event(ctx, "model_request_failed", error=_describe(error)))
             raise
         self._buffer.add(self._event(ctx, "model_request_completed", **response_facts(response)))
         self._calls.made_by(response)
@@ -276,33 +276,35 @@ class _Recorder(AbstractCapability[Any]):
                 await self._record_error(ctx, effect, error)
             raise
         finally:
-            ledger.current_call.reset(token)  # a delegate's calls are not the caller's
+            ledger.current_call.reset(token)  # the calls of a delegate are not those of the caller
         self._calls.returns(ref, ToolReturnPart(call.tool_name, value, call.tool_call_id))
         await self._settle(ctx, effect, "tool_call_completed")
         return value
 
     async def annotate(self, call_id: str, summary: str | None, key: str | None) -> None:
-        """Write a note into the ledger, while the call runs."""
+        """Annotate the ledger entry of a running call."""
         noted = self._calls.annotate(call_id, summary, key)
         if noted is not None:
             await self._buffer.write_note(noted)
 
     async def _record_error(self, ctx: RunContext[Any], effect: Effect, error: BaseException) -> None:
-        """Record what a tool raised. Raises `AgentExited` in place of an error that would end the event loop."""
+        """Record the error that a tool raised. Raise `AgentExited` instead of an error that would end the event loop."""
         match error:
             case ToolRetryError() | ToolFailedError():
                 await self._settle(ctx, effect, "tool_call_completed", result=ledger.raised(error))
-            case ApprovalRequired() | CallDeferred():  # the call ends when it is answered, in whatever run
+            case (
+                ApprovalRequired() | CallDeferred()
+            ):  # the call ends when it is answered, in this or a later run
                 kind = "approval" if isinstance(error, ApprovalRequired) else "external"
                 self._calls.note(effect, result=ledger.deferred(kind, error.metadata))
                 await self._buffer.write_soon()
             case _:
-                await self._settle(ctx, effect, "tool_call_failed", error=_said(error))
+                await self._settle(ctx, effect, "tool_call_failed", error=_describe(error))
                 if self._ends_process(error):
-                    raise AgentExited(what=f"The tool {effect.tool}", error=_said(error)) from error
+                    raise AgentExited(what=f"The tool {effect.tool}", error=_describe(error)) from error
 
     def _ends_process(self, error: BaseException) -> bool:
-        """Tell whether an error would end the event loop, and with it every other run of this process."""
+        """Return whether an error would end the event loop, and with it every other run of this process."""
         interrupts = isinstance(error, KeyboardInterrupt) and self._host.handles_interrupts
         return interrupts or isinstance(error, SystemExit | GeneratorExit)
 
@@ -314,7 +316,7 @@ class _Recorder(AbstractCapability[Any]):
         await self._buffer.write_soon()
 
     async def _begin(self, ctx: RunContext[Any], start: RunStart, agent: str) -> None:
-        """Find the place in the recorded history where this run continues, and record that it has begun."""
+        """Find the position in the recorded history where this run continues, and record its start."""
         lease = start.lease
         history = await open_history(self.store, lease.session_id, start.checkpoint, start.messages)
         waited = await self._waited(start)
@@ -334,7 +336,7 @@ class _Recorder(AbstractCapability[Any]):
         self._buffer.begin(Beginning(started, list(ctx.messages), ctx.prompt, waited))
 
     async def _waited(self, start: RunStart) -> list[Run]:
-        """Return the run before, completed, if it waits for the answers that this run was given."""
+        """Return the preceding run as completed if it waits for the answers that this run received."""
         at = start.checkpoint
         if at is None or at.run_id is None or not pending_calls(start.messages):
             return []
@@ -342,7 +344,7 @@ class _Recorder(AbstractCapability[Any]):
         return [replace(last, status="completed")] if last.status == "waiting" else []
 
     async def _inherit_calls(self, ctx: RunContext[Any], start: RunStart) -> None:
-        """Take over the calls that were left open: this run carries them out, or was given their answers."""
+        """Take over the open calls: this run carries them out, or has received their answers."""
         carried_out = pending_calls(ctx.messages)
         pending = carried_out or pending_calls(start.messages)
         if not pending:
@@ -360,7 +362,7 @@ class _Recorder(AbstractCapability[Any]):
         if not waits:
             ending.payload = _output_json(result.output, messages[-1] if messages else None)
         else:
-            payload = lenient_json({"calls": [_asked(call) for call in waits]})
+            payload = lenient_json({"calls": [_approval_request(call) for call in waits]})
             ending = NewEvent(kind="approval_requested", run_id=self.run_id, payload=payload)
         batch = self._buffer.take_step(
             messages,
@@ -379,7 +381,7 @@ class _Recorder(AbstractCapability[Any]):
         self._host.close(run, None)
 
     async def _fail(self, error: BaseException) -> None:
-        """Record how the run ended, as its host decides. What it got to is on record already."""
+        """Record the end of the run as its host decides. Its earlier steps are already recorded."""
         run: Run | None = None
         failure = None if self._buffer.lease.lost else self._host.failure(error, self._buffer.failed)
         if failure is not None:
@@ -393,17 +395,17 @@ class _Recorder(AbstractCapability[Any]):
         if failure.status is None:
             await self._buffer.write(batch)
             return None
-        said = _said(failure.error)
-        payload = lenient_json({"error": said})
+        text = _describe(failure.error)
+        payload = lenient_json({"error": text})
         event = NewEvent(kind=f"run_{failure.status}", run_id=self.run_id, payload=payload)
         batch.events, batch.status = [*batch.events, event], "idle"
-        run = replace(self._buffer.run, status=failure.status, error=said)
+        run = replace(self._buffer.run, status=failure.status, error=text)
         self._end(batch, run)
         await self._buffer.write_failure(batch)
         return run
 
     def _end(self, batch: Batch, run: Run) -> None:
-        batch.runs = [*batch.runs[1:], run]  # in place of its beginning, if that is in the same batch
+        batch.runs = [*batch.runs[1:], run]  # replaces its start, if that is in the same batch
         self._host.end(batch, run)
 
     def _event(self, ctx: RunContext[Any], kind: str, **facts: object) -> NewEvent:
@@ -414,8 +416,8 @@ class _Recorder(AbstractCapability[Any]):
 def _ended_with(caller: "asyncio.Task[Any] | None") -> Generator[None, None, None]:
     """Cancel the current task when the task that runs the agent ends first.
 
-    Pydantic AI calls `wrap_run` in a task of its own and forgets it if the run is cancelled in the moment after its start:
-    then it would wait for the end of the run, and hold the session, as long as the process lives.
+    Pydantic AI calls `wrap_run` in a separate task and abandons it if the run is cancelled right after its start.
+    That task would wait for the end of the run, and hold the session, as long as the process lives.
     """
     task = asyncio.current_task()
     if caller is None or task is None:
@@ -444,8 +446,8 @@ def _output_json(output: Any, last: ModelMessage | None) -> Json:
         return "{}"  # an output that JSON cannot represent stays in the process that made it
 
 
-def _asked(call: ToolCallPart) -> dict[str, Any]:
-    """Return what a person is asked: the call, with the digest that the answer is bound to."""
+def _approval_request(call: ToolCallPart) -> dict[str, Any]:
+    """Return a call for a person to approve, with the digest that binds the answer to its arguments."""
     arguments = call.args_as_dict()
     return {
         "call_id": call.tool_call_id,
@@ -456,9 +458,9 @@ def _asked(call: ToolCallPart) -> dict[str, Any]:
 
 
 def _can_be_recorded(error: BaseException, task: "asyncio.Task[Any] | None") -> bool:
-    """Tell whether an error of a tool says how its call ended, and can be written.
+    """Return whether an error of a tool determines how its call ended, and can be written.
 
-    Whether a call that was cancelled took effect is not known. A coroutine that is closed after its event loop is gone
+    It is unknown whether a cancelled call took effect. A coroutine that is closed after its event loop has ended
     cannot write.
     """
     if isinstance(error, GeneratorExit):
@@ -469,13 +471,13 @@ def _can_be_recorded(error: BaseException, task: "asyncio.Task[Any] | None") -> 
     return not isinstance(error, asyncio.CancelledError)
 
 
-def _said(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return text.replace("\x00", "\\x00").encode("utf-8", "replace").decode()
 
 
 def response_facts(response: ModelResponse) -> dict[str, Any]:
-    """Return what an event says about a completed model request: the model, the tokens and the price."""
+    """Return the facts of a completed model request for its event: the model, the tokens and the price."""
     usage = response.usage
     tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
     return {"model": response.model_name, "usage": tokens, "cost": _cost(response)}

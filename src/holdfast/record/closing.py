@@ -1,4 +1,4 @@
-"""Closing the tool calls that an interrupted run left open, so that the next message can follow them."""
+"""Close the tool calls that an interrupted run left open, so that the next message can follow them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from holdfast.types import Effect
 async def close_open_calls(
     store: Store, session_id: str, messages: Sequence[ModelMessage], offloader: MediaOffloader
 ) -> list[ModelMessage]:
-    """Return the request that answers the calls left open at the end of a history."""
+    """Return a request that answers the calls left open at the end of a history; an empty list if there are none."""
     known = await pending_effects(store, session_id, messages)
     parts: list[ToolReturnPart] = []
     for call in pending_calls(messages):
@@ -34,7 +34,7 @@ async def close_open_calls(
 async def pending_effects(
     store: Store, session_id: str, messages: Sequence[ModelMessage]
 ) -> dict[str, Effect | None]:
-    """Return what the ledger knows of the calls left open at the end of a history."""
+    """Return the ledger entries of the calls left open at the end of a history."""
     run_id = ledger.origin(messages, "")
     before = ledger.calls_before(messages, run_id)
     ids = [call.tool_call_id for call in pending_calls(messages)]
@@ -45,6 +45,6 @@ async def pending_effects(
 def _content(effect: Effect) -> Any:
     try:
         value = ledger.replay(effect)
-    except (ledger.ToolRetryError, ledger.ToolFailedError) as told:
-        return str(told)
+    except (ledger.ToolRetryError, ledger.ToolFailedError) as error:
+        return str(error)
     return getattr(value, "return_value", value)

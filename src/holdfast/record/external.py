@@ -26,10 +26,10 @@ _KINDS: dict[str, type[FileUrl]] = {"image": ImageUrl, "audio": AudioUrl, "video
 
 
 class ExternalMedia(AbstractCapability[Any]):
-    """Before a model request, binary content of at least `threshold` bytes becomes a URL part, where the media store has one.
+    """Replaces binary content of at least `threshold` bytes by a URL before a model request, if the media store has public URLs.
 
-    Only the request that goes out is changed. The content is put into the store if it is not there yet, and its URL is
-    made anew for each request, so that a presigned one is fresh. What has no public URL is sent as it is.
+    Only the outgoing request is changed. The content is uploaded if it is not in the store yet. Its URL is created for each
+    request, so that a presigned one is fresh. Content without a public URL is sent unchanged.
     """
 
     def __init__(self, media: MediaStore, *, threshold: int | None = None) -> None:
@@ -38,19 +38,19 @@ class ExternalMedia(AbstractCapability[Any]):
         self.threshold = media.store.settings.media_threshold_bytes if threshold is None else threshold
 
     async def for_run(self, ctx: RunContext[Any]) -> AbstractCapability[Any]:
-        """Return what does this for one run."""
+        """Return the capability for one run."""
         del ctx
         return _ForRun(self.media, threshold=self.threshold)
 
 
 class _ForRun(ExternalMedia):
-    """Remembers what it has put in this run, so that nothing is digested twice."""
+    """Remembers the content uploaded in this run, so that it is hashed only once."""
 
     def __init__(self, media: MediaStore, *, threshold: int) -> None:
         super().__init__(media, threshold=threshold)
         self._put: dict[
             int, tuple[BinaryContent, str]
-        ] = {}  # by identity; the content is kept, so that it stays its own
+        ] = {}  # by identity; keeping the content prevents its id from being reused
 
     async def before_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
@@ -75,7 +75,7 @@ class _ForRun(ExternalMedia):
         return replace(message, parts=parts)
 
     async def _content(self, content: Any) -> Any:
-        """Return the content with URLs in it, or the very same if there is nothing to replace."""
+        """Return the content with URLs in it, or the same object if there is nothing to replace."""
         if isinstance(content, BinaryContent):
             return await self._url(content)
         if isinstance(content, Mapping):

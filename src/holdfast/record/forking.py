@@ -1,4 +1,4 @@
-"""Copies of a history in a new session, made whole or not at all."""
+"""Copy a history into a new session, atomically."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from holdfast.types import Checkpoint, Effect, Lease, Session
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FORK = "fork"
-"""The action of its audit entry."""
+"""The action of the audit entry."""
 
 
 async def fork(
@@ -29,10 +29,10 @@ async def fork(
     lease: Lease | None = None,
     media: MediaStore | None = None,
 ) -> str:
-    """Copy the history of a checkpoint into a new session and return its id. The two are independent from then on.
+    """Copy the history of a checkpoint into a new session and return its id. From then on the two are independent.
 
-    Media is not copied: both sessions refer to it, and it is kept as long as one of them exists. A fork for a submission happens once: the
-    second call with the same `submission_id` and `session_id` returns that session. Raises `SessionExists` if the id is taken. With the
+    Media is not copied: both sessions refer to it, and it is kept as long as one of them exists. A fork for a submission happens once: a
+    second call with the same `submission_id` and `session_id` returns the same session. Raises `SessionExists` if the id is taken. With the
     `lease` of the source it also raises `LeaseLost`; if the source was cleaned or erased meanwhile, nothing is copied.
     """
     source = await store.session(checkpoint.session_id)
@@ -67,7 +67,7 @@ async def fork(
 
 
 async def _is_fork(store: Store, session_id: str, origin: Mapping[str, str | None]) -> bool:
-    """Tell whether a session was made by this very fork, whose answer was lost."""
+    """Return whether this same fork has already created the session, and its response was lost."""
     cursor = None
     while True:
         page = await store.audit_log(session_id=session_id, cursor=cursor)

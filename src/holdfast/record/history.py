@@ -1,7 +1,7 @@
-"""The history of a run as exact text: how messages are written and read, and which of them are new.
+"""The history of a run as exact text: serialize and load messages, and find the new ones.
 
-A step appends only its new messages. What is new is found by identity with what was recorded last; a message that
-was replaced by an equal one is not new, one that was changed in place is. A change in the middle opens a new segment.
+A step appends only its new messages. They are found by comparing object identity with the recorded messages. A message that
+was replaced by an equal one is not new; one that was changed in place is. A change in the middle opens a new segment.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,9 +26,9 @@ from holdfast.store import Store
 from holdfast.types import Checkpoint, Json, Message, Segment
 
 _NEAR = 8
-"""So many of the last messages are compared by identity at each step, and the last one part by part: a step may still
-complete that in place. Those before them are compared as a list, which stops at what is not the same object and not
-equal: 10 microseconds for 2,000 messages. At the end all are compared by content."""
+"""How many of the last messages each step compares by identity, and the last one part by part, since a step may still
+complete it in place. Earlier messages are compared as a list, which stops at the first object that is neither the same nor
+equal: 10 microseconds for 2,000 messages. At the end of the run all messages are compared by content."""
 
 
 _UNSERIALIZABLE = (PydanticSerializationError, UnicodeError, RecursionError)
@@ -36,12 +36,12 @@ _UNSERIALIZABLE = (PydanticSerializationError, UnicodeError, RecursionError)
 
 @cache
 def _adapter(kind: type[ModelMessage]) -> TypeAdapter[ModelMessage]:
-    """Each kind on its own: half the price of finding out which one it is. Made when needed: that takes a while."""
+    """Return an adapter for one kind of message, at half the cost of a union. It is built on demand, since that is slow."""
     return TypeAdapter(kind)
 
 
 def dump(message: ModelMessage) -> Json:
-    """Return the exact text of a message. What cannot be serialized is replaced by a note that says so."""
+    """Return the exact text of a message. Values that cannot be serialized are replaced by a placeholder."""
     if text := _dump(message):
         return text
     try:
@@ -70,13 +70,13 @@ def _dump(message: ModelMessage) -> Json | None:
 
 
 def _dump_with(message: ModelMessage, fallback: Callable[[Any], Any] | None) -> Json:
-    """Return the text by way of Python: lone surrogates have no UTF-8; as JSON escapes they survive."""
+    """Serialize by way of Python: lone surrogates cannot be UTF-8, but survive as JSON escapes."""
     (value,) = ModelMessagesTypeAdapter.dump_python([message], mode="json", fallback=fallback)
     return lenient_json(value, separators=(",", ":"))
 
 
 def load(bodies: Iterable[Json]) -> list[ModelMessage]:
-    """Return the messages of these texts."""
+    """Return the messages with these texts."""
     text = f"[{','.join(bodies)}]"
     try:
         return ModelMessagesTypeAdapter.validate_json(text)
@@ -85,11 +85,11 @@ def load(bodies: Iterable[Json]) -> list[ModelMessage]:
 
 
 async def read_history(store: Store, session_id: str, checkpoint: Checkpoint) -> list[str]:
-    """Return the texts of all messages of a checkpoint. Raises `HistoryTooLarge` before it reads too much."""
+    """Return the texts of all messages of a checkpoint. Raise `HistoryTooLarge` before reading too much."""
     bodies: list[str] = []
     size = 0
     while len(bodies) < checkpoint.length:
-        if bodies and not size:  # it has more than a page
+        if bodies and not size:  # it is longer than one page
             size = await store.history_size(session_id, segment=checkpoint.segment, length=checkpoint.length)
             await admit(store, size)
         page = await store.history(
@@ -106,16 +106,16 @@ def _note(value: Any) -> str:
     return f"<not serializable: {type(value).__module__}.{type(value).__qualname__}>"
 
 
-def _look(message: ModelMessage) -> list[object]:
-    """Return what a message and its parts are made of: new values where something was set or added."""
+def _snapshot(message: ModelMessage) -> list[object]:
+    """Return the field values of a message and its parts, to detect changes in place."""
     seen = [*_values(type(message))(message)]
     for part in message.parts:
         seen += _values(type(part))(part)
     return seen
 
 
-# Whoever asks a Python object for its `__dict__`, as serializing does, makes every later look at its attributes slower.
-# Pydantic AI looks at all messages in each step: at 200 steps that was half of what recording cost.
+# Accessing the `__dict__` of a Python object, as serializing does, makes every later access to its attributes slower.
+# Pydantic AI reads all messages in each step: at 200 steps that was half of the cost of recording.
 
 
 @cache
@@ -129,7 +129,7 @@ def _values(kind: type[Any]) -> Callable[[Any], tuple[object, ...]]:
 
 
 def _replace_unserializable(message: ModelMessage) -> None:
-    """Put a note in place of content that cannot be serialized at all, also where the model looks: it could not be sent either."""
+    """Replace content that cannot be serialized at all by a placeholder, also for the model, to which it could not be sent."""
     note = "<not serializable: circular, or nested too deeply>"
     for part in cast("list[Any]", message.parts):
         is_call = isinstance(part, ToolCallPart)
@@ -144,7 +144,7 @@ def _replace_unserializable(message: ModelMessage) -> None:
 
 
 def _double(message: ModelMessage) -> ModelMessage:
-    """Return a message that is serialized in place of this one."""
+    """Return a copy of a message to be serialized in its place."""
     double: Any = _copy(message)
     double.parts = [_copy(part) for part in message.parts]
     if isinstance(message, ModelResponse):
@@ -160,15 +160,15 @@ def _copy(value: Any) -> Any:
 
 
 def _begin(messages: list[ModelMessage], recorded: list[ModelMessage]) -> bool:
-    """Say whether messages begin with those on record. Where they are the same objects none of them is touched.
+    """Return whether messages begin with the recorded ones, without touching those that are the same objects.
 
-    So they are not sliced: that counts a reference in each, which at 2,000 steps is a miss of the cache in each.
+    They are not sliced: that would change the reference count of each, which at 2,000 steps means a cache miss for each.
     """
     known = len(recorded)
     recorded += messages[known:]
     try:
         return recorded == messages
-    except Exception:  # noqa: BLE001 - what a tool returned may refuse to be compared; then it is not known to be equal
+    except Exception:  # noqa: BLE001 - comparing the values of a tool may raise; then they do not count as equal
         return False
     finally:
         del recorded[known:]
@@ -176,7 +176,7 @@ def _begin(messages: list[ModelMessage], recorded: list[ModelMessage]) -> bool:
 
 @dataclass(slots=True)
 class Growth:
-    """What a history gained since it was looked at last."""
+    """The additions to a history since the last step."""
 
     segments: list[Segment]
     messages: list[Message]
@@ -184,7 +184,7 @@ class Growth:
 
 
 class RecordedHistory:
-    """The recorded history of a session: the messages in order, and the segment that the next ones go to."""
+    """The recorded history of a session: the messages in order, and the segment for the next ones."""
 
     def __init__(
         self,
@@ -196,16 +196,16 @@ class RecordedHistory:
     ) -> None:
         self.segment = segment
         self._segments = segments
-        self._open_ended = open_ended  # whether the segment ends here, so that the next message may go to it
+        self._open_ended = open_ended  # whether the segment ends here, so that messages can be appended to it
         self._recorded = list(recorded)
         self._digests = [hash(dump(message)) for message in recorded]
-        self._last = _look(recorded[-1]) if recorded else []
+        self._last = _snapshot(recorded[-1]) if recorded else []
 
     def __len__(self) -> int:
         return len(self._recorded)
 
     def grow(self, messages: list[ModelMessage], *, thorough: bool = False) -> Growth:
-        """Note these messages as the history now and return what is new; `thorough` compares all by content."""
+        """Make these messages the current history and return the additions; `thorough` compares all by content."""
         start = self._same(messages, thorough=thorough)
         segments: list[Segment] = []
         rewritten = start < len(self._recorded) or not (self._open_ended or start == len(messages))
@@ -219,12 +219,12 @@ class RecordedHistory:
         bodies = [dump(message) for message in added]
         self._recorded[start:] = added
         self._digests[start:] = map(hash, bodies)
-        self._last = _look(messages[-1]) if messages else []
+        self._last = _snapshot(messages[-1]) if messages else []
         rows = [Message(segment=self.segment, position=start + n, body=body) for n, body in enumerate(bodies)]
         return Growth(segments, rows, added)
 
     def set_aside(self, message: ModelMessage) -> tuple[Segment, Message]:
-        """Return how to keep a message beside the history, in a segment of its own that nothing goes on from."""
+        """Return the rows that keep a message outside the history, in a segment of its own that nothing continues."""
         self._segments += 1
         start = len(self._recorded)
         segment = Segment(number=self._segments, parent=self.segment if start else None, start=start)
@@ -233,8 +233,8 @@ class RecordedHistory:
     def _same(self, messages: list[ModelMessage], *, thorough: bool) -> int:
         """Return how many of the first messages are as recorded.
 
-        A step looks at the objects only, and at the content of the last one: a history that is rewritten moves or
-        replaces messages. What was changed inside of one further up is found when the run ends.
+        A step compares only the objects, and the content of the last one: code that rewrites a history moves or replaces
+        messages. A change within an earlier message is found when the run ends.
         """
         known = min(len(self._recorded), len(messages))
         near = 0 if thorough else max(0, known - _NEAR)
@@ -248,7 +248,7 @@ class RecordedHistory:
         if not known:
             return 0
         looked_at = not thorough and known == len(self._recorded)
-        if looked_at and self._last == _look(messages[known - 1]):
+        if looked_at and self._last == _snapshot(messages[known - 1]):
             return known
         for position in range(0 if thorough else known - 1, known):
             if hash(dump(messages[position])) != self._digests[position]:
@@ -268,7 +268,7 @@ class RecordedHistory:
 async def open_history(
     store: Store, session_id: str, checkpoint: Checkpoint | None, recorded: Sequence[ModelMessage]
 ) -> RecordedHistory:
-    """Return the history of a session at a checkpoint, with the messages that were loaded of it, ready to grow."""
+    """Return the history of a session at a checkpoint, with its loaded messages, ready to be extended."""
     if checkpoint is None:
         return RecordedHistory()
     segment, length = checkpoint.segment, checkpoint.length

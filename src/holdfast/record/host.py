@@ -1,4 +1,4 @@
-"""What a run happens in: it holds the session, adds to what is written, and decides when the run stops.
+"""The environment of a run: it holds the session, adds to the batches, and decides when the run stops.
 
 The recorder calls a `RunHost`. For a run that an application starts this is a `StandaloneRun`; for a run on a worker it is a
 `holdfast.runtime.turn.Turn`.
@@ -21,7 +21,7 @@ from holdfast.store import Store
 from holdfast.types import Batch, Checkpoint, Lease, Run
 
 CANCELLATIONS = asyncio.CancelledError, KeyboardInterrupt, GeneratorExit
-"""The errors that end a run because somebody stopped it."""
+"""The errors that end a run because it was stopped from outside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class RunStart:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How to record an error that ended a run. Without a status the run has not ended: another one continues it."""
+    """How to record an error that ended a run. Without a status the run has not ended: another run continues it."""
 
     status: Literal["failed", "interrupted"] | None
     error: BaseException
@@ -56,27 +56,27 @@ class RunHost(Protocol):
         return ()
 
     def amend(self, batch: Batch, run: Run, *, begins: bool, responded: bool) -> None:
-        """Add to the batch of a step: the run `begins` in it, or the model has `responded`, or neither."""
+        """Add to the batch of a step in which the run `begins`, the model has `responded`, or neither."""
 
     async def settled(self) -> None:
-        """Stop the run if it has to stop. Every tool call is answered here, and that is on record."""
+        """Stop the run if it must stop. At this point every tool call is answered and recorded."""
 
     def failure(self, error: BaseException, unwritten: Exception | None) -> Failure | None:
-        """Decide how to record an error that ended the run; None: not at all. `unwritten` is why a batch failed before."""
+        """Decide how to record an error that ended the run; None if it is not recorded. `unwritten` is why an earlier batch failed."""
         ...
 
     def end(self, batch: Batch, run: Run) -> None:
         """Add to the batch that records the end of the run."""
 
     def close(self, run: Run | None, unwritten: Exception | None) -> None:
-        """Note that nothing more is written, and the run in its final state if that is on record."""
+        """Take note that nothing more is written, and of the run in its final state if that is recorded."""
 
 
 class StandaloneRun(RunHost):
-    """A run that an application starts. It creates its session, with this title, if there is none, and holds the lease by itself.
+    """A run that an application starts. It creates its session, with this title, if there is none, and holds the lease itself.
 
-    `continues` is the checkpoint that the run starts from, or None for a session without one. If the session has another latest
-    checkpoint when the run holds it, the run is refused.
+    `continues` is the checkpoint that the run starts from, or None for a session without one. If the session has a different latest
+    checkpoint when the run acquires it, the run is refused.
     """
 
     def __init__(
@@ -98,17 +98,19 @@ class StandaloneRun(RunHost):
 
     @asynccontextmanager
     async def enter(self, session_id: str, run_id: str, agent: str) -> AsyncGenerator[RunStart, None]:
-        """Create the session if there is none, and hold it. Raises `Conflict` if the run is on record already."""
+        """Create the session if there is none, and hold it. Raises `Conflict` if the run is already recorded."""
         await self._store.create_session(
             agent=agent, owner=self._owner, id=session_id, title=self._title, exist_ok=True
         )
         with suppress(NotFound):
             run = await self._store.run(run_id)
-            raise Conflict(problem=f"run {run.id} is on record already; an explicit run id is used once")
+            raise Conflict(
+                problem=f"run {run.id} is already recorded, and an explicit run id can be used only once"
+            )
         async with held(self._store, session_id, ttl=self._ttl) as lease:
             latest = (await self._store.checkpoints(session_id=session_id, limit=1)).items
             if self._continues is not ... and (latest[0] if latest else None) != self._continues:
-                problem = f"session {session_id} continued while its history was read; read it again"
+                problem = f"session {session_id} has continued since its history was read; read it again"
                 raise Conflict(problem=problem)
             if not latest:
                 yield RunStart(lease, None, [])
@@ -117,6 +119,6 @@ class StandaloneRun(RunHost):
             yield RunStart(lease, latest[0], load(await self._offloader.back(bodies)))
 
     def failure(self, error: BaseException, unwritten: Exception | None) -> Failure | None:
-        """Record every failure. A run that was cancelled is interrupted."""
+        """Record every failure. A cancelled run is recorded as interrupted."""
         del unwritten
         return Failure("interrupted" if isinstance(error, CANCELLATIONS) else "failed", error)

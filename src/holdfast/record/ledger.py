@@ -1,4 +1,4 @@
-"""The ledger of tool calls: what came of each, and what to do about one whose outcome nobody knows."""
+"""The ledger of tool calls: the outcome of each call, and how to handle calls with an unknown outcome."""
 
 import hashlib
 import json
@@ -29,19 +29,19 @@ from holdfast.store import Store
 from holdfast.types import Effect, Json
 
 Policy: TypeAlias = Literal["retry", "report", "ask"]
-"""What becomes of a call that was started and has no recorded end.
+"""How to handle a call that was started and has no recorded end.
 
-`retry`: it is safe to run it again. `report`: the model is told that the outcome is unknown, and decides. `ask`: a
+`retry`: it is safe to run it again. `report`: the model is informed that the outcome is unknown, and decides. `ask`: a
 person decides, through an approval.
 """
 
 Deferral: TypeAlias = Literal["approval", "external", "again"]
 
 CallRef: TypeAlias = tuple[str, str]
-"""Where a call is in the ledger: the run that made it, and its name there."""
+"""The identity of a call in the ledger: the run that made it, and its entry name in that run."""
 
 current_call: ContextVar[CallRef | None] = ContextVar("holdfast_call", default=None)
-"""The run and the ledger entry of the tool call that is going on here."""
+"""The ledger entry of the tool call that is running in this context."""
 
 _UNSERIALIZABLE = '{"kind":"unserializable"}'
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -54,13 +54,13 @@ def _tool_return() -> TypeAdapter[ToolReturn[Any]]:
 
 
 def digest(arguments: Any) -> str:
-    """Return the SHA-256 of a call's arguments, whatever the order of their names."""
+    """Return the SHA-256 of a call's arguments, independent of the order of their names."""
     text = _SORTED.encode(arguments)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def origin(messages: Sequence[ModelMessage], run_id: str) -> str:
-    """Return the run whose model made the calls that are being carried out: also when another run goes on with them."""
+    """Return the run whose model made the pending calls. Another run may have continued them."""
     for message in reversed(messages):
         if isinstance(message, ModelResponse):
             return message.run_id or run_id
@@ -68,7 +68,7 @@ def origin(messages: Sequence[ModelMessage], run_id: str) -> str:
 
 
 def entry(call_id: str, before: int) -> str:
-    """Return the name of a call in the ledger. Models give the same id again: then it is numbered."""
+    """Return the entry name of a call. Models reuse call ids, so later calls with the same id are numbered."""
     return call_id if before == 0 else f"{call_id}~{before + 1}"
 
 
@@ -87,9 +87,9 @@ def calls_before(messages: Sequence[ModelMessage], run_id: str) -> Counter[str]:
 async def latest_entries(
     store: Store, session_id: str, run_id: str, call_ids: Iterable[str]
 ) -> dict[str, tuple[int, Effect]]:
-    """Return, for each of these ids that the ledger of a run has, the number of the latest call with it, and its effect.
+    """Return, for each of these ids that the ledger of a run contains, the number of the latest call with it, and its effect.
 
-    They are counted here and not in the history, which lacks the calls that a history processor has dropped.
+    They are counted in the ledger because a history processor may have dropped calls from the history.
     """
     latest: dict[str, tuple[int, Effect]] = {}
     wanted = set(call_ids)
@@ -111,10 +111,10 @@ async def latest_entries(
 
 
 def open_entry(before: int, latest: tuple[int, Effect] | None) -> tuple[int, Effect | None]:
-    """Return how many calls with its id come before a pending call, and its effect if it was begun.
+    """Return how many calls with the same id precede a pending call, and its effect if it was started.
 
-    `before` of them are in the history, `latest` is the last one in the ledger. It is that of the pending call if no message
-    answers it, and the history has no later one.
+    `before` of them are in the history; `latest` is the last one in the ledger. It belongs to the pending call if no message
+    answers it and the history has no later one.
     """
     number, effect = latest or (0, None)
     if effect is not None and effect.message is None and number > before:
@@ -125,7 +125,7 @@ def open_entry(before: int, latest: tuple[int, Effect] | None) -> tuple[int, Eff
 async def ended_calls(
     store: Store, session_id: str, messages: Sequence[ModelMessage], call_ids: Sequence[str]
 ) -> set[str]:
-    """Return those of the calls that are pending at the end of a history whose end is on record."""
+    """Return which of the pending calls at the end of a history have a recorded end."""
     run_id = origin(messages, "")
     before = calls_before(messages, run_id)
     latest = await latest_entries(store, session_id, run_id, call_ids)
@@ -136,23 +136,23 @@ async def ended_calls(
 
 
 def key(run_id: str, call_id: str) -> str:
-    """Return the idempotency key of a call: the same in every process that carries it out."""
+    """Return the idempotency key of a call, which is the same in every process that runs it."""
     return hashlib.sha256(f"{run_id}/{call_id}".encode()).hexdigest()[:32]
 
 
 def idempotency_key(ctx: RunContext[Any]) -> str:
-    """Return a key for the tool call that `ctx` belongs to, for services that drop what they have done already.
+    """Return a key for the tool call that `ctx` belongs to, for services that deduplicate requests.
 
-    It stays the same when the call is run again after a crash, in whatever process.
+    It stays the same when the call runs again after a crash, in any process.
     """
     if ctx.tool_call_id is None or ctx.run_id is None:
-        message = "idempotency_key(ctx) has a meaning inside of a tool call only"
+        message = "idempotency_key(ctx) can only be used within a tool call"
         raise ValueError(message)
     return key(*(current_call.get() or (origin(ctx.messages, ctx.run_id), ctx.tool_call_id)))
 
 
 def returned(part: ToolReturnPart) -> Json:
-    """Return what a tool gave back, as text; if there is none for it, a text that says so."""
+    """Return the result of a tool as text, or a marker if it cannot be serialized."""
     value: Any = part.content
     if isinstance(value, ToolReturn):
         structured: ToolReturn[Any] = value  # pyright: ignore[reportUnknownVariableType]
@@ -166,36 +166,36 @@ def returned(part: ToolReturnPart) -> Json:
 
 
 def raised(error: ToolRetryError | ToolFailedError) -> Json:
-    """Return what a tool told the model instead of a result, as text."""
+    """Return the retry or failure message that a tool raised for the model, as text."""
     part = error.tool_retry if isinstance(error, ToolRetryError) else error.tool_failed
     kind = "retry" if isinstance(error, ToolRetryError) else "failed"
     return f'{{"kind":"{kind}","message":{dump(ModelRequest(parts=[part]))}}}'
 
 
 def deferred(kind: Deferral, metadata: dict[str, Any] | None = None) -> Json:
-    """Return, as text, what a call that has begun waits for."""
+    """Return, as text, what a started call waits for."""
     return lenient_json({"kind": kind, "metadata": metadata}, default=repr)
 
 
 def waits_for(effect: Effect) -> Deferral | None:
-    """Say what a call waits for: an approval, a result from outside, or a word on running it again. None: nothing."""
+    """Return what a call waits for: an approval, an external result, or a decision to run it again. None if nothing."""
     if effect.state != "started" or effect.result is None:
         return None
     return json.loads(effect.result)["kind"]
 
 
 def answered(effect: Effect, part: Any, message: tuple[int, int]) -> Effect | None:
-    """Return how a call that waited has ended, by the message that answers it; None if nobody knows yet."""
+    """Return the final effect of a waiting call, from the message that answers it; None if its outcome is still unknown."""
     kind, outcome = waits_for(effect), getattr(part, "outcome", "success")
     if kind is None or outcome == "interrupted" or (kind == "again" and outcome == "denied"):
-        return None  # an earlier attempt was begun, and what came of it nobody has said
+        return None  # an earlier attempt was started, and its outcome is unknown
     if outcome == "denied":
         return replace(effect, state="failed", result=None, error=f"denied: {part.content}", message=message)
     return replace(effect, state="completed", result=None, message=message)
 
 
 def replay(effect: Effect) -> Any:
-    """Give a recorded result again: return it, or raise what the tool told the model, or what it waits for."""
+    """Replay a recorded result: return it, or raise the tool's message for the model, or the deferral."""
     record: dict[str, Any] = read_recorded(effect.result or "{}")
     kind = record.get("kind")
     if kind in {"approval", "again"}:
@@ -219,7 +219,7 @@ def without_result(effect: Effect) -> Effect:
 
 
 def is_known(effect: Effect) -> bool:
-    """Say whether the outcome of a call is on record and can be given again."""
+    """Return whether the outcome of a call is recorded and can be replayed."""
     return (
         effect.state == "completed"
         and effect.result is not None
@@ -228,16 +228,16 @@ def is_known(effect: Effect) -> bool:
 
 
 def unknown(effect: Effect) -> str:
-    """Return what the model is told about a call whose outcome is not known."""
+    """Return the text that reports a call with an unknown outcome to the model."""
     if effect.state == "failed":
-        return f"The call failed before an interruption: {effect.error}. Decide whether to try again."
+        return f"The call failed before an interruption: {effect.error}. Decide whether to retry it."
     if waits_for(effect) == "approval":
-        return "This call was not carried out: it waited for an approval when the conversation went on."
+        return "This call was not carried out: the conversation continued before it was approved."
     if waits_for(effect) == "external":
-        return "This call was handed on, and its result had not come when the conversation went on."
+        return "This call was handed over, and the conversation continued before its result arrived."
     if effect.state == "completed":
         return "The call was carried out before an interruption; its result could not be recorded."
     return (
-        "This call was interrupted: it was started, and whether it took effect is not known. "
-        "Check before you repeat it, or tell the user."
+        "This call was interrupted: it was started, but it is unknown whether it took effect. "
+        "Check before you repeat it, or inform the user."
     )

@@ -1,4 +1,4 @@
-"""Limits how many large histories of one owner are in memory at once, so that one owner cannot take all memory of a worker."""
+"""Limit how many large histories of one owner are in memory at once, so that one owner cannot use all memory of a worker."""
 
 import asyncio
 from collections.abc import Generator
@@ -15,7 +15,7 @@ _AT_ONCE: Final = 4
 
 
 class LargeHistories:
-    """The places for turns with a large history, some for each owner. A turn has one from when it loads its history until it ends."""
+    """A limited number of slots per owner for turns with a large history. A turn has its slot from loading its history until it ends."""
 
     def __init__(self, at_once: int = _AT_ONCE) -> None:
         self._at_once = at_once
@@ -23,7 +23,7 @@ class LargeHistories:
 
     @contextmanager
     def turn(self, owner: str) -> Generator[None, None, None]:
-        """Count what is loaded within this block, and in tasks that it starts, as one turn."""
+        """Count everything loaded within this block, and in the tasks that it starts, as one turn."""
         place = _Place(self._places.setdefault(owner, asyncio.Semaphore(self._at_once)))
         token = _current.set(place)
         try:
@@ -45,7 +45,7 @@ class _Place:
             if self._is_taken or self._is_over:
                 return
             await self._places.acquire()
-            if self._is_over:  # a task that outlives its turn has no place
+            if self._is_over:  # a task that outlives its turn gets no slot
                 self._places.release()
             else:
                 self._is_taken = True
@@ -61,7 +61,7 @@ _current: ContextVar[_Place | None] = ContextVar("holdfast_large_history", defau
 
 
 async def admit(store: Store, size: int) -> None:
-    """Wait until a history of this size may be loaded. Raises `HistoryTooLarge` if it must not be."""
+    """Wait until a history of this size may be loaded. Raise `HistoryTooLarge` if it exceeds the limit."""
     limit = store.settings.max_history_bytes
     if size > limit:
         raise HistoryTooLarge(size=size, limit=limit)

@@ -1,6 +1,6 @@
-"""Large content on its way between messages and rows: out to the media store before a write, back after a read.
+"""Move large content from messages to the media store before a write, and back after a read.
 
-What is short is not looked at: for it nothing here costs more than asking for its length.
+Short texts are not inspected: they cost only a comparison of their length.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ COMPLETED: Final = "run_completed"
 
 
 class MediaOffloader:
-    """Moves large content out of the texts of one store, and back. By default where, and from what size, its settings say."""
+    """Moves large content out of the texts of one store, and back. The settings define the default media store and threshold."""
 
     def __init__(self, store: Store, media: MediaStore | None = None, threshold: int | None = None) -> None:
         self._store = store
@@ -29,7 +29,7 @@ class MediaOffloader:
         self._threshold = check_threshold(
             store.settings.media_threshold_bytes if threshold is None else threshold
         )
-        self._referred: set[str] = set()  # by the session that is written to
+        self._referred: set[str] = set()  # digests that the session already refers to
 
     @property
     def media(self) -> MediaStore:
@@ -39,7 +39,7 @@ class MediaOffloader:
         return self._media
 
     def concerns(self, batch: Batch) -> bool:
-        """Say whether anything in a batch may have to change before it is written."""
+        """Return whether a batch may have to change before it is written."""
         threshold = self._threshold
         for message in batch.messages:
             if walker.is_touched(message.body, threshold):
@@ -52,7 +52,7 @@ class MediaOffloader:
         )
 
     async def move_out(self, batch: Batch) -> None:
-        """Put what is large into the media store, durably, and leave references to it in the batch."""
+        """Put large content durably into the media store, and replace it in the batch by references."""
         digests: dict[str, None] = dict.fromkeys(batch.blobs)
         batch.messages = [
             replace(message, body=await self._out(message.body, digests)) for message in batch.messages
@@ -72,7 +72,7 @@ class MediaOffloader:
         batch.blobs = list(digests)
 
     async def write(self, batch: Batch, write: Callable[[Batch], Awaitable[object]]) -> None:
-        """Put what is large into the media store, then write. What was deleted in between is put again.
+        """Put large content into the media store, then write. Repeat the upload of media that was deleted in between.
 
         That happens when another session that referred to the same content is erased at this moment.
         """
@@ -92,21 +92,21 @@ class MediaOffloader:
                 return
 
     def written(self, batch: Batch) -> None:
-        """Note what the session refers to: it is not put again, since it cannot be collected now."""
+        """Remember the media that the session refers to now: it cannot be collected, so it is not uploaded again."""
         self._referred.update(batch.blobs)
 
     async def _out(self, text: Json, digests: dict[str, None]) -> Json:
         return await move_out(text, lambda: self.media, self._threshold, digests, known=self._referred)
 
     async def back(self, texts: Iterable[Json]) -> list[Json]:
-        """Return the texts with all that was moved out, to the letter.
+        """Return the texts with all moved content restored exactly.
 
         Raises `MediaNotFound`, `MediaDamaged`, and `HistoryTooLarge` before anything is fetched.
         """
         return await move_back(list(texts), lambda: self.media, partial(admit, self._store))
 
     async def effects_back(self, effects: Sequence[Effect]) -> list[Effect]:
-        """Return the effects with the whole of their results, and of the messages that these moved into."""
+        """Return the effects with their complete results, and with the complete messages that contain them."""
         results = await self.back(effect.result or "" for effect in effects)
         bodies = await self.back(effect.body or "" for effect in effects)
         return [

@@ -1,4 +1,4 @@
-"""Continuing after a crash, from the last message, or from any checkpoint: resume, continue, rewind, inspect."""
+"""Continue a session after a crash, from the last message or from any checkpoint: resume, continue, rewind, inspect."""
 
 import json
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ _SOME_MESSAGES = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """How a run stands: where it can go on from, and what came of its tool calls."""
+    """The state of a run: the checkpoints that it can continue from, and the outcomes of its tool calls."""
 
     run: Run
     latest: Checkpoint | None
@@ -46,7 +46,7 @@ class RunReport:
 async def inspect_run(
     store: Store, run_id: str, *, media: MediaStore | None = None, whole: bool = True
 ) -> RunReport:
-    """Report on a run. Raises `NotFound`. Unless `whole`, large results stay references to the media store."""
+    """Report on a run. Raises `NotFound`. Unless `whole`, large results remain references to the media store."""
     run = await store.run(run_id)
     effects: list[Effect] = []
     cursor = None
@@ -73,27 +73,27 @@ async def inspect_run(
 async def load_history(
     store: Store, checkpoint: Checkpoint, *, media: MediaStore | None = None
 ) -> list[ModelMessage]:
-    """Return the messages of a checkpoint. Large content comes from `media`, else from that of the settings."""
+    """Return the messages of a checkpoint. Large content comes from `media`, by default the media store of the settings."""
     bodies = await read_history(store, checkpoint.session_id, checkpoint)
     return load(await MediaOffloader(store, media).back(bodies))
 
 
 async def resume(agent: Agent[Any, T], store: Store, run_id: str, **options: Any) -> AgentRunResult[T]:
-    """Go on with a run that was interrupted, failed or waits, from its frontier, as a new run of the same session.
+    """Continue a run that was interrupted, failed or waits, from its last point, as a new run of the same session.
 
-    Calls with a recorded result are answered from the ledger, those never started are run, and the others follow the
-    policy of their tool. A run that has made no request yet is given its prompt again. Raises `Conflict` if the run has
-    completed, is not the last of its session, or waits for answers that `deferred_tool_results` does not give.
+    Calls with a recorded result are answered from the ledger, calls that were never started are run, and the others follow the
+    policy of their tool. A run that has made no request yet receives its prompt again. Raises `Conflict` if the run has
+    completed, is not the last of its session, or waits for answers that `deferred_tool_results` does not contain.
     """
     run = await store.run(run_id)
     if run.status == "completed":
         raise Conflict(problem=f"run {run_id} has completed; there is nothing to resume")
     latest = (await store.checkpoints(session_id=run.session_id, limit=1)).items
     if not latest or latest[0].run_id != run_id:
-        since = f": resume {latest[0].run_id} if it is to go on" if latest and latest[0].run_id else ""
-        raise Conflict(problem=f"run {run_id} has no checkpoint, or another run has gone on since{since}")
+        since = f"; resume {latest[0].run_id} instead" if latest and latest[0].run_id else ""
+        raise Conflict(problem=f"run {run_id} has no checkpoint, or another run has continued since{since}")
     messages = await load_history(store, latest[0], media=_media(agent))
-    know_tools(agent, messages)
+    check_tools(agent, messages)
     waits = pending_calls(messages)
     if waits and isinstance(messages[-1], ModelRequest) and not options.get("deferred_tool_results"):
         calls = ", ".join(call.tool_call_id for call in waits)
@@ -113,7 +113,7 @@ async def resume(agent: Agent[Any, T], store: Store, run_id: str, **options: Any
 async def _prompt_aside(
     store: Store, run: Run, media: MediaStore | None
 ) -> str | Sequence[UserContent] | None:
-    """Return the prompt of a run that began and made no request of it; None if it had none."""
+    """Return the prompt of a run that made no request with it; None if it had none."""
     events = await store.events(run.session_id, run_id=run.id)
     started = next((event for event in events if event.kind == "run_started"), None)
     if started is None or started.message is None:
@@ -133,7 +133,7 @@ async def continue_session(
 ) -> AgentRunResult[T]:
     """Send the next message of a session, from its last checkpoint or from any other.
 
-    Calls that an interrupted run left open are closed first: with what the ledger knows of them, else with a note. Raises `Conflict`
+    First close the calls that an interrupted run left open, with their recorded outcomes or else with a note. Raises `Conflict`
     if another run continued the session meanwhile.
     """
     page = await store.checkpoints(session_id=session_id, limit=1)
@@ -158,22 +158,22 @@ async def continue_session(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """Where a session goes on: its messages, and the runs that got it there if they are to be gone on with."""
+    """The point where a session continues: its messages, and the runs that are continued there, if any."""
 
     messages: list[ModelMessage]
     checkpoint: Checkpoint | None = None
     recorded: Sequence[ModelMessage] = ()
-    """The messages of the checkpoint: `messages` may have more, which close what was left open."""
+    """The messages of the checkpoint. `messages` may have more, which close open calls."""
     chain: Sequence[Run] = ()
-    """The run that was cut off or waits, then the one it had gone on for, and so on."""
+    """The run that was interrupted or waits, then the run that it continued, and so on."""
     begun: bool = False
-    """Whether the messages are those of the turn that is gone on with. If not, it begins anew."""
+    """Whether the messages belong to the turn that is continued. If not, the turn starts again."""
 
 
 async def find_resume_point(
     store: Store, session_id: str, run_id: str | None, *, media: MediaStore | None = None
 ) -> ResumePoint:
-    """Find where to go on with a run; without one, or if it left nothing, with a new turn of the session."""
+    """Find where to continue a run. Without one, or if it recorded nothing, find where a new turn of the session starts."""
     latest = (await store.checkpoints(session_id=session_id, limit=1)).items
     checkpoint = latest[0] if latest else None
     messages: list[ModelMessage] = (
@@ -193,12 +193,12 @@ async def find_resume_point(
     if begun and checkpoint.seq == chain[0].first_seq:
         begun = (
             await _prompt_aside(store, chain[0], media) is None
-        )  # else it had only begun, and is begun anew
+        )  # else it made no request, and starts again
     return ResumePoint(messages=messages, checkpoint=checkpoint, recorded=messages, chain=chain, begun=begun)
 
 
 async def last_prompt(store: Store, checkpoint: Checkpoint) -> int | None:
-    """Return the position of the last message of a checkpoint in which the user says something; reads backwards."""
+    """Return the position of the last user prompt of a checkpoint. Reads backwards."""
     end = checkpoint.length
     while end > 0:
         start = max(0, end - _SOME_MESSAGES)
@@ -241,12 +241,10 @@ async def settle_effect(
     error: str | None = None,
     media: MediaStore | None = None,
 ) -> Effect:
-    """Record the outcome of a call, unknown until now, that a person has found out: its result, or that it failed.
+    """Record the outcome of a call, unknown so far, that a person has found out: its result, or that it failed.
 
-    The event and the audit log name the `actor`.
-
-    Raises `Conflict` if an outcome is on record already or the call waits for its approval, `NotFound` if there is no such call, and `SessionBusy` while
-    the session is held.
+    The event and the audit log name the `actor`. Raises `Conflict` if an outcome is already recorded or the call waits for its
+    approval, `NotFound` if there is no such call, and `SessionBusy` while the session is in use.
     """
     run = await store.run(run_id)
     async with held(store, run.session_id) as lease:
@@ -255,9 +253,9 @@ async def settle_effect(
             raise NotFound(what=f"tool call of run {run_id} with the id", id=call_id)
         effect = entries[0]
         if effect.state != "started":
-            raise Conflict(problem=f"call {call_id} of run {run_id} is {effect.state} already")
+            raise Conflict(problem=f"call {call_id} of run {run_id} is already {effect.state}")
         if ledger.waits_for(effect) == "approval":
-            raise Conflict(problem=f"call {call_id} of run {run_id} was not started: approve or deny it")
+            raise Conflict(problem=f"call {call_id} of run {run_id} was not started; approve or deny it")
         recorded = (
             None if error is not None else ledger.returned(ToolReturnPart(effect.tool, result, call_id))
         )
@@ -267,20 +265,20 @@ async def settle_effect(
         payload = json.dumps({"tool": settled.tool, "call_id": call_id, "by_hand": True, "actor": actor})
         event = NewEvent(kind=kind, run_id=run_id, payload=payload)
         batch = Batch(effects=[settled], events=[event])
-        # Before the change: an entry for one that did not happen is better than a change without an entry.
+        # Before the change: an audit entry without a change is better than a change without an audit entry.
         detail = json.dumps({"run_id": run_id, "call_id": call_id, "tool": settled.tool, "state": state})
         await store.audit(actor=actor, action="settle effect", session_id=run.session_id, detail=detail)
         await MediaOffloader(store, media).write(batch, partial(store.write, lease))
     return (await store.effects(run.session_id, run_id=run_id, call_id=call_id)).items[0]
 
 
-def know_tools(agent: Agent[Any, Any], messages: Sequence[ModelMessage]) -> None:
-    """Refuse to go on with calls of tools that the agent's own toolset no longer has."""
+def check_tools(agent: Agent[Any, Any], messages: Sequence[ModelMessage]) -> None:
+    """Raise `Conflict` if the agent's own toolset no longer has the tools of the pending calls."""
     toolset = getattr(agent, "_function_toolset", None)
     known: Any = getattr(toolset, "tools", None)
     others = len(getattr(agent, "toolsets", ())) > 1
     if known is None or others:
-        return  # toolsets that come and go are asked when the run begins
+        return  # dynamic toolsets are checked when the run starts
     missing = sorted({call.tool_name for call in pending_calls(messages)} - set(known))
     if missing:
         raise missing_tools(missing)
@@ -305,9 +303,9 @@ async def _recording(
     latest: Checkpoint | None,
     metadata: dict[str, Any],
 ) -> Holdfast:
-    """Return the capability for this run: as the agent's own, but in this store, and by default for the session's owner.
+    """Return the capability for this run: like the agent's own, but with this store, and by default for the session's owner.
 
-    The run starts only if the session still has this `latest` checkpoint then.
+    The run starts only if `latest` is still the session's latest checkpoint.
     """
     own = _own(agent) or Holdfast(store)
     owner = own.owner or (await store.session(session_id)).owner

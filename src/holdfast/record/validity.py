@@ -1,4 +1,4 @@
-"""Whether a history can be sent to a model provider, and which tool calls at its end wait for an answer."""
+"""Check whether a history can be sent to a model provider, and find the unanswered tool calls at its end."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +13,10 @@ from pydantic_ai.messages import (
 
 
 def is_provider_valid(messages: Sequence[ModelMessage]) -> bool:
-    """Say whether every tool call is answered exactly once, right after it was made, and nothing else is answered.
+    """Return whether every tool call is answered exactly once, right after it was made, and nothing else is answered.
 
-    The answers may be spread over requests that follow each other: they are sent as one. A retry prompt that names no
-    tool is a plain user turn.
+    The answers may be spread over consecutive requests, which are sent as one. A retry prompt without a tool name is an
+    ordinary user turn.
     """
     open_calls: list[str] = []
     for message in messages:
@@ -38,7 +38,7 @@ def is_provider_valid(messages: Sequence[ModelMessage]) -> bool:
 
 
 def pending_calls(messages: Sequence[ModelMessage]) -> list[ToolCallPart]:
-    """Return the calls of the last response that no message after it answers."""
+    """Return the calls of the last response that no later message answers."""
     answered: set[str] = set()
     for message in reversed(messages):
         if isinstance(message, ModelResponse):
@@ -46,13 +46,13 @@ def pending_calls(messages: Sequence[ModelMessage]) -> list[ToolCallPart]:
             return [call for call in calls if call.tool_call_id not in answered]
         answering = answers(message)
         if not answering:
-            break  # the conversation went on without them
+            break  # the conversation continued without them
         answered |= {part.tool_call_id for part in answering}
     return []
 
 
 def answers(message: ModelRequest) -> list[Any]:
-    """Return the parts of a request that answer tool calls, in order: each has a `tool_call_id`."""
+    """Return the parts of a request that answer tool calls, in order. Each has a `tool_call_id`."""
     return [
         part
         for part in message.parts

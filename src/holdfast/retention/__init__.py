@@ -1,4 +1,4 @@
-"""What happens to sessions in the end: archive, clean, rehydrate, erase, and the sweep that does it by policy."""
+"""Retention: archive, clean, rehydrate and erase sessions, on request or by policy in the sweep."""
 
 from holdfast.retention.archive import Archive, spool, verify_archive, write_archive
 from holdfast.retention.clean import Cleaned, clean

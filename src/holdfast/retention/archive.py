@@ -1,7 +1,7 @@
-"""The archive: one session as a self-contained, versioned, digest-checked stream of lines. See docs/reference/archive.md.
+"""The archive: one session as a self-contained, versioned stream of lines with a digest. See docs/reference/archive.md.
 
-Written and read a line at a time, whatever the size. A reader believes nothing: not the order, not a type, not an id,
-not that a record belongs to the session or media that it refers to is its own, and no line before it knows how long it is.
+It is written and read a line at a time, whatever its size. A reader trusts nothing: it checks the order, every type and id, that each
+record belongs to the session, that referenced media is included, and the length of each line.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ from holdfast.types import STATUSES
 FORMAT: Final = "holdfast-archive"
 VERSION: Final = 1
 _MOST_PARTS: Final = 5000
-"""How many parts a recorded message may have: its readers work through all of them at once."""
+"""The most parts of a recorded message: readers process all of them at once."""
 _LONG_LINE: Final = 1024 * 1024
 _MOST_FIELDS: Final = 1000
 MEDIA_TYPE: Final = "application/vnd.holdfast.archive+ndjson"
 BLOB_BYTES: Final = 768 * 1024
-"""So many bytes of a blob go on one line: a mebibyte as base64."""
+"""How many bytes of a blob are on one line: a mebibyte in base64."""
 _ORDER: Final = {name: n for n, name in enumerate((SESSION.name, *(t.name for t in TABLES), "end"))}
 _BLOB: Final = Table(
     "blob_references",
@@ -47,14 +47,14 @@ _BLOB: Final = Table(
         Column("metadata", "text"),
     ),
 )
-"""A reference is archived with the content that it refers to."""
+"""A reference is archived together with its content."""
 _REFERRING: Final = {"messages": "body", "effects": "result"}
-"""Where content is put back into. Whoever could refer to what they do not have would read what others have."""
+"""The columns with references to media. An archive must include all media that it refers to, or it could reveal media of others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """What an archive holds: of which session, how many records of each kind, and the digest that its footer has."""
+    """The facts of an archive: its session, the number of records of each kind, and the digest in its footer."""
 
     session_id: str
     session: Mapping[str, Any]
@@ -66,7 +66,7 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A row, or, without one, the next bytes of the blob before it."""
+    """A row or, without one, the next bytes of the preceding blob."""
 
     table: str
     row: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -74,17 +74,17 @@ class Record:
 
 
 def longest_line(max_payload_bytes: int) -> int:
-    """Return how long a line may be: what the largest texts take when they are escaped."""
+    """Return the longest allowed line: the largest texts after escaping."""
     return 4 * max_payload_bytes + 2 * 1024 * 1024
 
 
 async def write_archive(
     store: Store, media: MediaStore, session_id: str, *, compress: bool = False
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the archive of a session as it is at this moment, in pieces of a few mebibytes at most.
+    """Yield the archive of a session from one snapshot, in pieces of at most a few mebibytes.
 
-    The same content gives the same bytes, wherever it is stored. Raises `SessionNotFound`, `SessionCleaned`; what was
-    written when something fails has no footer, and no reader takes it.
+    The same content gives the same bytes, wherever it is stored. Raises `SessionNotFound` or `SessionCleaned`. After a failure
+    the output has no footer, and readers reject it.
     """
     lines = _lines(store, media, session_id, longest_line(store.settings.max_payload_bytes))
     packer = Packer() if compress else None
@@ -107,7 +107,7 @@ async def _lines(
     def finished(lines: list[bytes]) -> bytes:
         for line in lines:
             if len(line) > longest:
-                problem = f"a line of it would have {len(line)} bytes, the limit is {longest}; raise max_payload_bytes"
+                problem = f"one of its lines would have {len(line)} bytes; the limit is {longest}. Raise max_payload_bytes"
                 raise BadArchive(problem=problem)
         piece = b"".join(lines)
         digest.update(piece)
@@ -131,7 +131,7 @@ async def _lines(
 
 
 def archive_of(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[bytes]:
-    """Yield the lines of an archive of these rows, which are in the order of an archive and refer to no media."""
+    """Yield the lines of an archive of these rows, which must be in the order of an archive and refer to no media."""
     digest = hashlib.sha256()
     header = {"format": FORMAT, "version": VERSION, "session_id": rows[0][1]["id"]}
     for value in (header, *({table: row} for table, row in rows)):
@@ -164,7 +164,7 @@ async def _blob_lines(media: MediaStore, row: Mapping[str, object]) -> AsyncGene
 
 
 def _line(value: object) -> bytes:
-    # The same bytes as those of json.dumps without spaces and ASCII escapes, ten times as quickly.
+    # The same bytes as json.dumps without spaces and ASCII escapes, ten times faster.
     return to_json(value) + b"\n"
 
 
@@ -173,10 +173,10 @@ def _bytes_line(data: bytes) -> bytes:
 
 
 def read_archive(file: IO[bytes], *, longest: int, finish: Callable[[Archive], None]) -> Iterator[Record]:
-    """Yield the records of an archive, each checked, from where the file is to its end; then call `finish`.
+    """Yield the records of an archive, each checked, from the current position of the file to its end; then call `finish`.
 
-    Raises `BadArchive` at the first thing that is not right, which may be its very last byte: nothing that was
-    yielded counts before `finish`. Takes plain and compressed archives. Blocks: call it on a thread.
+    Raises `BadArchive` at the first error, which may be in the last byte: do not rely on the records before `finish` is
+    called. Accepts plain and compressed archives. Blocks, so call it on a thread.
     """
     digest = hashlib.sha256()
     reader = _ArchiveReader()
@@ -184,7 +184,7 @@ def read_archive(file: IO[bytes], *, longest: int, finish: Callable[[Archive], N
     for number, line in enumerate(_split(unpack(file), longest), 1):
         last = number
         if reader.ended:
-            raise BadArchive(problem=f"line {number} comes after its end")
+            raise BadArchive(problem=f"line {number} is after its end")
         try:
             record = reader.read(line, digest.hexdigest)
         except ArchiveTooNew:
@@ -195,12 +195,12 @@ def read_archive(file: IO[bytes], *, longest: int, finish: Callable[[Archive], N
         if record is not None:
             yield record
     if not reader.ended:
-        raise BadArchive(problem=f"it is cut short after line {last}")
+        raise BadArchive(problem=f"it is truncated after line {last}")
     finish(reader.archive())
 
 
 def verify_archive(file: IO[bytes], *, longest: int) -> Archive:
-    """Read a whole archive and return what it holds. Raises `BadArchive`. Blocks: call it on a thread."""
+    """Read a whole archive and return its facts. Raises `BadArchive`. Blocks, so call it on a thread."""
     results: list[Archive] = []
     for _ in read_archive(file, longest=longest, finish=results.append):
         pass
@@ -208,7 +208,7 @@ def verify_archive(file: IO[bytes], *, longest: int) -> Archive:
 
 
 class _ArchiveReader:
-    """Where in an archive a reader is, and what may come next."""
+    """The position of a reader in an archive, and what may follow."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -217,10 +217,10 @@ class _ArchiveReader:
         self._table = ""
         self._key: tuple[Any, ...] = ()
         self._counts: dict[str, int] = {}
-        self._blob: tuple[str, int] | None = None  # its digest, and how many bytes are still to come
+        self._blob: tuple[str, int] | None = None  # its digest, and how many bytes are missing
         self._blob_digest = hashlib.sha256()
         self._blob_bytes = 0
-        self._brought: set[str] = set()
+        self._included: set[str] = set()
         self._referred: set[str] = set()
         self._sha256 = ""
 
@@ -235,25 +235,25 @@ class _ArchiveReader:
 
     def read(self, line: bytes, digest: Callable[[], str]) -> Record | None:
         if len(line) > _LONG_LINE and has_many_values(line.decode("utf-8", "replace"), _MOST_FIELDS):
-            raise BadArchive(problem="a record of it has more values than any record has")
+            raise BadArchive(problem="a record has more values than any valid record")
         try:
             value: Any = from_json(line, cache_strings="keys")
         except ValueError:
-            raise BadArchive(problem="it is not JSON in UTF-8") from None
+            raise BadArchive(problem="it is not valid JSON in UTF-8") from None
         if not isinstance(value, dict):
             raise BadArchive(problem="it is not a JSON object")
         if not self._session_id:
             self._begin(value)  # pyright: ignore[reportUnknownArgumentType]
             return None
         if len(value) != 1:  # pyright: ignore[reportUnknownArgumentType]
-            raise BadArchive(problem="a record has one name and what belongs to it")
+            raise BadArchive(problem="a record must be an object with exactly one key")
         ((name, content),) = value.items()  # pyright: ignore[reportUnknownVariableType]
         if name == "bytes":
             return self._bytes(content)  # pyright: ignore[reportUnknownArgumentType]
         if self._blob is not None:
             raise BadArchive(problem=f"{self._blob[1]} bytes of media {self._blob[0]} are missing")
         if name not in _ORDER:
-            raise BadArchive(problem=f"there is no kind of record {name!r}"[:200])
+            raise BadArchive(problem=f"unknown kind of record {name!r}"[:200])
         if name == "end":
             self._end(content, digest())  # pyright: ignore[reportUnknownArgumentType]
             return None
@@ -261,12 +261,12 @@ class _ArchiveReader:
 
     def _begin(self, header: dict[str, Any]) -> None:
         if header.get("format") != FORMAT:
-            raise BadArchive(problem="it is no archive of Holdfast")
+            raise BadArchive(problem="it is not an archive of Holdfast")
         version = header.get("version")
         if type(version) is int and version > VERSION:
             raise ArchiveTooNew(found=version, known=VERSION)
         if version != VERSION or set(header) != {"format", "version", "session_id"}:
-            raise BadArchive(problem=f"its version {version!r} is not known"[:200])
+            raise BadArchive(problem=f"its version {version!r} is unknown"[:200])
         self._session_id = _checked_id(header["session_id"], "session id")
 
     def _row(self, name: str, content: object) -> Record:
@@ -283,9 +283,7 @@ class _ArchiveReader:
             raise BadArchive(problem=f"a record of {name} does not belong to the session's owner")
         key = tuple(row[column] for column in table.key)
         if self._table and not (_ORDER[self._table], self._key) < (_ORDER[name], key):
-            raise BadArchive(
-                problem=f"{name} {', '.join(map(str, key))} is out of order, or there twice"[:300]
-            )
+            raise BadArchive(problem=f"{name} {', '.join(map(str, key))} is out of order or duplicated"[:300])
         self._table, self._key = name, key
         self._counts[name] = self._counts.get(name, 0) + 1
         if table is SESSION:
@@ -295,7 +293,9 @@ class _ArchiveReader:
         elif name in _REFERRING:
             text: str | None = row[_REFERRING[name]]
             if text is not None and not _is_readable(text):
-                raise BadArchive(problem=f"the {_REFERRING[name]} of {name} is not JSON, or too much of it")
+                raise BadArchive(
+                    problem=f"the {_REFERRING[name]} of {name} is not valid JSON, or has too many values or parts"
+                )
             self._referred.update(walker.digests([text]))
         return Record(name, row)
 
@@ -305,19 +305,19 @@ class _ArchiveReader:
         self._blob = (row["sha256"], row["size"])
         self._blob_digest = hashlib.sha256()
         self._blob_bytes += row["size"]
-        self._brought.add(row["sha256"])
+        self._included.add(row["sha256"])
         self._close_blob()
 
     def _bytes(self, content: object) -> Record:
         if self._blob is None:
-            raise BadArchive(problem="there are bytes that belong to no media")
+            raise BadArchive(problem="it contains bytes that belong to no media")
         sha256, left = self._blob
         try:
             data = base64.b64decode(content, validate=True)  # pyright: ignore[reportArgumentType]
         except (TypeError, ValueError):
-            raise BadArchive(problem="the bytes are not base64") from None
+            raise BadArchive(problem="the bytes are not valid base64") from None
         if len(data) != min(left, BLOB_BYTES):
-            raise BadArchive(problem=f"it has {len(data)} bytes of media {sha256} where there must be other")
+            raise BadArchive(problem=f"a line with {len(data)} bytes of media {sha256} has the wrong size")
         self._blob_digest.update(data)
         self._blob = (sha256, left - len(data))
         self._close_blob()
@@ -327,28 +327,28 @@ class _ArchiveReader:
         if self._blob is None or self._blob[1]:
             return
         if self._blob_digest.hexdigest() != self._blob[0]:
-            raise BadArchive(problem=f"the bytes of media {self._blob[0]} have another SHA-256")
+            raise BadArchive(problem=f"the bytes of media {self._blob[0]} have a different SHA-256")
         self._blob = None
 
     def _end(self, content: object, digest: str) -> None:
         if not isinstance(content, dict) or set(content) != {"counts", "sha256"}:  # pyright: ignore[reportUnknownArgumentType]
-            raise BadArchive(problem="it has no proper end")
+            raise BadArchive(problem="its footer is invalid")
         if content["sha256"] != digest:
-            raise BadArchive(problem="its bytes have another SHA-256 than its end says")
+            raise BadArchive(problem="its bytes do not match the SHA-256 in its footer")
         if content["counts"] != self._counts:
-            raise BadArchive(problem="its end counts other records")
+            raise BadArchive(problem="its records do not match the counts in its footer")
         if not self._table:
-            raise BadArchive(problem="there is no session in it")
-        if foreign := self._referred - self._brought:
-            raise BadArchive(problem=f"it refers to media {min(foreign)}, which is not in it")
+            raise BadArchive(problem="it contains no session")
+        if foreign := self._referred - self._included:
+            raise BadArchive(problem=f"it refers to media {min(foreign)}, which it does not include")
         self._sha256 = digest
         self.ended = True
 
 
 def checked_row(table: Table, content: object) -> dict[str, Any]:
-    """Return a row if an archive can have it. Raises `BadArchive`."""
+    """Return a row if it is valid in an archive. Raises `BadArchive`."""
     if not isinstance(content, dict) or tuple(content) != (*table.names,):  # pyright: ignore[reportUnknownArgumentType]
-        raise BadArchive(problem=f"a record of {table.name} has other fields than {', '.join(table.names)}")
+        raise BadArchive(problem=f"a record of {table.name} must have the fields {', '.join(table.names)}")
     row: dict[str, Any] = content  # pyright: ignore[reportUnknownVariableType]
     for column in table.columns:
         what = f"{column.name} of {table.name}"
@@ -357,9 +357,9 @@ def checked_row(table: Table, content: object) -> dict[str, Any]:
         except BadText as error:
             raise BadArchive(problem=f"the {what} {error.facts['problem']}") from None
         except BadId:
-            raise BadArchive(problem=f"{row[column.name]!r:.200} cannot be the {what}") from None
+            raise BadArchive(problem=f"{row[column.name]!r:.200} is not a valid {what}") from None
         except BadInput as error:
-            raise BadArchive(problem=f"the {what} is not valid: {error.facts['problem']}"[:300]) from None
+            raise BadArchive(problem=f"the {what} is invalid: {error.facts['problem']}"[:300]) from None
     if table is _BLOB:
         _check_media(row)
     if table is SESSION and row["status"] not in set(STATUSES) - {
@@ -369,12 +369,12 @@ def checked_row(table: Table, content: object) -> dict[str, Any]:
         "running",
         "queued",
     }:
-        raise BadArchive(problem=f"a session cannot be {row['status']!r} in an archive"[:200])
+        raise BadArchive(problem=f"a session in an archive cannot have the status {row['status']!r}"[:200])
     return row
 
 
 def _is_readable(text: str) -> bool:
-    """Return whether readers can parse a text that was recorded, which may be nested more deeply than one from outside."""
+    """Return whether readers can parse a recorded text, which may be nested more deeply than one from outside."""
     if has_many_values(text, MOST_RECORDED_VALUES):
         return False
     try:
@@ -391,7 +391,7 @@ def _check_media(row: Mapping[str, Any]) -> None:
     except (ValueError, RecursionError):
         metadata = None
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        raise BadArchive(problem="the metadata of media is not an object of texts")
+        raise BadArchive(problem="the metadata of media must be an object with string values")
     context = MediaContext(media_type=row["media_type"], file_name=row["file_name"], metadata=metadata)  # pyright: ignore[reportUnknownArgumentType]
     try:
         context.checked()
@@ -403,11 +403,11 @@ def _checked_id(value: object, what: str) -> str:
     try:
         return check_id(value, what)  # pyright: ignore[reportArgumentType]
     except BadId:
-        raise BadArchive(problem=f"{value!r:.200} cannot be the {what}") from None
+        raise BadArchive(problem=f"{value!r:.200} is not a valid {what}") from None
 
 
 def _split(pieces: Iterator[bytes], longest: int) -> Iterator[bytes]:
-    """Yield the lines, none of which may be longer than `longest`. What follows the last line's end is an error."""
+    """Yield the lines, each at most `longest` bytes long. Data after the last line break is an error."""
     waiting: list[bytes] = []
     size = 0
     for piece in pieces:
@@ -415,25 +415,25 @@ def _split(pieces: Iterator[bytes], longest: int) -> Iterator[bytes]:
         while (end := piece.find(b"\n", start)) >= 0:
             waiting.append(piece[start : end + 1])
             if size + len(waiting[-1]) > longest:
-                raise BadArchive(problem=f"a line of it is longer than {longest} bytes")
+                raise BadArchive(problem=f"one of its lines is longer than {longest} bytes")
             yield b"".join(waiting)
             waiting, size, start = [], 0, end + 1
         waiting.append(piece[start:])
         size += len(piece) - start
         if size > longest:
-            raise BadArchive(problem=f"a line of it is longer than {longest} bytes")
+            raise BadArchive(problem=f"one of its lines is longer than {longest} bytes")
     if size:
-        raise BadArchive(problem="it is cut short within a line")
+        raise BadArchive(problem="it is truncated within a line")
 
 
 async def spool(pieces: AsyncIterable[bytes]) -> IO[bytes]:
-    """Write a stream into a temporary file, which is gone when it is closed, and return it at its beginning."""
+    """Write a stream into a temporary file, which is deleted when it is closed, and return it at its start."""
     file: IO[bytes] | None = None
     try:
         file = await asyncio.to_thread(tempfile.TemporaryFile)
         async for piece in pieces:
             await asyncio.to_thread(file.write, piece)
-        await asyncio.to_thread(file.seek, 0)  # which writes what waits
+        await asyncio.to_thread(file.seek, 0)  # also flushes the buffer
     except BaseException as error:
         if file is not None:
             with suppress(OSError):
@@ -445,7 +445,7 @@ async def spool(pieces: AsyncIterable[bytes]) -> IO[bytes]:
 
 
 async def put_blobs(media: MediaStore, file: IO[bytes], *, longest: int) -> int:
-    """Store the media of a verified archive and return how many blobs it has. Those that are stored already stay."""
+    """Store the media of a verified archive and return how many blobs it has. Already stored blobs are kept."""
     await asyncio.to_thread(file.seek, 0)
     records = read_archive(file, longest=longest, finish=lambda _: None)
     count = 0
@@ -463,7 +463,7 @@ async def put_blobs(media: MediaStore, file: IO[bytes], *, longest: int) -> int:
                 left -= len(part.data)
                 await writer.write(part.data)
         if writer.uri != uri:
-            raise BadArchive(problem=f"the bytes of {uri} have another SHA-256")
+            raise BadArchive(problem=f"the bytes of {uri} have a different SHA-256")
         record = await asyncio.to_thread(_next_blob, records)
     return count
 
@@ -473,9 +473,9 @@ def _next_blob(records: Iterator[Record]) -> Record | None:
 
 
 def rows_of(file: IO[bytes], verified: Archive, *, longest: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the rows of a verified archive as a store takes them. Raises `BadArchive` at the end if its bytes are other ones now.
+    """Yield the rows of a verified archive for import. Raise `BadArchive` at the end if the file has changed since.
 
-    A submission that waits in a session that does not is queued: nothing would end it otherwise. Blocks.
+    A waiting submission in a session that does not wait is queued: otherwise it would never end. Blocks.
     """
     file.seek(0)
     names = BY_NAME[_BLOB.name].names
@@ -489,7 +489,7 @@ def rows_of(file: IO[bytes], verified: Archive, *, longest: int) -> Iterator[tup
                     pass
                 case "end":
                     if digest.hexdigest() != verified.sha256:
-                        raise BadArchive(problem="it was changed while it was read")
+                        raise BadArchive(problem="it was changed while it was being read")
                     return
                 case _BLOB.name:
                     yield name, {column: row[column] for column in names}

@@ -1,6 +1,6 @@
-"""Clean: delete what a session contains, behind guards, under its lease, the marker last. It converges when it is killed.
+"""Clean: check the guards, then delete the content of a session under its lease. A clean that was killed can be repeated.
 
-Nothing is deleted before an archive that was asked for has been read back and verified.
+Nothing is deleted before a requested archive has been read back and verified.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from holdfast.retention.holding import give_space_back, held, refuse_held
 from holdfast.store import Store
 from holdfast.types import Holder, Lease, RetentionState
 
-IDLEDAYS = 7.0
+IDLE_DAYS = 7.0
 DAY = 86400.0
 _FIRST_ROWS = 8
 _ROWS = 1000
@@ -31,7 +31,7 @@ _REFERENCES = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleaned:
-    """What a clean did: how many rows of each table are gone, and where the archive is, if one was made."""
+    """The result of a clean: how many rows of each table were deleted, and the archive, if one was made."""
 
     session_id: str
     cleaned_at: datetime | None
@@ -46,7 +46,7 @@ async def clean(
     session_id: str,
     *,
     actor: str,
-    idle_days: float = IDLEDAYS,
+    idle_days: float = IDLE_DAYS,
     grace_days: float | None = None,
     force: bool = False,
     archive: Literal["media"] | None = None,
@@ -55,17 +55,17 @@ async def clean(
     holder: Holder | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Cleaned:
-    """Delete the content of a session. Cleaning a cleaned one changes nothing and reports zeros.
+    """Delete the content of a session. Cleaning a cleaned session does nothing.
 
-    Raises `RetentionRefused` with the guard: `running`, `hold`, and unless `force` is given, `pending`, `cursor` and
-    `idle` and `rehydrated`. A session that came from an archive is kept for `grace_days` after that: by default as the settings say, and no
-    longer than `idle_days`. With `archive="media"` an archive goes to the media store first. `dry_run` only says what would be deleted.
-    `policy` is for the audit. Who brings a live `holder` of its own also gives the space back.
+    Raises `RetentionRefused` with the guard: `running`, `hold`, and, unless `force` is set, `pending`, `cursor`,
+    `idle` and `rehydrated`. A session that was restored from an archive is kept for `grace_days`: by default as long as the settings
+    define, but at most `idle_days`. With `archive="media"` an archive is first stored in the media store. `dry_run` only returns what
+    would be deleted. `policy` is recorded in the audit. A caller that passes a live `holder` must also return the freed space.
     """
     if not idle_days >= 0:
-        raise BadInput(problem=f"a session is idle for 0 or more days, not {idle_days}")
+        raise BadInput(problem=f"idle_days must be 0 or more, not {idle_days}")
     if archive not in {None, "media"}:
-        raise BadInput(problem=f'an archive goes to "media" or is not made, not to {archive!r}')
+        raise BadInput(problem=f'archive must be "media" or None, not {archive!r}')
     grace = min(idle_days, store.settings.retention_rehydrated_days) if grace_days is None else grace_days
     if dry_run:
         return await _would_clean(store, session_id, idle_days * DAY, grace * DAY, force)
@@ -97,18 +97,18 @@ async def delete(
     grace: float,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, int]:
-    """Delete all that a session contains, a bounded number of rows at a time, and count them by table."""
+    """Delete the content of a session, a bounded number of rows at a time, and count the rows by table."""
     deleted: dict[str, int] = {}
     count = _REFERENCES
-    overhead = math.inf  # of a transaction, however little it deletes: a store may be far away
-    while count == _REFERENCES:  # nothing comes after fewer: nobody else writes to it
+    overhead = math.inf  # of each transaction: the store may be far away
+    while count == _REFERENCES:  # fewer means that none is left: no other process writes to the session
         began = monotonic()
         count, blobs = await store.drop_references(lease, grace=grace, limit=_REFERENCES)
         overhead = min(overhead, monotonic() - began)
         if count:
             deleted["blob_references"] = deleted.get("blob_references", 0) + count
         for blob in blobs:
-            with suppress(HoldfastError):  # it is marked, and the collector finishes it
+            with suppress(HoldfastError):  # it is marked, and the collector deletes it
                 await media.at(blob.location).remove(blob)
     limit = count = _FIRST_ROWS
     while count == limit:
@@ -121,7 +121,7 @@ async def delete(
             deleted[table] = deleted.get(table, 0) + number
         if progress is not None:
             progress(sum(deleted.values()))
-        if count == limit:  # rows may be large, and others wait while they are deleted
+        if count == limit:  # rows may be large, and other writers wait while they are deleted
             is_quick = seconds < 2 * overhead + _QUICK_SECONDS
             limit = count = min(limit * 4, _ROWS) if is_quick else max(limit // 4, 1)
     return deleted
@@ -142,21 +142,21 @@ async def _would_clean(store: Store, session_id: str, idle: float, grace: float,
 
 
 async def _archived(store: Store, media: MediaStore, lease: Lease, state: RetentionState) -> str:
-    """Return the digest of an archive that is stored, verified and noted; deletion may begin."""
+    """Return the digest of an archive that is stored, verified and recorded, so that deletion may start."""
     if state.status == "cleaning" and state.cleaned_at is not None:
         if state.archive is not None:
-            return state.archive  # an earlier try was killed after it had begun to delete
+            return state.archive  # an earlier attempt was killed after it had started to delete
         raise RetentionRefused(
             session_id=lease.session_id,
             guard="archive",
-            problem="its deletion has begun without an archive",
-            lift="Finish it without one.",
+            problem="its deletion has started without an archive",
+            lift="Finish it without an archive.",
         )
     try:
         sha256 = await _store_archive(store, media, lease.session_id)
         await store.keep_archive(lease, sha256)
     except BaseException:
-        with suppress(HoldfastError):  # it stays `cleaning`, and the next clean goes on from there
+        with suppress(HoldfastError):  # it stays `cleaning`, and the next clean continues
             await asyncio.shield(store.stop_cleaning(lease))
         raise
     return sha256
@@ -173,7 +173,7 @@ async def _store_archive(store: Store, media: MediaStore, session_id: str) -> st
         longest = longest_line(store.settings.max_payload_bytes)
         archive = await asyncio.to_thread(verify_archive, file, longest=longest)
     if archive.session_id != session_id:
-        raise BadArchive(problem=f"it is of session {archive.session_id}, not {session_id}")
+        raise BadArchive(problem=f"it belongs to session {archive.session_id}, not {session_id}")
     return digest_of(writer.uri)
 
 

@@ -1,8 +1,8 @@
-"""Copies a whole store into another one, on any engine: sessions with their media, and what belongs to no session.
+"""Copy a whole store into another one, on any engine: sessions with their media, and all other rows.
 
-Sessions travel as archives, each in one transaction, and are compared by digest afterwards. A session with open submissions is marked as
-moved in the source first: from then on it accepts and runs nothing there, so that no message is carried out twice and no approval answered
-twice. A copy that was killed is continued by running it again.
+Sessions are copied as archives, each in one transaction, and compared by digest afterwards. A session with open submissions is first
+marked as moved in the source: from then on it accepts and runs nothing there, so that no message is processed twice and no approval
+answered twice. A copy that was killed is continued by running it again.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from holdfast.tables import RECORDS
 from holdfast.types import Holder, Session
 
 NAME = "copy"
-"""Its name as a holder."""
+"""The name under which it joins as a holder."""
 _PAGE = 100
 _OTHERS: Final = tuple(name for name in RECORDS if name not in {"cleaned", "tombstones"})
 _RUNNING: Final = b'"ended_at":null'
@@ -43,7 +43,7 @@ _RUNNING: Final = b'"ended_at":null'
 class Copied:
     """The result of a copy. `copied` and `there` count sessions, `records` the other rows by table.
 
-    `moved` names the sessions that continue in the target only; `failed` says what is not in the target, or differs there, and why.
+    `moved` names the sessions that continue only in the target; `failed` lists what is missing or different in the target, with reasons.
     """
 
     copied: int = 0
@@ -62,10 +62,10 @@ async def copy(
     media: MediaStore | None = None,
     progress: Callable[[Copied], None] | None = None,
 ) -> Copied:
-    """Copy everything of `source` into `target`, and its media into `media`, by default as the target's settings say.
+    """Copy everything in `source` to `target`, and its media to `media`, by default the media store of the target's settings.
 
-    Raises `StoreInUse` if a worker, or another process that writes, is connected to the source. What the target has stays as it is:
-    a session that is there and differs is reported.
+    Raises `StoreInUse` if a worker, or another process that writes, is connected to the source. Existing data of the target is left
+    unchanged; an existing session that differs is reported.
     """
     async with joined(source, NAME) as holder:
         if any(each.id == holder.id for each in await target.holders()):
@@ -78,7 +78,7 @@ async def copy(
 async def undo_copy(source: Store, target: Store) -> list[str]:
     """Reopen the sessions of `source` that are marked as moved and that `target` does not have; return their ids.
 
-    For a copy that was ended early and is not continued. Raises `StoreInUse`.
+    Use it after a copy that was interrupted and will not be continued. Raises `StoreInUse`.
     """
     async with joined(source, NAME) as holder:
         await _refuse_live(source, holder)
@@ -92,7 +92,7 @@ async def undo_copy(source: Store, target: Store) -> list[str]:
 
 
 async def _refuse_live(store: Store, own: Holder) -> None:
-    await store.reclaim()  # processes that have ended are not in the way
+    await store.reclaim()  # processes that have ended do not count
     now = await store.now()
     names = [each.name for each in await store.holders() if each.id != own.id and each.deadline > now]
     if names:
@@ -121,7 +121,7 @@ class _Copy:
         self._done = Copied()
 
     async def run(self) -> Copied:
-        """Copy tombstones first, since they refuse what was erased, then sessions, then the rest, and the audit last."""
+        """Copy the tombstones first, since they prevent erased sessions from returning, then the sessions, the rest, and the audit last."""
         await self._records("tombstones")
         async for session in _sessions(self._source):
             if session.status != "cleaned":
@@ -138,7 +138,7 @@ class _Copy:
 
     @contextmanager
     def _failing(self, session_id: str) -> Generator[None, None, None]:
-        """Report what goes wrong with one session: the others do not wait for it."""
+        """Report the failure of one session, and continue with the others."""
         try:
             yield
         except StoreError:
@@ -172,13 +172,13 @@ class _Copy:
                     await self._source.reopen_session(session.id)
             raise
         self._done = replace(self._done, copied=self._done.copied + 1)
-        if moves:  # it may have continued in the target by now
+        if moves:  # it may already have continued in the target
             self._done = replace(self._done, moved=(*self._done.moved, session.id))
         else:
             await self._compare_session(session.id)
 
     async def _check(self, session: Session) -> None:
-        """See that a session which the target has is the same. One that was moved continues there, and may be ahead."""
+        """Check that an existing session of the target is the same. A moved session continues there, and may be ahead."""
         if session.status != "moved":
             await self._compare_session(session.id)
         self._done = replace(self._done, there=self._done.there + 1)
@@ -189,11 +189,11 @@ class _Copy:
         if ours != theirs:
             here, there = await self._source.session(session_id), await self._target.session(session_id)
             self._fail(
-                f"session {session_id}: it differs; the source is at event {here.seq}, the target at event {there.seq}"
+                f"session {session_id}: it differs; the source has {here.seq} events, the target {there.seq}"
             )
 
     async def _cleaned(self, row: Mapping[str, Any]) -> None:
-        """Copy a cleaned session, and the archive that was kept of it."""
+        """Copy a cleaned session and its stored archive."""
         if await _has(self._target, row["id"]):
             self._done = replace(self._done, there=self._done.there + 1)
             return
@@ -210,7 +210,7 @@ class _Copy:
         self._done = replace(self._done, records={**self._done.records, name: count})
 
     async def _compare(self, name: str) -> None:
-        """Read the rows of a table in both stores, in order, and report those of the source that the target lacks or has otherwise."""
+        """Read the rows of a table in both stores, in order, and report those that are missing or different in the target."""
         key = RECORDS[name].key
         async with aclosing(_rows(self._source, name)) as ours, aclosing(_rows(self._target, name)) as theirs:
             there = await anext(theirs, None)
@@ -219,7 +219,7 @@ class _Copy:
                 while there is not None and [there[column] for column in key] < place:
                     there = await anext(theirs, None)
                 if there != row:
-                    self._fail(f"{name} {' '.join(map(str, place))}: the target lacks it or has it otherwise")
+                    self._fail(f"{name} {' '.join(map(str, place))}: missing or different in the target")
 
     def _fail(self, problem: str) -> None:
         self._done = replace(self._done, failed=(*self._done.failed, problem))
@@ -259,7 +259,7 @@ async def _rows(store: Store, name: str) -> AsyncGenerator[dict[str, Any], None]
 
 
 async def _digest(store: Store, media: MediaStore, session_id: str) -> str:
-    """Return the digest of a session's archive, in which no command runs: an import ends those whose process is not there."""
+    """Return the digest of a session's archive with all commands ended: an import ends those whose process is not there."""
     digest = hashlib.sha256()
     async with aclosing(write_archive(store, media, session_id)) as pieces:
         async for piece in pieces:

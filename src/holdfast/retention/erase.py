@@ -1,6 +1,6 @@
-"""Erase: a session and all that was kept of it are gone for good; a tombstone and an audit entry remain.
+"""Erase: permanently delete a session and everything stored for it, except a tombstone and an audit entry.
 
-The tombstone comes first: from then on nothing is accepted, and whoever finishes it, finishes the same erasure.
+The tombstone is written first: from then on the session accepts nothing, and a later call finishes the same erasure.
 """
 
 import json
@@ -19,7 +19,7 @@ from holdfast.types import Holder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erased:
-    """What an erasure did: when it began, how many rows of each table are gone, and which other sessions went too."""
+    """The result of an erasure: when it began, how many rows of each table were deleted, and which child sessions were erased."""
 
     session_id: str
     erased_at: datetime
@@ -39,11 +39,12 @@ async def erase(
     policy: str | None = None,
     holder: Holder | None = None,
 ) -> Erased:
-    """Erase a session: content, archive, and media that no other session refers to. Erasing it again changes nothing.
+    """Erase a session: its content, its archive, and media that no other session refers to. Erasing it again does nothing.
 
-    Raises `RetentionRefused` if it runs or is on hold, `SessionNotFound`. With `children` the sessions of its delegate
-    runs that have the same owner go first, and theirs; if one of them is refused, this one stays. With `idle_days` it has the guards of a
-    clean as well, as a policy has; `grace_days` is for one that came from an archive. `policy` is for the audit. Who brings a live `holder` also gives the space back.
+    Raises `RetentionRefused` if it is running or on hold, and `SessionNotFound`. With `children`, first erase the sessions of its
+    delegate runs that have the same owner, recursively; if one of them is refused, this session is not erased. With `idle_days` the
+    guards of a clean apply too, as for a policy; `grace_days` is for a session that was restored from an archive. `policy` is
+    recorded in the audit. A caller that passes a live `holder` must also return the freed space.
     """
     terms = _Terms(actor, children, idle_days, grace_days, policy, holder)
     erased = await _erase(store, media, session_id, terms, seen={session_id})
@@ -53,7 +54,7 @@ async def erase(
 
 
 async def all_children(store: Store, session_id: str) -> AsyncGenerator[str, None]:
-    """Yield the sessions in which runs of this one have delegates, page by page."""
+    """Yield the sessions with delegates of this session's runs, page by page."""
     after: str | None = None
     while page := await store.child_sessions(session_id, after=after):
         for child in page:
@@ -93,7 +94,7 @@ async def _erase(
             await store.begin_cleaning(lease, idle=terms.idle_days * DAY, grace=terms.grace_days * DAY)
         await store.begin_erasing(lease)
         for blob in await store.drop_archive(lease):
-            with suppress(HoldfastError):  # it is marked, and the collector finishes it
+            with suppress(HoldfastError):  # it is marked, and the collector deletes it
                 await media.at(blob.location).remove(blob)
         deleted = await delete(store, media, lease, grace=0.0)
         detail: dict[str, object] = {"deleted": deleted, "children": [child.session_id for child in gone]}

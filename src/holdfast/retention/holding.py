@@ -1,4 +1,4 @@
-"""Holding a session while it is cleaned, brought back or erased, so that whoever else would write to it is fenced."""
+"""Hold a session while it is cleaned, restored or erased, so that all other writers are fenced."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
@@ -10,19 +10,19 @@ from holdfast.store import Store
 from holdfast.types import Holder, Lease
 
 NAME = "retention"
-"""Its name as a holder."""
+"""The name under which it joins as a holder."""
 _TRIES = 4
 _PAUSE_SECONDS = 0.25
 _PAGES = 1000
-"""So many free pages are given back to the file system at a time."""
+"""How many free pages are returned to the file system at a time."""
 
 
 @asynccontextmanager
 async def held(store: Store, session_id: str, holder: Holder | None = None) -> AsyncGenerator[Lease, None]:
-    """Take the lease of a session, cleaned or not, and let it go in the end; as a holder of its own unless one is given.
+    """Hold the lease of a session, cleaned or not, while the block runs, with a holder of its own unless one is given.
 
-    Raises `RetentionRefused` if a live holder has it. One that died has not: whoever was killed here before is no
-    obstacle. Who brings a holder has many sessions to see to, and does not wait for one.
+    Raises `RetentionRefused` if another live holder has it. With a given `holder`, which has many sessions to process, it
+    does not wait for a busy session.
     """
     if holder is None:
         async with joined(store, NAME) as own:
@@ -32,7 +32,7 @@ async def held(store: Store, session_id: str, holder: Holder | None = None) -> A
     try:
         yield lease
     finally:
-        with suppress(HoldfastError):  # it is gone, or its holder's deadline passes
+        with suppress(HoldfastError):  # the session was erased, or its holder expires
             await store.release(lease)
 
 
@@ -59,8 +59,8 @@ async def refuse_held(store: Store, session_id: str) -> None:
 
 
 async def give_space_back(store: Store) -> None:
-    """Return what deletion has freed to the file system, as far as that is possible now."""
-    with suppress(StoreError):  # it is given back with the next deletion
+    """Return freed space to the file system, as far as that is possible now."""
+    with suppress(StoreError):  # the next deletion returns it
         left = await store.shrink(limit=_PAGES)
         while left and (now := await store.shrink(limit=_PAGES)) < left:
             left = now
@@ -76,5 +76,5 @@ async def _acquire(store: Store, session_id: str, holder: Holder, tries: int) ->
             problem=f"it is running, held by {error.facts['holder']} until {error.facts['until']}",
             holder=error.facts["holder"],
             until=error.facts["until"],
-            lift="Interrupt it, or wait for its end; force does not help.",
+            lift="Interrupt it, or wait until it ends; force does not override this.",
         ) from error

@@ -1,4 +1,4 @@
-"""What retention has in store for one session: which policy applies, when it is due, what stands against it. Only looks."""
+"""The retention outlook of one session: which policy applies, when it is due, and what prevents it. Read-only."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,9 +12,9 @@ from holdfast.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """`due_at` is when the policy's time comes at the earliest; `guard` is what would refuse the sweep at this moment.
+    """`due_at` is the earliest time at which the policy applies; `guard` is the guard that would refuse the sweep now.
 
-    None of it, if no policy applies: then the session stays until somebody cleans or erases it.
+    All values are None if no policy applies: then the session stays until it is cleaned or erased on request.
     """
 
     session_id: str
@@ -30,7 +30,7 @@ class Outlook:
 
 
 async def outlook(store: Store, session_id: str) -> Outlook:
-    """Return what is going to happen to a session. Raises `SessionNotFound`."""
+    """Return what will happen to a session. Raises `SessionNotFound`."""
     session = await store.session(session_id)
     state = await store.retention_state(session_id)
     rule = applied(
@@ -48,7 +48,7 @@ async def outlook(store: Store, session_id: str) -> Outlook:
     guard = problem = None
     if terms is not None and terms.action is not None and session.status != "cleaned":
         try:
-            refuse_cleaning(state, idle=0.0)  # until when it must be idle, `due_at` says
+            refuse_cleaning(state, idle=0.0)  # the idle time is part of `due_at`
         except RetentionRefused as error:
             guard, problem = str(error.facts["guard"]), str(error)
     return Outlook(

@@ -1,4 +1,4 @@
-"""Gzip for archives: what is written is never smaller than a reader accepts, and what is read never grows without a limit."""
+"""Gzip for archives: a written archive never exceeds the compression ratio that readers accept, and reading is limited."""
 
 import zlib
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ _GZIP: Final = b"\x1f\x8b"
 _READ: Final = 1024 * 1024
 _FREE_BYTES: Final = 64 * 1024 * 1024
 _LARGEST_RATIO: Final = 200
-"""Beyond `_FREE_BYTES`, an archive may grow at most this many times when it is decompressed."""
+"""The largest compression ratio of an archive beyond `_FREE_BYTES`."""
 
 
 class Packer:
     """Compresses an archive, piece by piece. The same pieces give the same bytes.
 
-    Blank pictures and logs shrink a thousandfold. A part of such content is stored as it is, in a gzip member of its own.
+    Blank images and logs compress a thousandfold. Part of such content is stored uncompressed, in a separate gzip member.
     """
 
     def __init__(self) -> None:
@@ -47,11 +47,11 @@ class Packer:
 
 
 def _member(level: int) -> Any:
-    return zlib.compressobj(level, zlib.DEFLATED, 31)  # its header has no name and no time
+    return zlib.compressobj(level, zlib.DEFLATED, 31)  # the header has no name and no time
 
 
 def unpack(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the bytes, decompressed if they are compressed. Raises `BadArchive` if they grow too much."""
+    """Yield the bytes, decompressed if necessary. Raise `BadArchive` if the compression ratio is too large."""
     first = file.read(_READ)
     pieces = _pieces(file, first)
     if not first.startswith(_GZIP):
@@ -68,17 +68,17 @@ def unpack(file: IO[bytes]) -> Iterator[bytes]:
             try:
                 data = member.decompress(rest, _READ)
             except zlib.error as error:
-                raise BadArchive(problem=f"it is not sound gzip: {error}") from None
+                raise BadArchive(problem=f"it is not valid gzip: {error}") from None
             rest = member.unused_data or member.unconsumed_tail
             unpacked += len(data)
             if unpacked > _FREE_BYTES and unpacked > packed * _LARGEST_RATIO:
                 raise BadArchive(
-                    problem=f"it grows more than {_LARGEST_RATIO} times when it is decompressed;"
-                    " if you trust it, decompress it with gunzip and use that"
+                    problem=f"its compression ratio is more than {_LARGEST_RATIO};"
+                    " if you trust it, decompress it with gunzip and use the result"
                 )
             yield data
     if not member.eof:
-        raise BadArchive(problem="its compressed bytes are cut short")
+        raise BadArchive(problem="its compressed data is truncated")
 
 
 def _pieces(file: IO[bytes], first: bytes) -> Iterator[bytes]:

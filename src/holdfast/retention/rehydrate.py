@@ -1,6 +1,6 @@
-"""Rehydrate: bring a cleaned session back from its archive, all or nothing, with every id and time as it was.
+"""Rehydrate: restore a cleaned session from its archive, atomically and with its original ids and times.
 
-The archive is verified from its first to its last byte before anything is stored. Never overwrites a session.
+The whole archive is verified before anything is stored. An existing session is never overwritten.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from holdfast.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What came back: how many records of each kind, from the archive with this SHA-256."""
+    """The result of a restore: how many records of each kind, and the SHA-256 of the archive."""
 
     session_id: str
     archive_sha256: str
@@ -34,10 +34,11 @@ async def rehydrate(
     actor: str,
     force: bool = False,
 ) -> Restored:
-    """Bring a cleaned session back from `archive`, a file, or from the one that was stored when it was cleaned.
+    """Restore a cleaned session from the file `archive`, or from the archive that was stored when it was cleaned.
 
-    An archive with another title, metadata or cursors than the session had when it was cleaned is refused unless `force` is given. Raises `BadArchive`, `NotCleaned`, `SessionErased`, `SessionNotFound`, `Conflict` for an id that another session
-    has; in every case nothing was changed, and it may be tried again.
+    An archive with a different title, metadata or cursors than the session had when it was cleaned is refused unless `force` is
+    set. Raises `BadArchive`, `NotCleaned`, `SessionErased`, `SessionNotFound`, or `Conflict` for an id that another session
+    has. In every case nothing was changed, and the call can be retried.
     """
     if await store.erased_at(session_id) is not None:
         raise SessionErased(id=session_id)
@@ -63,10 +64,10 @@ async def import_archive(
     force: bool = False,
     action: str | None = None,
 ) -> Restored:
-    """Add the session of an archive to a store that does not have it, under the same ids.
+    """Add the session of an archive to a store that does not have it, with the same ids.
 
-    If the store has it and it is cleaned there, it is brought back, as `rehydrate` does. Raises `SessionExists` if it has content. `action` is
-    for the audit.
+    If the store has the session and it is cleaned, restore it as `rehydrate` does. Raises `SessionExists` if it has content.
+    `action` is recorded in the audit.
     """
     longest = longest_line(store.settings.max_payload_bytes)
     verified = await asyncio.to_thread(verify_archive, archive, longest=longest)
@@ -97,8 +98,8 @@ async def _restore(
     longest = longest_line(store.settings.max_payload_bytes)
     verified = await asyncio.to_thread(verify_archive, archive, longest=longest)
     if verified.session_id != session_id:
-        raise BadArchive(problem=f"it is of session {verified.session_id}, not {session_id}")
-    # Content nobody refers to yet: if the rest fails, the collector takes it.
+        raise BadArchive(problem=f"it belongs to session {verified.session_id}, not {session_id}")
+    # No session refers to this content yet: if the import fails, the collector deletes it.
     await _put_blobs(media, archive, verified, longest)
     async with held(store, session_id) as lease:
         counts = await store.import_rows(
@@ -113,7 +114,7 @@ async def _restore(
 
 
 async def _put_blobs(media: MediaStore, archive: IO[bytes], verified: Archive, longest: int) -> None:
-    if verified.counts.get("blob_references"):  # else there is no need to read it once more
+    if verified.counts.get("blob_references"):  # else it need not be read again
         await put_blobs(media, archive, longest=longest)
 
 

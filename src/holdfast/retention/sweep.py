@@ -1,7 +1,7 @@
-"""The sweep: finds what is due by the policies of the settings, and cleans, archives or erases it, one after the other.
+"""The sweep: find the sessions that are due by the policies, and clean, archive or erase them one by one.
 
-Costs what is due, not what there is. Every guard of a clean stands, also before an erasure. One sweep at a time does the
-work; that two would do no harm is the leases' doing. Never touches a session that no policy names.
+The cost is proportional to what is due. Every guard of a clean applies, even before an erasure. Only one sweep runs at a time,
+to save work; leases would keep two from doing harm. Sessions that no policy matches are never touched.
 """
 
 import json
@@ -36,9 +36,9 @@ _PAGE = 100
 _SUBMISSIONS = 500
 _COMMANDS = 200
 _SPACE_EVERY = 200
-"""After so many sessions the space they had is given back, so that a long sweep needs none of its own."""
+"""After how many sessions their space is returned, so that a long sweep does not need extra space."""
 _FAILURES = 3
-"""So many in a row end a sweep, if their cause is one that the next sessions share."""
+"""After how many consecutive failures a sweep ends, if their cause would affect the next sessions too."""
 _SHARED = (ArchiveFailed, MediaUnavailable, MediaDenied, MediaFull)
 
 Result: TypeAlias = Literal["cleaned", "erased", "dry_run", "refused", "failed"]
@@ -46,7 +46,7 @@ Result: TypeAlias = Literal["cleaned", "erased", "dry_run", "refused", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one session that was due: by which policy, and if it was refused, by which guard."""
+    """The result for one session that was due: the policy, and the guard if it was refused."""
 
     session_id: str
     policy: str
@@ -59,7 +59,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """What a sweep did: sessions by outcome, submissions and shell events that are gone, and why it ended early."""
+    """The result of a sweep: sessions by outcome, deleted submissions and shell events, and why it ended early."""
 
     dry_run: bool
     outcomes: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -71,7 +71,7 @@ class Swept:
 
 
 def is_configured(store: Store) -> bool:
-    """Say whether the settings of a store ask for a sweep."""
+    """Return whether the settings of a store require a sweep."""
     settings = store.settings
     return (
         any(policy.action is not None for policy in settings.retention)
@@ -90,10 +90,10 @@ async def sweep(
     limit: int | None = None,
     tell: Callable[[Outcome], None] | None = None,
 ) -> Swept | None:
-    """Do what the policies say is due, and `tell` each outcome. None if another sweep is at it, or ended within `every` s.
+    """Process everything that is due by the policies, and call `tell` with each outcome.
 
-    With `limit` it ends after so many sessions, and says whether there are more. `dry_run` changes nothing; it also tells of sessions that
-    would be due and are on hold, with the guard `hold`.
+    Return None if another sweep is running, or ended within `every` seconds. With `limit` it ends after that many sessions; `more` is
+    then set if there are more. `dry_run` changes nothing; it also reports sessions that would be due but are on hold, with the guard `hold`.
     """
     if dry_run:
         return await _Sweep(store, media, actor, None, limit, tell).run()
@@ -103,7 +103,7 @@ async def sweep(
         try:
             done = await _Sweep(store, media, actor, holder, limit, tell).run()
         except BaseException:
-            with suppress(HoldfastError):  # it is free when its holder has left
+            with suppress(HoldfastError):  # the duty is free once its holder has left
                 await store.leave_duty(DUTY, holder)
             raise
         detail = {
@@ -118,7 +118,7 @@ async def sweep(
 
 
 class _Sweep:
-    """One pass over all that is due."""
+    """One pass over everything that is due."""
 
     def __init__(
         self,
@@ -140,12 +140,12 @@ class _Sweep:
         self._kept: Mapping[str, set[str]] = {}
         self._outcomes: Counter[str] = Counter()
         self._deletions = 0
-        self._released = 0  # references to media that are gone, and archives that may be
+        self._released = 0  # deleted references to media, and archives that may have been deleted
         self._failures = 0
         self._problem: str | None = None
 
     async def run(self) -> Swept:
-        """Sweep sessions, then submissions and the log of shell commands, then give back what is free."""
+        """Sweep sessions, then submissions and the log of shell commands, then return the freed space."""
         more = await self._sessions()
         submissions = shell_events = blobs = 0
         if not more and self._problem is None and not self._dry_run:
@@ -166,7 +166,7 @@ class _Sweep:
         )
 
     async def _sessions(self) -> bool:
-        """Do what is due, until nothing is left, the limit is reached, or it makes no sense to go on."""
+        """Process due sessions until none is left, the limit is reached, or a problem stops the sweep."""
         if not any(policy.action for policy in self._policies):
             return False
         self._kept = await _kept(self._store, self._policies)
@@ -180,7 +180,7 @@ class _Sweep:
         return False
 
     async def _due(self, agent: str) -> AsyncGenerator[tuple[Due, Applied], None]:
-        """Yield the sessions of an agent that are due, each once. A dry run includes those on hold, which are refused."""
+        """Yield the due sessions of an agent, each once. A dry run includes those on hold, which are refused."""
         grace = self._store.settings.retention_rehydrated_days
         for by, days in _scans(self._policies, agent, holds=not self._dry_run):
             cursor: str | None = None
@@ -194,7 +194,7 @@ class _Sweep:
                         rule is not None
                         and rule.is_due(due.now)
                         and (by != "cleaned" or rule.policy.action == "erase")
-                        and not (by == "age" and _is_idle(rule.policy, due))  # it came before
+                        and not (by == "age" and _is_idle(rule.policy, due))  # already yielded by `idle`
                         and due.session_id not in self._kept.get(rule.name, ())
                     ):
                         yield due, rule
@@ -203,7 +203,7 @@ class _Sweep:
                     break
 
     async def _act(self, due: Due, rule: Applied) -> None:
-        """Do what the policy says to one session; whatever comes of it, the others go on."""
+        """Apply the policy to one session. A failure does not stop the others."""
         policy, action = rule.policy, rule.policy.action or "clean"
         idle_days = policy.idle_days if policy.idle_days and _is_idle(policy, due) else 0.0
         outcome: Result = "failed"
@@ -217,7 +217,7 @@ class _Sweep:
             outcome, guard, problem = "refused", str(error.facts["guard"]), str(error)
             self._failures = 0
         except (SessionNotFound, SessionErased):
-            return  # somebody has erased it meanwhile
+            return  # it was erased meanwhile
         except HoldfastError as error:
             problem = str(error)
             self._failures += isinstance(error, _SHARED)
@@ -277,16 +277,16 @@ class _Sweep:
         keep = self._store.settings.submission_retention_seconds
         if keep is None:
             return 0
-        gone = 0
+        deleted = 0
         cursor: str | None = None
         while True:
             page = await self._store.due("submissions", older_than=keep, cursor=cursor, limit=_SUBMISSIONS)
             ids = [due.submission_id for due in page.items if due.submission_id and not self._holds(due)]
             if ids:
-                gone += await self._store.drop_submissions(ids)
+                deleted += await self._store.drop_submissions(ids)
             cursor = page.next_cursor
             if cursor is None:
-                return gone
+                return deleted
 
     def _holds(self, due: Due) -> bool:
         rule = _applied(self._policies, due)
@@ -294,12 +294,12 @@ class _Sweep:
 
     async def _shell(self) -> int:
         keep = self._store.settings.shell_retention_seconds
-        gone = 0
+        deleted = 0
         while keep is not None and (
             count := await self._store.purge_commands(older_than=keep, limit=_COMMANDS)
         ):
-            gone += count
-        return gone
+            deleted += count
+        return deleted
 
 
 def _applied(
@@ -323,13 +323,13 @@ def _is_idle(policy: Policy, due: Due) -> bool:
 
 
 def _scans(policies: Sequence[Policy], agent: str, *, holds: bool = True) -> list[tuple[DueBy, float]]:
-    """Return what to look for among an agent's sessions, and for how long at the least: what the policies can reach."""
+    """Return which of an agent's sessions the policies can match, as kinds of due sessions with their shortest limits in days."""
     reachable: list[Policy] = []
     for policy in policies:
         if policy.could_match(agent) and (holds or not policy.hold):
             reachable.append(policy)
             if policy.metadata is None:
-                break  # it takes all that are left
+                break  # it matches all remaining sessions
     idle = [policy.idle_days for policy in reachable if policy.idle_days is not None]
     age = [policy.max_age_days for policy in reachable if policy.max_age_days is not None]
     erasing = [
@@ -344,7 +344,7 @@ def _scans(policies: Sequence[Policy], agent: str, *, holds: bool = True) -> lis
 
 
 async def _kept(store: Store, policies: Sequence[Policy]) -> Mapping[str, set[str]]:
-    """Return, by policy, the sessions that have the last runs which it keeps: most recently active first."""
+    """Return, by policy, the sessions with the last runs that the policy keeps, most recently active first."""
     wanted = {name: policy.keep_last_runs for name, policy in named(policies) if policy.keep_last_runs}
     kept: dict[str, set[str]] = {name: set() for name in wanted}
     cursor: str | None = None

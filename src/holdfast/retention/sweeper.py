@@ -1,8 +1,8 @@
-"""Keeps sweeping while a worker runs: at once, then on the interval of the settings, sooner and slower after failures.
+"""Sweep while a worker runs: at once, then at the interval of the settings, and with increasing pauses after failures.
 
 With `retention_sweep_at` it sweeps once a day at that time instead, and not at the start.
 
-It works on a thread and a connection of its own, so that no deletion, however large, is in the way of a run.
+It uses its own thread and connection, so that even a large deletion does not block a run.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ _log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def sweeping(store: Store) -> AsyncGenerator[None, None]:
-    """Sweep until the end of the block, if the settings of the store ask for it."""
+    """Sweep while the block runs, if the settings of the store require it."""
     if not is_configured(store):
         yield
         return
     twin = store.twin()
-    if twin is None:  # only this process can see it, and it is small
+    if twin is None:  # an in-memory store, which is small and only visible to this process
         task = asyncio.create_task(_sweep_on(store), name="holdfast-sweep")
         try:
             yield
@@ -58,7 +58,7 @@ async def sweep_apart(
     limit: int | None = None,
     tell: Callable[[Outcome], None] | None = None,
 ) -> Swept | None:
-    """Sweep once, as `sweep` does, off this event loop where that is possible. `tell` is called on another thread."""
+    """Sweep once, as `sweep` does, outside this event loop if possible. `tell` is called on another thread."""
 
     async def work(opened: Store) -> Swept | None:
         media = open_media(store=opened)
@@ -75,7 +75,7 @@ async def sweep_apart(
 
 
 class _Thread:
-    """A thread with a loop and a store of its own."""
+    """A thread with its own event loop and store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -86,9 +86,9 @@ class _Thread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, also in the middle of a deletion: it goes on from there the next time."""
+        """Stop, even in the middle of a deletion: the next sweep continues it."""
         self._stopped = True
-        with suppress(RuntimeError):  # it has ended
+        with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join()
 
@@ -110,16 +110,16 @@ class _Thread:
                     await _sweep_on(self._store)
             except HoldfastError as error:
                 failures += 1
-                _log.warning("the sweep cannot open the store, %d times in a row: %s", failures, error)
+                _log.warning("the sweep could not open the store %d times in a row: %s", failures, error)
             await asyncio.sleep(pause(failures, self._store.settings.retention_sweep_seconds))
 
 
 async def _sweep_on(store: Store) -> None:
-    """Sweep until this is cancelled."""
+    """Sweep until cancelled."""
     interval, at = store.settings.retention_sweep_seconds, store.settings.retention_sweep_at
     media = open_media(store=store)
     failures = 0
-    every = 0.0  # at once when it starts, whoever did it before
+    every = 0.0  # at once on start, regardless of earlier sweeps
     if at is not None:
         every, interval = _HALF_DAY, _DAY
         await asyncio.sleep(until(at, await store.now()))
@@ -130,18 +130,18 @@ async def _sweep_on(store: Store) -> None:
         except HoldfastError as error:
             failures += 1
             seconds = pause(failures, interval)
-            _log.warning("the sweep failed, %d times in a row: %s", failures, error)
-        except Exception:  # noqa: BLE001 - a boundary: what is wrong today must not end retention for good
+            _log.warning("the sweep failed %d times in a row: %s", failures, error)
+        except Exception:  # noqa: BLE001 - a boundary: one unexpected error must not stop retention permanently
             failures += 1
             seconds = pause(failures, interval)
-            _log.exception("the sweep failed, %d times in a row", failures)
+            _log.exception("the sweep failed %d times in a row", failures)
         else:
-            if done is None:  # another is at it, or has just been
+            if done is None:  # another process is sweeping, or has just finished
                 seconds = min(_BUSY_PAUSE, interval)
             elif done.problem is not None:
                 failures += 1
                 seconds = pause(failures, interval)
-                _log.warning("the sweep ended early, %d times in a row: %s", failures, done.problem)
+                _log.warning("the sweep ended early %d times in a row: %s", failures, done.problem)
             else:
                 failures = 0
                 _log_swept(done)
@@ -151,12 +151,12 @@ async def _sweep_on(store: Store) -> None:
         else:
             every = 0.0 if failures else _HALF_DAY
             left = until(at, await store.now())
-            # A sweep that failed, or that another process may not finish, is tried again for an hour.
+            # A sweep that failed, or that another process may not finish, is retried for an hour.
             await asyncio.sleep(min(left, seconds) if _DAY - left < _HOUR else left)
 
 
 def until(at: str, now: datetime) -> float:
-    """Return how many seconds it is from `now` to the next time of day `at`, as HH:MM in UTC."""
+    """Return how many seconds remain from `now` to the next time of day `at`, as HH:MM in UTC."""
     hour, minute = map(int, at.split(":"))
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     left = (hour * 60 + minute) * 60 - (now - midnight).total_seconds()
@@ -164,7 +164,7 @@ def until(at: str, now: datetime) -> float:
 
 
 def pause(failures: int, interval: float) -> float:
-    """Return how long to wait after so many failures in a row: longer each time, never longer than the interval."""
+    """Return how many seconds to wait after this many consecutive failures: longer each time, at most the interval."""
     if not failures:
         return interval
     return min(interval, _FIRST_PAUSE * 2 ** min(failures - 1, _LONGEST_DOUBLING))
@@ -174,7 +174,7 @@ def _log_outcome(outcome: Outcome) -> None:
     level = {"failed": logging.WARNING, "refused": logging.DEBUG}.get(outcome.outcome, logging.INFO)
     _log.log(
         level,
-        "session %s is %s by the policy %s%s",
+        "session %s was %s by the policy %s%s",
         outcome.session_id,
         outcome.outcome,
         outcome.policy,
@@ -184,10 +184,10 @@ def _log_outcome(outcome: Outcome) -> None:
 
 def _log_swept(done: Swept) -> None:
     if done.outcomes or done.submissions or done.shell_events:
-        said = ", ".join(f"{count} {name}" for name, count in sorted(done.outcomes.items())) or "none due"
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(done.outcomes.items())) or "none due"
         _log.info(
-            "swept: sessions %s; %d submissions, %d shell events, %d blobs are gone",
-            said,
+            "swept sessions: %s; deleted %d submissions, %d shell events, %d blobs",
+            counts,
             done.submissions,
             done.shell_events,
             done.blobs,

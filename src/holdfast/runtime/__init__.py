@@ -1,4 +1,4 @@
-"""Running sessions: workers that claim them, keep their leases, carry out what is asked, and hand over."""
+"""Run sessions: workers claim them, keep their leases, process their submissions, and hand them over."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ _HOMES = {"AgentSetup": "agents", "Worker": "worker", "current_session": "contex
 
 
 def __getattr__(name: str) -> Any:
-    """Import what runs agents, and Pydantic AI with it, when it is asked for: `holdfast approve` does without."""
+    """Import on demand what runs agents, and with it Pydantic AI, so that commands such as `holdfast approve` start fast."""
     if name in _HOMES:
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     message = f"module {__name__!r} has no attribute {name!r}"

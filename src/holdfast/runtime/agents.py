@@ -1,4 +1,4 @@
-"""The agents that a worker serves, and what their sessions are given."""
+"""The agents that a worker serves, and how their sessions are run."""
 
 import importlib
 import json
@@ -27,10 +27,10 @@ Compactor: TypeAlias = Callable[[Sequence[ModelMessage]], Awaitable[Sequence[Mod
 class AgentSetup:
     """An agent and how its sessions are run.
 
-    `deps` makes the dependencies of a session. A session whose metadata names one of `models` is run on that model.
-    `run_timeout` ends a run that takes longer; for single tools Pydantic AI has `tool_timeout`. `compact` shortens a
-    history; without it the model of the session writes a summary. With `attached`, sessions that are created over HTTP are
-    attached to those who watch them, unless their metadata has an `attached` of its own.
+    `deps` creates the dependencies of a session. A session whose metadata names one of `models` runs on that model.
+    `run_timeout` ends a run that takes longer; for single tools use Pydantic AI's `tool_timeout`. `compact` shortens a
+    history; by default the session's model writes a summary. With `attached`, sessions created over HTTP are
+    attached to their watchers, unless their metadata has its own `attached`.
     """
 
     agent: Agent[Any, Any]
@@ -49,17 +49,19 @@ class AgentSetup:
         return await made if isawaitable(made) else made
 
     def model_of(self, session: Session) -> Model | str | None:
-        """Return the model that the session's metadata names, or None for that of the agent. Raises `BadInput`."""
+        """Return the model that the session's metadata names; None for the agent's own model. Raises `BadInput`."""
         name = json.loads(session.metadata).get("model")
         if name is None:
             return None
         if name not in self.models:
             allowed = ", ".join(sorted(self.models)) or "none"
-            raise BadInput(problem=f"the session asks for model {name!r}; allowed are: {allowed}")
+            raise BadInput(
+                problem=f"the session's metadata names model {name!r}, which is not allowed; allowed models: {allowed}"
+            )
         return self.models[name]
 
     def can_stream(self, model: Model | str | None) -> bool:
-        """Say whether the model's answer can be streamed; the test double without a stream function cannot."""
+        """Return whether the model's response can be streamed. A FunctionModel without a stream function cannot."""
         used = model or self.agent.model
         return self.streaming and not (isinstance(used, FunctionModel) and used.stream_function is None)
 
@@ -68,14 +70,14 @@ Agents: TypeAlias = "Agent[Any, Any] | AgentSetup | Iterable[Agent[Any, Any] | A
 
 
 def by_name(agents: Agents) -> dict[str, AgentSetup]:
-    """Return the agents by the name that sessions know them by."""
+    """Return the agents by the name that sessions refer to."""
     given = [agents] if isinstance(agents, Agent | AgentSetup) else list(agents)
     named: dict[str, AgentSetup] = {}
     for item in given:
         setup = item if isinstance(item, AgentSetup) else AgentSetup(agent=item)
         name = setup.name or setup.agent.name or "agent"
         if name in named:
-            raise BadInput(problem=f"two agents have the name {name!r}; give each its own")
+            raise BadInput(problem=f"two agents have the name {name!r}; give each its own name")
         named[name] = setup
     if not named:
         raise BadInput(problem="there is no agent to serve")
@@ -83,10 +85,10 @@ def by_name(agents: Agents) -> dict[str, AgentSetup]:
 
 
 def load_object(app: str) -> Any:
-    """Import what `module:attribute` names; the working folder comes first."""
+    """Import the object named by `module:attribute`. The working directory is searched first."""
     name, _, attribute = app.partition(":")
     if not name or not attribute or name.startswith("."):
-        raise BadInput(problem=f"{app!r} does not name an agent; write module:attribute")
+        raise BadInput(problem=f"{app!r} does not name an agent; use module:attribute")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -94,17 +96,19 @@ def load_object(app: str) -> Any:
         module = importlib.import_module(name)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            raise BadInput(problem=f"there is no module {error.name}, here or installed") from error
-        said = " ".join(str(error).split()).rstrip(".")
-        raise BadInput(problem=f"importing {name} failed: {type(error).__name__}: {said}") from error
+            raise BadInput(
+                problem=f"module {error.name} was not found, neither here nor installed"
+            ) from error
+        text = " ".join(str(error).split()).rstrip(".")
+        raise BadInput(problem=f"importing {name} failed: {type(error).__name__}: {text}") from error
     try:
         return attrgetter(attribute)(module)
     except AttributeError as error:
-        raise BadInput(problem=f"module {name} has no {attribute}") from error
+        raise BadInput(problem=f"module {name} has no attribute {attribute}") from error
 
 
 def load_agents(app: str) -> dict[str, AgentSetup]:
-    """Import the agents that `module:attribute` names: an agent, an `AgentSetup`, or several of them."""
+    """Import the agents named by `module:attribute`: an agent, an `AgentSetup`, or several of them."""
     loaded = load_object(app)
     if not isinstance(loaded, Agent | AgentSetup | list | tuple):
         kind = type(loaded).__name__

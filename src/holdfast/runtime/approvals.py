@@ -1,4 +1,4 @@
-"""What a person is asked and answers: every answer is bound to the digest of the exact arguments it was given for."""
+"""Approvals: every answer is bound to the digest of the exact arguments that the person saw."""
 
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
@@ -22,21 +22,23 @@ def new_answers(
     given: Mapping[str, ApprovalAnswer],
     setup: AgentSetup,
 ) -> list[ApprovalAnswer]:
-    """Return the answers that say something new. One to another question, or a second and different one, is refused."""
+    """Return the answers that are new. Raise `Conflict` for an answer to another question, or one that contradicts an earlier answer."""
     calls = {call.tool_call_id: call for call in asked}
     new: list[ApprovalAnswer] = []
     for answer in answers:
         call = calls.get(answer.call_id)
         if call is None:
-            raise Conflict(problem=f"nobody asks about call {answer.call_id} now")
+            raise Conflict(problem=f"call {answer.call_id} does not wait for an answer")
         if ledger.digest(call.args_as_dict()) != answer.digest:
-            raise Conflict(problem=f"call {answer.call_id} has other arguments than those this answers")
+            raise Conflict(
+                problem=f"call {answer.call_id} has different arguments from those that were approved or denied"
+            )
         before = given.get(answer.call_id)
         if before is not None and before != answer:
-            raise Conflict(problem=f"call {answer.call_id} was answered before, and differently")
+            raise Conflict(problem=f"call {answer.call_id} already has a different answer")
         if answer.arguments is not None and not _is_editable(setup, call.tool_name):
             raise Conflict(
-                problem=f"the arguments of {call.tool_name} cannot be edited, because its tool does not allow it"
+                problem=f"the arguments of {call.tool_name} cannot be edited, because the tool does not allow it"
             )
         if before is None:
             new.append(answer)
@@ -46,9 +48,9 @@ def new_answers(
 def results(
     messages: Sequence[ModelMessage], given: Mapping[str, ApprovalAnswer], ended: Container[str] = ()
 ) -> DeferredToolResults | None:
-    """Return the answers as what the run continues with; nothing if none are for the calls that are open.
+    """Return the answers in the form in which a run continues with them; None if none of them is for an open call.
 
-    Calls that have `ended` are not run again: their recorded outcome counts, also against an answer that came later.
+    Calls that have `ended` do not run again: their recorded outcome takes precedence over a later answer.
     """
     approvals: dict[str, Any] = {}
     for call in pending_calls(messages):

@@ -1,7 +1,7 @@
-"""Sessions that are attached to those who watch them: what becomes of a turn when the last of them is gone.
+"""Attached sessions, whose turns stop when the last watcher leaves.
 
-By default a turn goes on whether anybody watches or not. A session with `attached` in its metadata is interrupted, or
-handed over to go on in the background, when nobody has watched it for its grace period.
+By default a turn continues whether it is watched or not. A session with `attached` in its metadata is interrupted, or
+handed over to continue in the background, when it has not been watched for its grace period.
 """
 
 import json
@@ -14,11 +14,11 @@ from holdfast.types import Json
 
 GRACE_SECONDS: Final = 180.0
 UNWATCHED: Final = "unwatched"
-"""The reason of such a hand-over."""
+"""The reason recorded for such a hand-over."""
 
 
 class Attachment(BaseModel):
-    """How long a turn goes on when nobody watches, in seconds, and what happens then."""
+    """How many seconds a turn continues without a watcher, and what happens then."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -27,12 +27,12 @@ class Attachment(BaseModel):
 
 
 def attachment(metadata: Json, grace: float = GRACE_SECONDS) -> Attachment | None:
-    """Return how a session with this metadata is attached; None if it is not. Raises `BadInput`."""
+    """Return the attachment of a session with this metadata; None if it is not attached. Raises `BadInput`."""
     return parse(json.loads(metadata).get("attached"), grace)
 
 
 def parse(value: Any, grace: float = GRACE_SECONDS) -> Attachment | None:
-    """Read `true`, or an object with `grace`, which has a default, and `then`."""
+    """Parse `true`, or an object with an optional `grace` and `then`."""
     if value is None or value is False:
         return None
     if value is True:
@@ -46,6 +46,6 @@ def parse(value: Any, grace: float = GRACE_SECONDS) -> Attachment | None:
 
 
 def detached(metadata: Json) -> Json | None:
-    """Return the metadata without it; None if there is nothing to take away."""
+    """Return the metadata without `attached`; None if it has none."""
     known = json.loads(metadata)
     return json.dumps(known) if known.pop("attached", None) is not None else None

@@ -1,4 +1,4 @@
-"""Compaction: a shorter history replaces the one that a session has. The old one stays on record."""
+"""Compaction: replace the history of a session by a shorter one. The old history remains recorded."""
 
 import json
 from collections.abc import Awaitable, Sequence
@@ -24,13 +24,13 @@ _PROMPT = "Summarize this conversation for yourself: goals, decisions, facts, op
 async def prepare_compaction(
     leased: LeasedSession, session: Session, submission: Submission
 ) -> tuple[Turn, Awaitable[Batch]]:
-    """Return a turn for the compaction, and the code of the agent that makes its batch. Raises `Conflict`."""
+    """Return a turn for the compaction, and the agent code that produces its batch. Raises `Conflict`."""
     point = await find_resume_point(leased.store, leased.id, None)
     at, messages = point.checkpoint, point.messages
     if at is None or not messages:
         raise Conflict(problem="the session has no messages to compact")
     if len(messages) != at.length:
-        raise Conflict(problem="the last run was cut off; send a message before you compact the session")
+        raise Conflict(problem="the last run was interrupted; send a message before you compact the session")
     setup = leased.setup(session)
     model = setup.model_of(session) or setup.agent.model
     turn = Turn(
@@ -43,7 +43,7 @@ async def prepare_compaction(
 
     async def compact() -> Batch:
         requests: list[NewEvent] = []
-        # A copy: it may change messages in place, and what it changed is found by comparison.
+        # A copy: the compactor may change messages in place, and changes are found by comparison.
         if setup.compact is not None:
             shorter = await setup.compact(deepcopy(messages))
         else:
@@ -64,7 +64,7 @@ async def prepare_compaction(
 async def _summarize(
     model: Any, messages: Sequence[ModelMessage]
 ) -> tuple[Sequence[ModelMessage], list[NewEvent]]:
-    """Let the model of the session summarize the history. Return the new history, and the requests that it took as events."""
+    """Summarize the history with the session's model. Return the new history, and events for the requests that this took."""
     result = await Agent(model).run(_PROMPT, message_history=messages)
     summary = f"Summary of the conversation so far:\n\n{result.output}"
     requests = [

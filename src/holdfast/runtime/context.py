@@ -1,4 +1,4 @@
-"""What the code of an agent can know of the session that it runs in."""
+"""The session that the code of an agent runs in."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -15,14 +15,14 @@ from holdfast.types import Session, State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionContext:
-    """What a tool can know of the session that it runs in, and the state it keeps there."""
+    """The session that a tool runs in, its credentials and its agent state."""
 
     session: Session
     store: Store
     keys: str | None = field(default=None, repr=False)
 
     async def credential(self, name: str) -> str | None:
-        """Return a credential of the session, opened; None if there is none, or it has expired."""
+        """Return a credential of the session, decrypted; None if there is none, or it has expired."""
         return await Credentials(self.store, self.keys).get(self.session.id, name)
 
     async def state(self, *, name: str | None = None) -> State:
@@ -30,7 +30,7 @@ class SessionContext:
         return await self.store.state(self.session.id, name=name)
 
     async def set_state(self, body: object, *, expected: int, name: str | None = None) -> State:
-        """Replace the agent state, or the one with this name; raises `VersionConflict` if it is not at version `expected`."""
+        """Replace the agent state, or the one with this name. Raise `VersionConflict` if it is not at version `expected`."""
         text = strict_json(body, "state")
         return await self.store.set_state(self.session.id, text, expected=expected, name=name)
 
@@ -39,12 +39,12 @@ _current: ContextVar[SessionContext | None] = ContextVar("holdfast_session", def
 
 
 def current_session() -> SessionContext | None:
-    """Return the session that the calling tool runs in; None outside of a worker."""
+    """Return the session that the calling tool runs in; None outside a worker."""
     return _current.get()
 
 
 def start_in(context: SessionContext, running: Awaitable[Any]) -> asyncio.Task[Any]:
-    """Start the code of an agent as a task of a session. If it exits, only the task fails: a worker has other sessions."""
+    """Start the code of an agent as a task of a session. If it exits the process, only this task fails."""
     token = _current.set(context)
     try:
         return asyncio.ensure_future(_contained(running))

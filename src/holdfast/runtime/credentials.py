@@ -1,6 +1,6 @@
-"""Credentials of a session: sealed with a key from the settings before the store sees them, opened only when asked for.
+"""Credentials of a session: encrypted with a key from the settings before they are stored, and decrypted only on request.
 
-They are no part of events, messages, logs or forks. What a tool does with one is the tool's own business.
+They are not part of events, messages, logs or forks.
 """
 
 import base64
@@ -22,25 +22,25 @@ def new_key() -> str:
 
 
 class Credentials:
-    """The credentials in a store. `keys` is the setting: the first key seals, all of them open."""
+    """The credentials in a store. `keys` is the setting: the first key encrypts, all of them decrypt."""
 
     def __init__(self, store: Store, keys: str | None) -> None:
         if not keys:
             raise BadSettings(
-                problem="credential_key is not set. Make one with holdfast.runtime.credentials.new_key()."
+                problem="credential_key is not set. Generate one with holdfast.runtime.credentials.new_key()."
             )
         self._store = store
         self._ciphers = [_cipher(key.strip()) for key in keys.split(",")]
 
     async def set(self, session_id: str, name: str, value: str, *, ttl: float | None = None) -> None:
-        """Seal a credential and keep it, for `ttl` seconds if given."""
+        """Encrypt and store a credential, for `ttl` seconds if given."""
         nonce = os.urandom(_NONCE_BYTES)
         closed = self._ciphers[0].encrypt(nonce, value.encode(), _bound_to(session_id, name))
         sealed = f"{_VERSION}.{base64.b64encode(nonce + closed).decode()}"
         await self._store.set_credential(session_id, name, sealed, ttl=ttl)
 
     async def remove(self, session_id: str, name: str) -> None:
-        """Remove a credential; harmless if there is none."""
+        """Delete a credential; do nothing if there is none."""
         await self._store.set_credential(session_id, name, None)
 
     async def get(self, session_id: str, name: str) -> str | None:
@@ -82,11 +82,11 @@ def _cipher(key: str) -> Any:
         raw = b""
     if len(raw) != _KEY_BYTES:
         raise BadSettings(
-            problem=f"credential_key must be {_KEY_BYTES} bytes in URL-safe base64; several are separated by commas."
+            problem=f"credential_key must be {_KEY_BYTES} bytes in URL-safe base64. Separate several keys with commas."
         )
     return AESGCM(raw)
 
 
 def _bound_to(session_id: str, name: str) -> bytes:
-    """Return what a seal is valid for, so that it opens in no other session and under no other name."""
+    """Return the associated data of the encryption, so that a credential cannot be used in another session or under another name."""
     return f"holdfast credential\n{session_id}\n{name}".encode()

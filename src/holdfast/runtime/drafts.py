@@ -1,4 +1,4 @@
-"""What the model is streaming right now, as drafts: at most every 50 ms, for watchers in any process."""
+"""Store the text that the model is streaming as drafts, at most every 50 ms, for watchers in any process."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ class Drafting:
         self._over = False
 
     async def __call__(self, ctx: RunContext[Any], events: AsyncIterable[AgentStreamEvent]) -> None:
-        """Follow one stream. When it ends nothing is on its way any more: the message takes the drafts' place."""
+        """Follow one stream. When it ends, no write is in progress: the message replaces the drafts."""
         self._parts, self._changed, self._over = {}, set(), False
         writing: asyncio.Task[None] | None = None
         try:
@@ -77,7 +77,7 @@ class Drafting:
                 await self._store.put_drafts(self._lease, [self._parts[index] for index in sorted(changed)])
             except HoldfastError as error:
                 _log.info("a draft of session %s was not written: %s", self._lease.session_id, error)
-                return  # drafts may be lost; if the lease is, the next write says so
+                return  # drafts may be lost; if the lease is lost, the next write fails
             await self._pause()
 
     async def _pause(self) -> None:

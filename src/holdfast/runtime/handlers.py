@@ -1,6 +1,6 @@
-"""Submissions that need no agent to run: one handler per kind.
+"""Handlers for submissions that need no agent run, one per kind.
 
-A handler returns the batch that carries out its submission. The submission ends in the same batch.
+A handler returns the batch that processes its submission. The submission ends in the same batch.
 """
 
 import json
@@ -22,11 +22,11 @@ Handler: TypeAlias = Callable[[LeasedSession, Submission], Awaitable[Batch]]
 
 
 async def approval(session: LeasedSession, submission: Submission) -> Batch:
-    """Record what a person decided. When no question is open, the turn that waited is queued again."""
+    """Record a person's answers. When no question is open any longer, queue the waiting turn again."""
     answers = approvals.parse_answers(parse_payload(submission))
     waiting = await _waiting_turn(session)
     if waiting is None or waiting.run_id is None:
-        raise Conflict(problem="nothing waits for an answer")
+        raise Conflict(problem="the session does not wait for an answer")
     setup = session.setup(await session.read())
     point = await find_resume_point(session.store, session.id, waiting.run_id)
     asked = pending_calls(point.messages)
@@ -44,7 +44,7 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
 
 
 async def interrupt(session: LeasedSession, submission: Submission) -> Batch:
-    """End a turn that waits for a person, or that was cut off and would continue. If there is none, there is nothing to interrupt."""
+    """End a turn that waits for a person, or that was interrupted and is queued to continue. Otherwise do nothing."""
     if (cancelled := await cancel_queued(session, submission)) is not None:
         return cancelled
     batch = Batch(status="idle")
@@ -75,7 +75,7 @@ async def cancel_queued(session: LeasedSession, interrupt: Submission) -> Batch 
 
 
 async def undo(session: LeasedSession, submission: Submission) -> Batch:
-    """Go back to before the last message of the user."""
+    """Go back to the point before the user's last message."""
     latest = (await session.store.checkpoints(session_id=session.id, limit=1)).items
     position = await last_prompt(session.store, latest[0]) if latest else None
     if position is None:
@@ -103,7 +103,7 @@ async def fork(session: LeasedSession, submission: Submission) -> Batch:
 
 
 async def nothing(session: LeasedSession, submission: Submission) -> Batch:
-    """Change nothing: there is no turn that could be stopped or detached."""
+    """Do nothing: there is no turn to stop or detach."""
     del session, submission
     return Batch()
 
@@ -131,7 +131,7 @@ async def _waiting_turn(session: LeasedSession) -> Submission | None:
 
 
 async def _cut_off_turn(session: LeasedSession, interrupt: Submission) -> Submission | None:
-    """Return the submission whose turn had begun before an interrupt was sent, and was cut off: it is queued again."""
+    """Return the queued submission whose turn began before the interrupt was sent, and was cut off."""
     page = await session.store.submissions(session.id, state="queued", payloads=False, limit=1000)
     for queued in page.items:
         if queued.lane == "main":
@@ -141,7 +141,7 @@ async def _cut_off_turn(session: LeasedSession, interrupt: Submission) -> Submis
 
 
 async def _checkpoint(session: LeasedSession, payload: Mapping[str, Any]) -> Checkpoint:
-    """Return the checkpoint that is named, else the last one."""
+    """Return the checkpoint that the payload names, by default the last one."""
     if "checkpoint_id" in payload:
         checkpoint = await session.store.checkpoint(str(payload["checkpoint_id"]))
         if checkpoint.session_id != session.id:

@@ -1,4 +1,4 @@
-"""A session whose lease a worker holds: what its submissions are carried out with."""
+"""A session whose lease a worker holds, as needed to process its submissions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class LeasedSession:
         *,
         batch: Batch | None = None,
     ) -> None:
-        """Record the end of a submission, together with what else it changes."""
+        """Record the end of a submission, together with its other changes."""
         batch = batch or Batch()
         reason = None if reason is None else _storable(reason)
         change = SubmissionChange(id=submission.id, state=state, reason=reason)
@@ -53,5 +53,5 @@ class LeasedSession:
 
 
 def _storable(text: str) -> str:
-    """Return a text of any origin as one that every engine stores."""
+    """Return a text from anywhere in a form that every engine can store."""
     return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()

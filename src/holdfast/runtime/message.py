@@ -1,4 +1,4 @@
-"""Carrying out a message as a run of a Pydantic AI agent. Nothing else in the runtime runs a turn."""
+"""Process a message as a run of a Pydantic AI agent. No other module of the runtime runs a turn."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from pydantic_ai import Agent, DeferredToolRequests
 
 from holdfast.record.capability import Holdfast
 from holdfast.record.ledger import ended_calls
-from holdfast.record.recovery import ResumePoint, find_resume_point, know_tools
+from holdfast.record.recovery import ResumePoint, check_tools, find_resume_point
 from holdfast.runtime import approvals
 from holdfast.runtime.attachment import attachment
 from holdfast.runtime.drafts import Drafting
@@ -26,7 +26,7 @@ async def prepare_turn(
     last: bool,
     take_steered: Callable[[], Awaitable[Sequence[Steered]]],
 ) -> tuple[Turn, Awaitable[Any]]:
-    """Return the turn of a message, and the run that carries it out. A turn that was cut off continues.
+    """Return the turn of a message, and the run that processes it. An interrupted turn continues.
 
     A `fresh` session has no history yet. After the `last` message the session is released. Raises `BadInput` and `Conflict`.
     """
@@ -47,11 +47,11 @@ async def prepare_turn(
     if point.chain:
         turn.continue_run(point.chain[0])
         if turn.recovered and submission.attempts > 1:
-            turn.uncounts = await _cannot_have_ended_its_worker(leased, point)
+            turn.uncounts = await _is_blameless(leased, point)
     given = await approvals.given_answers(leased.store, leased.id, point.chain)
     results = None
     if point.begun:
-        know_tools(setup.agent, point.messages)
+        check_tools(setup.agent, point.messages)
         denied = [answer.call_id for answer in given.values() if not answer.approved]
         ended = await ended_calls(leased.store, leased.id, point.messages, denied) if denied else ()
         results = approvals.results(point.messages, given, ended)
@@ -84,8 +84,8 @@ async def prepare_turn(
     return turn, run()
 
 
-async def _cannot_have_ended_its_worker(leased: LeasedSession, point: ResumePoint) -> bool:
-    """Return whether the run that was cut off had made progress while no tool of its turn was running.
+async def _is_blameless(leased: LeasedSession, point: ResumePoint) -> bool:
+    """Return whether the interrupted run had made progress and no tool of its turn was running, so that it did not end its worker.
 
     Workers that die often must not use up the attempts of a long turn.
     """
@@ -100,7 +100,7 @@ async def _cannot_have_ended_its_worker(leased: LeasedSession, point: ResumePoin
 
 
 def _output_type(agent: Agent[Any, Any]) -> Any:
-    """Return the agent's output type and, beside it, that tools may wait for a person.
+    """Return the agent's output type, extended so that tools may wait for a person.
 
     An agent with output validators runs only with its own output type.
     """

@@ -1,4 +1,4 @@
-"""Reading the payload of a submission."""
+"""Parse the payload of a submission."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a session asks a person, and the answers on record. It needs no agent, so that a terminal can do without."""
+"""The open questions of a session, and the recorded answers. Independent of Pydantic AI, so that commands start fast."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ ANSWERED = "approval_answered"
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class ApprovalAnswer:
-    """What a person decided about one call."""
+    """A person's decision on one call."""
 
     call_id: str
     digest: str
@@ -26,10 +26,10 @@ class ApprovalAnswer:
     feedback: str | None = None
     arguments: dict[str, Any] | None = None
     by: str | None = field(default=None, compare=False)
-    """Who decided. The same decision by another person is the same answer."""
+    """The person who decided. The same decision by another person is the same answer."""
 
     def as_json(self) -> Json:
-        """Return it as the payload of its event."""
+        """Return the payload of its event."""
         given = {"feedback": self.feedback, "arguments": self.arguments, "by": self.by}
         facts = {name: value for name, value in given.items() if value is not None}
         return strict_json(
@@ -54,11 +54,13 @@ def _parse(item: object) -> ApprovalAnswer:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the answer"
-        raise BadInput(problem=f"{where}: {first['msg']}. It needs `call_id`, `digest`, `approved`") from None
+        raise BadInput(
+            problem=f"{where}: {first['msg']}. An answer requires `call_id`, `digest` and `approved`"
+        ) from None
 
 
 async def asked(store: Store, session_id: str) -> list[dict[str, Any]]:
-    """Return what a session asks a person now: the calls that have no answer yet."""
+    """Return the open questions of a session: the calls that have no answer yet."""
     waiting = (await store.submissions(session_id, state="waiting", payloads=False, limit=1)).items
     if not waiting or waiting[0].run_id is None:
         return []
@@ -75,10 +77,10 @@ async def asked(store: Store, session_id: str) -> list[dict[str, Any]]:
 
 
 async def given_answers(store: Store, session_id: str, chain: Iterable[Run]) -> dict[str, ApprovalAnswer]:
-    """Return the answers to the calls that are open now, by call: given to a run, or to those that it continues.
+    """Return the answers to the open calls, by call id, given to a run or to the runs that it continues.
 
-    An answer is for one question. It ends when the call is asked about again, and when the model has responded since: models use
-    the same id again for other calls.
+    An answer is for one question. It expires when the call is asked about again, and when the model has responded since, because
+    models reuse call ids for other calls.
     """
     given: dict[str, ApprovalAnswer] = {}
     for run in reversed(list(chain)):

@@ -1,7 +1,7 @@
-"""One session on a worker: it takes what was submitted, in order, and minds what overtakes while a turn runs.
+"""One session on a worker: process its submissions in order, and watch for urgent ones while a turn runs.
 
-Whatever is carried out ends in one batch together with its submission. What is cut off leaves the submission where it
-was, and the worker that takes the session next continues from what is on record.
+Everything that a submission changes is written in one batch with its end. After an interruption the submission stays in its
+state, and the next worker of the session continues from the recorded history.
 """
 
 import asyncio
@@ -30,19 +30,19 @@ from holdfast.store import Store
 from holdfast.tracing import TURN, span
 from holdfast.types import Batch, NewEvent, Run, Session, Submission, SubmissionChange, Work
 
-_LOOK_SECONDS = 1.0
-"""A lost hint costs this much."""
+_POLL_SECONDS = 1.0
+"""How often to poll if a notification is lost."""
 _SHORT_SECONDS = 0.05
-"""A turn that is over within this needs no look at the inbox. So much later is what overtakes noticed, at most."""
+"""A turn that ends within this time does not read its inbox. An urgent submission is noticed at most this much later."""
 _CUT_OFF_SECONDS = 1.0
-"""How long the code of an agent that is cancelled may take to end. What it does later is not recorded."""
+"""How long cancelled agent code may take to end. Nothing that it does later is recorded."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 60.0
-"""How long a session is kept after its store failed: four times as long with each failure in a row."""
+"""How long a session is kept after its store failed: four times longer with each consecutive failure."""
 _log = logging.getLogger(__name__)
 
 
 class SessionRunner:
-    """Carries out what was submitted to one session, for as long as the lease is held."""
+    """Processes the submissions of one session while the lease is held."""
 
     def __init__(
         self,
@@ -66,20 +66,20 @@ class SessionRunner:
         self._turn: Turn | None = None
         self._reason: str | None = None  # why the session is handed over
         self._stopping = asyncio.Event()
-        self._left = 0  # how many submissions may still be taken
+        self._left = 0  # how many submissions may still be processed
         self._steering = False  # whether a message waits to enter the turn
         self.unfinished: Submission | None = None
-        """The submission that is carried out, or was when the session was lost or its store failed."""
+        """The submission in progress, also after the session was lost or its store failed."""
 
     def hand_over(self, reason: str) -> None:
-        """Stop at the next settled point; another worker continues."""
+        """Stop at the next settled point, so that another worker continues."""
         self._reason = self._reason or reason
         self._stopping.set()
         if self._turn is not None:
             self._turn.draining = True
 
     def stop(self, why: Stop) -> None:
-        """Stop what is running, wherever it is."""
+        """Stop the running turn immediately."""
         self._stopping.set()
         if why == "handover":
             self._reason = self._reason or "shutdown"
@@ -89,14 +89,14 @@ class SessionRunner:
             self._lease.lost = True
 
     async def serve(self) -> None:
-        """Take one submission after the other until none is left of those that waited in the beginning."""
+        """Process all submissions that were pending when the session was claimed."""
         if self._lease.taken_from is not None:
             payload = json.dumps({"taken_from": self._lease.taken_from})
             await self._store.write(self._lease, Batch(events=[NewEvent(kind="takeover", payload=payload)]))
         session: Session | None = self._work.session
         submission = self._work.submission
         waiting = session.status == "waiting"
-        # What comes meanwhile is seen when the session is released: then it is ready again.
+        # Later submissions are found when the session is released: then it becomes ready again.
         self._left = session.pending
         while self._left > 0 and self._reason is None and not self._lease.lost:
             self._left -= 1
@@ -111,14 +111,14 @@ class SessionRunner:
             if not self._lease.lost:
                 self.unfinished = None
                 self._store_failures.pop(self._session_id, None)
-            session = submission = None  # what was read before the first one may be old now
+            session = submission = None  # only valid for the first submission
 
     @property
     def _session_id(self) -> str:
         return self._lease.session_id
 
     async def _carry_out(self, submission: Submission, session: Session | None) -> bool:
-        """Carry out a submission and return whether the session waits for a person now. Every failure is recorded."""
+        """Process a submission and return whether the session now waits for a person. Every failure is recorded."""
         facts = {"session_id": self._session_id, "submission_id": submission.id}
         try:
             with (
@@ -131,7 +131,7 @@ class SessionRunner:
         except (LeaseLost, StoreError) as error:
             if isinstance(error, StoreError) and not self._lease.lost:
                 await self._back_off(submission, error)
-            raise  # not its fault: the worker that takes the session next continues
+            raise  # not the submission's fault: the next worker of the session continues
         except HoldfastError as error:
             if self._lease.lost:
                 raise
@@ -144,7 +144,7 @@ class SessionRunner:
         return (await self._leased.read()).status == "waiting"
 
     async def _back_off(self, submission: Submission, error: StoreError) -> None:
-        """Record why an attempt ended, and wait before the session is released: the store may need time."""
+        """Record why an attempt ended, and wait before releasing the session, to give the store time."""
         with suppress(HoldfastError):
             change = SubmissionChange(id=submission.id, state="queued", reason=str(error))
             await self._store.write(self._lease, Batch(submissions=[change], status="idle"))
@@ -176,23 +176,25 @@ class SessionRunner:
         if turn.ended:
             return turn.waits
         if not await self._gave_up(turn, error):
-            said = (
+            text = (
                 "CancelledError: the agent's code cancelled the run"
                 if error is None
                 else f"{type(error).__name__}: {error}"
             )
-            _log.warning("session %s: the run failed before it began", self._session_id, exc_info=error)
-            await self._leased.end(submission, "failed", said)
+            _log.warning("session %s: the run failed before it started", self._session_id, exc_info=error)
+            await self._leased.end(submission, "failed", text)
         return False
 
     async def _command(self, submission: Submission) -> None:
-        """Carry out anything but a message."""
+        """Process any submission that is not a message."""
         if submission.kind == "compact":
             await self._compact(submission)
             return
         handle = HANDLERS.get(submission.kind)
         if handle is None:
-            raise BadInput(problem=f"a session does not know what {submission.kind!r} is")
+            raise BadInput(
+                problem=f"unknown submission kind {submission.kind!r}; use one of {', '.join(sorted(['message', 'compact', *HANDLERS]))}"
+            )
         await self._leased.end(submission, "done", batch=await handle(self._leased, submission))
         if submission.kind == "shutdown":
             self.hand_over("shutdown")
@@ -205,19 +207,19 @@ class SessionRunner:
             await self._leased.end(submission, "done", batch=task.result())
 
     async def _attend(self, turn: Turn, session: Session, running: Awaitable[Any]) -> asyncio.Task[Any]:
-        """Run the code of an agent until it has ended. Stop it when a person or its time limit asks for that."""
+        """Run the code of an agent until it has ended. Stop it on request or at its time limit."""
         context = SessionContext(session=session, store=self._store, keys=self._credential_key)
         turn.task = task = start_in(context, running)
         self._turn = turn
         turn.draining = self._reason is not None
-        minding: list[asyncio.Task[None]] = []
+        watchers: list[asyncio.Task[None]] = []
         if turn.attached is not None:
-            minding.append(asyncio.create_task(self._mind_watchers(turn, turn.attached)))
+            watchers.append(asyncio.create_task(self._watch_attendance(turn, turn.attached)))
         try:
-            if session.pending == 1:  # nothing else was there a moment ago
+            if session.pending == 1:  # no other submission was pending
                 await asyncio.wait([task], timeout=_SHORT_SECONDS)
             if not task.done():
-                minding.append(asyncio.create_task(self._mind_inbox(turn)))
+                watchers.append(asyncio.create_task(self._watch_inbox(turn)))
                 await asyncio.wait([task], timeout=turn.limit)
             if not task.done():
                 turn.cancel("timeout")
@@ -225,18 +227,18 @@ class SessionRunner:
             if turn.recording is not None:
                 await asyncio.wait([turn.recording])
         except asyncio.CancelledError:
-            turn.cancel("lost")  # we are stopped ourselves: leave everything as it is
+            turn.cancel("lost")  # this task is being stopped: leave everything as it is
             await asyncio.wait([task], timeout=_CUT_OFF_SECONDS)
             raise
         finally:
             self._turn = None
-            for task_beside in minding:
-                task_beside.cancel()
-            await asyncio.gather(*minding, return_exceptions=True)
+            for watcher in watchers:
+                watcher.cancel()
+            await asyncio.gather(*watchers, return_exceptions=True)
         return task
 
     async def _gave_up(self, turn: Turn, error: BaseException | None) -> bool:
-        """Do what follows from the reason why the code of an agent was stopped; return whether there was one."""
+        """Handle the reason why the code of an agent was stopped; return whether there was one."""
         if turn.stop == "lost" or self._lease.lost:
             self._lease.lost = True
         elif isinstance(error, StoreError):
@@ -252,7 +254,7 @@ class SessionRunner:
         return True
 
     async def _write_handover(self, turn: Turn) -> None:
-        """Record why the turn is handed over, and queue its submission again, as if it had not been taken."""
+        """Record why the turn is handed over, and queue its submission again without counting this attempt."""
         reason = self._reason = self._reason or "shutdown"
         if reason in {UNWATCHED, "background"}:
             session = await self._leased.read()
@@ -282,14 +284,14 @@ class SessionRunner:
             ),
         )
 
-    async def _mind_watchers(self, turn: Turn, attached: Attachment) -> None:
-        """Stop, or hand over, a turn that nobody has watched for as long as the session allows."""
+    async def _watch_attendance(self, turn: Turn, attached: Attachment) -> None:
+        """Stop or hand over a turn that has not been watched for as long as the session allows."""
         while True:
             try:
                 left = attached.grace - await self._store.unwatched(self._session_id)
             except HoldfastError as error:
-                _log.warning("session %s: who watches it is not known: %s", self._session_id, error)
-                left = _LOOK_SECONDS
+                _log.warning("session %s: cannot read when it was last watched: %s", self._session_id, error)
+                left = _POLL_SECONDS
             if left <= 0:
                 break
             await asyncio.sleep(min(left, attached.grace / 4) + 0.01)
@@ -299,20 +301,20 @@ class SessionRunner:
         else:
             self.hand_over(UNWATCHED)
 
-    async def _mind_inbox(self, turn: Turn) -> None:
-        """Look, while a turn runs, for what must not wait for its end."""
+    async def _watch_inbox(self, turn: Turn) -> None:
+        """Look for urgent submissions while a turn runs."""
         with self._store.inbox_bell(self._session_id) as bell:
             while True:
                 try:
-                    await self._look_at_inbox(turn)
+                    await self._process_urgent(turn)
                 except LeaseLost:
                     turn.cancel("lost")
                     return
                 except HoldfastError as error:
                     _log.warning("session %s: the inbox cannot be read: %s", self._session_id, error)
-                await bell.wait(_LOOK_SECONDS)
+                await bell.wait(_POLL_SECONDS)
 
-    async def _look_at_inbox(self, turn: Turn) -> None:
+    async def _process_urgent(self, turn: Turn) -> None:
         for urgent in await self._store.urgent(self._session_id):
             if urgent.lane == "main":
                 self._steering = self._steering or urgent.when_busy == "steer"
@@ -335,7 +337,11 @@ class SessionRunner:
                 await self._leased.end(taken, "done")
                 self.hand_over("background")
             else:
-                reason = "nothing waits for an answer" if taken.kind == "approval" else "a turn is running"
+                reason = (
+                    "the session does not wait for an answer"
+                    if taken.kind == "approval"
+                    else "a turn is running"
+                )
                 await self._leased.end(taken, "failed", reason)
 
     async def _take_steered(self) -> Sequence[Steered]:
@@ -365,7 +371,7 @@ def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
 
 
 def _is_closing(error: BaseException) -> bool:
-    """Tell whether this task is cancelled or closed from outside, as opposed to code of an agent having raised such an error."""
+    """Return whether this task is being cancelled or closed, as opposed to agent code having raised such an error."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # no event loop is running

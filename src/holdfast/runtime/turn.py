@@ -1,6 +1,6 @@
-"""A worker's turn: one run for one submission, and what stops it.
+"""A worker's turn: one run for one submission, and the reasons to stop it.
 
-The recorder writes to the journal; the turn adds what belongs to the submission, so that both end in one batch.
+The recorder writes to the journal; the turn adds the changes of the submission, so that both end in one batch.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from holdfast.runtime.attachment import Attachment
 from holdfast.types import Batch, Checkpoint, Lease, NewEvent, Run, Submission, SubmissionChange
 
 Stop: TypeAlias = Literal["interrupt", "handover", "lost", "timeout"]
-"""Why a run is stopped from outside: a person wants it, another worker continues it, the lease is lost, time is up."""
+"""Why a run is stopped: a person interrupts it, another worker continues it, the lease is lost, or it times out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steered:
-    """A message that enters the turn while it runs, and the submission that it came with."""
+    """A message that enters the running turn, and its submission."""
 
     submission_id: str
     content: Sequence[Any]
@@ -45,31 +45,31 @@ class Turn(RunHost):
     replaces: Run | None = None
     """The run that this one continues; it ends when this one begins."""
     recovered: bool = False
-    """Whether that run was cut off, so that an event records the recovery."""
+    """Whether that run was interrupted, so that an event records the recovery."""
     uncounts: bool = False
-    """Whether the attempt that was cut off does not count."""
+    """Whether the interrupted attempt does not count."""
     checkpoint: Checkpoint | None
     """The last checkpoint of the session; None if it has no history yet."""
     recorded: Sequence[ModelMessage]
-    """The messages up to there."""
+    """The messages up to that checkpoint."""
     last: bool = False
-    """Whether this is the last submission to take: the session is released with the end of the run."""
+    """Whether this is the last submission: then the session is released at the end of the run."""
     take_steered: Callable[[], Awaitable[Sequence[Steered]]] = _nothing
     """Called before each model request."""
     limit: float | None = None
-    """How many seconds it may take."""
+    """How many seconds the run may take."""
     attached: Attachment | None = None
-    """How long it may run while nobody watches the session."""
+    """How long the turn may run without a watcher."""
     draining: bool = False
     """Hand over at the next settled point."""
     stop: Stop | None = None
     run_id: str | None = None
     ended: bool = False
-    """Whether the end of the run and of the submission is on record."""
+    """Whether the end of the run and of the submission is recorded."""
     waits: bool = False
-    """Whether it ended with calls that a person decides on."""
+    """Whether it ended with calls that wait for a person."""
     failed: StoreError | None = None
-    """Why the end of the run is not on record. A run that was cancelled does not raise it."""
+    """Why the end of the run is not recorded. A cancelled run does not raise it."""
     task: asyncio.Task[Any] | None = field(default=None, repr=False)
     """The task that runs the agent."""
     recording: asyncio.Task[Any] | None = field(default=None, repr=False)
@@ -79,18 +79,18 @@ class Turn(RunHost):
 
     @property
     def attempts(self) -> int:
-        """The attempts that count, with this one."""
+        """The number of attempts that count, including this one."""
         return self.submission.attempts - self.uncounts
 
     @property
     def began_at(self) -> datetime:
-        """When the turn began: a message that was sent later may interrupt it. An attempt that was cut off counts."""
+        """When the turn began: a message sent later may interrupt it. An interrupted attempt counts."""
         if self.submission.attempts > 1 or self.submission.started_at is None:
             return self.submission.created_at
         return self.submission.started_at
 
     def continue_run(self, run: Run) -> None:
-        """Continue a run that waited, was handed over or was cut off. It ends when the run of this turn begins."""
+        """Continue a run that waited, was handed over or was interrupted. It ends when the run of this turn begins."""
         self.replaces = run
         if run.status == "waiting":
             self.replaces = replace(run, status="completed")
@@ -99,18 +99,18 @@ class Turn(RunHost):
             self.recovered = True
 
     def cancel(self, stop: Stop) -> None:
-        """Stop the run. The first reason counts, except that a lost lease is stronger than all."""
+        """Stop the run. The first reason counts, but a lost lease overrides every other reason."""
         if self.stop is None or stop == "lost":
             self.stop = stop
         if self.task is not None:
             self.task.cancel()
 
     def timed_out(self) -> TimeoutError:
-        """Return the error of a run that took too long."""
+        """Return the error for a run that exceeded its time limit."""
         return TimeoutError(f"the run took longer than {self.limit:g} seconds")
 
     def enter(self, session_id: str, run_id: str, agent: str) -> AbstractAsyncContextManager[RunStart]:
-        """Record under the lease of the worker, which has read the session already."""
+        """Record under the lease of the worker, which has already read the session."""
         del session_id, run_id, agent
         self.recording = asyncio.current_task()
         return nullcontext(RunStart(self.lease, self.checkpoint, self.recorded))
@@ -122,7 +122,7 @@ class Turn(RunHost):
         return [message.content for message in steered]
 
     def amend(self, batch: Batch, run: Run, *, begins: bool, responded: bool) -> None:
-        """Add which submission the run carries out, which run it continues, and the messages that have entered it."""
+        """Add the submission that the run processes, the run that it continues, and the steering messages that entered it."""
         if begins:
             self._begin(batch, run)
         if responded:
@@ -145,17 +145,17 @@ class Turn(RunHost):
                 batch.events = [NewEvent(kind="recovered", run_id=run.id, payload=payload), *batch.events]
 
     async def settled(self) -> None:
-        """Hand over here if the worker drains; stop once more if a tool swallowed the cancellation."""
+        """Hand over here if the worker is draining. Cancel again if a tool swallowed the cancellation."""
         if self.draining or self.stop:
             self.cancel(self.stop or "handover")
             await asyncio.sleep(0)
 
     def failure(self, error: BaseException, unwritten: Exception | None) -> Failure | None:
-        """Record a failure only if the turn ends with it. Otherwise the worker that takes the session next decides."""
+        """Record a failure only if it ends the turn. Otherwise the next worker of the session decides."""
         if self.stop == "lost" or isinstance(error, StoreError) or isinstance(unwritten, StoreError):
             return None
         if self.stop is None and self.task is not None and self.task.cancelling():
-            return None  # nobody asked for it: the worker is being torn down
+            return None  # cancelled without a reason: the worker is being torn down
         if self.stop == "handover":
             return Failure(None, error)
         if self.stop == "timeout":
@@ -182,7 +182,7 @@ class Turn(RunHost):
             batch.drafts_done = [run.id]
 
     def close(self, run: Run | None, unwritten: Exception | None) -> None:
-        """Note whether the end is on record; if not, why."""
+        """Store whether the end is recorded, and if not, why."""
         self.ended = run is not None
         self.waits = run is not None and run.status == "waiting"
         if isinstance(unwritten, StoreError):

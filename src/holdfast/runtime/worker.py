@@ -1,7 +1,7 @@
-"""A worker: claims sessions that have something to do, runs each in a task of its own, and lets them go.
+"""A worker: claims sessions that have work, runs each in its own task, and releases them.
 
-It holds all its sessions under one deadline. When it cannot renew that in time it stops its runs by itself, before
-others may take them; when it is told to stop it hands over at the next settled point.
+It holds all its sessions under one deadline. If it cannot renew that in time, it stops its runs before other workers
+may claim them. When it is stopped, it hands over its sessions at their next settled point.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ from holdfast.store import Store
 from holdfast.tasks import end
 from holdfast.types import Holder, Lease, Submission, Work
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _AT_ONCE = 8
-"""So many sessions are claimed at once: few enough to leave some to the others."""
+"""How many sessions are claimed at once: few enough to leave some to other workers."""
 _RESCUE_SECONDS = 0.25
 _PAUSE_SECONDS = 0.5
 _log = logging.getLogger(__name__)
@@ -40,9 +40,9 @@ _log = logging.getLogger(__name__)
 class Worker:
     """Serves agents' sessions from a store until it is stopped.
 
-    `concurrency` is how many sessions run at once. After `stop` a run has `grace` seconds to reach a point where
-    another worker can go on with nothing repeated; then it is cut off. `credential_key` opens sessions' credentials. `ttl` and
-    `renew` are those of the store's settings unless they are given.
+    `concurrency` is how many sessions run at once. After `stop` a run has `grace` seconds to reach a point from which
+    another worker can continue without repeating anything; then it is cancelled. `credential_key` decrypts the sessions' credentials.
+    `ttl` and `renew` default to the store's settings.
     """
 
     def __init__(
@@ -70,18 +70,18 @@ class Worker:
         self._stopping = asyncio.Event()
         self._lost = asyncio.Event()
         self._renewal: Renewal | None = None
-        self._uncounted: list[Submission] = []  # whose last attempt is not to count
+        self._uncounted: list[Submission] = []  # whose last attempt must not count
         self._running: dict[SessionRunner, asyncio.Task[None]] = {}
         self._histories = LargeHistories()
         self._store_failures: Counter[str] = Counter()  # in a row, by session
         self.counters: Counter[str] = Counter()
 
     def stop(self) -> None:
-        """Take nothing new, and hand over what runs. `run` returns when that is done."""
+        """Claim nothing new, and hand over the running sessions. `run` returns when that is done."""
         self._stopping.set()
 
     async def run(self) -> bool:
-        """Serve until stopped, and sweep; say whether every run could be handed over at a settled point."""
+        """Serve until stopped, and sweep. Return whether every run was handed over at a settled point."""
         async with sweeping(self._store):
             return await self._serve_until_stopped()
 
@@ -93,12 +93,12 @@ class Worker:
             except StoreClosed:
                 raise
             except HoldfastError as error:
-                _log.warning("the store is not available, trying again: %s", error)
+                _log.warning("the store is not available, retrying: %s", error)
                 await self._pause()
         return clean
 
     async def _serve_as_holder(self) -> bool:
-        """Serve as one holder, until stopped or lost."""
+        """Serve as one holder, until stopped or the holder is lost."""
         holder = await join(self._store, self.name, ttl=self._ttl, agents=sorted(self._agents))
         self._lost.clear()
         self._renewal = renewal = Renewal(
@@ -140,13 +140,13 @@ class Worker:
                     except StoreClosed:
                         raise
                     except HoldfastError as error:
-                        _log.warning("cannot claim: %s", error)
+                        _log.warning("cannot claim sessions: %s", error)
                         await self._pause()
                         continue
                 for work in claimed:
                     self._start(work)
                 if not claimed:
-                    await self._first(bell.wait(_LOOK_SECONDS))
+                    await self._first(bell.wait(_POLL_SECONDS))
 
     def _start(self, work: Work) -> None:
         lease = work.lease
@@ -175,11 +175,11 @@ class Worker:
             _log.warning("%s", error)
             self.counters["lost"] += 1
         except HoldfastError as error:
-            _log.warning("session %s is left to others: %s", lease.session_id, error)
+            _log.warning("session %s is left to other workers: %s", lease.session_id, error)
             self.counters["failed"] += 1
             if not isinstance(error, StoreError):
                 runner.unfinished = None
-        except Exception:  # noqa: BLE001 - a boundary: the other sessions go on
+        except Exception:  # noqa: BLE001 - a boundary: the other sessions continue
             _log.exception("session %s failed", lease.session_id)
             self.counters["failed"] += 1
             runner.unfinished = None
@@ -203,10 +203,10 @@ class Worker:
                 raise
 
     async def _release(self, lease: Lease) -> None:
-        """Let go of a session, however often that takes: nobody else can while our deadline is renewed."""
+        """Release a session, and retry until it succeeds: no other worker can claim it while this one renews its deadline."""
         while not (lease.released or self._lost.is_set()):
             try:
-                await self._uncount_attempts()  # before another worker looks at the count
+                await self._uncount_attempts()  # before another worker reads the count
                 await self._store.release(lease)
             except (NotFound, StoreClosed):
                 return
@@ -217,13 +217,13 @@ class Worker:
                 return
 
     async def _drain(self, holder: Holder) -> bool:
-        """Let every run come to a settled point; those that do not are cut off."""
+        """Let every run reach a settled point; cancel those that do not in time."""
         if self._lost.is_set():
             for runner in list(self._running):
                 runner.stop("lost")
             await self._wait_for_all(holder.ttl * 0.1)
             return True
-        _log.info("worker %s is told to stop and hands over %d sessions", self.name, len(self._running))
+        _log.info("worker %s is stopping and hands over %d sessions", self.name, len(self._running))
         for runner in list(self._running):
             runner.hand_over("shutdown")
         await self._wait_for_all(self._grace)
@@ -238,14 +238,14 @@ class Worker:
             await asyncio.wait(list(self._running.values()), timeout=seconds)
 
     async def _rescue(self) -> None:
-        """Free the sessions of holders that are gone."""
+        """Free the sessions of dead holders."""
         while True:
             try:
                 freed = await self._store.reclaim()
                 if freed:
-                    _log.info("freed %d sessions of holders that are gone", len(freed))
+                    _log.info("freed %d sessions of dead holders", len(freed))
             except HoldfastError as error:
-                _log.debug("cannot look for holders that are gone: %s", error)
+                _log.debug("cannot look for dead holders: %s", error)
             await asyncio.sleep(_RESCUE_SECONDS)
 
     async def _pause(self) -> None:

@@ -1,6 +1,6 @@
-"""The log as it grows: commands and their output, of all services on the store, each event once, without a gap.
+"""The live log: commands and their output from all services on the store, each event once and without gaps.
 
-It reads when its reader is ready for more, so a slow reader costs nothing but its own delay. It never skips.
+It reads when its consumer is ready for more, so a slow consumer costs nothing but its own delay. It never skips events.
 """
 
 import asyncio
@@ -12,27 +12,29 @@ from holdfast.errors import NotFound, StoreError
 from holdfast.store import Store
 from holdfast.types import Command, Output
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _PAUSE_SECONDS = 1.0
 _LATE = timedelta(seconds=10)
-"""A command may be committed so long after the time that it bears, and is still found."""
+"""How long after its timestamp a command may be committed and still be found."""
 _PAGE = 100
 _MANY = 1000
 _log = logging.getLogger(__name__)
 
 
 class Feed:
-    """One reader's place in the log. Commands are found by time, with an overlap; output is followed by its numbers."""
+    """One consumer's position in the log. Commands are found by time, with an overlap; output is followed by number."""
 
     def __init__(self, store: Store, *, owner: str | None = None) -> None:
         self._store = store
         self._owner = owner
-        self._open: dict[str, int] = {}  # the number of the last output that was given, of those not ended
-        self._seen: dict[str, datetime] = {}  # the commands of the overlap
+        self._open: dict[
+            str, int
+        ] = {}  # the last output number delivered for each command that has not ended
+        self._seen: dict[str, datetime] = {}  # the commands within the overlap
         self._from: datetime | None = None
 
     async def skip(self) -> None:
-        """Leave out what is in the log already; what runs is followed from here."""
+        """Skip the events that are already in the log; follow running commands from here."""
         newest = await self._store.shell_events(kind="command", owner=self._owner, newest_first=True, limit=1)
         for command in newest.items:
             if isinstance(command, Command):
@@ -45,21 +47,21 @@ class Feed:
             self._open[command.id] = command.outputs - 1
 
     async def follow(self) -> AsyncGenerator[Command | Output, None]:
-        """Yield what is new, for ever. A store that goes away is waited for."""
+        """Yield new events indefinitely. If the store is unavailable, wait for it."""
         while True:
             given = False
             try:
-                async for event in self._look():
+                async for event in self._poll():
                     given = True
                     yield event
             except StoreError as error:
-                _log.warning("the log of shell commands cannot be read, trying again: %s", error)
+                _log.warning("the log of shell commands cannot be read, retrying: %s", error)
                 await asyncio.sleep(_PAUSE_SECONDS)
             if not given:
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
 
     async def replay(self) -> AsyncGenerator[Command | Output, None]:
-        """Yield what is in the log, by time; `follow` goes on from there."""
+        """Yield the events in the log, by time; `follow` continues from there."""
         cursor = None
         while True:
             page = await self._store.shell_events(owner=self._owner, cursor=cursor, limit=_PAGE)
@@ -70,14 +72,14 @@ class Feed:
                 elif event.order == self._open.get(event.command_id, event.order) + 1:
                     self._given(event)
                     yield event
-                elif event.command_id in self._open:  # one before it came late
+                elif event.command_id in self._open:  # an earlier output was committed late
                     async for output in self._outputs(event.command_id):
                         yield output
             cursor = page.next_cursor
             if cursor is None:
                 return
 
-    async def _look(self) -> AsyncGenerator[Command | Output, None]:
+    async def _poll(self) -> AsyncGenerator[Command | Output, None]:
         running = {command.id: command for command in await self._running()}
         for command in [*await self._late(), *running.values()]:
             if self._note(command):
@@ -87,7 +89,9 @@ class Feed:
             if now is None or now.outputs - 1 > last:
                 async for output in self._outputs(key):
                     yield output
-                if now is None and key in self._open:  # it has ended, and nothing came: its end is gone
+                if (
+                    now is None and key in self._open
+                ):  # it has ended without a new output: its last output was deleted
                     await self._forget(key)
 
     async def _running(self) -> list[Command]:
@@ -101,7 +105,7 @@ class Feed:
         return result
 
     async def _late(self) -> list[Command]:
-        """Return the commands since the overlap began."""
+        """Return the commands since the start of the overlap."""
         results: list[Command] = []
         cursor = None
         while True:
@@ -114,7 +118,7 @@ class Feed:
                 return results
 
     def _note(self, command: Command) -> bool:
-        """Say whether it is new. Then its output is followed from the beginning."""
+        """Return whether a command is new. If so, follow its output from the beginning."""
         at = command.started_at
         if command.id in self._seen or command.id in self._open or at is None:
             return False
@@ -126,7 +130,7 @@ class Feed:
         return True
 
     async def _outputs(self, key: str) -> AsyncGenerator[Output, None]:
-        """Yield what follows the last output that was given."""
+        """Yield the outputs after the last one delivered."""
         while key in self._open:
             try:
                 page = await self._store.outputs(key, after=self._open[key], limit=_PAGE)

@@ -1,9 +1,9 @@
-"""Keeps one command: starts it when told to, and ends all that it started when it ends, or when its service is gone.
+"""Keep one command: start it on request, and end all of its processes when it ends or when its service dies.
 
-A program of its own (`python -I -S keeper.py FD`), on the standard library alone, so that it starts quickly. FD is a
-socket to the service: first comes one line of JSON with `argv` and `cwd`, then `T` (SIGTERM, a second later SIGKILL) or
-`K` (SIGKILL). The answer is one line: the exit code, and whether we were told to end it. When the socket closes, the
-service is dead, and everything is killed at once. The command writes into pipes of the service; we never touch them.
+This is a separate program (`python -I -S keeper.py FD`) that uses only the standard library, so that it starts quickly. FD is a
+socket to the service. The service first sends one line of JSON with `argv` and `cwd`, then `T` (SIGTERM, a second later SIGKILL)
+or `K` (SIGKILL). The reply is one line: the exit code, and whether the end was requested. When the socket closes, the
+service is dead, and everything is killed at once. The command writes into pipes of the service, which the keeper never touches.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 1.0
 """Between SIGTERM and SIGKILL."""
 LINGER_SECONDS = 0.25
-"""What the command left behind has this long to end by itself, such as `tee` at the end of a process substitution."""
+"""How long remaining processes may take to end by themselves, such as `tee` at the end of a process substitution."""
 
 _LINUX = sys.platform == "linux"
 _PDEATHSIG, _SUBREAPER = 1, 36
@@ -31,57 +31,59 @@ _CANNOT_RUN = 126
 
 
 def main(fd: int) -> None:
-    """Wait for the order, carry it out, and say how it ended."""
+    """Wait for the order, run the command, and report how it ended."""
     line = socket.socket(fileno=fd)
-    line.set_inheritable(False)  # the command must not hold it open, nor speak to the service
+    line.set_inheritable(False)  # the command must neither keep it open nor write to it
     order = _order(line)
     if order is None:
         return
-    _prctl(_SUBREAPER, 1)  # whoever loses its parent becomes our child, also after setsid
+    _prctl(_SUBREAPER, 1)  # orphaned processes become our children, even after setsid
     bell, ring = os.pipe()
     os.set_blocking(ring, False)
     signal.set_wakeup_fd(ring, warn_on_full_buffer=False)
-    told: list[int] = []
+    requests: list[int] = []
     signal.signal(signal.SIGCHLD, _wake_only)
-    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))  # how a later service ends an orphan
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # it must not meet our handler in the child
+    signal.signal(
+        signal.SIGTERM, lambda number, _: requests.append(number)
+    )  # how a later service ends an orphan
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # our handler must not run in the child
     leader = os.fork()
     if leader == 0:
         _become(order)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     with contextlib.suppress(OSError):
-        os.setpgid(leader, leader)  # whoever of us two is first
+        os.setpgid(leader, leader)  # the child does this too, whichever is first
     nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 1)  # the pipes must close when the command's own ends do
+    os.dup2(nothing, 1)  # the pipes must close when the command closes them
     os.dup2(nothing, 2)
-    _Watch(line, bell, leader).run(told)
+    _Watch(line, bell, leader).run(requests)
 
 
 def _wake_only(number: int, frame: object) -> None:
-    """Have a handler, so that the signal rings the bell."""
+    """Do nothing, but have a handler, so that the signal writes to the wakeup descriptor."""
 
 
 class _Watch:
-    """The command and everything it started, until nothing is left of it."""
+    """The command and all processes that it started, until none is left."""
 
     def __init__(self, line: socket.socket, bell: int, leader: int) -> None:
         self._line = line
         self._bell = bell
         self._leader = leader
         self._code: int | None = None
-        self._told = False  # to end it, before it had ended by itself
+        self._requested = False  # to end it, before it had ended by itself
         self._kill_at: float | None = None
 
-    def run(self, told: list[int]) -> None:
-        """Go on until nothing of the command is left."""
+    def run(self, requests: list[int]) -> None:
+        """Run until no process of the command is left."""
         line_open = True
         while self._reap():
             now = time.monotonic()
-            if told and self._kill_at is None:
+            if requests and self._kill_at is None:
                 self._end(now)
             if self._kill_at is not None and now >= self._kill_at:
                 self._kill()
-                self._kill_at = now + 0.01  # again, for what was started meanwhile
+                self._kill_at = now + 0.01  # again, for processes started meanwhile
             wait = None if self._kill_at is None else max(0.0, self._kill_at - now)
             watched = [self._bell, self._line] if line_open else [self._bell]
             ready, _, _ = select.select(watched, [], [], wait)
@@ -90,7 +92,9 @@ class _Watch:
             if self._line in ready:
                 line_open = self._listen()
         with contextlib.suppress(OSError):
-            self._line.sendall(json.dumps({"exit": self._code, "told": self._told}).encode() + b"\n")
+            self._line.sendall(
+                json.dumps({"exit": self._code, "requested": self._requested}).encode() + b"\n"
+            )
 
     def _listen(self) -> bool:
         try:
@@ -99,7 +103,7 @@ class _Watch:
             words = b""
         now = time.monotonic()
         if not words or b"K" in words:
-            self._told = self._told or self._code is None
+            self._requested = self._requested or self._code is None
             self._kill_at = now
         elif b"T" in words:
             self._end(now)
@@ -107,14 +111,14 @@ class _Watch:
 
     def _end(self, now: float) -> None:
         if self._code is None:
-            self._told = True
+            self._requested = True
             with contextlib.suppress(OSError):
                 os.killpg(self._leader, signal.SIGTERM)
                 os.killpg(self._leader, signal.SIGCONT)
         self._kill_at = min(self._kill_at or now + GRACE_SECONDS, now + GRACE_SECONDS)
 
     def _reap(self) -> bool:
-        """Collect what has ended, and say whether anything is left."""
+        """Reap processes that have ended, and return whether any is left."""
         left = True
         while left:
             try:
@@ -147,7 +151,7 @@ class _Watch:
 
 
 def _descendants() -> list[int]:
-    """Return all processes below us. Nobody can leave: whoever loses its parent becomes our child."""
+    """Return all descendants. None can escape: orphans become our children."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib takes a while to import
         if name.isdigit():
@@ -161,10 +165,10 @@ def _descendants() -> list[int]:
 
 
 def _order(line: socket.socket) -> "dict[str, Any] | None":
-    """Read the first line; None if the service has changed its mind, or died."""
+    """Read the first line; None if the service has closed the socket or died."""
     text = b""
     while not text.endswith(b"\n"):
-        more = line.recv(65536, socket.MSG_PEEK)  # what follows the line is for later
+        more = line.recv(65536, socket.MSG_PEEK)  # data after the line is read later
         if not more:
             return None
         text += line.recv(more.find(b"\n") + 1 or len(more))
@@ -180,7 +184,7 @@ def _become(order: "dict[str, Any]") -> None:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         os.chdir(order["cwd"])
-        os.execv(order["argv"][0], order["argv"])  # noqa: S606 - running it is what we are for
+        os.execv(order["argv"][0], order["argv"])  # noqa: S606 - running commands is the purpose of this program
     except OSError as error:
         os.write(2, f"holdfast: cannot run the command: {error}\n".encode())
     finally:

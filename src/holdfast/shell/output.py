@@ -1,4 +1,4 @@
-"""What a command writes, on its way into the log: decoded, cut into chunks, bounded. Does no input or output itself."""
+"""Decode the output of a command, split it into chunks and limit its size. This module does no I/O."""
 
 import codecs
 from collections import deque
@@ -8,14 +8,14 @@ from holdfast.types import Output
 
 CHUNK_BYTES = 64 * 1024
 _WAITING_BYTES = 4 * 1024 * 1024
-"""How much may wait for the store before the command has to."""
+"""How much output may wait for the store before the command is paused."""
 _LONGEST_CHARACTER = 4
 
 STDOUT, STDERR = 0, 1
 
 
 class Decoder:
-    """UTF-8 across the borders of reads. What is not UTF-8 is replaced, as is NUL, which no store can keep."""
+    """Decodes UTF-8 across reads. Invalid bytes are replaced, and so is NUL, which no store can keep."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -36,13 +36,13 @@ class Decoder:
         return text, damaged
 
     def forget(self) -> int:
-        """Drop the beginning of a character whose end was left out, and return its size."""
+        """Drop an incomplete character whose end was omitted, and return its size."""
         size, self._rest = len(self._rest), b""
         return size
 
 
 class Collector:
-    """The output of one command: chunks for the log, up to the limit; beyond it the last bytes, for the end."""
+    """The output of one command: chunks for the log up to the limit, and beyond it the last bytes."""
 
     def __init__(self, limit: int, tail: int) -> None:
         self._limit = limit
@@ -61,12 +61,12 @@ class Collector:
 
     @property
     def wanted(self) -> int:
-        """How many bytes to read next: to the end of the chunk."""
+        """How many bytes to read next: up to the end of the chunk."""
         return CHUNK_BYTES - self._open_size
 
     @property
     def is_full(self) -> bool:
-        """Whether the command has to wait until the store has taken more."""
+        """Whether the command must wait until the store has written more."""
         return self._waiting >= _WAITING_BYTES
 
     @property
@@ -76,11 +76,11 @@ class Collector:
 
     @property
     def has_open(self) -> bool:
-        """Whether a chunk has begun."""
+        """Whether a chunk has been started."""
         return self._open_size > 0
 
     def feed(self, stream: int, data: bytes) -> None:
-        """Add what was read from a stream."""
+        """Add data read from a stream."""
         self.sizes[stream] += len(data)
         kept = data[: self._room]
         self._room -= len(kept)
@@ -90,13 +90,13 @@ class Collector:
             self._keep_last(stream, data[len(kept) :])
 
     def flush(self) -> None:
-        """Close the chunk that has begun."""
+        """Close the current chunk."""
         if self._open_size:
             size, self._open_size = self._open_size, 0
             self._chunk(size, final=False)
 
     def take(self, size: int) -> list[Output]:
-        """Return the chunks that wait, up to this many bytes of them, and at least one if there is one."""
+        """Return waiting chunks of up to this many bytes, and at least one if there is one."""
         taken: list[Output] = []
         while self._chunks and size > 0:
             output, weight = self._chunks.popleft()
@@ -106,13 +106,13 @@ class Collector:
         return taken
 
     def end(self) -> None:
-        """Close everything: what was kept of the last bytes follows the marker, if something was left out."""
+        """Close everything. If output was omitted, write a marker and then the last bytes."""
         if self.left_out:
             self.flush()
             self.left_out += sum(decoder.forget() for decoder in self._decoders)
             self._trim_last()
             first = self._last[0][0] if self._last else STDOUT
-            marker = f"\n[holdfast: {self.left_out:,} bytes left out here; the limit is {self._limit:,}]\n"
+            marker = f"\n[holdfast: {self.left_out:,} bytes omitted here; the limit is {self._limit:,}]\n"
             self._add(first, marker.encode())
         while self._last:
             self._add(*self._last.popleft())
@@ -153,7 +153,7 @@ class Collector:
                 self._last.appendleft((stream, first[extra:]))
 
     def _trim_last(self) -> None:
-        """Let each stream begin with a whole character."""
+        """Make each stream start with a complete character."""
         for stream in (STDOUT, STDERR):
             for place, (owner, data) in enumerate(self._last):
                 if owner == stream:

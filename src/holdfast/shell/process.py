@@ -1,7 +1,7 @@
-"""One command as a process of this machine: its keeper, its pipes, and how everything of it is ended.
+"""One command as a process of this machine: its keeper, its pipes, and how to end all of its processes.
 
-The keeper (keeper.py) leads a process session of its own. Whoever knows its pid and start time can find what is left of
-the command, also after the service that started it has died.
+The keeper (keeper.py) leads its own process session. With its pid and start time, the remaining processes of the
+command can be found even after the service that started it has died.
 """
 
 import asyncio
@@ -23,20 +23,20 @@ from holdfast.shell import keeper
 _PIPE_BYTES = 1024 * 1024
 _END_SECONDS = keeper.GRACE_SECONDS + 2
 MARK = "SHELL_COMMAND_ID"
-"""The variable by which a command's processes know, and are known, whose they are."""
+"""The environment variable that marks the processes of a command with its id."""
 SHELL = shutil.which("bash") or "/bin/sh"
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a command ended: its code, and whether it was told to. No code: its keeper was killed."""
+    """How a command ended: its exit code, and whether it was requested to end. Without a code its keeper was killed."""
 
     code: int | None
-    told: bool
+    requested: bool
 
 
 class Process:
-    """A command that runs. Made by `spawn`, which starts nothing but the keeper; `go` starts the command."""
+    """A running command. `spawn` starts only the keeper; `go` starts the command."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Process:
 
     @classmethod
     def spawn(cls, command_id: str, environment: Mapping[str, str]) -> "Process":
-        """Start a keeper; call it on a thread. Raises `OSError` when the machine has no room for one more."""
+        """Start a keeper; call this on a thread. Raise `OSError` when the machine has no resources for another process."""
         ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as on_error, contextlib.ExitStack() as always, theirs:
             on_error.callback(ours.close)
@@ -76,13 +76,13 @@ class Process:
         return process
 
     async def go(self, command: str, cwd: str) -> None:
-        """Let it run. A keeper that has died meanwhile is noticed by `exit`."""
+        """Start the command. If the keeper has died meanwhile, `exit` detects it."""
         order = json.dumps({"argv": [SHELL, "-c", command], "cwd": cwd}).encode() + b"\n"
         with contextlib.suppress(OSError):
             await asyncio.get_running_loop().sock_sendall(self._line, order)
 
     async def exit(self) -> Exit:
-        """Wait until nothing of it is left, and say how it ended."""
+        """Wait until no process of the command is left, and return how it ended."""
         text = b""
         with contextlib.suppress(OSError):
             while more := await asyncio.get_running_loop().sock_recv(self._line, 4096):
@@ -90,30 +90,30 @@ class Process:
         await asyncio.to_thread(self._popen.wait)
         if not text:
             await end(self._command_id, self.pid, self.started)
-            return Exit(None, told=False)
+            return Exit(None, requested=False)
         answer = json.loads(text)
-        return Exit(answer["exit"], told=answer["told"])
+        return Exit(answer["exit"], requested=answer["requested"])
 
     def terminate(self) -> None:
-        """Tell it to end: SIGTERM to its group, a second later SIGKILL to all that is left."""
-        self._tell(b"T")
+        """Send SIGTERM to its process group, and one second later SIGKILL to all remaining processes."""
+        self._send(b"T")
 
     def kill(self) -> None:
-        """End it at once."""
-        self._tell(b"K")
+        """Kill it at once."""
+        self._send(b"K")
 
     def close(self) -> None:
-        """Hang up; a keeper that still lives kills its command. The pipes are closed by whoever reads them."""
+        """Close the socket; a keeper that is still alive kills its command. The reader of the pipes closes them."""
         self._line.close()
 
     def abandon(self) -> None:
-        """Drop a keeper that was not told to go; call it on a thread."""
+        """Drop a keeper that has not started its command; call this on a thread."""
         self._line.close()
         for pipe in self.pipes:
             os.close(pipe)
         self._popen.wait()
 
-    def _tell(self, word: bytes) -> None:
+    def _send(self, word: bytes) -> None:
         with contextlib.suppress(OSError):
             self._line.send(word)
 
@@ -124,13 +124,13 @@ def _pipe(on_error: contextlib.ExitStack, always: contextlib.ExitStack) -> tuple
     always.callback(os.close, theirs)
     os.set_blocking(ours, False)
     if hasattr(fcntl, "F_SETPIPE_SZ"):
-        with contextlib.suppress(OSError):  # beyond what this user may have
+        with contextlib.suppress(OSError):  # above the limit of this user
             fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     return ours, theirs
 
 
 def this_host() -> str:
-    """Return a name for where our process ids have a meaning: this machine, since it booted, in this container."""
+    """Return a name for the scope in which our process ids are valid: this machine, since its boot, in this container."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -139,18 +139,18 @@ def this_host() -> str:
 
 
 def started_at(pid: int) -> int | None:
-    """Return when a process was started, in ticks since the boot; None if it is gone, or nobody can tell."""
+    """Return when a process was started, in ticks since the boot; None if it has exited or the system cannot tell."""
     fields = _stat(pid)
     return None if fields is None or fields[0] == b"Z" else int(fields[19])
 
 
 def lives(pid: int, started: int | None) -> bool:
-    """Say whether this very process lives, not another one that has its pid by now."""
+    """Return whether this process is alive, and not another one that reuses its pid."""
     return started is not None and started_at(pid) == started
 
 
 async def end(command_id: str, pid: int, started: int | None) -> bool:
-    """End what is left of a command: its keeper, and all of its process session. Say whether anything was alive."""
+    """End the keeper of a command and its whole process session. Return whether any process was alive."""
     result = False
     if lives(pid, started):
         result = True
@@ -169,7 +169,7 @@ async def end(command_id: str, pid: int, started: int | None) -> bool:
 
 
 def _session(leader: int, mark: bytes) -> list[int]:
-    """Return the processes of a session that carry the mark: its number may have been used again since."""
+    """Return the processes of a session that have the mark: the session id may have been reused."""
     members: list[int] = []
     for path in Path("/proc").glob("[0-9]*"):
         fields = _stat(int(path.name))
@@ -181,7 +181,7 @@ def _session(leader: int, mark: bytes) -> list[int]:
 
 
 def _stat(pid: int) -> list[bytes] | None:
-    """Return the fields of a process after its name: state, parent, group, session, … the start is the twentieth."""
+    """Return the fields of a process after its name: state, parent, group, session, …; the start time is the twentieth."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""One command while it runs: its pipes are read, its output is written to the store, and its end is recorded."""
+"""One running command: read its pipes, write its output to the store, and record its end."""
 
 import asyncio
 import logging
@@ -16,18 +16,18 @@ from holdfast.types import Command, CommandState, Output
 _log = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 0.1
-"""Output that trickles is written this often."""
+"""How often slowly arriving output is written."""
 _FIRST_SECONDS = 0.02
-"""After a silence the first output waits only this long for more."""
+"""How long the first output after a silence waits for more."""
 _BATCH_BYTES = 1024 * 1024
 _DRAIN_SECONDS = 2.0
-"""After the end of its processes, whoever else got hold of the pipes has this long to close them."""
+"""How long other processes that inherited the pipes may keep them open after the command's processes have ended."""
 _PAUSE_SECONDS: Final = (0.1, 5.0)
-"""Between tries while the store fails: at first, and at the most."""
+"""The first and the longest pause between attempts while the store fails."""
 
 
 class Running:
-    """A command under way. `run` sees it to its end, whatever happens."""
+    """A running command. `run` follows it to its end in every case."""
 
     def __init__(self, store: Store, command: Command, process: Process, collector: Collector) -> None:
         self._store = store
@@ -43,18 +43,18 @@ class Running:
         self._giving_up = False
 
     def end(self, why: CommandState) -> None:
-        """Tell it to end, for this reason. What told it first counts."""
+        """Request its end, for this reason. The first reason counts."""
         self._why = self._why or why
         if self._began:
             self.process.terminate()
 
     def give_up(self) -> None:
-        """Stop waiting for a store that fails: the next service finds how it ended."""
+        """Stop waiting for a failing store: the next service records how the command ended."""
         self._giving_up = True
         self._wake.set()
 
     async def run(self, cwd: str) -> None:
-        """Start it, read it, write it, and record how it ended."""
+        """Start the command, read and write its output, and record how it ended."""
         loop = asyncio.get_running_loop()
         waiting: asyncio.Task[None] | None = None
         timer: asyncio.TimerHandle | None = None
@@ -63,7 +63,7 @@ class Running:
                 loop.add_reader(pipe, self._read, stream, pipe)
             await self.process.go(self.command.command, cwd)
             self._began = True
-            if self._why is not None:  # told before it began
+            if self._why is not None:  # its end was requested before it started
                 self.process.terminate()
             if self.command.timeout is not None:
                 timer = loop.call_later(self.command.timeout, self.end, "timed_out")
@@ -110,7 +110,7 @@ class Running:
         for pipe in self._open:
             asyncio.get_running_loop().remove_reader(pipe)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if self._paused and not self._collector.is_full:
             self._paused = False
             for stream, pipe in enumerate(self.process.pipes):
@@ -118,10 +118,10 @@ class Running:
                     asyncio.get_running_loop().add_reader(pipe, self._read, stream, pipe)
 
     async def _write_until_end(self) -> None:
-        """Write chunks as they fill up, and what trickles in every 100 ms, until nothing can follow."""
+        """Write chunks as they fill up, and incomplete ones every 100 ms, until no more output can follow."""
         loop = asyncio.get_running_loop()
         flushed = loop.time()
-        begun: float | None = None  # when the open chunk did
+        begun: float | None = None  # when the open chunk was started
         drained: float | None = None  # by when the pipes must be closed
         while not self._giving_up and (self._open or self._exit is None):
             now = loop.time()
@@ -148,7 +148,7 @@ class Running:
                 timer.cancel()
 
     async def _write(self, *, last: bool = False) -> None:
-        """Write what waits; with the last of it, how the command ended."""
+        """Write the waiting chunks; with the last one, write how the command ended."""
         while True:
             outputs = self._collector.take(_BATCH_BYTES)
             ends = last and not self._collector.has_chunks
@@ -156,20 +156,22 @@ class Running:
             if result is not None:
                 final = outputs.pop() if outputs else Output(id=new_id())
                 outputs.append(replace(final, exit_code=result[0]))
-            await self._store_patiently(outputs, result)
-            self._go_on()
+            await self._store_with_retries(outputs, result)
+            self._resume()
             if ends or (not last and not self._collector.has_chunks):
                 return
 
     def _result(self) -> tuple[int, CommandState]:
         if self._exit is None or self._exit.code is None:
             return -1, self._why or "killed"
-        if self._exit.told and self._why is not None:
+        if self._exit.requested and self._why is not None:
             return -1, self._why
         return self._exit.code, "done"
 
-    async def _store_patiently(self, outputs: list[Output], result: tuple[int, CommandState] | None) -> None:
-        """Write until the store has taken it. Meanwhile the command waits, once enough of its output does."""
+    async def _store_with_retries(
+        self, outputs: list[Output], result: tuple[int, CommandState] | None
+    ) -> None:
+        """Write until the store has accepted the output. Once enough of it waits, the command waits too."""
         stdout, stderr = self._collector.sizes
         new = replace(
             self.command,
@@ -189,7 +191,7 @@ class Running:
             except HoldfastError as error:
                 if self._giving_up:
                     raise CommandLost(id=self.command.id, reason=f"the store failed: {error}") from error
-                _log.warning("output of command %s waits: %s", self.command.id, error)
+                _log.warning("output of command %s is delayed, retrying: %s", self.command.id, error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, longest)
             else:

@@ -1,7 +1,7 @@
-"""`ShellService`: runs shell commands and keeps what they write in the store, where any process can read it.
+"""`ShellService`: run shell commands and store their output, where any process can read it.
 
-A service is a holder of the store. It never runs a command that is not on record, and leaves no process behind: not
-when it is closed, and not when it is killed.
+A service is a holder of the store. It never runs a command that is not recorded, and leaves no process behind, neither
+when it is closed nor when it is killed.
 """
 
 import asyncio
@@ -43,18 +43,18 @@ from holdfast.types import Command, Holder, Output, Page, ShellKind
 _log = logging.getLogger(__name__)
 
 INHERITED: Final = re.compile(r"PATH|HOME|LANG|LANGUAGE|LC_\w+|TERM|TZ|TMPDIR|USER|LOGNAME|SHELL")
-"""What a command gets of the service's environment. Everything else may be a secret."""
+"""The variables of the service's environment that a command inherits. Any other may be a secret."""
 TIMEOUT_SECONDS: Final = 300.0
 LARGEST_PAGE: Final = 100
 _LONGEST_COMMAND = 128 * 1024 - 1
 _LONGEST_TIMEOUT = 366 * 24 * 60 * 60
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _CLOSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A command that has ended, and all of its output that was kept."""
+    """A command that has ended, and all of its stored output."""
 
     command: Command
     stdout: str
@@ -62,9 +62,9 @@ class Result:
 
 
 class ShellService:
-    """Shell commands on one store. Use it with `async with`; the store is opened and closed by whoever made it.
+    """Shell commands on one store. Use it with `async with`; the caller opens and closes the store.
 
-    `cwd` is where commands run that name no folder. Any number of services may share a store.
+    `cwd` is the default working directory of commands. Any number of services may share a store.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ShellService:
         self._chores = [asyncio.create_task(self._keep(), name="holdfast-shell")]
         kept = self._settings.shell_retention_seconds
         _log.info(
-            "the output of shell commands is kept %s; their results are kept",
+            "the output of shell commands is kept %s; their results are always kept",
             "until it is deleted" if kept is None else f"for {kept:g} seconds after the command ended",
         )
         if self._settings.shell_retention_seconds is not None:
@@ -105,7 +105,7 @@ class ShellService:
         await self.close()
 
     async def close(self) -> None:
-        """End all commands, record how they ended, and leave. Closing twice is harmless."""
+        """End all commands, record how they ended, and leave. Closing again does nothing."""
         holder, self._holder = self._holder, None
         if self._starting:
             await asyncio.wait(self._starting)
@@ -133,10 +133,10 @@ class ShellService:
         owner: str = "local",
         call_id: str | None = None,
     ) -> Command:
-        """Start a command and return it as it is on record. It is a line for bash, or sh where there is no bash.
+        """Start a command line with bash, or with sh if there is no bash, and return the recorded command.
 
-        It gets `env`, and of our environment only what it cannot do without. `env` is not recorded. `timeout=None`
-        means none. Raises `NoFolder`, `BadInput`, `SessionNotFound`; then nothing was started, nor recorded.
+        It inherits `env` and only the essential variables of the service's environment. `env` is not recorded. `timeout=None`
+        means no limit. Raises `NoFolder`, `BadInput` or `SessionNotFound`; then nothing was started or recorded.
         """
         holder = self._open()
         _check_command(command)
@@ -158,7 +158,7 @@ class ShellService:
             holder=holder.id,
             host=self._host,
         )
-        # Recording and starting belong together, also if the caller is cancelled meanwhile.
+        # Recording and starting belong together, even if the caller is cancelled meanwhile.
         task = asyncio.create_task(self._start(wanted, environment, folder))
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
@@ -169,12 +169,12 @@ class ShellService:
             raise
 
     def _end_unseen(self, command_id: str) -> None:
-        """Stop a command whose caller was cancelled before it learned the id."""
+        """Stop a command whose caller was cancelled before it received the id."""
         if (running := self._running.get(command_id)) is not None:
             running.end("stopped")
 
     async def _start(self, wanted: Command, environment: Mapping[str, str], folder: str) -> Command:
-        self._open()  # it may have been closed meanwhile
+        self._open()  # the service may have been closed meanwhile
         try:
             process = await asyncio.to_thread(Process.spawn, wanted.id, environment)
         except OSError as error:
@@ -211,14 +211,14 @@ class ShellService:
         session_id: str | None = None,
         owner: str = "local",
     ) -> Result:
-        """Run a command to its end and return all of its output that is kept. It goes on if the caller is cancelled."""
+        """Run a command to its end and return all of its stored output. The command continues if the caller is cancelled."""
         started = await self.start(
             command, cwd=cwd, timeout=timeout, env=env, session_id=session_id, owner=owner
         )
         return await self.result(started.id)
 
     async def result(self, command_id: str) -> Result:
-        """Wait for the end of a command and return it with all of its output that is kept."""
+        """Wait for the end of a command and return it with all of its stored output."""
         stdout: list[str] = []
         stderr: list[str] = []
         async with contextlib.aclosing(self.follow(command_id)) as outputs:
@@ -230,11 +230,11 @@ class ShellService:
         )
 
     def follow(self, command_id: str, *, after: int = -1) -> AsyncGenerator[Output, None]:
-        """Yield the output of a command, past and future, each once, until it has ended. `after`: an order number."""
+        """Yield the output of a command, past and future, each chunk once, until it has ended. `after` is an order number."""
         return self.store.watch_outputs(command_id, after=after)
 
     async def stop(self, command_id: str, *, wait: float = 5.0) -> Command:
-        """Stop a command, whichever service runs it, and return it once it has ended, or after `wait` seconds."""
+        """Stop a command of any service, and return it once it has ended, or after `wait` seconds."""
         command = await self.store.stop_command(command_id)
         running = self._running.get(command.id)
         if running is not None:
@@ -262,7 +262,7 @@ class ShellService:
     ) -> Page[Command | Output]:
         """Search the log of commands and output; see `Store.shell_events`. A page has 1 to 100 events."""
         if not 1 <= limit <= LARGEST_PAGE:
-            raise BadInput(problem=f"a page has 1 to {LARGEST_PAGE} events, not {limit}")
+            raise BadInput(problem=f"limit must be 1 to {LARGEST_PAGE}, not {limit}")
         return await self.store.shell_events(
             kind=kind,
             command_id=command_id,
@@ -285,34 +285,34 @@ class ShellService:
     async def events(
         self, event_ids: Sequence[str], *, owner: str | None = None
     ) -> list[Command | Output | None]:
-        """Return up to 100 events of the log in the order of their ids; None for each that is not there."""
+        """Return up to 100 events of the log in the order of their ids; None for each that does not exist."""
         if len(event_ids) > LARGEST_PAGE:
-            raise BadInput(problem=f"ask for up to {LARGEST_PAGE} events at once, not {len(event_ids)}")
+            raise BadInput(problem=f"at most {LARGEST_PAGE} events can be read at once, not {len(event_ids)}")
         return await self.store.shell_events_by_id(event_ids, owner=owner)
 
     async def clear(self, *, owner: str | None = None) -> int:
-        """Delete all of the log but what runs and what is on hold, and return how many events are gone."""
+        """Delete the log, except running commands and those on hold, and return how many events were deleted."""
         return await purge(self.store, 0, owner=owner)
 
     async def _keep(self) -> None:
-        """Stay alive for others to see, do what they ask for, and record what those who died have left."""
+        """Renew the holder, stop commands on request, and record the orphans of dead services."""
         loop = asyncio.get_running_loop()
         look_at = loop.time() + self._settings.lease_ttl_seconds
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
             now = loop.time()
             try:
                 if self._renewal is not None and self._renewal.is_lost:
-                    # Others take us for dead, and what we run for lost.
+                    # Other services consider this one dead, and its commands lost.
                     for running in self._running.values():
                         running.end("killed")
                     await self._join()
-                # A database that comes back may take us for dead until we are renewed: then our own commands look like orphans.
+                # After an outage of the database this holder may look dead until it is renewed, and its own commands like orphans.
                 if now >= look_at and self._renewal is not None and self._renewal.is_current:
                     await record_orphans(self.store, self._host)
                     look_at = now + self._settings.lease_ttl_seconds
                 for holder in {running.command.holder for running in self._running.values()}:
-                    await self._obey(holder)
+                    await self._stop_requested(holder)
             except HoldfastError as error:
                 _log.warning("the shell service could not reach its store: %s", error)
 
@@ -321,8 +321,8 @@ class ShellService:
         self._holder = await join(self.store, service_name(self._host), ttl=ttl)
         self._renewal = Renewal(self.store, self._holder, every=self._settings.lease_renew_seconds)
 
-    async def _obey(self, holder: str) -> None:
-        """Stop what other processes have asked to be stopped."""
+    async def _stop_requested(self, holder: str) -> None:
+        """Stop the commands that other processes have requested to stop."""
         cursor = None
         while True:
             page = await self.store.commands(state="running", holder=holder, cursor=cursor, limit=1000)
@@ -338,7 +338,7 @@ class ShellService:
         if self._renewal is not None:
             await self._renewal.stop()
         if holder is not None:
-            with contextlib.suppress(HoldfastError):  # then its deadline passes
+            with contextlib.suppress(HoldfastError):  # if this fails, the holder expires at its deadline
                 await self.store.leave(holder)
 
     def _open(self) -> Holder:
@@ -354,20 +354,20 @@ def _check_command(command: str) -> None:
     if size > _LONGEST_COMMAND:
         raise BadText(
             what="command",
-            problem=f"has {size} bytes; the system takes {_LONGEST_COMMAND}. Put it into a file",
+            problem=f"has {size} bytes; the system accepts {_LONGEST_COMMAND}. Put it into a file and run that",
         )
 
 
 def _check_timeout(timeout: float | None) -> None:
     if timeout is not None and not (math.isfinite(timeout) and 0 < timeout <= _LONGEST_TIMEOUT):
         raise BadInput(
-            problem=f"a timeout is a positive number of seconds, a year at the most, not {timeout}"
+            problem=f"timeout must be a positive number of seconds, at most one year, not {timeout}"
         )
 
 
 def _check_folder(path: str) -> None:
     try:
-        result = stat.S_ISDIR(os.stat(path).st_mode)  # noqa: PTH116 - says why it cannot
+        result = stat.S_ISDIR(os.stat(path).st_mode)  # noqa: PTH116 - raises the reason for a failure
     except (OSError, ValueError) as error:
         raise NoFolder(path=path) from error
     if not result:
@@ -377,6 +377,6 @@ def _check_folder(path: str) -> None:
 def _environment(given: Mapping[str, str]) -> dict[str, str]:
     for name, value in given.items():
         if not name or "=" in name or "\x00" in name + value:
-            raise BadInput(problem=f"{name!r} cannot be a variable of the environment with that value")
+            raise BadInput(problem=f"{name!r} with this value is not a valid environment variable")
     ours = {name: value for name, value in os.environ.items() if INHERITED.fullmatch(name)}
     return {**ours, **given}

@@ -1,6 +1,6 @@
-"""Shell commands as tools of a Pydantic AI agent. On a recorded agent each call is an effect in the ledger.
+"""Shell commands as tools of a Pydantic AI agent. For a recorded agent each call is an effect in the ledger.
 
-The recovery policy is `report`: a command whose end nobody saw is never run again by itself; the model is told so.
+The recovery policy is `report`: a command with an unknown end is never run again automatically; the model decides.
 """
 
 import asyncio
@@ -22,24 +22,26 @@ def shell_tools(
 ) -> FunctionToolset[Any]:
     """Return the tools `shell_run`, `shell_output` and `shell_stop`.
 
-    A command belongs to the session of the run that started it, if that is on record in the service's store. Of each
-    output the model is shown `max_characters` at the most.
+    A command belongs to the session of the run that started it, if that session is in the service's store. The model sees at most
+    `max_characters` of each output.
     """
     tools: FunctionToolset[Any] = FunctionToolset(metadata={"recovery": "report"})
 
     @tools.tool
     async def shell_run(
         ctx: RunContext[Any],
-        command: Annotated[str, Field(description="A line for the shell. It reads nothing from stdin.")],
-        cwd: Annotated[str | None, Field(description="The folder to run it in.")] = None,
+        command: Annotated[str, Field(description="A command line for the shell. Its stdin is empty.")],
+        cwd: Annotated[str | None, Field(description="The working directory.")] = None,
         timeout: Annotated[  # noqa: ASYNC109 - the command's, not the call's
-            float, Field(description="Seconds after which it is ended.", gt=0)
+            float, Field(description="Seconds after which the command is stopped.", gt=0)
         ] = TIMEOUT_SECONDS,
-        background: Annotated[bool, Field(description="Do not wait for its end.")] = False,
+        background: Annotated[
+            bool, Field(description="Return without waiting for the command to end.")
+        ] = False,
     ) -> dict[str, Any]:
-        """Run a shell command and return its exit code and output. What it leaves running is killed when it ends.
+        """Run a shell command and return its exit code and output. Processes that it leaves running are killed when it ends.
 
-        For what must go on, such as a server, use `background` and look at it with `shell_output`.
+        For long-running processes such as a server, use `background` and read the output with `shell_output`.
         """
         session_id = await _session(service, ctx.conversation_id)
         try:
@@ -58,12 +60,12 @@ def shell_tools(
         try:
             result = await service.result(started.id)
         except asyncio.CancelledError:
-            await asyncio.shield(service.stop(started.id))  # whoever waited for it is gone
+            await asyncio.shield(service.stop(started.id))  # its caller was cancelled
             raise
         return _shown(result.command, result.stdout, result.stderr, max_characters)
 
     async def own_command(ctx: RunContext[Any], command_id: str) -> Command:
-        """Return a command of this run's session. To others it does not exist."""
+        """Return a command of this run's session. Commands of other sessions are treated as missing."""
         try:
             command = await service.store.command(command_id)
         except (BadInput, NotFound) as error:
@@ -76,10 +78,10 @@ def shell_tools(
     @tools.tool
     async def shell_output(
         ctx: RunContext[Any],
-        command_id: Annotated[str, Field(description="What `shell_run` returned.")],
-        after: Annotated[int, Field(description="The `next_after` of the call before.", ge=-1)] = -1,
+        command_id: Annotated[str, Field(description="The `command_id` that `shell_run` returned.")],
+        after: Annotated[int, Field(description="The `next_after` of the previous call.", ge=-1)] = -1,
     ) -> dict[str, Any]:
-        """Return how a command stands and what it has written, from number `after` on."""
+        """Return the state of a command and its output after number `after`."""
         command = await own_command(ctx, command_id)
         outputs = await service.store.outputs(command.id, after=after, limit=_PAGE)
         stdout = "".join(output.stdout or "" for output in outputs)
@@ -91,9 +93,9 @@ def shell_tools(
     @tools.tool
     async def shell_stop(
         ctx: RunContext[Any],
-        command_id: Annotated[str, Field(description="What `shell_run` returned.")],
+        command_id: Annotated[str, Field(description="The `command_id` that `shell_run` returned.")],
     ) -> dict[str, Any]:
-        """Stop a command that runs."""
+        """Stop a running command."""
         command = await service.stop((await own_command(ctx, command_id)).id)
         return {"command_id": command.id, "state": command.state, "exit_code": command.exit_code}
 
@@ -123,9 +125,9 @@ def _shown(command: Command, stdout: str, stderr: str, most: int) -> dict[str, A
 
 
 def _shortened(text: str, most: int) -> str:
-    """Return the beginning and the end of a text that is too long to be shown."""
+    """Return the beginning and the end of a text that is too long."""
     if len(text) <= most:
         return text
     half = most // 2
-    left_out = f"\n[{len(text) - 2 * half:,} characters left out here]\n"
+    left_out = f"\n[{len(text) - 2 * half:,} characters omitted here]\n"
     return text[:half] + left_out + text[len(text) - half :]

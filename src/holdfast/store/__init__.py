@@ -1,4 +1,4 @@
-"""Where sessions live: one interface, one folder of engines."""
+"""The store of sessions: one interface, and one folder per engine."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -23,16 +23,16 @@ def open_store(
     upgrade: bool = True,
     settings: Settings | None = None,
 ) -> Store:
-    """Return the store behind a URL. It connects when it is entered, with `async with`.
+    """Return the store at a URL. It connects when it is entered with `async with`.
 
-    `sqlite:///file.db` is relative to the working folder, `sqlite:////var/lib/file.db` absolute, `sqlite://:memory:`
-    lives as long as the store; `postgresql://user@host/database` needs the extra `postgres`; `mongodb://host/database`
-    the extra `mongo`, and a replica set. Other packages may register further schemes. Without a URL it is the one of the settings, which
-    are read from the environment and holdfast.toml unless they are given. The schema is upgraded on opening, unless `upgrade` is
-    false: then an old one is rejected.
+    `sqlite:///file.db` is relative to the working directory, `sqlite:////var/lib/file.db` is absolute, and `sqlite://:memory:`
+    lives as long as the store. `postgresql://user@host/database` needs the extra `postgres`; `mongodb://host/database`
+    needs the extra `mongo` and a replica set. Other packages may register more schemes. The default URL is that of the settings, which
+    are read from the environment and holdfast.toml unless they are given. The schema is upgraded on opening. With `upgrade=False`
+    an old schema is rejected instead.
 
-    Instead of a URL, pass the `asyncpg.Pool` or the PyMongo `AsyncMongoClient` of your application, with the name of the `database` if it
-    is not the client's default. The store returns connections with the settings that they had, and never closes the pool or the client.
+    Instead of a URL, pass your application's `asyncpg.Pool` or PyMongo `AsyncMongoClient`, with the name of the `database` if it
+    is not the client's default. The store returns connections with their original settings, and never closes the pool or the client.
     """
     settings = settings or load_settings()
     if pool is not None or client is not None or database is not None:
@@ -83,13 +83,15 @@ def _open_on(
 ) -> Store:
     """Return a store on a pool or client of the application."""
     if sum(given is not None for given in (url, pool, client)) != 1:
-        raise BadInput(problem="pass one of a URL, a pool and a client to open_store")
+        raise BadInput(problem="open_store requires exactly one of a URL, a pool and a client")
     if pool is not None and database is None:
         from holdfast.store.postgres.store import PostgresStore
 
         return PostgresStore(pool, upgrade=upgrade, settings=settings)
     if client is None:
-        raise BadInput(problem="only a client needs a database; a URL and a pool have one")
+        raise BadInput(
+            problem="open_store accepts a database only with a client; a URL and a pool already name theirs"
+        )
     from holdfast.store.mongo.store import MongoStore
 
     return MongoStore(client, name=database, upgrade=upgrade, settings=settings)

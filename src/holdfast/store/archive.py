@@ -1,4 +1,4 @@
-"""A session's rows out of the store, from one consistent cut, and back into it, all or nothing."""
+"""Export a session's rows from one snapshot, and import them atomically."""
 
 import hmac
 import json
@@ -27,7 +27,7 @@ from holdfast.types import Command, Json, Lease, Output
 
 PAGE_ROWS = 500
 PAGE_BYTES = 1024 * 1024
-"""A page of an export ends with the row that reaches one of these."""
+"""A page of an export ends with the row that reaches one of these limits."""
 
 Imported = Mapping[str, Any]
 _EVENT = ("seq", "kind", "run_id", "step", "at", "payload", "message")
@@ -39,14 +39,14 @@ class ArchiveMethods(Transactions):
 
     @abstractmethod
     def _snapshot(self, session_id: str) -> AsyncGenerator[tuple[str, Sequence[Mapping[str, object]]], None]:
-        """Yield the session, then the rows of each table, in pages of a bounded size, all as of one moment."""
+        """Yield the session, then the rows of each table, in bounded pages, from one snapshot."""
 
     async def export_rows(
         self, session_id: str
     ) -> AsyncGenerator[tuple[str, Sequence[Mapping[str, object]]], None]:
-        """Yield the session, then all its rows table by table, in bounded pages, as they were at one moment.
+        """Yield the session, then all its rows table by table, in bounded pages, from one snapshot.
 
-        Raises `SessionNotFound`, or `SessionCleaned`. Close it when it is not read to its end.
+        Raises `SessionNotFound` or `SessionCleaned`. Close the generator if you do not read it to its end.
         """
         pages = self._snapshot(check_id(session_id, "session id"))
         try:
@@ -72,21 +72,22 @@ class ArchiveMethods(Transactions):
         detail: Json = "{}",
         force: bool = False,
     ) -> dict[str, int]:
-        """Put back all that `export_rows` gave, in one transaction, with an audit entry; return counts by table.
+        """Import the rows of `export_rows` in one transaction, with an audit entry; return counts by table.
 
-        `source` is the session that the rows were read from, by its id or by the lease that it is held under. Nothing is imported if that
-        lease was lost, or the session was cleaned or erased, meanwhile. The entry's `action` is `rehydrate` under a lease and `import` without one, unless it is given.
+        `source` is the session that the rows were read from, as its id or its lease. Nothing is imported if that lease was lost, or
+        the session was cleaned or erased, meanwhile. The `action` of the audit entry is by default `rehydrate` with a lease and
+        `import` without one.
 
-        Under a `lease` the session must be cleaned, else `NotCleaned`, and the rows must be what it had then, else `BadArchive`: `force`
-        accepts another title, metadata and cursors. Without a lease it must not exist, else
-        `SessionExists`. `rows` may be called again. `Conflict` names an id that another session has. What the
-        rows refer to as media must be stored. Raises `SessionErased`.
+        With a `lease` the session must be cleaned, else it raises `NotCleaned`, and the rows must be those that it had then, else
+        `BadArchive`. `force` accepts a different title, metadata and cursors. Without a lease the session must not exist, else it raises
+        `SessionExists`. `rows` may be called more than once. `Conflict` names an id that another session has. Referenced media
+        must be stored. Raises `SessionErased`.
         """
         audit = (new_id(), actor, action or ("import" if lease is None else "rehydrate"), detail)
         tries = count(1)
         return await self._transact(
             lambda: self._import(session_id, rows, lease, source, audit, next(tries) > 1, force),
-            repeatable=lease is not None,  # then it can tell that it was there before
+            repeatable=lease is not None,  # a repetition finds the session already restored
             changes=(session_id, inbox(session_id), READY),
             long=True,
         )
@@ -108,7 +109,7 @@ class ArchiveMethods(Transactions):
         rows = make()
         kind, session = next(rows)
         if kind != SESSION.name or session["id"] != session_id:
-            raise BadArchive(problem=f"it does not begin with session {session_id}")
+            raise BadArchive(problem=f"it does not start with session {session_id}")
         if (yield op("tombstone", session_id=session_id)):
             raise SessionErased(id=session_id)
         values = {**session, "title_folded": session["title"].casefold(), "archived": source is None or None}
@@ -132,7 +133,7 @@ class ArchiveMethods(Transactions):
         control_only = True if session["status"] == "waiting" else None
         yield op("ready_if_work", session_id=session_id, control_only=control_only)
         for broken in (yield from self._violations(session_id=session_id, limit=1)):
-            raise BadArchive(problem=f"it does not fit together: {broken.detail}"[:300])
+            raise BadArchive(problem=f"its rows are inconsistent: {broken.detail}"[:300])
         audit_id, actor, action, detail = audit
         yield op("add_audit", id=audit_id, actor=actor, action=action, session_id=session_id, detail=detail)
         return counts
@@ -140,9 +141,9 @@ class ArchiveMethods(Transactions):
     def _rehydrate(
         self, lease: Lease, session: Imported, again: bool
     ) -> Tx[tuple[bool, dict[str, str] | None]]:
-        """Make the cleaned session what it was, and return its fingerprint from before, if it has one.
+        """Restore the cleaned session, and return its fingerprint from before the clean, if it has one.
 
-        The first value is true if that was done before, and only the answer got lost.
+        The first value is true if an earlier attempt already did this and its response was lost.
         """
         yield from self._fence(lease, 0)
         (now,) = yield op("retention_state", session_id=lease.session_id)
@@ -152,19 +153,21 @@ class ArchiveMethods(Transactions):
             raise NotCleaned(id=lease.session_id, status=now["status"])
         for name in ("agent", "owner", "created_at"):
             if now[name] != session[name]:
-                raise BadArchive(problem=f"the session's {name} is {now[name]!r}, and its {session[name]!r}")
+                raise BadArchive(
+                    problem=f"its {name} is {session[name]!r}, but that of the session is {now[name]!r}"
+                )
         if now["seq"] != session["seq"]:
             raise BadArchive(
-                problem=f"it was made at event {session['seq']} of the session, which had {now['seq']} when it was cleaned"
+                problem=f"it was made at event {session['seq']} of the session, which had {now['seq']} events when it was cleaned"
             )
         yield Operation("rehydrate_session", session)
         return False, None if now["fingerprint"] is None else json.loads(now["fingerprint"])
 
     def _insert(self, table: Table, batch: list[Imported]) -> Tx[None]:
-        """Add rows. An id that another session has is named; the engine finds everything else."""
+        """Add rows. Raise `Conflict` for an id that another session has; the engine detects other conflicts."""
         if table.unique is not None:
             for row in (yield from self._taken_ids(table, [row[table.unique] for row in batch])):
-                raise Conflict(problem=f"{table.name} has {row['id']} already, in another session")
+                raise Conflict(problem=f"{row['id']} already exists in {table.name}, in another session")
         if table.name == "blob_references":
             for row in batch:
                 if not (yield op("lock_stored", sha256=row["sha256"])):
@@ -173,17 +176,17 @@ class ArchiveMethods(Transactions):
 
     @abstractmethod
     def _taken_ids(self, table: Table, ids: Sequence[str]) -> Tx[Rows]:
-        """Return one of these ids that the table has already, if there is one."""
+        """Return one of these ids that the table already has, if any."""
 
     @abstractmethod
     def _add_rows(self, table: Table, rows: Sequence[Imported], *, exist_ok: bool = False) -> Tx[None]:
-        """Add rows to a table as they are. With `exist_ok`, leave out those whose key is there."""
+        """Add rows to a table unchanged. With `exist_ok`, skip those whose key exists."""
 
     async def import_commands(self, commands: Sequence[tuple[Command, Sequence[Output]]]) -> list[str]:
-        """Add commands that ended elsewhere, with their outputs, as they are given, in one transaction.
+        """Add commands that ended elsewhere, with their outputs, in one transaction.
 
-        Those whose id is here already stay as they are; returns the ids of the new ones. `Conflict` names an output's id
-        that is taken. Raises `SessionNotFound` or `SessionCleaned` for the session of one.
+        Existing commands are left unchanged. Returns the ids of the new ones. Raises `Conflict` if the id of an output is
+        taken, and `SessionNotFound` or `SessionCleaned` for the session of a command.
         """
         return await self._transact(lambda: self._import_commands(commands), repeatable=True, long=True)
 
@@ -214,7 +217,7 @@ class ArchiveMethods(Transactions):
 
 
 def _batches(rows: Iterator[tuple[str, Imported]]) -> Iterator[tuple[Table, list[Imported]]]:
-    """Group rows of the same table, a bounded number and size at a time."""
+    """Group rows of the same table into batches of bounded number and size."""
     batch: list[Imported] = []
     current, size = "", 0
     for name, row in rows:
@@ -229,16 +232,16 @@ def _batches(rows: Iterator[tuple[str, Imported]]) -> Iterator[tuple[Table, list
 
 
 def _refuse_older(before: dict[str, str], now: dict[str, str]) -> None:
-    """Raise `BadArchive` unless the archive has what the session had when it was cleaned."""
+    """Raise `BadArchive` unless the archive matches the session as it was cleaned."""
     if names := [name for name in before if before[name] != now.get(name)]:
         raise BadArchive(
-            problem=f"its {', '.join(names)} {'differs' if len(names) == 1 else 'differ'} from what the session had when it"
-            " was cleaned: the archive is older. Use the archive made last, or let an administrator force this one"
+            problem=f"its {', '.join(names)} {'differs' if len(names) == 1 else 'differ'} from those of the session when it"
+            " was cleaned, so the archive is older. Use the latest archive, or have an administrator force this one"
         )
 
 
 def fingerprint(session_id: str, seq: int) -> Tx[dict[str, str]]:
-    """Return keyed digests of what changes without an event. The key is the last event, which a clean deletes."""
+    """Return keyed digests of the values that change without an event. The key is the last event, which a clean deletes."""
     last = yield op("events", session_id=session_id, after=seq - 1, run_id=None, limit=1)
     key = repr([[row[name] for name in _EVENT] for row in last]).encode()
     (session,) = yield op("export_session", session_id=session_id)

@@ -1,4 +1,4 @@
-"""Locked files that tell when a process on this host is gone: the kernel lets go of the lock with the process."""
+"""Locked files that reveal when a process on this host has exited: the kernel releases the lock with the process."""
 
 import os
 from contextlib import suppress
@@ -6,7 +6,7 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # not a Unix: then deadlines alone tell
+except ImportError:  # not Unix: only deadlines reveal dead processes
     fcntl = None
 
 
@@ -14,14 +14,14 @@ _TRIES = 100
 
 
 class FileBeacons:
-    """One locked file per holder of this process, in a folder beside the database that all its processes share."""
+    """One locked file per holder of this process, in a folder next to the database that all its processes share."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lit: dict[str, int] = {}
+        self._locked: dict[str, int] = {}
 
-    def light(self, holder_id: str) -> bool:
-        """Lock a file in the holder's name; say whether that is possible here."""
+    def lock(self, holder_id: str) -> bool:
+        """Lock a file named after the holder; return whether that is possible here."""
         if fcntl is None:
             return False
         hidden = self._folder / f".{holder_id}"
@@ -29,8 +29,10 @@ class FileBeacons:
         if descriptor is None:
             return False
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        hidden.rename(self._folder / holder_id)  # nobody ever sees it unlocked while we live
-        self._lit[holder_id] = descriptor
+        hidden.rename(
+            self._folder / holder_id
+        )  # other processes never see it unlocked while this one is alive
+        self._locked[holder_id] = descriptor
         return True
 
     def _create(self, path: Path) -> int | None:
@@ -40,35 +42,37 @@ class FileBeacons:
                 self._folder.mkdir(mode=0o700, exist_ok=True)
                 return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             except FileNotFoundError:
-                continue  # another process, as the last one there, has just removed the folder
+                continue  # another process has just removed the empty folder
             except OSError:
                 break
         return None
 
-    def put_out(self, holder_id: str) -> None:
-        """Remove the holder's file; harmless if there is none."""
-        descriptor = self._lit.pop(holder_id, None)
+    def unlock(self, holder_id: str) -> None:
+        """Remove the holder's file; do nothing if there is none."""
+        descriptor = self._locked.pop(holder_id, None)
         if descriptor is not None:
             (self._folder / holder_id).unlink(missing_ok=True)
             os.close(descriptor)
-        if not self._lit:
+        if not self._locked:
             with suppress(OSError):
-                self._folder.rmdir()  # if nobody else is there
+                self._folder.rmdir()  # fails if other processes use it
 
-    def gone(self) -> list[str]:
-        """Return the holders whose processes are gone, once: their files are removed."""
+    def dead(self) -> list[str]:
+        """Return the holders whose processes have exited, each once: their files are removed."""
         if fcntl is None:
             return []
         results: list[str] = []
         with suppress(FileNotFoundError):
-            results += [p.name for p in self._folder.iterdir() if p.name not in self._lit and _is_unlocked(p)]
+            results += [
+                p.name for p in self._folder.iterdir() if p.name not in self._locked and _is_unlocked(p)
+            ]
         return results
 
     def close(self) -> None:
-        """Let go of all that are left; their holders are gone."""
-        for descriptor in self._lit.values():
+        """Release all remaining locks; their holders count as dead."""
+        for descriptor in self._locked.values():
             os.close(descriptor)
-        self._lit.clear()
+        self._locked.clear()
 
 
 def _try_lock(descriptor: int) -> None:
@@ -83,7 +87,7 @@ def _is_unlocked(path: Path) -> bool:
         return False
     try:
         _try_lock(descriptor)
-        if not path.name.startswith("."):  # a hidden one may be about to be locked
+        if not path.name.startswith("."):  # a hidden file may be about to be locked
             path.unlink(missing_ok=True)
             return True
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""`check`: every invariant of the store as a query for what breaks it. Reads only."""
+"""`check`: each invariant of the store as a query for its violations. Read-only."""
 
 from holdfast.store.transactions import Transactions, Tx, reading
 from holdfast.types import Violation
@@ -11,5 +11,5 @@ class CheckMethods(Transactions):
 
     @reading
     def check(self) -> Tx[list[Violation]]:
-        """Verify every invariant and return what is broken; of each invariant at most 100."""
+        """Check every invariant and return the violations, at most 100 per invariant."""
         return (yield from self._violations(limit=_PER_INVARIANT))

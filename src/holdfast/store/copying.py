@@ -1,4 +1,4 @@
-"""The transactions behind a copy of a whole store: sessions that continue elsewhere, and rows that no archive has."""
+"""The transactions for copying a whole store: moving sessions, and copying rows that no archive contains."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ class CopyMethods(ArchiveMethods):
     """The transactions of copying.sql, and those that are the same for every table."""
 
     async def move_session(self, lease: Lease, *, actor: str, detail: Json = "{}") -> None:
-        """Mark a session as moved to another store: it keeps its content, and accepts and runs nothing. Ends the lease."""
+        """Mark a session as moved to another store. It keeps its content, but accepts and runs nothing. Ends the lease."""
         await self._move_session(lease, new_id(), actor, detail)
         lease.lost = lease.released = True
 
@@ -37,7 +37,7 @@ class CopyMethods(ArchiveMethods):
 
     @writing(changes="session_id", wakes=True, repeatable=True)
     def reopen_session(self, session_id: str) -> Tx[bool]:
-        """Undo `move_session`, and return whether the session was moved. Only for one that the other store does not have."""
+        """Undo `move_session`, and return whether the session was moved. Only valid if the other store does not have the session."""
         yield from self._lock_head(session_id)
         rows = yield op("reopen_session", session_id=session_id)
         if rows:
@@ -56,12 +56,12 @@ class CopyMethods(ArchiveMethods):
 
     @writing(repeatable=True)
     def add_records(self, name: str, rows: Sequence[Mapping[str, Any]]) -> Tx[None]:
-        """Add what `records` returned. Rows whose key is there stay as they are."""
+        """Add rows that `records` returned. Existing keys are left unchanged."""
         yield from self._add_rows(RECORDS[name], rows, exist_ok=True)
 
     @writing(repeatable=True)
     def import_cleaned(self, row: Mapping[str, Any], seq: int) -> Tx[None]:
-        """Add a session that was cleaned, with its number. Its archive must be stored. One that is there stays as it is."""
+        """Add a cleaned session with its event number. Its archive must be stored. An existing session is left unchanged."""
         session_id = row["id"]
         if (yield op("tombstone", session_id=session_id)):
             raise SessionErased(id=session_id)
@@ -74,4 +74,4 @@ class CopyMethods(ArchiveMethods):
 
     @abstractmethod
     def _records(self, table: Table, after: tuple[object, ...] | None, limit: int) -> Tx[Rows]:
-        """Return rows of a table, of whatever session, in the order of its key."""
+        """Return rows of a table, of all sessions, in the order of its key."""

@@ -1,4 +1,4 @@
-"""History, runs and effects: what a run did, read back."""
+"""Read the history, runs and effects of a session."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ class HistoryMethods(Transactions):
     def history(
         self, session_id: str, *, segment: int, length: int, after: int = -1, limit: int = 1000
     ) -> Tx[list[Message]]:
-        """Return the messages of a checkpoint, (segment, length), that follow position `after`, in order.
+        """Return the messages of a checkpoint, (segment, length), after position `after`, in order.
 
-        A page ends with the message that reaches 4 MiB: read on until the last position.
+        A page ends with the message that reaches 4 MiB, so read until the last position.
         """
         wanted = op(
             "history",
@@ -33,7 +33,7 @@ class HistoryMethods(Transactions):
 
     @reading
     def history_size(self, session_id: str, *, segment: int, length: int) -> Tx[int]:
-        """Return how many bytes the messages of a checkpoint have, without reading them; media is not counted."""
+        """Return the size of a checkpoint's messages in bytes without reading them, excluding media."""
         rows = yield op("history_size", session_id=session_id, segment=segment, length=length)
         return rows[0]["bytes"]
 
@@ -64,7 +64,7 @@ class HistoryMethods(Transactions):
         """List the checkpoints of a session, or of one of its runs, newest first."""
         if session_id is None:
             if run_id is None:
-                raise BadInput(problem="name the session or the run whose checkpoints you want")
+                raise BadInput(problem="pass session_id or run_id to list checkpoints")
             session_id = (yield from self._run(run_id)).session_id
         seq_before, id_before = from_cursor(cursor, int, str)
         wanted = op(
@@ -99,9 +99,9 @@ class HistoryMethods(Transactions):
         cursor: str | None = None,
         limit: int = 50,
     ) -> Tx[Page[Run]]:
-        """List the runs of a session, or the delegates of a run, in the order in which they began."""
+        """List the runs of a session, or the delegates of a run, in the order in which they started."""
         if (session_id is None) == (parent_id is None):
-            raise BadInput(problem="name either the session or the parent of the runs you want")
+            raise BadInput(problem="pass either session_id or parent_id to list runs")
         order = "first_seq" if parent_id is None else "started_at"
         after: dict[str, Any] = dict(zip((order, "after_id"), from_cursor(cursor, int, str), strict=True))
         wanted = op("runs", session_id=session_id, parent_id=parent_id, limit=page_limit(limit), **after)
@@ -126,8 +126,8 @@ class HistoryMethods(Transactions):
     ) -> Tx[Page[Run]]:
         """List runs of all sessions, newest first.
 
-        `interrupted`: only those that can be resumed, because they were interrupted and are the last of their session. `unresolved`: only those
-        that no longer run and have a tool call whose outcome is unknown.
+        `interrupted` lists only runs that can be resumed: they were interrupted and are the last of their session. `unresolved` lists only
+        runs that have ended and have a tool call with an unknown outcome.
         """
         started_before, id_before = from_cursor(cursor, int, str)
         for text, what in ((owner, "owner"), (session_id, "session id"), (parent_id, "run id")):
@@ -157,7 +157,7 @@ class HistoryMethods(Transactions):
         cursor: str | None = None,
         limit: int = 200,
     ) -> Tx[Page[Effect]]:
-        """List effects in the order in which they were started; `unresolved`: only those with no recorded end."""
+        """List effects in the order in which they were started; `unresolved` lists only those without a recorded end."""
         started_at, after_run, after_call = from_cursor(cursor, int, str, str)
         wanted = op(
             "effects",

@@ -1,7 +1,7 @@
-"""Wakes those who wait for something to change. It carries hints only: what changed is read from the store.
+"""Wake tasks that wait for a change. Signals are only hints: the change itself is read from the store.
 
-A topic is a session's id for those who read its events; with a mark before it for those who wait for its submissions,
-for its drafts, or for the output of a shell command; the bare mark is for those who wait for any session to be ready.
+The topic of a session's events is its id. With a prefix it is the topic of its submissions or its drafts, or of the output of a
+shell command. The prefix `>` alone is the topic of all sessions that become ready.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 
 READY = ">"
-"""Some session may be ready to be claimed."""
+"""The topic of sessions that may be ready to be claimed."""
 
 
 def inbox(session_id: str) -> str:
@@ -30,7 +30,7 @@ def outputs(command_id: str) -> str:
 
 
 class Signal:
-    """One waiter's bell, and the number of the last thing it has."""
+    """The bell of one waiting task, and the number of the last item that it has."""
 
     def __init__(self, after: int) -> None:
         self.after = after
@@ -38,7 +38,7 @@ class Signal:
         self.bell = asyncio.Event()
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Wait until it rings, or for so long; then it is silent again."""
+        """Wait until it rings, or for at most this many seconds; then reset it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.bell.wait()
@@ -46,7 +46,7 @@ class Signal:
 
 
 class Hub:
-    """Who waits for what in this process. May be rung from any thread."""
+    """The waiting tasks of this process. May be called from any thread."""
 
     def __init__(self) -> None:
         self._signals: defaultdict[str, set[Signal]] = defaultdict(set)
@@ -55,7 +55,7 @@ class Hub:
 
     @contextmanager
     def listen(self, topic: str, after: int) -> Generator[Signal, None, None]:
-        """Hand out a signal that rings whenever the topic may have changed, from now until the end."""
+        """Provide a signal that rings whenever the topic may have changed, while the block runs."""
         signal = Signal(after)
         with self._lock:
             self._signals[topic].add(signal)
@@ -71,22 +71,22 @@ class Hub:
                     self.has_readers.clear()
 
     def topics(self) -> list[str]:
-        """Return what somebody waits for."""
+        """Return the topics that tasks wait for."""
         with self._lock:
             return list(self._signals)
 
     def changed(self, topics: Iterable[str]) -> None:
-        """Ring for all who wait for these."""
+        """Ring for all tasks that wait for these topics."""
         if not self._signals:
             return
         with self._lock:
             results = [*topics]
-            # Whatever changes a session may have changed its drafts; a command is told by its id alone.
+            # Any change of a session may have changed its drafts; a command is announced by its bare id.
             results += [name(topic) for topic in results for name in (drafts, outputs)]
             _ring([signal for topic in results for signal in self._signals.get(topic, ())])
 
     def at(self, numbers: Mapping[str, int]) -> None:
-        """Ring for those who have another number than this."""
+        """Ring for tasks that have a different number."""
         with self._lock:
             behind = [
                 (topic, number, signal)
@@ -96,11 +96,11 @@ class Hub:
             ]
             for topic, number, signal in behind:
                 if topic.startswith(READY):
-                    signal.after = number  # these look at everything there is: once is enough
+                    signal.after = number  # these tasks read everything, so one ring is enough
             _ring([signal for _, _, signal in behind])
 
-    def everyone(self) -> None:
-        """Ring for all, as when hints may have been lost."""
+    def wake_all(self) -> None:
+        """Ring for all tasks, for example when hints may have been lost."""
         self.changed(self.topics())
 
 
@@ -109,7 +109,7 @@ def _ring(signals: list[Signal]) -> None:
     for signal in signals:
         loops[signal.loop].append(signal)
     for loop, group in loops.items():
-        with suppress(RuntimeError):  # that loop has ended, and its readers with it
+        with suppress(RuntimeError):  # that loop has ended, with its tasks
             loop.call_soon_threadsafe(_set_all, group)
 
 

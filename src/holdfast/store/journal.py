@@ -1,4 +1,4 @@
-"""The journal: events in dense order, how they are read and watched, and the drafts beside them."""
+"""The journal: events in dense order, how they are read and watched, and the drafts."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager
@@ -29,12 +29,12 @@ _WATCHED: Final[dict[str, Callable[[list[str]], Operation]]] = {
 }
 _PAGE = 500
 _AHEAD_SECONDS = 1.0
-"""How long the store may be behind a reader: a new primary of MongoDB may answer with an older state for a moment."""
+"""How long the store may lag behind a reader: a new primary of MongoDB may briefly return an older state."""
 _LARGEST_SEQ = 2**63 - 1
 
 
 class JournalMethods(Transactions):
-    """The transactions of journal.sql. `write` itself belongs to the engines, for the sake of group commit."""
+    """The transactions of journal.sql. Each engine implements `write` itself, because of group commit."""
 
     _hub: Hub
 
@@ -48,9 +48,9 @@ class JournalMethods(Transactions):
         limit: int = _PAGE,
         max_bytes: int = PAGE_BYTES,
     ) -> Tx[list[Event]]:
-        """Return the events that follow number `after`, in order. Raises `SessionNotFound`.
+        """Return the events after number `after`, in order. Raises `SessionNotFound`.
 
-        A page ends with the event that reaches `max_bytes`, 4 MiB by default. Only an empty page means that there are no more.
+        A page ends with the event that reaches `max_bytes`, 4 MiB by default. Only an empty page means that there are no more events.
         """
         events, _ = yield from self._events(session_id, after, run_id, limit, max_bytes)
         return events
@@ -64,7 +64,7 @@ class JournalMethods(Transactions):
     ) -> Tx[tuple[list[Event], bool]]:
         """Return a page of events, and whether there may be more."""
         if not 0 <= after <= _LARGEST_SEQ:
-            raise BadInput(problem=f"events are numbered from 1; none can come after {after}")
+            raise BadInput(problem=f"after must be 0 or more, not {after}; events are numbered from 1")
         wanted = op("events", session_id=session_id, after=after, run_id=run_id, limit=page_limit(limit))
         wanted = bounded(wanted, "payload", "message", "run_id", page_bytes=max_bytes)
         rows = yield from self._of_session(session_id, wanted)
@@ -72,15 +72,15 @@ class JournalMethods(Transactions):
         return events, is_part(rows, limit)
 
     async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[Event, None]:
-        """Yield every event that follows number `after`, past and future, each once, in order, without a gap.
+        """Yield every event after number `after`, past and future, each once, in order and without gaps.
 
-        Goes on until it is closed. Raises `SessionNotFound` if there is no such session, or no more, and `NotYet` if the
-        session has fewer events than that, as after a restore from a backup.
+        Continues until it is closed. Raises `SessionNotFound` if the session does not exist or was deleted, and `NotYet` if the
+        session has fewer events than that, for example after a restore from a backup.
         """
         ahead_since: float | None = None
         with self._hub.listen(session_id, after) as signal:
             while True:
-                # The bell is reset before the read: what is committed after the read rings it again.
+                # Reset the bell before the read: a commit after the read rings it again.
                 signal.bell.clear()
                 page, more = await self._some_events(session_id, signal.after)
                 for event in page:
@@ -101,12 +101,12 @@ class JournalMethods(Transactions):
 
     @reading
     def _seq_before(self, session_id: str, number: int) -> Tx[int | None]:
-        """Return the number that the session is at if it is lower than this one, as after a restore."""
+        """Return the session's last event number if it is lower than `number`, as after a restore."""
         rows = yield op("head", session_id=session_id)
         return next((row["seq"] for row in rows if row["seq"] < number), None)
 
     async def watch_drafts(self, session_id: str) -> AsyncGenerator[list[Draft], None]:
-        """Yield what is streamed right now, and again whenever it has changed. Goes on until it is closed."""
+        """Yield the current drafts, and again whenever they have changed. Continues until it is closed."""
         with self._hub.listen(drafts(session_id), -1) as signal:
             seen: list[Draft] = []
             while True:
@@ -119,21 +119,21 @@ class JournalMethods(Transactions):
                     await signal.bell.wait()
 
     def ready_bell(self) -> AbstractContextManager[Signal]:
-        """Listen for sessions that become ready. A hint may be lost, and one may come for nothing: look yourself."""
+        """Listen for sessions that become ready. A hint may be lost or spurious, so also poll."""
         return self._hub.listen(READY, 0)
 
     def inbox_bell(self, session_id: str) -> AbstractContextManager[Signal]:
-        """Listen for what is submitted to a session. A hint, like `ready_bell`."""
+        """Listen for submissions to a session. Hints may be lost, as with `ready_bell`."""
         return self._hub.listen(inbox(session_id), 0)
 
-    def _look_around(self, topics: Sequence[str]) -> Tx[dict[str, int]]:
-        """Return for each of these topics the number of the latest thing in it."""
+    def _latest_numbers(self, topics: Sequence[str]) -> Tx[dict[str, int]]:
+        """Return the number of the latest item of each topic."""
         numbers: dict[str, int] = {}
         for mark, read in _WATCHED.items():
             wanted = [topic for topic in topics if topic != READY and _mark(topic) == mark]
             if wanted:
                 rows = yield read([topic.removeprefix(mark) for topic in wanted])
-                numbers |= dict.fromkeys(wanted, -1)  # gone, or nothing there
+                numbers |= dict.fromkeys(wanted, -1)  # deleted, or empty
                 numbers |= {mark + row["session_id"]: row["number"] for row in rows}
         if READY in topics:
             numbers[READY] = (yield op("latest_ready"))[0]["number"]
@@ -141,7 +141,7 @@ class JournalMethods(Transactions):
 
     @writing(changes="lease")
     def put_drafts(self, lease: Lease, drafts: Sequence[Draft]) -> Tx[None]:
-        """Replace what is streamed right now. Takes no number; may be lost with the machine; refused when stale."""
+        """Replace the current drafts. Takes no event number, is not durable, and raises `LeaseLost` if the lease is stale."""
         for draft in drafts:
             self._check_size(draft.text, "draft")
             rows = yield op(
@@ -155,10 +155,10 @@ class JournalMethods(Transactions):
                 body=draft.text,
             )
             if not rows:
-                raise lease_lost(lease, "another holder took it, or it was released")
+                raise lease_lost(lease, "another holder has acquired it, or it was released")
 
     async def drafts(self, session_id: str) -> list[Draft]:
-        """Return what is streamed right now."""
+        """Return the current drafts."""
         _, result = await self._drafts(session_id)
         return result
 

@@ -1,4 +1,4 @@
-"""Holders and leases: who may write to a session, and what happens to its work when they are gone."""
+"""Holders and leases: which process may write to a session, and what happens to its work when that process dies."""
 
 import json
 import math
@@ -15,40 +15,38 @@ _LONGEST_TTL = 24 * 60 * 60
 
 
 class LeaseMethods(Transactions):
-    """The transactions of leases.sql. Whoever changes a head locks it first, and never two at once but in order."""
+    """The transactions of leases.sql. Every change of a head locks it first; several heads are locked in order."""
 
     async def join(self, name: str, *, ttl: float = 10.0, agents: Sequence[str] = ()) -> Holder:
-        """Register a holder that lives until its deadline, `ttl` seconds ahead on the database's clock.
+        """Register a holder that lives until its deadline, `ttl` seconds from now on the database's clock.
 
-        `agents` are those whose sessions it claims: a session of any other agent shows that it waits for a worker.
+        `agents` are those whose sessions it claims. A session of an agent that no holder claims shows that it waits for a worker.
         """
         self._refuse_inherited()
         return await self._unfinished.run_or_undo(self._enter(name, ttl, agents), self.leave)
 
     async def _enter(self, name: str, ttl: float, agents: Sequence[str]) -> Holder:
         holder_id = new_id()
-        lit = await self._light(holder_id)
+        locked = await self._lock_beacon(holder_id)
         try:
-            return await self._join(holder_id, name, ttl, agents, lit)
+            return await self._join(holder_id, name, ttl, agents, locked)
         except BaseException:
-            await self._put_out(holder_id)
+            await self._unlock_beacon(holder_id)
             raise
 
-    async def _light(self, holder_id: str) -> bool:
-        """Take a lock that is let go of when this process ends; say whether that is possible."""
+    async def _lock_beacon(self, holder_id: str) -> bool:
+        """Take a lock that is released when this process exits; return whether that is possible."""
         del holder_id
         return False
 
-    async def _put_out(self, holder_id: str) -> None:
-        """Let go of that lock; harmless if there is none."""
+    async def _unlock_beacon(self, holder_id: str) -> None:
+        """Release that lock; do nothing if there is none."""
 
     @writing(repeatable=True)
     def _join(self, id: str, name: str, ttl: float, agents: Sequence[str], beacon: bool) -> Tx[Holder]:
         check_name(name, "holder name")
         if not (math.isfinite(ttl) and 0 < ttl <= _LONGEST_TTL):
-            raise BadInput(
-                problem=f"a holder lives for a positive number of seconds, a day at the most, not {ttl}"
-            )
+            raise BadInput(problem=f"ttl must be a positive number of seconds, at most one day, not {ttl}")
         rows = yield op(
             "join",
             id=id,
@@ -61,20 +59,20 @@ class LeaseMethods(Transactions):
 
     @writing(repeatable=True)
     def renew(self, holder: Holder) -> Tx[Holder]:
-        """Move the deadline of the holder, and so of all its leases. Raises `HolderLost` if it was removed."""
+        """Move the deadline of the holder, and with it of all its leases. Raises `HolderLost` if it was removed."""
         rows = yield op("renew", id=holder.id)
         if not rows:
             raise HolderLost(id=holder.id)
         return replace(holder, deadline=moment(rows[0]["deadline"]))
 
     async def leave(self, holder: Holder) -> None:
-        """Release all the holder has and remove it. Idempotent."""
+        """Release all leases of the holder and remove it. Idempotent."""
         await self._unfinished.run(self._leave_all(holder))
 
     async def _leave_all(self, holder: Holder) -> None:
         while await self._leave(holder):
             pass
-        await self._put_out(holder.id)
+        await self._unlock_beacon(holder.id)
 
     @writing(wakes=True, repeatable=True)
     def _leave(self, holder: Holder, *, limit: int = 100) -> Tx[int]:
@@ -87,7 +85,7 @@ class LeaseMethods(Transactions):
 
     @reading
     def holders(self) -> Tx[list[Holder]]:
-        """Return all holders, also those past their deadline."""
+        """Return all holders, including those past their deadline."""
         rows = yield op("holders")
         return [
             Holder(
@@ -108,12 +106,12 @@ class LeaseMethods(Transactions):
         return {row["agent"]: row["sessions"] for row in rows}
 
     async def acquire(self, session_id: str, holder: Holder, *, cleaned: bool = False) -> Lease:
-        """Take the lease of a session that is free or whose holder is past its deadline; the epoch grows by one.
+        """Acquire the lease of a session that is free or whose holder is past its deadline; the epoch increases by one.
 
-        Raises `SessionBusy` with who holds it until when, `SessionNotFound`, `HolderLost`, or `SessionCleaned` unless
-        a `cleaned` session is wanted.
+        Raises `SessionBusy` with the holder and its deadline, `SessionNotFound`, `HolderLost`, or `SessionCleaned` unless
+        `cleaned` is set.
         """
-        # A caller that is cancelled meanwhile leaves nothing behind that it does not know of.
+        # If the caller is cancelled meanwhile, release the lease that it would not know of.
         taking = self._acquire(session_id, holder, new_id(), cleaned)
         return await self._unfinished.run_or_undo(taking, self.release)
 
@@ -141,7 +139,7 @@ class LeaseMethods(Transactions):
         rows = yield op("take_lease", session_id=session_id, holder=holder.id, tenure=tenure, dead=dead)
         if not rows:
             raise HolderLost(id=holder.id)
-        if dead is not None:  # whoever frees a session has queued again what was claimed
+        if dead is not None:  # releasing a session requeues its claimed submissions; a dead holder did not
             yield op("requeue_claimed", session_id=session_id)
         return Lease(
             session_id=session_id,
@@ -152,7 +150,7 @@ class LeaseMethods(Transactions):
         )
 
     async def release(self, lease: Lease) -> None:
-        """Let go of the session; if something waits in its queue it is ready at once. Idempotent."""
+        """Release the session; if submissions are pending it is ready at once. Idempotent."""
         await self._release(lease)
         lease.lost = lease.released = True
 
@@ -161,19 +159,18 @@ class LeaseMethods(Transactions):
         yield from self._free(lease.session_id, lease.holder, epoch=lease.epoch, orphaned_by=None)
 
     async def reclaim(self, *, limit: int = 100) -> list[str]:
-        """Free up to `limit` sessions of holders that are gone and remove holders that have none left.
+        """Free up to `limit` sessions of dead holders, and remove holders that have none left. Return the sessions.
 
-        Gone is one past its deadline, and at once one whose process is seen to have ended.
-
-        What they had claimed is queued again, in these sessions only. Returns the sessions.
+        A holder is dead when its deadline has passed, or as soon as its process is seen to have exited. The submissions that it
+        claimed in these sessions are queued again.
         """
-        gone = await self._gone()
-        if not gone and not await self._any_lost():
+        dead = await self._dead_holders()
+        if not dead and not await self._any_lost():
             return []  # the usual case, without a lock
-        return await self._reclaim(gone, page_limit(limit))
+        return await self._reclaim(dead, page_limit(limit))
 
-    async def _gone(self) -> list[str]:
-        """Return the holders whose processes are seen to have ended, before their deadline. For engines that can tell."""
+    async def _dead_holders(self) -> list[str]:
+        """Return the holders whose processes exited before their deadline. For engines that can detect this."""
         return []
 
     @reading
@@ -185,9 +182,9 @@ class LeaseMethods(Transactions):
         )
 
     @writing(wakes=True, repeatable=True)
-    def _reclaim(self, gone: list[str], limit: int) -> Tx[list[str]]:
-        if gone:
-            yield op("expire_holders", ids=gone)
+    def _reclaim(self, dead: list[str], limit: int) -> Tx[list[str]]:
+        if dead:
+            yield op("expire_holders", ids=dead)
         lost = yield op("lost_heads", limit=limit)
         freed: list[str] = []
         for row in sorted(lost, key=lambda row: row["session_id"]):  # all lock in the same order
@@ -201,7 +198,7 @@ class LeaseMethods(Transactions):
     def _free(
         self, session_id: str, holder_id: str, *, orphaned_by: str | None, epoch: int | None = None
     ) -> Tx[bool]:
-        """Take the holder off a session and put it among the ready ones if it has something to take."""
+        """Remove the holder from a session, and make the session ready if it has pending submissions."""
         head = yield from self._lock_head(session_id)
         if head.holder != holder_id or (epoch is not None and head.epoch != epoch):
             return False

@@ -1,4 +1,4 @@
-"""The register of blobs, and the chunks of those that are in this database. Never reads or writes bytes elsewhere."""
+"""The register of blobs, and the chunks of blobs in this database. Never reads or writes bytes elsewhere."""
 
 from collections.abc import Sequence
 
@@ -16,9 +16,9 @@ class MediaMethods(Transactions):
 
     @writing(repeatable=True)
     def put_blob(self, blob: Blob, *, anew: bool = False, body: bytes | None = None) -> Tx[Blob]:
-        """Register bytes that are about to be stored; with their `body`, which is small, they are stored at once.
+        """Register bytes that are about to be stored. With `body`, which must be small, they are stored at once.
 
-        If the location has the same content already, that blob is touched and returned instead, unless `anew`.
+        If the location already has the same content, that blob is touched and returned instead, unless `anew` is set.
         """
         if body is not None:
             yield op("lock_content", sha256=blob.sha256)
@@ -48,9 +48,9 @@ class MediaMethods(Transactions):
 
     @writing(repeatable=True)
     def name_blob(self, blob: Blob, *, anew: bool = False) -> Tx[Blob]:
-        """Add to an entry what was not known when its bytes began to come in: digest, key and size.
+        """Complete an entry with the values that were unknown when its upload started: digest, key and size.
 
-        As with `put_blob`, another blob with the same content is returned instead. `Conflict` if the entry was collected.
+        As with `put_blob`, another blob with the same content is returned instead. Raises `Conflict` if the entry was collected.
         """
         if not anew:
             for row in (yield op("touch_stored", location=blob.location, sha256=blob.sha256)):
@@ -62,9 +62,9 @@ class MediaMethods(Transactions):
 
     @writing(repeatable=True)
     def keep_blob(self, blob: Blob, *, replaces: str | None = None) -> Tx[Blob]:
-        """Say that the bytes are stored, and return the blob that has them: this, or another that was first.
+        """Record that the bytes are stored, and return the blob that has them: this one, or another that was first.
 
-        `replaces` is the id of a blob whose bytes are gone. `Conflict` if the entry was collected meanwhile.
+        `replaces` is the id of a blob whose bytes are lost. Raises `Conflict` if the entry was collected meanwhile.
         """
         yield op("lock_content", sha256=blob.sha256)
         if replaces is not None:
@@ -78,14 +78,14 @@ class MediaMethods(Transactions):
 
     @writing(repeatable=True)
     def touch_blob(self, blob_id: str) -> Tx[bool]:
-        """Say that it is still being stored; false if it was collected meanwhile."""
+        """Record that the upload is still in progress; return false if the blob was collected meanwhile."""
         return bool((yield op("touch_storing", id=blob_id)))
 
     @reading
     def blob(self, location: str, sha256: str, *, elsewhere: bool = False) -> Tx[Blob]:
-        """Return what a location has of this content, if it is stored. Raises `MediaNotFound`.
+        """Return the stored blob with this content in a location. Raises `MediaNotFound`.
 
-        With `elsewhere`, return what another location has if this one has nothing.
+        With `elsewhere`, return the blob of another location if this one has none.
         """
         digest = check_id(sha256, "SHA-256")
         rows = yield op("blob", location=None if elsewhere else location, sha256=digest)
@@ -103,7 +103,7 @@ class MediaMethods(Transactions):
         cursor: str | None = None,
         limit: int = 50,
     ) -> Tx[Page[Blob]]:
-        """List blobs in the order in which they were first put."""
+        """List blobs in the order in which they were first uploaded."""
         (after,) = from_cursor(cursor, str)
         wanted = op("blobs", location=location, state=state, after=after, limit=page_limit(limit))
         rows = yield bounded(wanted, "metadata")
@@ -120,14 +120,14 @@ class MediaMethods(Transactions):
         limit: int = 100,
         dry_run: bool = False,
     ) -> Tx[Page[Blob]]:
-        """Look at the next `limit` blobs and mark those for deletion that nobody needs; return all that are marked.
+        """Examine the next `limit` blobs and mark unneeded ones for deletion; return all marked blobs.
 
-        Nobody needs what no session refers to and nobody has put for `grace` seconds, and what is being stored without
-        a sign of life for that time, or `dead_after` if that is longer. The next page goes on where this one ended,
-        also if nothing was found on it.
+        A blob is unneeded if no session refers to it and it was not uploaded for `grace` seconds, or if its upload has shown no
+        progress for that time, or for `dead_after` if that is longer. The next page continues after this one, even
+        if this page is empty.
         """
         if not grace >= 0:
-            raise BadInput(problem=f"a grace period has 0 or more seconds, not {grace}")
+            raise BadInput(problem=f"grace must be 0 or more seconds, not {grace}")
         (after,) = from_cursor(cursor, str)
         ages = {
             "grace_us": int(grace * _MICROSECONDS),
@@ -152,7 +152,7 @@ class MediaMethods(Transactions):
         return to_blob(condemned[0])
 
     def _condemn(self, ids: list[str], ages: dict[str, int]) -> Tx[Sequence[Row]]:
-        """Mark these, unless somebody has put or referred to them since they were looked up."""
+        """Mark these blobs, unless they were uploaded or referred to since they were looked up."""
         yield op("lock_blobs", ids=ids)
         return (yield op("condemn_blobs", ids=ids, **ages))
 
@@ -168,18 +168,18 @@ class MediaMethods(Transactions):
 
     @writing(repeatable=True)
     def abandon_blob(self, blob_id: str) -> Tx[bool]:
-        """Give up storing it and say whether its bytes may be deleted; false if they are stored after all."""
+        """Give up an upload and return whether its bytes may be deleted; false if they are stored after all."""
         yield op("abandon_blob", id=blob_id)
         return not (yield op("is_stored", id=blob_id))
 
     @writing(repeatable=True)
     def forget_blob(self, blob_id: str) -> Tx[None]:
-        """Remove the entry of a blob whose bytes are gone, or were never stored. Idempotent."""
+        """Remove the entry of a blob whose bytes are deleted or were never stored. Idempotent."""
         yield op("forget_blob", id=blob_id)
 
     @writing(repeatable=True)
     def put_chunks(self, blob_id: str, first: int, bodies: Sequence[bytes]) -> Tx[None]:
-        """Add chunks of a blob that is being stored in this database. `Conflict` if it was collected meanwhile."""
+        """Add chunks of a blob that is being uploaded to this database. Raises `Conflict` if it was collected meanwhile."""
         if not (yield op("touch_storing", id=blob_id)):
             raise _collected(blob_id)
         for number, body in enumerate(bodies, first):
@@ -193,7 +193,7 @@ class MediaMethods(Transactions):
 
     @writing(repeatable=True)
     def delete_chunks(self, blob_id: str, *, limit: int = 16) -> Tx[int]:
-        """Delete up to `limit` chunks of a blob and return how many were there; 0 when none is left."""
+        """Delete up to `limit` chunks of a blob and return how many were deleted; 0 when none is left."""
         return len((yield op("delete_chunks", id=blob_id, limit=page_limit(limit))))
 
     @reading
@@ -205,12 +205,12 @@ class MediaMethods(Transactions):
         after: str | None = None,
         limit: int = 1000,
     ) -> Tx[list[tuple[str, str]]]:
-        """Return which session refers to which content, as (session_id, sha256): those of a session, or to a content.
+        """Return references as (session_id, sha256): those of a session, or those to some content.
 
-        Those of a session are in the order of their digests; `after` continues behind one of them.
+        Those of a session are in the order of their digests; `after` continues after one of them.
         """
         if (session_id is None) == (sha256 is None):
-            raise BadInput(problem="name either the session or the content whose references you want")
+            raise BadInput(problem="pass either session_id or sha256 to list references")
         wanted = {"session_id": session_id, "sha256": sha256, "after": after, "limit": page_limit(limit)}
         rows = yield Operation("blob_references", wanted)
         return [(row["session_id"], row["sha256"]) for row in rows]
@@ -225,7 +225,7 @@ class MediaMethods(Transactions):
     def is_referenced(self, sha256: str, *, owner: str | None = None) -> Tx[bool]:
         """Return whether a session of this owner refers to some content; without an owner, whether any session does.
 
-        How long it takes does not depend on the sessions of other owners.
+        The time that it takes does not depend on the sessions of other owners.
         """
         if owner is None:
             return bool((yield op("blob_references", session_id=None, sha256=sha256, limit=1)))
@@ -233,7 +233,9 @@ class MediaMethods(Transactions):
 
 
 def _collected(blob_id: str) -> Conflict:
-    return Conflict(problem=f"what was being stored as {blob_id} was collected as a leftover; put it again")
+    return Conflict(
+        problem=f"blob {blob_id} was collected as a leftover while it was being uploaded; upload it again"
+    )
 
 
 def to_blob(row: Row, *, references: int = 0) -> Blob:

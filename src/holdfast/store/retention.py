@@ -1,4 +1,4 @@
-"""What retention stands on: guards under the lock, deletion in bounded batches, and the marks at its ends."""
+"""The transactions of retention: guards under the lock, deletion in bounded batches, and the marks that start and end it."""
 
 import json
 from datetime import datetime
@@ -30,24 +30,24 @@ CONTENT: Final = (
     "credentials",
     "blob_references",
 )
-"""Every table that holds a session's content, in the order in which it is deleted."""
+"""Every table with content of a session, in the order in which it is deleted."""
 
 
 KEPT: Final = frozenset({"heads", "audit", "tombstones"})
-"""Tables that name sessions and hold none of their content."""
+"""Tables that name sessions but contain none of their content."""
 
 
 class RetentionMethods(Transactions):
-    """Deletion, table by table, in an order that leaves nothing pointing at what is gone."""
+    """Deletion, table by table, in an order that leaves no dangling references."""
 
     @reading
     def retention_state(self, session_id: str) -> Tx[RetentionState]:
-        """Return how a session stands for retention. Raises `SessionNotFound`."""
+        """Return the facts about a session that decide whether it may be deleted. Raises `SessionNotFound`."""
         return (yield from self._retention_state(session_id))
 
     @reading
     def content_counts(self, session_id: str) -> Tx[dict[str, int]]:
-        """Count the rows of what a session contains, by table; empty tables are left out."""
+        """Count the rows of a session by table, without empty tables."""
         rows = yield op("content_counts", session_id=session_id)
         return {row["kind"]: row["number"] for row in rows if row["number"]}
 
@@ -55,13 +55,13 @@ class RetentionMethods(Transactions):
     def child_sessions(
         self, session_id: str, *, after: str | None = None, limit: int = 1000
     ) -> Tx[list[str]]:
-        """Return the other sessions of the same owner in which runs of this one have delegates, in the order of their ids; those that follow `after`."""
+        """Return the other sessions of the same owner in which delegates of this session's runs run, ordered by id, after `after`."""
         rows = yield op("child_sessions", session_id=session_id, after=after, limit=page_limit(limit))
         return [row["session_id"] for row in rows]
 
     @reading
     def erased_at(self, session_id: str) -> Tx[datetime | None]:
-        """Return when a session was erased, if it was."""
+        """Return when a session was erased; None if it was not."""
         rows = yield op("tombstone", session_id=session_id)
         return moment(rows[0]["at"]) if rows else None
 
@@ -69,9 +69,10 @@ class RetentionMethods(Transactions):
     def begin_cleaning(
         self, lease: Lease, *, idle: float, grace: float = 0.0, force: bool = False
     ) -> Tx[RetentionState]:
-        """Check the guards and mark the session `cleaning`: from now on it accepts nothing. Returns how it stood.
+        """Check the guards and mark the session `cleaning`: from now on it accepts nothing. Return its state before.
 
-        It must have been idle for `idle` seconds, and in the store for `grace` seconds if it came from an archive. Raises `RetentionRefused`, `SessionErased`. One that is cleaned stays as it is.
+        It must have been idle for `idle` seconds, and in the store for `grace` seconds if it was restored from an archive. Raises
+        `RetentionRefused` or `SessionErased`. A cleaned session is left unchanged.
         """
         yield from self._fence(lease, 0)
         if (yield op("tombstone", session_id=lease.session_id)):
@@ -84,13 +85,13 @@ class RetentionMethods(Transactions):
 
     @writing(changes="lease", repeatable=True)
     def stop_cleaning(self, lease: Lease) -> Tx[None]:
-        """Make a session what it was before `begin_cleaning`, if nothing of it was deleted yet."""
+        """Undo `begin_cleaning`, if nothing was deleted yet."""
         yield from self._fence(lease, 0)
         yield op("stop_cleaning", session_id=lease.session_id)
 
     @writing(changes="lease", repeatable=True)
     def keep_archive(self, lease: Lease, sha256: str) -> Tx[None]:
-        """Note the archive of a session that is being cleaned, which must be stored; it is kept from now on."""
+        """Record the archive of a session that is being cleaned. It must be stored, and is kept from now on."""
         yield from self._fence(lease, 0)
         if not (yield op("lock_stored", sha256=check_id(sha256, "SHA-256"))):
             raise Conflict(problem=f"the archive media+sha256://{sha256} is not stored")
@@ -109,10 +110,10 @@ class RetentionMethods(Transactions):
 
     @writing(changes="lease")
     def delete_content(self, lease: Lease, *, limit: int = 1000) -> Tx[dict[str, int]]:
-        """Delete up to `limit` rows of what the session contains and count them by table; empty when none is left.
+        """Delete up to `limit` rows of the session's content and count them by table; empty when none is left.
 
-        Only the session itself, its head and its number remain. It is `cleaning` from the first call on, and accepts
-        nothing; a session on hold is refused with `RetentionRefused`.
+        Only the session itself, its head and its event number remain. From the first call on it is `cleaning` and accepts
+        nothing. Raises `RetentionRefused` if the session is on hold.
         """
         yield from self._fence(lease, 0)
         yield from self._begin_deleting(lease)
@@ -131,9 +132,9 @@ class RetentionMethods(Transactions):
     def drop_references(
         self, lease: Lease, *, grace: float = 0.0, limit: int = 100
     ) -> Tx[tuple[int, list[Blob]]]:
-        """Delete up to `limit` references to media and mark the blobs that nobody needs now; return both.
+        """Delete up to `limit` references to media and mark the blobs that are unneeded now; return both.
 
-        Blobs that were put within `grace` seconds are left to the collector.
+        Blobs that were uploaded within `grace` seconds are left to the collector.
         """
         yield from self._fence(lease, 0)
         yield from self._begin_deleting(lease)
@@ -145,7 +146,7 @@ class RetentionMethods(Transactions):
 
     @writing(changes="lease")
     def drop_archive(self, lease: Lease) -> Tx[list[Blob]]:
-        """Let go of the session's archive and mark its blobs for deletion, unless somebody else needs them."""
+        """Drop the session's archive and mark its blobs for deletion, unless they are needed elsewhere."""
         yield from self._fence(lease, 0)
         state = yield from self._retention_state(lease.session_id, lease)
         yield op("drop_archive", session_id=lease.session_id)
@@ -154,18 +155,18 @@ class RetentionMethods(Transactions):
         return (yield from self._condemn_content([state.archive], None, 0.0))
 
     def _condemn_content(self, digests: list[str], session_id: str | None, grace: float) -> Tx[list[Blob]]:
-        """Let go of content and mark, in the same transaction, what nobody else needs."""
+        """Drop the references to content and mark, in the same transaction, blobs that are unneeded now."""
         rows = yield op("blobs_of", digests=digests)
         ids = [row["id"] for row in rows]
         yield op("lock_blobs", ids=ids)
         if session_id is not None:
-            # The same rows, in the same order, as those whose digests these are.
+            # These are the rows with these digests, since both statements use the same order.
             yield op("delete_blob_references", session_id=session_id, limit=len(digests) or 1)
         age = int(grace * 1_000_000)
         return [to_blob(row) for row in (yield op("condemn_blobs", ids=ids, grace_us=age, dead_us=2**62))]
 
     async def finish_cleaning(self, lease: Lease, *, actor: str, detail: Json = "{}") -> datetime:
-        """Mark the session `cleaned`, take its title and metadata off, write the audit, and return the time."""
+        """Mark the session `cleaned`, delete its title and metadata, write an audit entry, and return the time."""
         return await self._finish_cleaning(lease, new_id(), actor, detail)
 
     @writing(changes="lease", repeatable=True)
@@ -198,7 +199,7 @@ class RetentionMethods(Transactions):
         return state
 
     async def finish_erasing(self, lease: Lease, *, actor: str, detail: Json = "{}") -> datetime:
-        """Remove the session and its head, write the audit, and return the time on the tombstone."""
+        """Delete the session and its head, write an audit entry, and return the time of the tombstone."""
         return await self._finish_erasing(lease, new_id(), actor, detail)
 
     @writing(changes="lease", repeatable=True)

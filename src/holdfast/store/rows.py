@@ -1,4 +1,4 @@
-"""Rows of any engine, what they become, and pages of them."""
+"""Rows of any engine: conversion to the types of the store, and pages."""
 
 import base64
 import binascii
@@ -30,7 +30,7 @@ Rows: TypeAlias = Sequence[Row]
 
 
 class CutRows(list[Row]):
-    """Rows that end before the limit on their number, since they reached the limit on their size."""
+    """Rows that end before their maximum number because they reached their maximum size."""
 
 
 def moment(microseconds: int) -> datetime:
@@ -48,7 +48,7 @@ _CONVERTED: dict[Any, Callable[[Any], Any]] = {
     datetime | None: maybe_moment,
     bool: bool,
 }
-"""How the value of a column becomes that of a field of this type, if they differ."""
+"""How a column's value is converted to a field of this type, if they differ."""
 
 
 @cache
@@ -58,7 +58,7 @@ def _columns(kind: type[Any]) -> tuple[tuple[str, Callable[[Any], Any] | None], 
 
 
 def from_row(kind: type[T], row: Row, **given: Any) -> T:
-    """Make a dataclass of a row whose columns have the names of its fields; the fields that are `given` have no column."""
+    """Create a dataclass from a row whose columns have the names of its fields; `given` fields have no column."""
     values = {
         name: row[name] if convert is None else convert(row[name])
         for name, convert in _columns(kind)
@@ -68,19 +68,19 @@ def from_row(kind: type[T], row: Row, **given: Any) -> T:
 
 
 def page_limit(limit: int) -> int:
-    """Return `limit` if a page may have that many items."""
+    """Return `limit` if it is a valid page size."""
     if not 1 <= limit <= _LARGEST_PAGE:
-        raise BadInput(problem=f"a page has 1 to {_LARGEST_PAGE} items, not {limit}")
+        raise BadInput(problem=f"limit must be 1 to {_LARGEST_PAGE}, not {limit}")
     return limit
 
 
 def is_part(rows: Rows, limit: int) -> bool:
-    """Return whether there may be more rows than these."""
+    """Return whether there may be more rows."""
     return isinstance(rows, CutRows) or len(rows) >= limit
 
 
 def to_page(rows: Rows, limit: int, items: list[T], *key: str) -> Page[T]:
-    """Return a page of these items, each made of a row. The cursor of the next page has the columns of the `key`."""
+    """Return a page of these items, each made from a row. The `key` columns of the last row become the next cursor."""
     more = to_cursor(*(rows[-1][column] for column in key)) if is_part(rows, limit) else None
     return Page(items=items, next_cursor=more)
 
@@ -91,7 +91,7 @@ def to_cursor(*keys: object) -> str:
 
 
 def from_cursor(cursor: str | None, *kinds: type) -> Iterable[Any]:
-    """Return the keys in a cursor, or as many Nones; anything but what `to_cursor` made is an error."""
+    """Return the keys in a cursor, or as many Nones. Raise `BadCursor` for anything that `to_cursor` did not create."""
     if cursor is None:
         return [None] * len(kinds)
     try:

@@ -1,4 +1,4 @@
-"""The schema and its migrations: numbered files, applied in order, each database once."""
+"""The schema and its migrations: numbered files, applied in order, once per database."""
 
 from abc import abstractmethod
 from dataclasses import replace
@@ -11,7 +11,7 @@ from holdfast.store.transactions import Transactions, Tx, op, reading, slow
 from holdfast.types import SchemaStatus
 
 LATEST: Final = 5
-"""The version of the schema that this code needs. Every engine has a migration with this number."""
+"""The schema version that this code needs. Every engine has a migration with this number."""
 
 
 class SchemaMethods(Transactions):
@@ -19,10 +19,10 @@ class SchemaMethods(Transactions):
 
     @abstractmethod
     async def upgrade(self) -> int:
-        """Apply the migrations that are missing and return the version. Raises `StoreTooNew`."""
+        """Apply the missing migrations and return the version. Raises `StoreTooNew`."""
 
     async def require(self) -> int:
-        """Return the version if it is the one this code needs."""
+        """Return the version if it is the one that this code needs, else raise `StoreTooOld`."""
         version = await self._version()
         if version != LATEST:
             raise StoreTooOld(url=self.url, found=version, known=LATEST)
@@ -36,7 +36,8 @@ class SchemaMethods(Transactions):
         if not (yield op("has_migrations")):
             for other in (yield op("other_tables")):
                 raise StoreError(
-                    url=self.url, problem=f"it holds tables of something else, such as {other['name']}"
+                    url=self.url,
+                    problem=f"it contains tables of another application, such as {other['name']}; use another database",
                 )
             return 0
         rows = yield op("schema_version")
@@ -47,12 +48,12 @@ class SchemaMethods(Transactions):
 
     @reading
     def now(self) -> Tx[datetime]:
-        """Return the time of the database, which is the only clock that stored times come from."""
+        """Return the database's time, which is the only clock for stored times."""
         return moment((yield op("now"))[0]["now"])
 
     @reading
     def schema(self) -> Tx[SchemaStatus]:
-        """Say which schema the store has and how much is in it."""
+        """Return the schema version of the store and how much data it has."""
         version = yield from self._known_version()
         status = SchemaStatus(engine=self.engine, version=version, latest=LATEST)
         if version < LATEST:

@@ -1,4 +1,4 @@
-"""Sessions and what belongs to one session as a whole: agent state, cursors, audit."""
+"""Sessions, and what belongs to a session as a whole: agent state, credentials, cursors and audit."""
 
 import json
 import math
@@ -39,10 +39,9 @@ class SessionMethods(Transactions):
         metadata: Json = "{}",
         exist_ok: bool = False,
     ) -> Tx[Session]:
-        """Add an idle session. A taken id raises `SessionExists`.
+        """Create an idle session. Raises `SessionExists` if the id is taken, and `SessionErased` if it belonged to an erased session.
 
-        With `exist_ok` it returns the session of that id if it has the same owner, else raises `SessionNotFound`.
-        The id of one that was erased raises `SessionErased`.
+        With `exist_ok` it returns the existing session if that has the same owner, else it raises `SessionNotFound`.
         """
         session_id = new_id() if id is None else check_id(id, "session id")
         check_name(agent, "agent")
@@ -58,7 +57,9 @@ class SessionMethods(Transactions):
             title_folded=title.casefold(),
             metadata=metadata,
         )
-        if (yield op("tombstone", session_id=session_id)):  # after the insert, which may have waited for it
+        if (
+            yield op("tombstone", session_id=session_id)
+        ):  # after the insert, which may have waited for an erasure
             raise SessionErased(id=session_id)
         if created:
             yield op("create_head", id=session_id, agent=agent)
@@ -97,10 +98,10 @@ class SessionMethods(Transactions):
         cursor: str | None = None,
         limit: int = 50,
     ) -> Tx[Page[Session]]:
-        """List sessions, last active first. `search` finds a part of the title, whatever its case."""
+        """List sessions, most recently active first. `search` matches part of the title, ignoring case."""
         active_before, id_before = from_cursor(cursor, int, str)
         if status is not None:
-            check_choice(status, STATUSES, "session's status")
+            check_choice(status, STATUSES, "session status")
         for text, what in ((owner, "owner"), (agent, "agent"), (search, "search")):
             check_text("" if text is None else text, what)
         wanted = op(
@@ -113,12 +114,12 @@ class SessionMethods(Transactions):
             id_before=id_before,
             limit=page_limit(limit),
         )
-        # Metadata is parsed for every reader, which costs more than other content.
+        # Metadata is parsed by every reader, which makes it more expensive than other content.
         rows = yield bounded(wanted, "title", "waiting_for", *["metadata"] * _METADATA_WEIGHT)
         return to_page(rows, limit, [from_row(Session, row) for row in rows], "active_at", "id")
 
     async def watched(self, session_ids: Sequence[str]) -> None:
-        """Note that somebody watches these sessions right now. Those that do not exist are left out."""
+        """Record that these sessions are being watched now. Missing sessions are ignored."""
         if session_ids:
             await self._watched(sorted(session_ids))
 
@@ -128,7 +129,7 @@ class SessionMethods(Transactions):
 
     @reading
     def unwatched(self, session_id: str) -> Tx[float]:
-        """Return for how many seconds nobody was noted to watch the session or to ask something of it."""
+        """Return for how many seconds the session has been neither watched nor sent a submission."""
         rows = yield op("unwatched", id=check_id(session_id, "session id"))
         if not rows:
             raise SessionNotFound(id=session_id)
@@ -144,12 +145,12 @@ class SessionMethods(Transactions):
         actor: str | None = None,
         is_admin: bool = True,
     ) -> Session:
-        """Change what is given and leave the rest as it is. Raises `SessionNotFound`.
+        """Change the given values and leave the others unchanged. Raises `SessionNotFound`.
 
-        A hold ends a clean that has not deleted anything yet; afterwards it raises `SessionCleaned`.
+        A hold stops a clean that has not deleted anything yet; once it has, it raises `SessionCleaned`.
 
-        With an `actor` a hold that is set or lifted goes into the audit, with the change. A hold that an administrator set
-        is lifted by administrators only: without `is_admin` that raises `Forbidden`.
+        With an `actor`, setting or lifting a hold is audited in the same transaction. Only an administrator can lift a hold that an
+        administrator set: without `is_admin` that raises `Forbidden`.
         """
         audit = None if actor is None or hold is None else (new_id(), check_name(actor, "actor"))
         return await self._update_session(session_id, title, hold, metadata, audit, is_admin)
@@ -175,7 +176,9 @@ class SessionMethods(Transactions):
         elif hold is False and not is_admin:
             yield from self._lock_head(check_id(session_id, "session id"))
             if (yield op("admin_hold", id=session_id)):
-                raise Forbidden(needs="an administrator, because one set this hold", who="this owner")
+                raise Forbidden(
+                    needs="an administrator, because an administrator set this hold", who="this owner"
+                )
         yield op(
             "update_session",
             id=session_id,
@@ -193,7 +196,7 @@ class SessionMethods(Transactions):
         return session
 
     def _stop_cleaning(self, session_id: str) -> Tx[None]:
-        """Let a hold end a clean that has not deleted anything yet. Afterwards it is too late for one."""
+        """Stop a clean that has not deleted anything yet; once it has, raise `SessionCleaned`."""
         head = yield from self._lock_head(check_id(session_id, "session id"))
         if head.status == "cleaning":
             session = yield from self._session(session_id)
@@ -209,7 +212,7 @@ class SessionMethods(Transactions):
 
     @reading
     def state_versions(self, session_id: str) -> Tx[dict[str | None, int]]:
-        """Return the versions of the states of a session by name; that of the agent state without a name by None."""
+        """Return the versions of a session's states by name; the unnamed agent state has the key None."""
         rows = yield from self._of_session(session_id, op("state_versions", session_id=session_id))
         return {row["name"]: row["version"] for row in sorted(rows, key=lambda row: row["name"] or "")}
 
@@ -222,9 +225,9 @@ class SessionMethods(Transactions):
 
     @writing(changes="session_id")
     def set_state(self, session_id: str, body: Json, *, expected: int, name: str | None = None) -> Tx[State]:
-        """Replace the agent state if it is at version `expected`, else raise `VersionConflict`; writes an event.
+        """Replace the agent state if it is at version `expected`, else raise `VersionConflict`. Writes an event.
 
-        Each `name` is a state of its own with its own version, for sessions with several agents.
+        Each `name` is a separate state with its own version, for sessions with several agents.
         """
         self._check_json(body, "state")
         yield from self._refuse_cleaned(session_id)
@@ -252,10 +255,10 @@ class SessionMethods(Transactions):
     def set_credential(
         self, session_id: str, name: str, sealed: str | None, *, ttl: float | None = None
     ) -> Tx[None]:
-        """Keep what was sealed, for `ttl` seconds if given, in place of the one before; None removes it. No event."""
+        """Store an encrypted credential, for `ttl` seconds if given, replacing the previous one; None deletes it. Writes no event."""
         check_id(name, "credential name")
         if ttl is not None and not (math.isfinite(ttl) and 0 < ttl <= _LONGEST_TTL):
-            raise BadInput(problem=f"a credential is kept for a positive number of seconds, not {ttl}")
+            raise BadInput(problem=f"ttl must be a positive number of seconds, not {ttl}")
         head = yield from self._lock_head(session_id)
         refuse_closed(session_id, head)
         yield op("drop_credentials", session_id=session_id, name=name)
@@ -266,13 +269,13 @@ class SessionMethods(Transactions):
 
     @reading
     def credentials(self, session_id: str) -> Tx[list[Credential]]:
-        """Return the credentials that have not expired, sealed as they were given. Raises `SessionNotFound`."""
+        """Return the credentials that have not expired, encrypted. Raises `SessionNotFound`."""
         rows = yield from self._of_session(session_id, op("credentials", session_id=session_id))
         return [from_row(Credential, row) for row in rows]
 
     @writing(changes="session_id", repeatable=True)
     def set_cursor(self, session_id: str, consumer: str, seq: int) -> Tx[Cursor]:
-        """Move a consumer's cursor forward; a lower number changes nothing. Returns where it is."""
+        """Move a consumer's cursor forward, never backward. Return its position."""
         check_id(consumer, "consumer")
         head = yield from self._refuse_cleaned(session_id)
         if not 0 <= seq <= head.seq:
@@ -290,7 +293,7 @@ class SessionMethods(Transactions):
         return to_page(rows, limit, [from_row(Cursor, row) for row in rows], "consumer")
 
     async def audit(self, *, actor: str, action: str, session_id: str | None, detail: Json) -> None:
-        """Append to the audit. Nothing ever changes or removes an entry."""
+        """Append an entry to the audit. Entries are never changed or removed."""
         await self._audit(new_id(), actor, action, session_id, detail)
 
     @writing(repeatable=True)
@@ -304,7 +307,7 @@ class SessionMethods(Transactions):
     def audit_log(
         self, *, session_id: str | None = None, cursor: str | None = None, limit: int = 50
     ) -> Tx[Page[AuditEntry]]:
-        """List the audit, newest first."""
+        """List the audit entries, newest first."""
         (id_before,) = from_cursor(cursor, str)
         wanted = op("audit", session_id=session_id, id_before=id_before, limit=page_limit(limit))
         rows = yield bounded(wanted, "detail")

@@ -1,4 +1,4 @@
-"""Shell commands and their output: a log that is searched by time, followed by number, and purged from its old end."""
+"""Shell commands and their output: a log that is searched by time, followed by number, and purged from its oldest entries."""
 
 import math
 from collections.abc import AsyncGenerator, Sequence
@@ -28,13 +28,13 @@ _PAGE = 100
 
 
 class ShellMethods(Transactions):
-    """The transactions of shell.sql. Those who follow a command are rung for under its id."""
+    """The transactions of shell.sql. The id of a command wakes the tasks that follow it."""
 
     _hub: Hub
 
     @writing(repeatable=True)
     def start_command(self, command: Command) -> Tx[Command]:
-        """Record a command that is about to run, once. Its session, if it has one, must exist and not be cleaned."""
+        """Record a command that is about to run, once. Its session, if any, must exist and not be cleaned."""
         key = check_uuid(command.id, "command")
         self._check_size(command.command, "command")
         self._check_size(command.cwd or "", "folder")
@@ -59,24 +59,26 @@ class ShellMethods(Transactions):
         )
         stored = yield from self._command(key)
         if (stored.holder, stored.command) != (command.holder, command.command):
-            raise Conflict(problem=f"command {key} exists already")
+            raise Conflict(problem=f"command {key} already exists")
         return stored
 
     async def write_outputs(self, command: Command, outputs: Sequence[Output]) -> Command:
-        """Append to a running command's output and set its state, exit code and sizes to what is given.
+        """Append to a running command's output and set its state, exit code and sizes.
 
-        `command.outputs` is how many were written before, so that the same call may be sent twice. Returns the
-        command as it is now. Raises `CommandLost` if it has ended, is gone, or has another holder or count.
+        `command.outputs` is the number of outputs written before, so that the same call may be sent twice. Returns the updated
+        command. Raises `CommandLost` if it has ended, does not exist, or has another holder or count.
         """
         return await self._write_outputs(check_uuid(command.id, "command"), command, outputs)
 
     @writing(changes="id", repeatable=True)
     def _write_outputs(self, id: str, command: Command, outputs: Sequence[Output]) -> Tx[Command]:
-        check_choice(command.state, COMMAND_STATES, "command's state")
+        check_choice(command.state, COMMAND_STATES, "command state")
         if not outputs:
-            raise BadInput(problem="there is no output to write; the end of a command is an output as well")
+            raise BadInput(
+                problem="there is no output to write; pass at least one, also for the end of a command"
+            )
         if (command.state == "running") != (command.exit_code is None):
-            raise BadInput(problem="a command has an exit code when it has ended, and not before")
+            raise BadInput(problem="a command must have an exit code when it has ended, and none before")
         ids = [check_uuid(output.id, "output") for output in outputs]
         for output in outputs:
             self._check_size(output.stdout or "", "output")
@@ -115,21 +117,21 @@ class ShellMethods(Transactions):
         return _command(rows[0])
 
     def _written_before(self, id: str, command: Command, ids: Sequence[str]) -> Tx[Command]:
-        """Return the command if these outputs are in already, as when the answer got lost; else say what is wrong."""
+        """Return the command if these outputs are already stored, because a response was lost; else raise `CommandLost`."""
         rows = yield op("commands", id=id, limit=1)
         if not rows:
-            raise CommandLost(id=id, reason="its record is gone")
+            raise CommandLost(id=id, reason="its record was deleted")
         stored = _command(rows[0])
         if stored.holder == command.holder and stored.outputs == command.outputs + len(ids):
             last = yield op("outputs_by_id", ids=ids[-1:])
             if last:
                 return stored
         if stored.ended_at is not None:
-            raise CommandLost(id=id, reason=f"it is on record as {stored.state}")
-        raise CommandLost(id=id, reason="another has written to it")
+            raise CommandLost(id=id, reason=f"it is already recorded as {stored.state}")
+        raise CommandLost(id=id, reason="another service has written to it")
 
     async def stop_command(self, command_id: str) -> Command:
-        """Request that a command be stopped. A command that has ended stays as it is. Raises `NotFound`."""
+        """Request that a command be stopped. A command that has ended is left unchanged. Raises `NotFound`."""
         return await self._stop_command(check_uuid(command_id, "command"))
 
     @writing(changes="id", repeatable=True)
@@ -139,7 +141,7 @@ class ShellMethods(Transactions):
 
     @reading
     def command(self, command_id: str) -> Tx[Command]:
-        """Return one command, also one that was purged. Raises `NotFound`."""
+        """Return one command, even if it was purged. Raises `NotFound`."""
         return (yield from self._command(check_uuid(command_id, "command")))
 
     def _command(self, id: str) -> Tx[Command]:
@@ -159,10 +161,10 @@ class ShellMethods(Transactions):
         cursor: str | None = None,
         limit: int = 50,
     ) -> Tx[Page[Command]]:
-        """List commands, newest first, also those that were purged."""
+        """List commands, newest first, including purged ones."""
         (id_before,) = from_cursor(cursor, str)
         if state is not None:
-            check_choice(state, COMMAND_STATES, "command's state")
+            check_choice(state, COMMAND_STATES, "command state")
         wanted = op(
             "commands",
             session_id=session_id,
@@ -179,7 +181,7 @@ class ShellMethods(Transactions):
 
     @reading
     def outputs(self, command_id: str, *, after: int = -1, limit: int = _PAGE) -> Tx[list[Output]]:
-        """Return the output of a command that follows number `after`, in order. Raises `NotFound`."""
+        """Return the output of a command after number `after`, in order. Raises `NotFound`."""
         key = check_uuid(command_id, "command")
         wanted = op(
             "outputs", command_id=key, after=_order(after), oldest_first=True, limit=page_limit(limit)
@@ -190,12 +192,12 @@ class ShellMethods(Transactions):
         return [_output(row) for row in rows]
 
     async def watch_outputs(self, command_id: str, *, after: int = -1) -> AsyncGenerator[Output, None]:
-        """Yield all output of a command that follows number `after`, past and future, and end when it has ended."""
+        """Yield all output of a command after number `after`, past and future, until the command has ended."""
         key = check_uuid(command_id, "command")
         ended = False
         with self._hub.listen(topic(key), after) as signal:
             while True:
-                # The bell is reset before the read: what is committed after the read rings it again.
+                # Reset the bell before the read: a commit after the read rings it again.
                 signal.bell.clear()
                 page = await self.outputs(key, after=signal.after)
                 for output in page:
@@ -205,7 +207,7 @@ class ShellMethods(Transactions):
                         return
                 if page:
                     continue
-                if ended:  # and its end is gone, or lies before what was asked for
+                if ended:  # and its last output was deleted, or is before `after`
                     return
                 ended = (await self.command(key)).ended_at is not None
                 if not ended:
@@ -225,13 +227,13 @@ class ShellMethods(Transactions):
         cursor: str | None = None,
         limit: int = _PAGE,
     ) -> Tx[Page[Command | Output]]:
-        """Search the log, or one owner's: commands that were not purged, and output, by time and then id.
+        """Search the log, or one owner's part of it: commands that were not purged, and output, by time and then id.
 
-        `since` is included, `until` is not. Only output has an order: with `after_order` there are no commands. A
-        cursor stays valid when the event it was made from is gone.
+        `since` is inclusive, `until` is exclusive. Only output has an order, so `after_order` excludes commands. A
+        cursor stays valid when its event is deleted.
         """
         if kind is not None:
-            check_choice(kind, SHELL_KINDS, "kind of event")
+            check_choice(kind, SHELL_KINDS, "event kind")
         filters: dict[str, object] = {
             "owner": owner,
             "since": _microseconds(since),
@@ -253,7 +255,7 @@ class ShellMethods(Transactions):
         if with_outputs:
             outputs = yield bounded(op("log_of_outputs", after=after, **filters), "stdout", "stderr")
         if outputs and is_part(outputs, limit + 1):
-            # No command beyond the last output can be on this page.
+            # Commands after the last output cannot be on this page.
             last = outputs[-1]["at"]
             bound = "since" if newest_first else "until"
             given = filters[bound]
@@ -284,7 +286,7 @@ class ShellMethods(Transactions):
         after: int | None,
         cursor: str | None,
     ) -> Tx[Page[Command | Output]]:
-        """Search the events of one command, which are in the order of their numbers; the command itself comes first."""
+        """Search the events of one command in the order of their numbers; the command itself is the first."""
         (place,) = from_cursor(cursor, int)
         newest_first = filters["newest_first"] is not None
         before = place if newest_first else None
@@ -303,7 +305,7 @@ class ShellMethods(Transactions):
             outputs = [(row["number"], _output(row)) for row in rows]
             is_cut = isinstance(rows, CutRows)
         if is_cut and newest_first:
-            first = []  # it comes after the outputs that are left out
+            first = []  # it follows the outputs that do not fit on this page
         events = [*outputs, *first] if newest_first else [*first, *outputs]
         page = events[:limit]
         more = to_cursor(page[-1][0]) if is_cut or len(events) > limit else None
@@ -313,7 +315,7 @@ class ShellMethods(Transactions):
     def shell_events_by_id(
         self, ids: Sequence[str], *, owner: str | None = None
     ) -> Tx[list[Command | Output | None]]:
-        """Return these events of the log, in this order; None for each that is not there, or not this owner's."""
+        """Return these events of the log, in this order; None for each that does not exist or belongs to another owner."""
         known = [check_uuid(each, "event") for each in ids]
         wanted = known
         results: dict[str, Command | Output] = {}
@@ -325,21 +327,21 @@ class ShellMethods(Transactions):
 
     @writing(repeatable=True)
     def purge_commands(self, *, older_than: float, owner: str | None = None, limit: int = 1000) -> Tx[int]:
-        """Delete up to `limit` events of commands that ended so many seconds ago or earlier, oldest first.
+        """Delete up to `limit` events of commands that ended at least `older_than` seconds ago, oldest first.
 
-        Their results stay. What runs, and what belongs to a session on hold, is left alone. Returns how many events
-        are gone; 0 when there is nothing left to do.
+        Their results are kept. Running commands and commands of sessions on hold are not touched. Returns how many events
+        were deleted; 0 when none is left.
         """
         if not (math.isfinite(older_than) and older_than >= 0):
-            raise BadInput(problem=f"a number of seconds is 0 or more, not {older_than}")
+            raise BadInput(problem=f"older_than must be 0 or more seconds, not {older_than}")
         left = page_limit(limit)
         seconds = min(older_than, _LARGEST / 4_000_000)
         ended = yield op(
             "commands_to_purge", older_than_us=round(seconds * 1_000_000), owner=owner, limit=left
         )
         for row in ended:
-            gone = yield op("purge_outputs", command_id=row["id"], limit=left)
-            left -= len(gone)
+            deleted = yield op("purge_outputs", command_id=row["id"], limit=left)
+            left -= len(deleted)
             if not left:
                 break
             left -= len((yield op("purge_command", id=row["id"])))
@@ -359,12 +361,12 @@ def _is_logged(row: Row, filters: dict[str, object]) -> bool:
 
 def _order(number: int) -> int:
     if not -1 <= number <= _LARGEST:
-        raise BadInput(problem=f"output is numbered from 0; none can come after {number}")
+        raise BadInput(problem=f"after must be -1 or more, not {number}; output is numbered from 0")
     return number
 
 
 def _microseconds(at: datetime | None) -> int | None:
-    """Return an instant as it is stored. A time without a zone is one in UTC."""
+    """Return a time as it is stored. A time without a zone is taken as UTC."""
     if at is None:
         return None
     at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
@@ -374,18 +376,18 @@ def _microseconds(at: datetime | None) -> int | None:
 def imported_command(
     command: Command, outputs: Sequence[Output]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the rows of a command that ended elsewhere. Its times are those that it has; its outputs are all there are."""
+    """Return the rows of a command that ended elsewhere, with its own times and all of its outputs."""
     started, ended = _microseconds(command.started_at), _microseconds(command.ended_at)
     if started is None or ended is None or command.exit_code is None or command.state == "running":
-        raise BadInput(problem=f"command {command.id} has no beginning, or no end")
-    check_choice(command.state, COMMAND_STATES, "command's state")
+        raise BadInput(problem=f"command {command.id} has no start or no end")
+    check_choice(command.state, COMMAND_STATES, "command state")
     check_name(command.owner, "owner")
     written: list[dict[str, Any]] = []
     last = started
     for number, output in enumerate(outputs):
         at = _microseconds(output.at)
         if output.order != number or at is None or at <= last:
-            raise BadInput(problem=f"the outputs of command {command.id} are not in order, or have no times")
+            raise BadInput(problem=f"the outputs of command {command.id} are out of order or have no times")
         last = at
         written.append(
             {

@@ -1,10 +1,10 @@
 """`Store`: a database of sessions. Its methods are in one module per topic; an engine runs their transactions.
 
 One method is one transaction. Every method that changes the content of a session takes its lease, and raises `LeaseLost`
-if that lease is not the newest. Three changes need no lease: to submit, to set the agent state under a version, and to
-move a cursor. They take their numbers under the same lock, so the order of events stays dense.
+if that lease is not the newest. Three changes need no lease: submitting, setting the agent state under a version, and
+moving a cursor. They take their numbers under the same lock, so the order of events stays dense.
 
-All methods raise errors of the `HoldfastError` family, and no others. After `StoreUnavailable` and its siblings the store
+All methods raise only errors of the `HoldfastError` family. After `StoreUnavailable` and similar errors the store
 works again as soon as its database does.
 """
 
@@ -45,11 +45,11 @@ class Store(
 
     @abstractmethod
     async def open(self) -> Self:
-        """Connect and, unless told otherwise, bring the schema up to date. Safe when several processes do."""
+        """Connect and, unless disabled, upgrade the schema. Safe when several processes do this at once."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Finish the work that was accepted, then disconnect. Closing twice is harmless."""
+        """Finish all accepted work, then disconnect. Closing again does nothing."""
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -61,18 +61,18 @@ class Store(
 
     @abstractmethod
     def twin(self) -> "Store | None":
-        """Return another store on the same database, not opened yet, for another thread; None if there can be none."""
+        """Return another, unopened store on the same database for use in another thread; None if that is not possible."""
 
     @abstractmethod
     async def write(self, lease: Lease, batch: Batch) -> int:
-        """Write everything a step changed, in one transaction, and return the session's number after it.
+        """Write all changes of a step in one transaction, and return the session's last event number.
 
-        Durable when it returns. `LeaseLost` and every other error mean that nothing of it was written, except
-        `StoreUnavailable`: then its fate is not known and the lease counts as lost. Release it, acquire again, and
-        read what is there. A submission that is changed must exist and be open, and media that is referred to must be
-        stored, else `Conflict`.
+        The changes are durable when it returns. `LeaseLost` and every other error mean that nothing was written, except
+        `StoreUnavailable`: then the outcome is unknown and the lease counts as lost. Release it, acquire it again, and
+        read the current state. Every changed submission must exist and be open, and every referenced blob must be
+        stored; otherwise it raises `Conflict`.
         """
 
     @abstractmethod
     async def shrink(self, *, limit: int = 1000) -> int:
-        """Give up to `limit` free pages back to the file system and return how many remain; 0 where vacuum does it."""
+        """Return up to `limit` free pages to the file system and return how many remain; 0 for engines that vacuum by themselves."""

@@ -47,13 +47,13 @@ class SubmissionMethods(Transactions):
         idempotency_key: str | None = None,
         trace: str | None = None,
     ) -> Submission:
-        """Queue something for the session, once: the same id or idempotency key returns the submission it made.
+        """Queue a submission, once: a repeated id or idempotency key returns the existing submission.
 
-        The same means the same text, to the letter. `when_busy` is kept for the worker that takes it, except `reject`:
-        that raises `TurnInProgress` if anything is queued or under way. Raises `KeyReused` if what is asked differs,
-        `QueueFull`, `SessionCleaned` or `SessionNotFound`. The first message becomes the title of a session that has none. `trace` is kept for the one who carries it out.
+        A repetition must have exactly the same text, else it raises `KeyReused`. `when_busy` is stored for the worker, except `reject`,
+        which raises `TurnInProgress` if any submission is queued or in progress. Also raises `QueueFull`, `SessionCleaned` or
+        `SessionNotFound`. The first message becomes the title of a session that has none. `trace` is the trace context for the worker.
         """
-        # The id is chosen before the first try, so that a try whose answer was lost is recognized.
+        # The id is chosen before the first attempt, so that an attempt whose response was lost is recognized.
         return await self._submit(
             session_id,
             kind,
@@ -82,14 +82,14 @@ class SubmissionMethods(Transactions):
     ) -> Tx[Submission]:
         check_name(kind, "kind")
         check_choice(lane, LANES, "lane")
-        check_choice(when_busy, WHEN_BUSY, "way to be busy")
+        check_choice(when_busy, WHEN_BUSY, "when_busy")
         self._check_json(payload, "payload")
         if idempotency_key is not None:
             check_name(idempotency_key, "idempotency key")
         if trace is not None:
             check_name(trace, "trace context")
         head = yield from self._lock_head(session_id)
-        # An id that was made for the first try is nowhere yet.
+        # An id generated for the first attempt cannot exist yet.
         same = (yield op("submission_by_id", id=id)) if tries else ()
         tries.append(id)
         if same and same[0]["session_id"] != session_id:
@@ -100,7 +100,7 @@ class SubmissionMethods(Transactions):
             before = from_row(Submission, same[0])
             if (before.kind, before.lane, before.payload) != (kind, lane, payload):
                 if before.id == id:
-                    raise Conflict(problem=f"submission {id} was sent before with another content")
+                    raise Conflict(problem=f"submission {id} was already sent with different content")
                 raise KeyReused(session_id=session_id, key=idempotency_key)
             return before
         refuse_closed(session_id, head)
@@ -122,11 +122,11 @@ class SubmissionMethods(Transactions):
         }
         if kind == "message" and head.untitled and (title := _title(payload)):
             yield op("title_session", session_id=session_id, title=title, title_folded=title.casefold())
-        told = json.dumps({"submission_id": id, "kind": kind})
-        return from_row(Submission, (yield from self._queue(new, told, ready=ready)))
+        event = json.dumps({"submission_id": id, "kind": kind})
+        return from_row(Submission, (yield from self._queue(new, event, ready=ready)))
 
-    def _queue(self, new: Mapping[str, object], told: str, *, ready: bool) -> Tx[Row]:
-        """Put it into the queue of a session whose head is locked, and tell of it."""
+    def _queue(self, new: Mapping[str, object], event: str, *, ready: bool) -> Tx[Row]:
+        """Add a submission to the queue of a session whose head is locked, with its event."""
         session_id = new["session_id"]
         numbered = yield op("number_submission", session_id=session_id, ready=int(ready))
         seq = numbered[0]["seq"]
@@ -138,7 +138,7 @@ class SubmissionMethods(Transactions):
             kind="submission_queued",
             run_id=None,
             step=None,
-            payload=told,
+            payload=event,
         )
         yield op("touch_session", session_id=session_id)
         return rows[0]
@@ -146,23 +146,23 @@ class SubmissionMethods(Transactions):
     async def take(
         self, lease: Lease, *, lane: Lane | None = None, id: str | None = None, max_attempts: int = 5
     ) -> Submission | None:
-        """Claim the next submission: control lane first, then in the order of the queue; or the one with this id.
+        """Claim the next submission, control lane first, then in queue order; or the one with this id.
 
-        One that was claimed `max_attempts` times and never ended is dead: it gets its reason and an event, its run
-        has failed, and the one behind it is taken.
+        A submission that was claimed `max_attempts` times without ending is marked dead, with a reason and an event. Its run
+        fails, and the next submission is taken.
         """
         if lane is not None:
             check_choice(lane, LANES, "lane")
-        # A caller that is cancelled meanwhile has not taken it.
+        # If the caller is cancelled meanwhile, put the submission back.
         return await self._unfinished.run_or_undo(
             self._take_next(lease, lane, id, max_attempts), lambda taken: self._put_back(lease, taken)
         )
 
     @reading
     def urgent(self, session_id: str, *, limit: int = 1000) -> Tx[list[Submission]]:
-        """Return what is queued and does not wait for its turn: the control lane, then `steer` and `interrupt`.
+        """Return the queued submissions that do not wait for their turn: the control lane, then `steer` and `interrupt`.
 
-        Payloads are not read, and empty: `take` returns them.
+        Their payloads are not read and are empty; `take` returns them.
         """
         wanted = op("urgent_submissions", session_id=session_id, limit=page_limit(limit))
         return [from_row(Submission, row, payload="") for row in (yield bounded(wanted, "reason", "run_id"))]
@@ -175,7 +175,7 @@ class SubmissionMethods(Transactions):
         if not heads:
             raise SessionNotFound(id=lease.session_id)
         if lease.lost or (heads[0]["epoch"], heads[0]["holder"]) != (lease.epoch, lease.holder):
-            raise lease_lost(lease, "another holder took it, or it was released")
+            raise lease_lost(lease, "another holder has acquired it, or it was released")
         while True:
             if id is None:
                 rows = yield op("next_submission", session_id=lease.session_id, lane=lane)
@@ -191,19 +191,19 @@ class SubmissionMethods(Transactions):
                 submission = from_row(Submission, taken[0])
                 yield _event(submission, "submission_started", seq, started(submission))
                 return submission
-            reason = f"given up after {first.attempts} attempts that never ended"
+            reason = f"gave up after {first.attempts} attempts that did not end"
             if first.reason is not None:
-                reason += f"; the last one said: {first.reason}"
-            yield op("bury_submission", reason=reason, **key)
+                reason += f"; the last error: {first.reason}"
+            yield op("give_up_submission", reason=reason, **key)
             if first.run_id is not None:
-                yield op("bury_run", session_id=lease.session_id, id=first.run_id, reason=reason)
+                yield op("give_up_run", session_id=lease.session_id, id=first.run_id, reason=reason)
             yield _event(first, "submission_failed", seq, _facts(first, state="dead", reason=reason))
 
     @writing()
     def uncount_attempt(self, submission: Submission) -> Tx[None]:
         """Do not count an attempt that ended because its worker lost the lease through no fault of the submission.
 
-        Needs no lease: another worker may have the session by now. Does nothing if the submission has ended.
+        Needs no lease, since another worker may already have the session. Does nothing if the submission has ended.
         """
         yield op("uncount_attempt", session_id=submission.session_id, position=submission.position)
 
@@ -234,10 +234,10 @@ class SubmissionMethods(Transactions):
         cursor: str | None = None,
         limit: int = 50,
     ) -> Tx[Page[Submission]]:
-        """List a session's submissions in the order of the queue; without `payloads`, each has an empty one."""
+        """List a session's submissions in queue order; without `payloads`, the payloads are empty."""
         (after,) = from_cursor(cursor, int)
         if state is not None:
-            check_choice(state, SUBMISSION_STATES, "submission's state")
+            check_choice(state, SUBMISSION_STATES, "submission state")
         wanted = op(
             "submissions",
             session_id=session_id,
@@ -254,7 +254,7 @@ class SubmissionMethods(Transactions):
 
 
 def started(submission: Submission) -> dict[str, object]:
-    """Return what is told of a submission that was taken."""
+    """Return the payload of the event for a started submission."""
     return _facts(submission, attempt=submission.attempts)
 
 

@@ -1,4 +1,4 @@
-"""What the sweep stands on: finding what may be due in the order of an index, and doing it one at a time."""
+"""The transactions of the sweep: find due sessions in index order, and let one holder at a time sweep."""
 
 import math
 from collections.abc import Sequence
@@ -32,14 +32,13 @@ class SweepMethods(Transactions):
         cursor: str | None = None,
         limit: int = 100,
     ) -> Tx[Page[Due]]:
-        """List what may be due for retention, longest due first, at the cost of what is found.
+        """List what may be due for retention, longest due first. The cost is proportional to the result.
 
-        Sessions on hold are left out, unless `held` is given, for `idle` and `age`.
-
-        `idle`: sessions of the agent that were active last so many seconds ago, or earlier; `age`: created then;
-        `cleaned`: created then, and cleaned. The others list no cleaned ones. `submissions`: ended then, of all agents.
+        `idle`: sessions of the agent that were last active at least `older_than` seconds ago. `age`: sessions created that long ago.
+        `cleaned`: cleaned sessions created that long ago; the others exclude cleaned sessions. `submissions`: submissions of all
+        agents that ended that long ago. Sessions on hold are excluded, unless `held` is set, which applies to `idle` and `age`.
         """
-        check_choice(by, DUE_BY, "reason to be due")
+        check_choice(by, DUE_BY, "value for by")
         after, after_id, after_position = from_cursor(cursor, int, str, int)
         wanted = op(
             f"due_{by}",
@@ -61,20 +60,20 @@ class SweepMethods(Transactions):
 
     @writing(repeatable=True)
     def drop_submissions(self, ids: Sequence[str]) -> Tx[int]:
-        """Delete those of these submissions that have ended and whose session is not on hold; return how many."""
+        """Delete those of the submissions that have ended and whose session is not on hold; return how many."""
         for submission_id in ids:
             check_id(submission_id, "submission id")
         return len((yield op("drop_submissions", ids=list(ids))))
 
     @writing(repeatable=True)
     def take_duty(self, name: str, holder: Holder, *, every: float = 0.0) -> Tx[bool]:
-        """Take what one holder at a time does for all; false if a live one has it, or did it within `every` seconds."""
+        """Take a duty, which one holder at a time performs for all; false if a live holder has it, or did it within `every` seconds."""
         every_us = _microseconds(every)
         return bool((yield op("take_duty", name=_name(name), holder=holder.id, every_us=every_us)))
 
     @writing(repeatable=True)
     def leave_duty(self, name: str, holder: Holder, *, detail: Json | None = None) -> Tx[None]:
-        """Let go of it; with `detail`, having done it. Changes nothing if another holder has it."""
+        """Give up a duty; with `detail`, record that it is done. Does nothing if another holder has it."""
         if detail is None:
             yield op("leave_duty", name=_name(name), holder=holder.id)
         else:
@@ -94,7 +93,7 @@ def _name(name: str) -> str:
 
 def _microseconds(seconds: float) -> int:
     if not seconds >= 0:
-        raise BadInput(problem=f"a time has 0 or more seconds, not {seconds}")
+        raise BadInput(problem=f"a duration must be 0 or more seconds, not {seconds}")
     return _LONGEST if math.isinf(seconds) else min(round(seconds * _MICROSECONDS), _LONGEST)
 
 

@@ -1,4 +1,4 @@
-"""Tokens: the digests of secrets, and what whoever brings one may do."""
+"""Access tokens: the digests of their secrets, and what their owners may do."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class TokenMethods(Transactions):
         scopes: Sequence[str] = (),
         lifetime: float | None = None,
     ) -> Token:
-        """Accept the secret with this SHA-256 as a token, for `lifetime` seconds or until it is revoked."""
+        """Add a token whose secret has this SHA-256. It is valid for `lifetime` seconds or until it is revoked."""
         return await self._add_token(new_id(), digest, owner, role, scopes, lifetime)
 
     @writing(repeatable=True)
@@ -34,7 +34,7 @@ class TokenMethods(Transactions):
         for scope in scopes:
             check_name(scope, "scope")
         if lifetime is not None and not (math.isfinite(lifetime) and lifetime > 0):
-            raise BadInput(problem=f"a token lives for a positive number of seconds, not {lifetime}")
+            raise BadInput(problem=f"lifetime must be a positive number of seconds, not {lifetime}")
         rows = yield op(
             "add_token",
             id=id,
@@ -48,13 +48,13 @@ class TokenMethods(Transactions):
 
     @reading
     def token(self, digest: str) -> Tx[Token | None]:
-        """Return what a secret is worth now; None if it is unknown, expired or revoked."""
-        rows = yield op("worthy_token", digest=digest)
+        """Return the token of a secret; None if it is unknown, expired or revoked."""
+        rows = yield op("valid_token", digest=digest)
         return _token(rows[0]) if rows else None
 
     @reading
     def tokens(self) -> Tx[list[Token]]:
-        """Return all tokens, also those that are worth nothing any more."""
+        """Return all tokens, including expired and revoked ones."""
         rows = yield op("tokens")
         return [_token(row) for row in rows]
 

@@ -1,8 +1,8 @@
-"""How a transaction is written once and run by every engine.
+"""Transactions that are written once and run by every engine.
 
-A transaction is a generator: it yields operations, receives their rows, and returns the result. It does no input or output of
-its own, so SQLite runs it on its writer thread and the others on the event loop, and the order of locks, checks and writes is
-the same on all. An engine may run it again from the start after a rollback.
+A transaction is a generator: it yields operations, receives their rows, and returns the result. It does no I/O
+itself, so SQLite runs it on its writer thread and the other engines on the event loop, with the same order of locks, checks and
+writes. An engine may run it again from the start after a rollback.
 """
 
 import asyncio
@@ -45,10 +45,10 @@ PAGE_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One step of a transaction: what the engine shall do, by name, with its parameters.
+    """One step of a transaction: the name of a statement, and its parameters.
 
-    The SQL engines have a statement of that name in store/sql, MongoDB a function. With `sized`, the names of columns with
-    content, the rows end with the one that reaches `page_bytes`. One that is `slow` looks at everything, and has no time limit.
+    The SQL engines have a statement of that name in store/sql, MongoDB a function. `sized` names columns with content: the
+    rows end with the one that reaches `page_bytes`. A `slow` operation scans everything and has no time limit.
     """
 
     name: str
@@ -63,7 +63,7 @@ Tx: TypeAlias = Generator[Operation, Rows, T]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A session's head while it is locked, the status it was last given, how many submissions have not ended, and whether it has no title."""
+    """The head of a locked session, its last status, its number of open submissions, and whether it has no title."""
 
     epoch: int
     seq: int
@@ -76,19 +76,19 @@ class Head:
 
 
 class Unfinished:
-    """Work that goes on when its caller is cancelled, and that closing waits for."""
+    """Work that continues when its caller is cancelled, and that `close` waits for."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do the work to its end. A caller that is cancelled leaves at once; the work does not."""
+        """Run the work to its end. A cancelled caller returns at once; the work continues."""
         return await asyncio.shield(self._start(work))
 
     async def run_or_undo(
         self, work: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, None]]
     ) -> T:
-        """Do the work; if the caller is cancelled before it has the result, undo it."""
+        """Run the work; if the caller is cancelled before it has the result, undo it."""
         task = self._start(work)
         try:
             return await asyncio.shield(task)
@@ -110,16 +110,16 @@ class Unfinished:
     def _forget(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # it was the caller's; if the caller has left, nobody's
+            task.exception()  # retrieved, since a cancelled caller does not
 
 
 async def _undo(task: "asyncio.Task[T]", undo: Callable[[T], Coroutine[Any, Any, None]]) -> None:
-    with suppress(HoldfastError):  # then there is nothing to undo, or the deadline will do it
+    with suppress(HoldfastError):  # then there is nothing to undo, or the deadline undoes it
         await undo(await task)
 
 
 class Transactions(ABC):
-    """The base of the store's methods: runs their transactions, and checks what all of them check."""
+    """The base of the store's methods: runs their transactions, and has the checks that they share."""
 
     engine: ClassVar[str]
     url: str
@@ -142,27 +142,26 @@ class Transactions(ABC):
         changes: Sequence[str] = (),
         long: bool = False,
     ) -> T:
-        """Run a transaction that writes and return after the commit. May send it again if `repeatable`.
+        """Run a writing transaction and return after the commit. May send it again if it is `repeatable`.
 
-        One that is `long` never runs on the event loop where it can do without.
-
-        Those who wait for the topics that it `changes` are told, here and in other processes.
+        A `long` transaction does not run on the event loop if the engine can avoid it. Tasks that wait for the topics in `changes` are
+        woken, here and in other processes.
         """
 
     @abstractmethod
     async def _read(self, make: Callable[[], Tx[T]]) -> T:
-        """Run a transaction that only reads, on one consistent cut."""
+        """Run a read-only transaction on one snapshot."""
 
     @abstractmethod
     def _violations(self, *, limit: int, session_id: str | None = None) -> Tx[list[Violation]]:
-        """Return what breaks an invariant, of each at most `limit`; or what breaks one in a session that is named."""
+        """Return the violations of all invariants, at most `limit` each, in all sessions or in one."""
 
     @abstractmethod
     def _announce(self, *topics: str) -> None:
-        """Tell those who wait for these topics, here and in other processes."""
+        """Wake the tasks that wait for these topics, here and in other processes."""
 
     def _is_inherited(self) -> bool:
-        """Return whether another process opened this store: its connections, locks and threads are not ours."""
+        """Return whether another process opened this store, so that its connections, locks and threads are unusable here."""
         return self._opened_by not in {0, os.getpid()}
 
     def _refuse_inherited(self) -> None:
@@ -184,27 +183,27 @@ class Transactions(ABC):
         parse_object(text, what)
 
     def _fence(self, lease: Lease, count: int) -> Tx[int]:
-        """Check the lease and take `count` numbers; return the last of them."""
+        """Check the lease and take `count` event numbers; return the last of them."""
         if lease.lost:
-            raise lease_lost(lease, "it was released, or lost before")
+            raise lease_lost(lease, "it was released or lost before")
         rows = yield Operation(
             "fence",
             {"session_id": lease.session_id, "epoch": lease.epoch, "holder": lease.holder, "count": count},
         )
         if not rows:
-            raise lease_lost(lease, "another holder took it, or it was released")
+            raise lease_lost(lease, "another holder has acquired it, or it was released")
         lease.seq = rows[0]["seq"]
         return lease.seq
 
     def _of_session(self, session_id: str, operation: Operation) -> Tx[Rows]:
-        """Return the rows; none are fine, unless that is because there is no such session."""
+        """Return the rows. Raise `SessionNotFound` if there are none because the session does not exist."""
         rows = yield operation
         if not rows and not (yield op("head", session_id=check_id(session_id, "session id"))):
             raise SessionNotFound(id=session_id)
         return rows
 
     def _lock_head(self, session_id: str) -> Tx[Head]:
-        """Lock a session against all other changes, then read how it stands: what was read before may be old."""
+        """Lock a session against all other changes, then read its state: earlier reads may be outdated."""
         rows = yield op("lock_head", session_id=session_id)
         if not rows:
             raise SessionNotFound(id=session_id)
@@ -221,14 +220,14 @@ class Transactions(ABC):
         )
 
     def _refuse_cleaned(self, session_id: str) -> Tx[Head]:
-        """Lock a session and refuse it if its content was cleaned, which what came later would escape, or if it was moved."""
+        """Lock a session. Raise an error if it was moved, or if it was cleaned, since a clean would not delete later content."""
         head = yield from self._lock_head(check_id(session_id, "session id"))
         refuse_closed(session_id, head)
         return head
 
 
 def refuse_closed(session_id: str, head: Head) -> None:
-    """Raise `SessionCleaned` or `SessionMoved` if the session accepts nothing."""
+    """Raise `SessionCleaned` or `SessionMoved` if the session accepts no changes."""
     if head.status == "moved":
         raise SessionMoved(id=session_id)
     if head.status in {"cleaning", "cleaned"}:
@@ -241,7 +240,7 @@ S = TypeVar("S", bound=Transactions)
 def reading(
     method: Callable[Concatenate[S, P], Tx[T]],
 ) -> "Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]":
-    """Make a method of a transaction that only reads."""
+    """Turn a read-only transaction into a method."""
 
     @functools.wraps(method)
     async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -255,11 +254,11 @@ def writing(
 ) -> (
     "Callable[[Callable[Concatenate[S, P], Tx[T]]], Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]]"
 ):
-    """Make a method of a transaction that writes.
+    """Turn a writing transaction into a method.
 
-    `changes` names the parameter that identifies what it changes: a session, by its id or its lease, or a shell command. Readers of that
-    are woken. After one that `wakes`, a session may be ready or have something to take. One that is `repeatable` takes effect once,
-    however often it is sent; of any other, a lost answer leaves open whether it happened, and its lease counts as lost.
+    `changes` names the parameter that identifies what it changes: a session, by its id or its lease, or a shell command. Its readers
+    are woken. If it `wakes`, a session may be ready afterwards or have new submissions. A `repeatable` transaction takes effect once,
+    even if it is sent repeatedly. After a lost response of any other, its outcome is unknown, and its lease counts as lost.
     """
 
     def decorate(
@@ -295,7 +294,7 @@ def _topics(changed: str | None, *, wakes: bool) -> tuple[str, ...]:
 
 
 def op(name: str, /, **params: object) -> Operation:
-    """Name an operation and its parameters; ids are checked on the way."""
+    """Return an operation with these parameters, after checking its ids."""
     for name_of_id in ("session_id", "id"):
         value = params.get(name_of_id)
         if isinstance(value, str):
@@ -304,17 +303,17 @@ def op(name: str, /, **params: object) -> Operation:
 
 
 def lease_lost(lease: Lease, reason: str) -> LeaseLost:
-    """Note on the lease that it is lost, and return the error that says so."""
+    """Mark the lease as lost, and return the error to raise."""
     lease.lost = True
     count("refused_writes")
     return LeaseLost(session_id=lease.session_id, epoch=lease.epoch, reason=reason)
 
 
 def slow(operation: Operation) -> Operation:
-    """Return an operation that looks at everything, and has no time limit."""
+    """Return the operation without a time limit, for scans of everything."""
     return replace(operation, slow=True)
 
 
 def bounded(operation: Operation, *columns: str, page_bytes: int = PAGE_BYTES) -> Operation:
-    """Return an operation whose rows end with the one with which the content of these columns reaches `page_bytes`."""
+    """Return the operation with rows that end once the content of these columns reaches `page_bytes`."""
     return replace(operation, sized=columns, page_bytes=page_bytes)

@@ -1,4 +1,4 @@
-"""What a worker asks for most: ready sessions, each with its lease and the submission to begin with, at once."""
+"""Claim ready sessions, each with its lease and its first submission, in one transaction. Workers call this most."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ class WorkMethods(LeaseMethods, SubmissionMethods):
     async def next_work(
         self, holder: Holder, *, agents: Sequence[str] | None = None, limit: int = 1, max_attempts: int = 5
     ) -> list[Work]:
-        """Claim up to `limit` ready sessions, those that have been ready longest, and take the first submission of each, in one transaction.
+        """Claim up to `limit` ready sessions, longest ready first, and take the first submission of each, in one transaction.
 
-        No two callers get the same session. A submission that was begun `max_attempts` times is left to `take`. Sessions of dead
-        holders are ready once `reclaim` has freed them. Raises `HolderLost`.
+        No two callers get the same session. A submission that was started `max_attempts` times is left to `take`. Sessions of dead
+        holders become ready once `reclaim` has freed them. Raises `HolderLost`.
         """
         wanted = None if agents is None else list(agents)
         if not await self._any_ready(holder, wanted):
@@ -59,7 +59,7 @@ class WorkMethods(LeaseMethods, SubmissionMethods):
         elif (yield op("claim_ready", agents=agents, limit=limit, **ours)):
             rows = yield from self._begin(max_attempts, ours)
         else:
-            return []  # others were quicker
+            return []  # other workers were faster
         begun = {row["session_id"]: from_row(Submission, row) for row in rows}
         return [
             Work(
@@ -78,14 +78,14 @@ class WorkMethods(LeaseMethods, SubmissionMethods):
         ]
 
     def _begin(self, max_attempts: int, ours: Mapping[str, str]) -> Tx[Rows]:
-        """Begin the first submission of each session that was claimed, and tell of it."""
+        """Start the first submission of each claimed session, and write an event for it."""
         rows = yield op("begin_submissions", max_attempts=max_attempts, **ours)
         if rows:
             begun = [from_row(Submission, row) for row in rows]
             numbered = yield op("number_begun", session_ids=[s.session_id for s in begun])
             seqs = {row["session_id"]: row["seq"] for row in numbered}
             events = [(s.session_id, seqs[s.session_id], s.run_id, json.dumps(started(s))) for s in begun]
-            yield op("tell_begun", events=events)
+            yield op("insert_begun_events", events=events)
         return rows
 
     async def _give_back(self, taken: list[Work]) -> None:

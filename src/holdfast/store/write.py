@@ -1,4 +1,4 @@
-"""The hot path: a batch as rows, grouped by the statement ("arm") that writes them. Each engine has its own arms."""
+"""The hot path: convert a batch to rows, grouped by the statement ("arm") that writes them. Each engine has its own arms."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -54,23 +54,23 @@ ARMS: Final[Mapping[str, tuple[tuple[str, Kind], ...]]] = {
     "refer_blobs": _columns("session_id text, sha256 text"),
     "set_status": _columns("session_id text, status text, waiting_for text"),
 }
-"""The arms of a write: each kind of row that a batch may carry, with its columns in order. `later` counts events back from the last one."""
+"""The arms of a write: each kind of row in a batch, with its columns in order. `later` counts events back from the last one."""
 
 NUMBERED: Final = frozenset({"add_events", "add_checkpoints", "put_runs"})
-"""Arms whose rows also get the number of the session after the fence."""
+"""Arms whose rows also contain the session's event number after the fence."""
 
 _TEXTS: Final = {
     arm: tuple((n, name.replace("_", " ")) for n, (name, kind) in enumerate(columns) if kind == "text" and n)
     for arm, columns in ARMS.items()
 }
-"""Where the rows of an arm have text, after the session, and what it is called for a person."""
+"""The text columns of each arm, after the session, and their names for error messages."""
 
 Row = tuple[object, ...]
 _NOWHERE = (None, None)
 
 
 class Writing:
-    """A batch on its way into the store: how many numbers it needs, and its rows by arm."""
+    """A batch to be written: how many event numbers it needs, and its rows by arm."""
 
     __slots__ = ("chain", "count", "release", "rows", "size")
 
@@ -82,7 +82,7 @@ class Writing:
         self.release = batch.release
         self.chain = batch.chain
         if batch.release and batch.status in {None, "running"}:
-            raise BadInput(problem="a session that is let go is not running: give its status")
+            raise BadInput(problem="a batch that releases its session must set a status other than running")
         self.rows: dict[str, list[Row]] = {}
         self.size = 0
         for arm, items in _items(batch, events):
@@ -93,12 +93,12 @@ class Writing:
         _check_batch(batch)
 
     def refuse(self) -> None:
-        """Raise what a batch before this one has failed with."""
+        """Raise the error of an earlier batch of the chain, if one failed."""
         if self.chain is not None and self.chain.failed is not None:
             raise self.chain.failed
 
     def fail(self, error: BaseException) -> None:
-        """Say that it is not written: what builds on it must not be."""
+        """Record that this batch is not written, so that later ones of the chain are refused."""
         if self.chain is not None and self.chain.failed is None and isinstance(error, Exception):
             self.chain.failed = error
 
@@ -121,7 +121,7 @@ def _items(batch: Batch, events: Sequence[NewEvent]) -> tuple[tuple[str, Sequenc
 
 def _event_row(item: tuple[int, NewEvent]) -> Row:
     later, event = item
-    kind = check_id(event.kind, "kind of event")
+    kind = check_id(event.kind, "event kind")
     return later, kind, event.run_id, event.step, event.payload, *(event.message or _NOWHERE)
 
 
@@ -138,14 +138,14 @@ def _checkpoint_row(checkpoint: Checkpoint) -> Row:
         check_id(checkpoint.id, "checkpoint id"),
         checkpoint.run_id,
         checkpoint.step,
-        check_choice(checkpoint.kind, CHECKPOINT_KINDS, "kind of checkpoint"),
+        check_choice(checkpoint.kind, CHECKPOINT_KINDS, "checkpoint kind"),
         checkpoint.segment,
         checkpoint.length,
     )
 
 
 def _run_row(run: Run) -> Row:
-    status = check_choice(run.status, RUN_STATUSES, "run's status")
+    status = check_choice(run.status, RUN_STATUSES, "run status")
     return check_id(run.id, "run id"), run.parent_id, run.agent, status, run.error, run.metadata
 
 
@@ -154,7 +154,7 @@ def _effect_row(effect: Effect) -> Row:
         effect.run_id,
         effect.call_id,
         effect.tool,
-        check_choice(effect.state, EFFECT_STATES, "effect's state"),
+        check_choice(effect.state, EFFECT_STATES, "effect state"),
         effect.step,
         effect.arguments_digest,
         effect.idempotency_key,
@@ -167,12 +167,12 @@ def _effect_row(effect: Effect) -> Row:
 
 
 def _change_row(change: SubmissionChange) -> Row:
-    state = check_choice(change.state, SUBMISSION_STATES, "submission's state")
+    state = check_choice(change.state, SUBMISSION_STATES, "submission state")
     return check_id(change.id, "submission id"), state, change.reason, change.run_id, change.attempts
 
 
 def _status_row(batch: Batch) -> Row:
-    return check_choice(str(batch.status), STATUSES, "session's status"), batch.waiting_for
+    return check_choice(str(batch.status), STATUSES, "session status"), batch.waiting_for
 
 
 _TO_ROW: Final[Mapping[str, Callable[[Any], Row]]] = {
@@ -187,11 +187,11 @@ _TO_ROW: Final[Mapping[str, Callable[[Any], Row]]] = {
     "refer_blobs": lambda sha256: (check_id(sha256),),
     "set_status": _status_row,
 }
-"""Makes the columns of a row, after the session, in the order of `ARMS`."""
+"""Convert an item to the columns of a row, after the session, in the order of `ARMS`."""
 
 
 def _check_batch(batch: Batch) -> None:
-    """Raise `BadInput` if a batch names something twice, or has a text that no reader accepts."""
+    """Raise `BadInput` if a batch contains something twice, or a text that readers would reject."""
     _once([run.id for run in batch.runs], "run")
     _once([(effect.run_id, effect.call_id) for effect in batch.effects], "effect")
     _once([change.id for change in batch.submissions], "submission")
@@ -206,7 +206,7 @@ def _check_batch(batch: Batch) -> None:
 
 
 def _check_texts(arm: str, rows: list[Row], check: Callable[[str, str], int]) -> int:
-    """Refuse what cannot be stored exactly and return the size. The first column, the session, is known to be good."""
+    """Reject text that cannot be stored exactly, and return the total size. The first column, the session id, is already checked."""
     columns = _TEXTS[arm]
     size = 0
     for row in rows:
@@ -218,16 +218,18 @@ def _check_texts(arm: str, rows: list[Row], check: Callable[[str, str], int]) ->
 
 
 def missing(changed: int, writing: Writing) -> Conflict | None:
-    """Return what is wrong if not every submission that a batch changes was there to be changed."""
+    """Return an error if some submission that a batch changes does not exist or has ended."""
     rows = writing.rows.get("change_submissions", ())
     if changed == len(rows):
         return None
     ids = ", ".join(str(row[1]) for row in rows)
-    return Conflict(problem=f"of the submissions {ids} of this session, not all exist and are still open")
+    return Conflict(
+        problem=f"some of the submissions {ids} do not exist in this session or have already ended"
+    )
 
 
 def unstored(referred: int, writing: Writing) -> Conflict | None:
-    """Return what is wrong if not every blob that a batch refers to is stored."""
+    """Return an error if some blob that a batch refers to is not stored."""
     rows = writing.rows.get("refer_blobs", ())
     if referred == len(rows):
         return None
@@ -235,7 +237,7 @@ def unstored(referred: int, writing: Writing) -> Conflict | None:
 
 
 def _ending(change: SubmissionChange) -> NewEvent | None:
-    """Return the event that a submission's end is told with."""
+    """Return the event for the end of a submission; None if it has not ended."""
     if change.state not in {"done", "failed", "dead"}:
         return None
     payload: dict[str, object] = {"submission_id": change.id}
@@ -247,4 +249,6 @@ def _ending(change: SubmissionChange) -> NewEvent | None:
 
 def _once(keys: list[object] | list[str] | list[tuple[str, str]], what: str) -> None:
     if len(keys) > 1 and len(set(keys)) != len(keys):
-        raise BadInput(problem=f"a batch names the same {what} twice; give each in its last state only")
+        raise BadInput(
+            problem=f"a batch contains the same {what} twice; include each only once, in its latest state"
+        )

@@ -36,12 +36,12 @@ async def held_session(store: Store, *, ttl: float = 60.0) -> tuple[Lease, Holde
 
 
 def ticks(count: int = 1) -> Batch:
-    """Return a batch of so many events."""
+    """Return a batch with this many events."""
     return Batch(events=[NewEvent(kind="tick")] * count)
 
 
 def within(store: Store, seconds: float) -> asyncio.Timeout:
-    """Give up after so long; later where the server may run in an emulator."""
+    """Return a timeout, which is longer for servers that may run in an emulator."""
     return asyncio.timeout(seconds * 5 if store.engine == "mongodb" else seconds)
 
 
@@ -59,7 +59,7 @@ async def collect(store: Store, session_id: str, *, after: int, upto: int) -> li
 
 @pytest.mark.asyncio
 class StoreConformance:
-    """The tests of the core promises: dense order, one writer, whole batches, readers that miss nothing.
+    """The tests of the core promises: dense order, one writer, atomic batches, readers that miss nothing.
 
     A subclass defines the fixture `store`, which returns an open, empty store.
     """
@@ -67,7 +67,7 @@ class StoreConformance:
     async def test_one_holder_at_a_time(self, store: Store) -> None:
         lease, holder = await held_session(store)
         other = await store.join("other", ttl=60)
-        with pytest.raises(SessionBusy, match=r"held by test until 20\d\d-") as refused:
+        with pytest.raises(SessionBusy, match=r"in use by test until 20\d\d-") as refused:
             await store.acquire(lease.session_id, other)
         assert refused.value.facts["holder"] == "test"
         with pytest.raises(SessionBusy):
@@ -151,7 +151,7 @@ class StoreConformance:
         assert (await store.runs(session_id=lease.session_id)).items == []
         assert (await store.effects(lease.session_id)).items == []
         assert (await store.checkpoints(session_id=lease.session_id)).items == []
-        # The lease is as good as before.
+        # The lease is still valid.
         await store.write(lease, ticks())
 
     async def test_content_is_stored_once_and_joined_on_reading(self, store: Store) -> None:
@@ -169,8 +169,8 @@ class StoreConformance:
         assert (message.payload, message.message) == ("{}", body)
         assert tick.message is None
 
-    async def test_a_refused_batch_spoils_no_neighbour(self, store: Store) -> None:
-        """Stale leases, broken batches and good ones, all waiting for the same group commit."""
+    async def test_a_refused_batch_does_not_affect_others_in_its_group(self, store: Store) -> None:
+        """Mix stale leases, broken batches and good ones in the same group commit."""
         good = [(await held_session(store))[0] for _ in range(6)]
         stale, _ = await held_session(store)
         await store.release(stale)
@@ -303,7 +303,7 @@ class StoreConformance:
                 assert await task == list(range(after + 1, 301))
 
     async def test_a_change_wakes_watchers_however_its_arguments_are_passed(self, store: Store) -> None:
-        """The memory store has no second look: there a hint that is missing is missing for good."""
+        """The memory store does not poll, so a missing hint is never made up for."""
         session_id = await new_session(store)
         watching = store.watch(session_id)
         coming = asyncio.ensure_future(anext(watching))

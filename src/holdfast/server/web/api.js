@@ -47,7 +47,7 @@ const MESSAGES = {
 };
 
 function messageOf({ code, message }) {
-  if (code === "retention_refused") return message?.replace(/^Session \S+ is left as it is: /, "Not cleaned: ");
+  if (code === "retention_refused") return message?.replace(/^Session \S+ was not changed: /, "Not cleaned: ");
   return MESSAGES[code] ?? message;
 }
 

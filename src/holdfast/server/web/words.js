@@ -72,7 +72,7 @@ export function argumentsText(given) {
 
 // A reason without the prefix and suffix that the server adds.
 export function plainly(reason) {
-  const problem = /^(?:This contradicts what is stored already|What was given cannot be used): (.+?)\.(?: Nothing was changed\.)?$/s.exec(reason)?.[1];
+  const problem = /^(?:This conflicts with stored data|Invalid input): (.+?)\.(?: Nothing was changed\.)?$/s.exec(reason)?.[1];
   return problem ? `${problem}.` : reason;
 }
 

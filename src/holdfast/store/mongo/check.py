@@ -1,6 +1,6 @@
-"""Invariants on MongoDB: copy the rows, without their content, into a temporary SQLite database and run check.sql there.
+"""Check the invariants on MongoDB: copy the rows, without their content, into a temporary SQLite database and run check.sql there.
 
-An invariant is written once that way. The copy needs about a hundred bytes of temporary disk space per row.
+Each invariant is thus written only once. The copy needs about a hundred bytes of temporary disk space per row.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ _COPIED: Final = {
     "blob_references": "session_id sha256",
     "blobs": "sha256 state",
 }
-"""The columns that check.sql reads. References come before the media that they refer to."""
+"""The columns that check.sql reads. References are copied before the media that they refer to."""
 
 
 async def violations(db: Documents, *, limit: int, session_id: str | None = None) -> list[MongoRow]:
-    """Find what breaks an invariant, in one session if it is named."""
+    """Find violations of the invariants, in all sessions or in one."""
     with closing(sqlite3.connect("", check_same_thread=False)) as copy:
         copy.row_factory = sqlite3.Row
         for table, text in _COPIED.items():
@@ -54,7 +54,7 @@ async def violations(db: Documents, *, limit: int, session_id: str | None = None
 
 
 def _of(table: str, session_id: str, copy: sqlite3.Connection) -> list[dict[str, Any]]:
-    """Return what finds the rows of one session, and the media that it refers to."""
+    """Return the filters for the rows of one session, and for the media that it refers to."""
     if table != "blobs":
         return [{"_id": session_id} if table == "sessions" else of_session(table, session_id)]
     digests = [row["sha256"] for row in copy.execute("SELECT sha256 FROM blob_references")]

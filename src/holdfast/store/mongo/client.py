@@ -1,6 +1,6 @@
-"""The client of a store: its own, or one that the application lends it.
+"""The client of a store: its own, or one that belongs to the application.
 
-The store never relies on how a client was configured: it asks for its own codec, concerns and read preference on everything it uses.
+The store does not depend on how a client was configured: it sets its own codec, concerns and read preference on everything it uses.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Client = AsyncMongoClient[Any]
 TimeLimit = Callable[[], AbstractContextManager[None]]
 
 ANSWER_SECONDS = 5.0
-"""How long a server may be silent before a call counts as lost. Queries over everything have longer."""
+"""How long a server may take to respond before a call counts as lost. Full scans may take longer."""
 MAJORITY: Final = WriteConcern("majority", j=True)
 PRIMARY: Final = Primary()
 _LEAST: Final = 2
@@ -31,7 +31,7 @@ _LEAST: Final = 2
 
 
 def connect(url: str) -> Client:
-    """Return a client of the store's own."""
+    """Return a new client for the store."""
     return AsyncMongoClient(
         url,
         appname="holdfast",
@@ -47,18 +47,18 @@ def check_borrowed(client: Client, url: str) -> None:
     """Raise `StoreError` if the application's client has too few connections."""
     size = client.options.pool_options.max_pool_size
     if size and size < _LEAST:
-        problem = f"the client has maxPoolSize={size}, and a store needs {_LEAST} or more"
+        problem = f"the client has maxPoolSize={size}, but a store needs at least {_LEAST}"
         raise StoreError(url=url, problem=problem)
 
 
 def describe(client: Client, name: str) -> str:
-    """Return the URL to name a store on an application's client by."""
+    """Return the URL that identifies a store on an application's client."""
     servers = sorted(client.topology_description.server_descriptions())
     return f"mongodb://{','.join(f'{host}:{port}' for host, port in servers)}/{name}"
 
 
 def database(client: Client, name: str) -> AsyncDatabase[MongoRow]:
-    """Return the database as the store needs it, however the client is configured."""
+    """Return the database with the store's options, regardless of how the client is configured."""
     return client.get_database(
         name,
         codec_options=CodecOptions(document_class=MongoRow),
@@ -69,12 +69,12 @@ def database(client: Client, name: str) -> AsyncDatabase[MongoRow]:
 
 
 def time_limit(*, borrowed: bool) -> TimeLimit:
-    """Return a time limit for each operation. The store's own client has its own."""
+    """Return a time limit for each operation. The store's own client has its own limits."""
     return (lambda: pymongo.timeout(ANSWER_SECONDS)) if borrowed else nullcontext
 
 
 def _limits(url: str) -> dict[str, Any]:
-    """Return how long to wait for the server, in milliseconds, unless the URL says so itself."""
+    """Return the timeouts in milliseconds that the URL does not set itself."""
     given = {name.lower() for name in parse_qs(urlsplit(url).query)}
     names = ("serverSelectionTimeoutMS", "connectTimeoutMS", "socketTimeoutMS")
     return {name: ANSWER_SECONDS * 1000 for name in names if name.lower() not in given}

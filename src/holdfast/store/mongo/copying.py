@@ -38,6 +38,6 @@ async def records(
 
 
 async def add_record(db: Documents, *, table: str, row: Mapping[str, Any]) -> list[MongoRow]:
-    """Add a row unless its key is there."""
+    """Add a row unless its key exists."""
     await db.insert_new(table, row)
     return []

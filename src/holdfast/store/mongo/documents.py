@@ -1,8 +1,8 @@
-"""Rows as documents: what a statement reads and writes through, inside of one transaction or on one cut.
+"""Rows as documents: the reads and writes of a statement, within one transaction or on one snapshot.
 
-A document has the columns of the SQL schema by the same names; one that is NULL may be missing. Its `_id` is the
-table's key. A text that is too long for a document lies in `pieces`, and is put together again on reading: callers
-never see that.
+A document has the columns of the SQL schema by the same names; a NULL column may be missing. Its `_id` is the
+table's key. A text that is too long for a document is stored in `pieces`, and is joined again on reading, transparently
+to callers.
 """
 
 import math
@@ -25,12 +25,12 @@ from holdfast.store.transactions import PAGE_BYTES
 _PLAIN: Final = CodecOptions[dict[str, Any]]()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST = 500_000
-"""A text with more characters goes to `pieces`: a document has 16 MiB, and no row as many texts of this length."""
+"""Longer texts go to `pieces`: a document may have 16 MiB, and no row has enough texts of this length to exceed that."""
 _PIECE = 1_000_000
 _DUPLICATE = 11000
 _FRESH_SECONDS = 10
 NOW: Final = {"$multiply": [{"$toLong": "$$NOW"}, 1000]}
-"""The server's time in microseconds, as an expression: that of the command it is in."""
+"""The server's time in microseconds, as an expression, evaluated once per command."""
 
 KEYS: Final[dict[str, tuple[str, ...]]] = {
     "sessions": ("id",),
@@ -58,11 +58,11 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "commands": ("id",),
     "outputs": ("command_id", "number"),
 }
-"""Every collection with rows, and the columns of its `_id`. `pieces` and `migrations` are the two others."""
+"""Every collection with rows, and the columns of its `_id`. The other two are `pieces` and `migrations`."""
 
 
 class MongoRow(dict[str, Any]):
-    """A document; a column that is missing is None."""
+    """A document. A missing column is None."""
 
     def __missing__(self, column: str) -> None:
         return None
@@ -75,7 +75,7 @@ Sort: TypeAlias = Sequence[tuple[str, int]]
 def span(
     table: str, first: str, *, after: Where | None = None, before: Where | None = None
 ) -> dict[str, Any]:
-    """Return what finds the rows of one session, or command, by their keys: those between two of them if given."""
+    """Return a filter for the rows of one session or command by their keys, optionally between two of them."""
     column, second = KEYS[table][:2]
     low = {column: first, **(after or {})}
     high = {column: first, **(before or {second: MaxKey()})}
@@ -83,7 +83,7 @@ def span(
 
 
 def beyond(way: str, **columns: object) -> dict[str, Any]:
-    """Return what finds rows that sort after (`$gt`) or before (`$lt`) these values, column by column."""
+    """Return a filter for rows that sort after (`$gt`) or before (`$lt`) these values, column by column."""
     names = list(columns)
     return {
         "$or": [
@@ -94,13 +94,13 @@ def beyond(way: str, **columns: object) -> dict[str, Any]:
 
 
 def microseconds(at: datetime) -> int:
-    """Return a time of the server as it is stored."""
+    """Return a server time as it is stored."""
     return (at.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
 
 
 @contextmanager
 def plain_errors() -> Generator[None, None, None]:
-    """Raise what went wrong with the first of many as if it had been the only one, and without its content."""
+    """Raise the first error of a bulk write as if it were the only one, without the content of the row."""
     try:
         yield
     except BulkWriteError as error:
@@ -112,34 +112,34 @@ def plain_errors() -> Generator[None, None, None]:
 
 
 class Clock:
-    """The server's time, as far as it is known without asking: what it said, and how long ago that was.
+    """An estimate of the server's time: its last known time plus the time since then.
 
-    It lags by as long as the quickest of the latest answers took, and does not go back while it is fresh.
+    It lags by the duration of the fastest recent response, and does not go back while it is fresh.
     """
 
     def __init__(self) -> None:
-        self._ahead: float = -math.inf  # of our own clock, at the least
-        self._heard = -math.inf
+        self._ahead: float = -math.inf  # lower bound of how far the server is ahead of the local clock
+        self._updated = -math.inf
 
-    def hear(self, now_us: int) -> int:
-        """Learn what the server's time is, and return it."""
+    def update(self, now_us: int) -> int:
+        """Update the estimate with the server's time, and return that."""
         ours = time.monotonic()
         ahead = now_us - ours * 1e6
         if ahead > self._ahead or not self._is_fresh(ours):
-            self._ahead, self._heard = ahead, ours
+            self._ahead, self._updated = ahead, ours
         return now_us
 
     def now(self) -> int | None:
-        """Return the server's time in microseconds, unless what it said is too long ago."""
+        """Return the server's time in microseconds; None if the last known time is too old."""
         ours = time.monotonic()
         return int(ours * 1e6 + self._ahead) if self._is_fresh(ours) else None
 
     def _is_fresh(self, ours: float) -> bool:
-        return ours - self._heard < _FRESH_SECONDS
+        return ours - self._updated < _FRESH_SECONDS
 
 
 class PageSize:
-    """Counts the content of a page: the columns with these names, up to a number of bytes."""
+    """Counts the content of a page: the bytes in these columns, up to a limit."""
 
     def __init__(self, columns: Sequence[str] = (), most: int = PAGE_BYTES) -> None:
         self._columns = columns
@@ -148,18 +148,18 @@ class PageSize:
         self._is_full = False
 
     def again(self) -> "PageSize":
-        """Begin again to count, and return the same page."""
+        """Restart the count, and return the same page."""
         self._size, self._is_full = 0, False
         return self
 
     def add(self, row: MongoRow) -> bool:
-        """Count a row, and return whether the page is full with it."""
+        """Count a row, and return whether the page is now full."""
         self._size += sum(len(row[column] or "") for column in self._columns)
         self._is_full = self._size >= self._most
         return self._is_full
 
     def cut(self, rows: list[MongoRow]) -> bool:
-        """Take off the rows of a whole answer that are beyond a full page; return whether the page is full."""
+        """Remove the rows of a complete result that are beyond a full page; return whether the page is full."""
         if not self._is_full:
             self._size = 0
             for number, row in enumerate(rows, 1):
@@ -170,7 +170,7 @@ class PageSize:
 
 
 class Documents:
-    """The documents as one transaction sees them. `attempt` counts how often it was tried, from 1."""
+    """The documents as one transaction sees them. `attempt` counts its attempts, from 1."""
 
     def __init__(
         self,
@@ -185,9 +185,9 @@ class Documents:
         self.attempt = attempt
         self._clock = clock or Clock()
         self.page = PageSize()
-        """The page that the statement under way fills, where it reads row by row."""
+        """The page that the current statement fills, if it reads row by row."""
         self.heads: dict[str, MongoRow] = {}
-        """Heads as they were last changed in this transaction, by nobody else: they are locked."""
+        """The heads that this transaction has locked, as they were last changed."""
         self._gathered: dict[str, list[Mapping[str, Any]]] = {}
         self._now: int | None = None
 
@@ -195,10 +195,10 @@ class Documents:
         return self.database[table]
 
     async def now(self) -> int:
-        """Return the server's time, the same within a transaction: asked for, unless the head has told it."""
+        """Return the server's time, the same within a transaction. It comes from the head if one was changed, else from a query."""
         if self._now is None:
             hello = await self.database.client.admin.command("hello", codec_options=_PLAIN)
-            self._now = self._clock.hear(microseconds(hello["localTime"]))
+            self._now = self._clock.update(microseconds(hello["localTime"]))
         return self._now
 
     async def head(
@@ -209,7 +209,7 @@ class Documents:
         inc: Mapping[str, int] | None = None,
         values: Where | None = None,
     ) -> list[MongoRow]:
-        """Change a session's head, which locks it until the commit and tells the time; return it, if it was found."""
+        """Change a session's head, which locks it until the commit and returns the time; return it, if it exists."""
         update: dict[str, Any] = {"$currentDate": {"touched_at": True}}
         if inc:
             update["$inc"] = inc
@@ -223,7 +223,7 @@ class Documents:
         )
         if head is None:
             return []
-        self._now = self._clock.hear(microseconds(head["touched_at"]))
+        self._now = self._clock.update(microseconds(head["touched_at"]))
         self.heads[session_id] = head
         return [head]
 
@@ -237,7 +237,7 @@ class Documents:
         fields: Sequence[str] | None = None,
         paged: bool = False,
     ) -> list[MongoRow]:
-        """Return the rows that match, in order; `paged`, they end with the one that fills the page."""
+        """Return the rows that match, in order; with `paged`, they end with the one that fills the page."""
         wanted = None if fields is None else [*fields, *(f"pieces.{name}" for name in fields)]
         cursor = self[table].find(where, wanted, sort=sort, limit=limit, session=self.session)
         if not paged:
@@ -251,7 +251,7 @@ class Documents:
         return rows
 
     async def one(self, table: str, where: Where) -> MongoRow | None:
-        """Return a row that matches, if there is one."""
+        """Return a row that matches, if any."""
         return next(iter(await self.find(table, where, limit=1)), None)
 
     async def get(self, table: str, key: object) -> list[MongoRow]:
@@ -263,12 +263,12 @@ class Documents:
         return await self[table].count_documents(where, session=self.session)
 
     async def group(self, table: str, *stages: Mapping[str, Any]) -> list[MongoRow]:
-        """Return what an aggregation of the table gives."""
+        """Return the result of an aggregation of the table."""
         cursor = await self[table].aggregate(list(stages), session=self.session)
         return await cursor.to_list()
 
     async def insert(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add rows; one whose key is taken spoils the transaction."""
+        """Add rows. A duplicate key aborts the transaction."""
         documents: list[MongoRow] = []
         pieces: list[MongoRow] = []
         for row in rows:
@@ -279,11 +279,11 @@ class Documents:
         await self._add("pieces", pieces)
 
     def gather(self, table: str, row: Mapping[str, Any]) -> None:
-        """Add a row with the next ones, before anything else is done."""
+        """Add a row together with the following ones, before any other statement runs."""
         self._gathered.setdefault(table, []).append(row)
 
     async def flush(self) -> None:
-        """Add what was gathered."""
+        """Add the gathered rows."""
         gathered, self._gathered = self._gathered, {}
         for table, rows in gathered.items():
             await self.insert(table, rows)
@@ -295,7 +295,7 @@ class Documents:
             await self[table].insert_many(documents, session=self.session)
 
     async def insert_new(self, table: str, row: Mapping[str, Any]) -> bool:
-        """Add a row unless its key is taken; say whether it was added."""
+        """Add a row unless its key exists; return whether it was added."""
         document, pieces = _split(table, row)
         done = await self[table].update_one(
             {"_id": document["_id"]}, {"$setOnInsert": document}, upsert=True, session=self.session
@@ -305,7 +305,7 @@ class Documents:
         return done.upserted_id is not None
 
     async def change(self, table: str, row: MongoRow, **values: object) -> MongoRow:
-        """Change some columns of a row that was read in this transaction; return the row as it is now."""
+        """Change some columns of a row that was read in this transaction; return the changed row."""
         changed = MongoRow({**row, **values})
         if "pieces" in row or any(isinstance(v, str) and len(v) > _LONGEST for v in values.values()):
             document, pieces = _split(table, changed, key=row["_id"])
@@ -319,14 +319,14 @@ class Documents:
     async def change_at_once(
         self, table: str, key: str, stages: Sequence[Mapping[str, Any]], *, upsert: bool = False
     ) -> list[MongoRow]:
-        """Change the row with this key by what the stages make of it, in one command; return it as it is now, if there."""
+        """Change the row with this key by an update pipeline, in one command; return the changed row, if it exists."""
         row = await self[table].find_one_and_update(
             {"_id": key}, stages, upsert=upsert, return_document=ReturnDocument.AFTER, session=self.session
         )
         return [] if row is None else [row]
 
     async def change_where(self, table: str, where: Where, **values: object) -> list[MongoRow]:
-        """Change some columns of all rows that match, to the same values; return these rows as they are now."""
+        """Set columns of all rows that match to the same values; return the changed rows."""
         return [await self.change(table, row, **values) for row in await self.find(table, where)]
 
     async def put(
@@ -335,7 +335,7 @@ class Documents:
         rows: Sequence[Mapping[str, Any]],
         merge: Callable[[MongoRow, MongoRow], MongoRow | None],
     ) -> None:
-        """Add rows; of one that is there already, `merge` says from the old and the new what it becomes, if anything."""
+        """Add rows. For an existing one, `merge` returns the new row from the old and the given one, or None to keep the old."""
         new = [MongoRow(row) for row in rows]
         keys = [_key(table, row) for row in new]
         result = await self.find(table, {"_id": {"$in": keys}})
@@ -364,7 +364,7 @@ class Documents:
     async def delete(
         self, table: str, where: Where, *, limit: int = 0, sort: Sort | None = None
     ) -> list[MongoRow]:
-        """Delete rows that match, so many at the most; return their keys."""
+        """Delete at most `limit` rows that match; return their keys."""
         cursor = self[table].find(where, ["pieces"], sort=sort, limit=limit, session=self.session)
         rows = await cursor.to_list()
         if rows:
@@ -373,7 +373,7 @@ class Documents:
         return rows
 
     async def whole(self, rows: list[MongoRow]) -> list[MongoRow]:
-        """Put the long texts of these rows together."""
+        """Join the long texts of these rows."""
         for row in rows:
             for column, of in _pieces(row).items():
                 cursor = self["pieces"].find(
@@ -392,12 +392,12 @@ class Documents:
 
 
 def is_long(value: object) -> bool:
-    """Say whether a text is too long for its row's document."""
+    """Return whether a text is too long for its row's document."""
     return isinstance(value, str) and len(value) > _LONGEST
 
 
 def as_document(table: str, row: Mapping[str, Any]) -> MongoRow:
-    """Return the document of a row that has no long texts."""
+    """Return the document of a row without long texts."""
     document, _ = _split(table, row)
     return document
 
@@ -416,7 +416,7 @@ def _frozen(key: Any) -> Any:
 
 
 def _split(table: str, row: Mapping[str, Any], *, key: Any = None) -> tuple[MongoRow, list[MongoRow]]:
-    """Return the document of a row, and the pieces of what is too long for it."""
+    """Return the document of a row, and the pieces of its long texts."""
     document = MongoRow(
         {name: value for name, value in row.items() if value is not None and name != "pieces"}
     )

@@ -1,7 +1,7 @@
-"""Wakes those who wait for what other processes commit: a change stream, and a look once a second for what it lost.
+"""Wake tasks that wait for commits of other processes, by a change stream and, in case it loses changes, by polling once a second.
 
-It carries hints only. After a break it goes on where it was, by its resume token; if the server has forgotten that
-place, everybody looks.
+Signals are only hints. After a disconnect the stream continues from its resume token; if the server no longer has
+that position, all tasks are woken.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from holdfast.tasks import end
 
 _log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _PAUSE_SECONDS = 0.1
 _FIELDS = "updateDescription.updatedFields"
 _WATCHED: Final[list[dict[str, Any]]] = [
@@ -36,7 +36,7 @@ _WATCHED: Final[list[dict[str, Any]]] = [
 
 
 def topics_of(change: Mapping[str, Any]) -> list[str]:
-    """Return what a change may interest: the session, its inbox, its drafts, a command, or who wants work."""
+    """Return the topics of a change: the session, its inbox, its drafts, a command, or sessions that are ready."""
     key = change.get("documentKey", {}).get("_id")
     updated = change.get("updateDescription", {}).get("updatedFields", {})
     match change["ns"]["coll"]:
@@ -52,49 +52,47 @@ def topics_of(change: Mapping[str, Any]) -> list[str]:
 
 
 class Hints:
-    """The two tasks that ring the hub for others' changes."""
+    """The two tasks that wake the hub for changes of other processes."""
 
     def __init__(
-        self, database: AsyncDatabase[MongoRow], hub: Hub, look: Callable[[], Coroutine[Any, Any, None]]
+        self, database: AsyncDatabase[MongoRow], hub: Hub, poll: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
         self._database = database
         self._hub = hub
-        self._look = look
+        self._poll = poll
         self._tasks = [
             asyncio.create_task(self._listen(), name="holdfast-hints"),
-            asyncio.create_task(self._keep_looking(), name="holdfast-look"),
+            asyncio.create_task(self._keep_polling(), name="holdfast-poll"),
         ]
 
     async def close(self) -> None:
-        """Stop both."""
+        """Stop both tasks."""
         await end(*self._tasks)
 
     async def _listen(self) -> None:
         token: Mapping[str, Any] | None = None
         while not self._hub.has_readers.is_set():  # noqa: ASYNC110 - may be set by a thread
-            await asyncio.sleep(
-                _PAUSE_SECONDS
-            )  # many stores are opened for one call: a stream costs more than that
+            await asyncio.sleep(_PAUSE_SECONDS)  # a store that is opened for one call does not need a stream
         while True:
             try:
                 async with await self._database.watch(_WATCHED, resume_after=token) as stream:
                     if token is None:
-                        self._hub.everyone()  # whatever was said while nobody listened
+                        self._hub.wake_all()  # changes before the stream started may have been missed
                     async for change in stream:
                         self._hub.changed(topics_of(change))
                         token = stream.resume_token
             except OperationFailure as error:
-                token = None  # that place is gone, or we may not listen
-                _log.info("hints come once a second for now: %s", error)
-                await asyncio.sleep(_LOOK_SECONDS)
+                token = None  # that position is lost, or we may not use change streams
+                _log.info("changes of other processes are polled once a second for now: %s", error)
+                await asyncio.sleep(_POLL_SECONDS)
             except PyMongoError as error:
-                _log.info("hints are late until the server is back: %s", error)
+                _log.info("changes of other processes are delayed until the server is back: %s", error)
                 await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _keep_looking(self) -> None:
+    async def _keep_polling(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
             try:
-                await self._look()
-            except Exception as error:  # noqa: BLE001 - hints must not end with one bad moment
-                _log.info("could not look for changes: %s", error)
+                await self._poll()
+            except Exception as error:  # noqa: BLE001 - a boundary: polling must survive any error
+                _log.info("cannot poll for changes: %s", error)

@@ -8,7 +8,7 @@ from holdfast.store.mongo.sessions import by_key, live_holders
 
 _FEW = 8
 _FOUND = 100
-"""How many runs are looked at in one go, at least: most of them may be filtered out."""
+"""How many runs are examined at once, at least: most of them may be filtered out."""
 
 
 async def fence(
@@ -48,9 +48,9 @@ async def events(
 async def _with_bodies(
     db: Documents, session_id: str, rows: Sequence[MongoRow], column: str
 ) -> list[MongoRow]:
-    """Return these rows with the bodies of the messages that they refer to, as many as fill a page.
+    """Return these rows with the bodies of the messages that they refer to, up to a full page.
 
-    Few are read at first, and twice as many each time, so that a page of large ones does not read all of them.
+    It reads a few at first, and twice as many each time, so that a page of large ones does not read all of them.
     """
     joined: list[MongoRow] = []
     some = _FEW
@@ -79,7 +79,7 @@ async def _bodies(db: Documents, session_id: str, rows: Iterable[MongoRow]) -> d
 async def put_draft(
     db: Documents, *, session_id: str, epoch: int, holder: str, **row: object
 ) -> list[MongoRow]:
-    # Like every write it goes through the head, since only who changes the same document gets into another's way.
+    # Like every write it changes the head, since only changes of the same document conflict.
     head = await db.head(session_id, {"epoch": epoch, "holder": holder})
     if not head:
         return []
@@ -95,7 +95,7 @@ async def drafts(db: Documents, *, session_id: str) -> list[MongoRow]:
 async def history(
     db: Documents, *, session_id: str, segment: int, length: int, after: int, limit: int
 ) -> list[MongoRow]:
-    """Walk from the segment to the root; of each take the positions from its start up to where the child began."""
+    """Walk from the segment to the root, and take from each the positions from its start up to the start of its child."""
     known = {row["number"]: row for row in await segments(db, session_id=session_id)}
     ranges: list[dict[str, object]] = []
     stop, number = min(length, after + 1 + limit), segment
@@ -172,7 +172,7 @@ async def runs(
 
 
 async def _seen(db: Documents, rows: list[MongoRow]) -> list[MongoRow]:
-    """Return runs as people see them: what is said to be running without a live holder was interrupted."""
+    """Return runs as they are shown: one that is recorded as running without a live holder was interrupted."""
     heads = await by_key(db, "heads", [row["session_id"] for row in rows if row["status"] == "running"])
     live = await live_holders(db, [head["holder"] for head in heads.values()])
     for row in rows:
@@ -193,7 +193,7 @@ async def find_runs(
     started_before: int | None = None,
     id_before: str | None = None,
 ) -> list[MongoRow]:
-    """Find runs of all sessions, newest first. What they are is known only after a look at leases: so they are filtered page by page."""
+    """Find runs of all sessions, newest first. Their status depends on leases, so they are filtered page by page."""
     given = {"session_id": session_id, "parent_id": parent_id}
     where: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if interrupted:
@@ -221,7 +221,7 @@ async def find_runs(
 
 
 async def _can_resume(db: Documents, row: MongoRow) -> bool:
-    """Return whether a run was interrupted and no other one of its session followed, but its own delegates."""
+    """Return whether a run was interrupted and only its own delegates followed it in its session."""
     later = {
         "session_id": row["session_id"],
         "first_seq": {"$gt": row["first_seq"]},

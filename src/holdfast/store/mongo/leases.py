@@ -1,4 +1,4 @@
-"""The statements of leases.sql and work.sql. To change a head is to lock it: whoever comes second begins again."""
+"""The statements of leases.sql and work.sql. Changing a head locks it: of two concurrent transactions, the second restarts."""
 
 import random
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from holdfast.store.mongo.sessions import by_key, live_holders, view
 
 _READY = {"ready_at": {"$gt": 0}}
 _CROWD = 8
-"""Among how many more a claim chooses, with each time that another was quicker."""
+"""From how many more sessions a claim chooses after each conflict with another worker."""
 
 
 async def join(db: Documents, *, id: str, ttl_us: int, **row: object) -> list[MongoRow]:
     new = {"$literal": {"id": id, "ttl_us": ttl_us, **row}}
-    before = [new, {"joined_at": NOW}, "$$ROOT"]  # what is there already stays
+    before = [new, {"joined_at": NOW}, "$$ROOT"]  # existing values are kept
     stages = [{"$replaceWith": {"$mergeObjects": [*before, {"deadline": {"$add": [NOW, ttl_us]}}]}}]
     return await db.change_at_once("holders", id, stages, upsert=True)
 
@@ -69,7 +69,7 @@ async def lock_head(db: Documents, *, session_id: str) -> list[MongoRow]:
 
 
 async def locked_head(db: Documents, *, session_id: str) -> list[MongoRow]:
-    heads = [db.heads[session_id]]  # which was locked a moment ago
+    heads = [db.heads[session_id]]  # it was just locked
     sessions = await db.get("sessions", session_id)
     pending = await db.count("submissions", {"session_id": session_id, "ended_at": None})
     return [
@@ -79,7 +79,7 @@ async def locked_head(db: Documents, *, session_id: str) -> list[MongoRow]:
 
 
 async def held_by(db: Documents, *, session_id: str) -> list[MongoRow]:
-    """Return the live holder of a session that is not about to be cleaned, without a lock."""
+    """Return the live holder of a session that is not being cleaned, without a lock."""
     live = await live_holders(db, [head["holder"] for head in await db.get("heads", session_id)])
     sessions = await db.get("sessions", session_id) if live else []
     return list(live.values()) if sessions and sessions[0]["status"] not in {"cleaning", "cleaned"} else []
@@ -90,7 +90,7 @@ async def live_holder(db: Documents, *, id: str) -> list[MongoRow]:
 
 
 async def _ready(db: Documents, agents: Sequence[str] | None, limit: int) -> list[str]:
-    """Return who has been ready longest; after others were quicker, some of those behind as well, at random."""
+    """Return the sessions that have been ready longest; after conflicts, also some of the next ones, at random."""
     where: dict[str, Any] = dict(_READY)
     if agents is not None:
         where["agent"] = {"$in": agents}
@@ -101,7 +101,7 @@ async def _ready(db: Documents, agents: Sequence[str] | None, limit: int) -> lis
 
 
 async def claim_lock(_: Documents, **__: object) -> list[MongoRow]:
-    """Do nothing: a transaction that is tried again in its session ends the one before."""
+    """Do nothing: a transaction that is tried again in its session aborts the previous one."""
     return []
 
 
@@ -134,7 +134,7 @@ async def requeue_all_claimed(db: Documents, *, session_ids: Sequence[str]) -> l
 
 
 async def has_work(db: Documents, session_id: str, *, control_only: bool) -> bool:
-    """Say whether a session has something to take."""
+    """Return whether a session has pending submissions."""
     where: dict[str, object] = {"session_id": session_id, "ended_at": None, "state": {"$ne": "waiting"}}
     if control_only:
         where["lane"] = "control"
@@ -242,7 +242,7 @@ async def begin_submissions(db: Documents, *, max_attempts: int, **ours: object)
 
 
 async def claim(db: Documents, row: MongoRow) -> MongoRow:
-    """Note on a submission that it was taken once more."""
+    """Mark a submission as claimed, with one more attempt."""
     now = await db.now()
     return await db.change("submissions", row, state="claimed", attempts=row["attempts"] + 1, started_at=now)
 
@@ -256,7 +256,7 @@ async def number_begun(db: Documents, *, session_ids: Sequence[str]) -> list[Mon
     return [row for session_id in session_ids for row in await db.head(session_id, inc={"seq": 1})]
 
 
-async def tell_begun(db: Documents, *, events: Sequence[Sequence[object]]) -> list[MongoRow]:
+async def insert_begun_events(db: Documents, *, events: Sequence[Sequence[object]]) -> list[MongoRow]:
     now = await db.now()
     columns = ("session_id", "seq", "run_id", "payload")
     rows = [dict(zip(columns, event, strict=True)) for event in events]

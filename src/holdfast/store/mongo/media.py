@@ -9,7 +9,7 @@ from holdfast.store.mongo.documents import Documents, MongoRow, span
 
 
 async def lock_content(_: Documents, **__: object) -> list[MongoRow]:
-    """Do nothing: of those who store the same content at once, all but the first begin again, and find it."""
+    """Do nothing: of concurrent uploads of the same content, all but the first restart, and find it."""
     return []
 
 
@@ -56,7 +56,7 @@ async def _references(db: Documents, rows: Sequence[MongoRow]) -> dict[str, int]
 
 
 async def _archives(db: Documents, rows: Sequence[MongoRow]) -> list[MongoRow]:
-    """Return the sessions whose archive is one of these."""
+    """Return the sessions whose archive is one of these blobs."""
     digests = [row["sha256"] for row in rows]
     return await db.find("sessions", {"archive": {"$in": digests, "$gt": ""}}, fields=["archive"])
 
@@ -106,7 +106,7 @@ async def unneeded_blobs(
 
 
 async def _unneeded(db: Documents, rows: list[MongoRow], grace_us: int, dead_us: int) -> list[MongoRow]:
-    """Return those that nobody needs."""
+    """Return the unneeded blobs."""
     now = await db.now()
     needed = set(await _references(db, rows))
     needed |= {row["archive"] for row in await _archives(db, rows)}
@@ -124,7 +124,7 @@ async def _unneeded(db: Documents, rows: list[MongoRow], grace_us: int, dead_us:
 
 
 async def lock_blobs(_: Documents, **__: object) -> list[MongoRow]:
-    """Do nothing: who refers to a blob changes it, and so does who condemns it."""
+    """Do nothing: adding a reference to a blob changes it, and so does marking it for deletion."""
     return []
 
 

@@ -12,7 +12,7 @@ from holdfast.store.retention import CONTENT
 
 
 def of_session(table: str, session_id: str) -> dict[str, Any]:
-    """Return what finds a session's rows in a table, by its key or by an index."""
+    """Return a filter for a session's rows in a table, by its key or by an index."""
     if KEYS[table][0] != "session_id":
         return {"session_id": session_id}
     return {"_id": session_id} if len(KEYS[table]) == 1 else span(table, session_id)
@@ -157,7 +157,7 @@ async def child_sessions(
 
 
 async def export_session(db: Documents, *, session_id: str) -> list[MongoRow]:
-    """Return its status as it is at rest: nothing runs in an archive, and being cleaned or moved is no part of what it was."""
+    """Return the session with its status at rest: nothing runs in an archive, and being cleaned or moved is not part of its content."""
     sessions = await db.get("sessions", session_id)
     heads = await db.get("heads", session_id)
     rows: list[MongoRow] = []
@@ -176,8 +176,8 @@ async def export_session(db: Documents, *, session_id: str) -> list[MongoRow]:
 async def import_session(
     db: Documents, *, seq: int, archived: bool | None, created_at: int, active_at: int, **row: object
 ) -> list[MongoRow]:
-    """Add it. No time of an archive is later than now: retention would wait for it."""
-    del seq  # the head's
+    """Add the session. A time in an archive that is later than now is set to now: retention would wait for it."""
+    del seq  # belongs to the head
     now = await db.now()
     new = {**row, "created_at": min(created_at, now), "active_at": min(active_at, now)}
     if archived:

@@ -1,6 +1,6 @@
-"""The collections and their indexes, made by numbered migrations with the same numbers as those of store/sql.
+"""The collections and their indexes, created by numbered migrations with the same numbers as those of store/sql.
 
-Every step of a migration may be done twice, so several processes that start at once do no harm to each other.
+Every step of a migration can be repeated, so that several processes may start at once.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from pymongo.errors import CollectionInvalid, DuplicateKeyError, OperationFailur
 from holdfast.store.mongo.documents import KEYS, Documents, MongoRow
 
 _OWNER = 0
-"""The `_id` of the document in `migrations` that says whose database this is."""
+"""The `_id` of the document in `migrations` that marks this database as ours."""
 _NAMESPACE_EXISTS = 48
 _PATIENCE = 20
 _PAUSE_SECONDS = 0.1
@@ -82,7 +82,7 @@ COLLECTIONS: Final = frozenset({*KEYS, "pieces", "migrations"})
 
 
 async def _sessions(database: AsyncDatabase[MongoRow]) -> None:
-    """Make every collection, also those without an index: a transaction on a new database then makes none."""
+    """Create every collection, even those without an index, so that no transaction on a new database has to."""
     there = set(await database.list_collection_names())
     await asyncio.gather(*(database[name].create_indexes(indexes) for name, indexes in _INDEXES.items()))
     plain = {*KEYS, "pieces"} - set(_INDEXES) - there
@@ -104,7 +104,7 @@ async def _served_agents(database: AsyncDatabase[MongoRow]) -> None:
 
 
 async def _rehydrated(database: AsyncDatabase[MongoRow]) -> None:
-    """Change nothing: a column that is NULL is missing."""
+    """Change nothing: a NULL column is missing."""
     del database
 
 
@@ -133,7 +133,7 @@ LATEST: Final = MIGRATIONS[-1][0]
 
 
 async def upgrade(db: Documents, version: int) -> int:
-    """Apply what is missing after `version`. The first thing that is written says whose database this is."""
+    """Apply the migrations after `version`. The first write marks the database as ours."""
     await _claim(db)
     for number, name, migrate in MIGRATIONS:
         if number > version:
@@ -141,7 +141,7 @@ async def upgrade(db: Documents, version: int) -> int:
             try:
                 await db["migrations"].insert_one(MongoRow(_id=number, name=name, applied_at=await db.now()))
             except DuplicateKeyError:
-                continue  # another process was quicker
+                continue  # another process was faster
     return LATEST
 
 
@@ -153,7 +153,7 @@ async def _claim(db: Documents) -> None:
 
 
 async def identity(db: Documents) -> str:
-    """Return what tells this database from all others, however it is reached."""
+    """Return an id of this database that does not depend on how it is reached."""
     (owner,) = await db["migrations"].find({"_id": _OWNER}).to_list()
     return owner["database"]
 
@@ -163,13 +163,13 @@ async def has_migrations(db: Documents) -> list[MongoRow]:
 
 
 async def other_tables(db: Documents) -> list[MongoRow]:
-    """Return a collection of something else that has a name of ours; others are none of our business."""
+    """Return a collection of another application that has one of our names. Other collections are ignored."""
     results: list[str] = []
     for _ in range(_PATIENCE):
         results = sorted(COLLECTIONS.intersection(await db.database.list_collection_names()))
         if results != ["migrations"] or await db["migrations"].find_one({}) is not None:
             break
-        await asyncio.sleep(_PAUSE_SECONDS)  # another process is about to say that it is ours
+        await asyncio.sleep(_PAUSE_SECONDS)  # another process is about to mark the database as ours
     if await has_migrations(db):
         return []
     return [MongoRow(name=name) for name in results[:1]]

@@ -30,7 +30,7 @@ async def sessions(
     active_before: int | None = None,
     id_before: str | None = None,
 ) -> list[MongoRow]:
-    """Find sessions. Their status is known only after a look at leases and queues: so it filters page by page."""
+    """Find sessions. Their status depends on leases and queues, so it is filtered page by page."""
     if id is not None:
         return await _with_parents(db, await view(db, await db.get("sessions", id)))
     where: dict[str, object] = {}
@@ -79,9 +79,9 @@ async def _with_parents(db: Documents, rows: list[MongoRow]) -> list[MongoRow]:
 
 
 async def view(db: Documents, sessions: Sequence[MongoRow]) -> list[MongoRow]:
-    """Return sessions as people see them.
+    """Return sessions as they are shown.
 
-    What is said to be running without a live holder is not: it is queued if something waits, else idle.
+    One that is recorded as running without a live holder is not: it is queued if submissions are pending, else idle.
     """
     ids = [row["id"] for row in sessions]
     heads = await by_key(db, "heads", ids)
@@ -147,7 +147,7 @@ async def live_holders(db: Documents, ids: Sequence[str | None]) -> dict[str | N
 
 
 async def open_submissions(db: Documents, ids: Sequence[str]) -> tuple[Counter[str], Counter[str]]:
-    """Count, by session, the submissions that have not ended, and of these the ones that do not wait for anything."""
+    """Count, by session, the submissions that have not ended, and those of them that do not wait for anything."""
     groups = await db.group(
         "submissions",
         {"$match": {"session_id": {"$in": list(ids)}, "ended_at": None}},
@@ -163,7 +163,7 @@ async def open_submissions(db: Documents, ids: Sequence[str]) -> tuple[Counter[s
 
 
 async def watched(db: Documents, *, session_ids: Sequence[str]) -> list[MongoRow]:
-    """Note it head by head, outside of the transaction: in it, one busy session would hold up all, and all that one."""
+    """Update each head on its own, outside the transaction: within it, one busy session would delay all others, and vice versa."""
     where = {"_id": {"$in": session_ids}}
     await db["heads"].update_many(where, [{"$set": {"watched_at": NOW}}])
     return []
@@ -266,7 +266,7 @@ async def add_token(db: Documents, *, lifetime_us: int | None, **row: object) ->
     return await db.get("tokens", row["id"])
 
 
-async def worthy_token(db: Documents, *, digest: str) -> list[MongoRow]:
+async def valid_token(db: Documents, *, digest: str) -> list[MongoRow]:
     rows = await db.find("tokens", {"digest": digest, "revoked_at": None})
     now = await db.now() if rows else 0
     return [row for row in rows if row["expires_at"] is None or row["expires_at"] > now]

@@ -12,9 +12,8 @@ async def insert_command(db: Documents, **row: object) -> list[MongoRow]:
         ("stop_requested", "outputs", "stdout_bytes", "stderr_bytes", "left_out_bytes", "damaged", "last_at"),
         0,
     )
-    if (
-        session_id := row["session_id"]
-    ) is not None:  # what belongs to a session belongs to whoever owns that
+    session_id = row["session_id"]
+    if session_id is not None:  # a session's command belongs to the session's owner
         for session in await db.get("sessions", session_id):
             row["owner"] = session["owner"]
     new = {**row, **zero, "state": "running", "started_at": await db.now()}
@@ -162,7 +161,7 @@ async def commands_by_id(db: Documents, *, ids: Sequence[str], owner: str | None
 async def commands_to_purge(
     db: Documents, *, older_than_us: int, limit: int, owner: str | None = None
 ) -> list[MongoRow]:
-    """Find what has ended long enough ago, oldest first. What belongs to a session on hold is passed over."""
+    """Find commands that ended long enough ago, oldest first, skipping sessions on hold."""
     until = await db.now() - older_than_us
     place: tuple[int, str] | None = None
     rows: list[MongoRow] = []

@@ -1,7 +1,7 @@
 """MongoDB, as a replica set: the same transactions as on SQL, each statement an operation on documents.
 
-A transaction that met another one, or a new primary, is run again from its start; a commit whose answer was lost is
-asked for until it is known. Nothing is acknowledged before a majority has it in its journal.
+A transaction that conflicts with another one, or meets a new primary, is run again from the start. A commit whose response was
+lost is repeated until its outcome is known. Nothing is acknowledged before a majority has it in its journal.
 """
 
 import asyncio
@@ -92,26 +92,26 @@ T = TypeVar("T")
 Handler = Callable[..., Coroutine[Any, Any, list[MongoRow]]]
 
 PATIENCE_SECONDS = 6.0
-"""How long a call is sent again while the server is away. Less than a lease lives."""
+"""How long a call is retried while the server is unavailable. Shorter than a lease lives."""
 _LONG_SECONDS = 3600.0
 _MONGODB_8 = 25
-"""The version of the wire protocol that has writes to several collections in one command."""
+"""The wire protocol version that supports writes to several collections in one command."""
 _BUSY_SECONDS = 30.0
 _PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 0.05
 _DUPLICATE_TRIES = 3
-"""Who inserted the same at the same time is seen when the transaction begins again; a real duplicate stays one."""
+"""A concurrent insert of the same key is visible when the transaction restarts; a real duplicate remains one."""
 
 _SNAPSHOT = ReadConcern("snapshot")
 
 _STANDALONE = (
-    "it is not a replica set, which transactions and change streams need. One server is enough: start mongod with"
-    " --replSet rs0, or set replication.replSetName in its configuration, and once run rs.initiate() in mongosh"
+    "it is not a replica set, which transactions and change streams require. One server is enough: start mongod with"
+    " --replSet rs0, or set replication.replSetName in its configuration, and run rs.initiate() once in mongosh"
 )
 
 
 def _statements(*topics: ModuleType) -> dict[str, Handler]:
-    """Return every function of these modules that is a statement, by its name."""
+    """Return every function of these modules that is a statement, by name."""
     return {
         name: function
         for topic in topics
@@ -129,7 +129,7 @@ STATEMENTS: Final[dict[str, Handler]] = {
 
 
 class _Turns:
-    """Lets the changes to one session come one after the other, in the order in which they were asked for."""
+    """Serializes the changes to one session in the order in which they were requested."""
 
     def __init__(self) -> None:
         self._locks: dict[str, asyncio.Lock] = {}
@@ -155,7 +155,7 @@ class MongoStore(Store):
     def __init__(
         self, source: str | Client, *, name: str | None = None, upgrade: bool, settings: Settings
     ) -> None:
-        """Keep sessions in the database at a URL, or in one of an application's client, which is never closed."""
+        """Store sessions in the database at a URL, or in one of an application's client, which is never closed."""
         self._source = source
         if isinstance(source, str):
             _check_address(source)
@@ -177,7 +177,7 @@ class MongoStore(Store):
 
     def twin(self) -> "MongoStore | None":
         if not isinstance(self._source, str):
-            return None  # another thread cannot use a client of this one's event loop
+            return None  # another thread cannot use a client of this event loop
         return MongoStore(self._source, upgrade=False, settings=self.settings)
 
     async def open(self) -> Self:
@@ -199,7 +199,7 @@ class MongoStore(Store):
         except BaseException as error:
             await self.close()
             raise self._translate(error) from error
-        self._hints = Hints(database, self._hub, self._look)
+        self._hints = Hints(database, self._hub, self._poll)
         return self
 
     async def close(self) -> None:
@@ -207,7 +207,7 @@ class MongoStore(Store):
             return
         client, hints, beacons = self._client, self._hints, self._beacons
         self._client = self._hints = self._beacons = None
-        self._hub.everyone()  # so that nobody waits for a store that is closed
+        self._hub.wake_all()  # so that no task waits for a closed store
         await self._unfinished.wait()
         if hints is not None:
             await hints.close()
@@ -249,7 +249,7 @@ class MongoStore(Store):
     async def _write(self, database: AsyncDatabase[MongoRow], lease: Lease, writing: Writing) -> int:
         async with self._turns.of(lease.session_id):
             if lease.lost:
-                raise lease_lost(lease, "it was released, or lost before")
+                raise lease_lost(lease, "it was released or lost before")
             writing.refuse()
             try:
                 seq, ready = await self._commit(
@@ -260,7 +260,7 @@ class MongoStore(Store):
                 writing.fail(error)
                 lease.lost = lease.lost or isinstance(error, StoreUnavailable)
                 raise
-            count("commit_batches")  # the server's journal is what several share
+            count("commit_batches")  # concurrent commits share the server's journal
             lease.writes += 1
             lease.seq = seq
             if writing.release:
@@ -274,7 +274,7 @@ class MongoStore(Store):
             return await write(db, lease, writing, at=at)
 
     async def acquire(self, session_id: str, holder: Holder, *, cleaned: bool = False) -> Lease:
-        """Look first: to lock the head is to change it, and who is only told to wait would get into the holder's way."""
+        """Read first: locking the head changes it, and a caller that finds it busy would roll back the holder's own writes."""
         await self._refuse_held(session_id)
         return await super().acquire(session_id, holder, cleaned=cleaned)
 
@@ -286,10 +286,10 @@ class MongoStore(Store):
             raise SessionBusy(session_id=session_id, holder=row["name"], until=until)
 
     def _announce(self, *topics: str) -> None:
-        self._hub.changed(topics)  # other processes are told by the change stream
+        self._hub.changed(topics)  # other processes receive the change stream
 
     async def shrink(self, *, limit: int = 1000) -> int:
-        """Do nothing: the server uses the space of what was deleted again."""
+        """Do nothing: the server reuses the space of deleted documents."""
         del limit
         return 0
 
@@ -301,8 +301,8 @@ class MongoStore(Store):
         changes: Sequence[str] = (),
         long: bool = False,
     ) -> T:
-        """Run it to its end, also when the caller is cancelled meanwhile."""
-        del repeatable, long  # whether a commit happened is always learned; the server does the work
+        """Run it to its end, even if the caller is cancelled meanwhile."""
+        del repeatable, long  # the outcome of a commit is always determined; the server does the work
         database = self._running()
         result = await self._unfinished.run(self._in_turn(database, make, changes))
         self._hub.changed(changes)
@@ -311,16 +311,16 @@ class MongoStore(Store):
     async def _in_turn(
         self, database: AsyncDatabase[MongoRow], make: Callable[[], Tx[T]], changes: Sequence[str]
     ) -> T:
-        """Run it when this process has nothing else under way that changes the same: the two would only collide."""
+        """Run it when no other change of the same session is in progress in this process: the two would only conflict."""
         async with self._turns.of(changes[0]) if changes else nullcontext():
             return await self._commit(database, lambda db: _run(db, make(), self._limit))
 
     async def _commit(
         self, database: AsyncDatabase[MongoRow], work: Callable[[Documents], Coroutine[Any, Any, T]]
     ) -> T:
-        """Run the work in a transaction, from its start again whenever the server rolled it back.
+        """Run the work in a transaction, and again from the start whenever the server rolls it back.
 
-        All tries are in one session: with a new one the server ends the one before, which cannot commit any more.
+        All attempts use one session: each new transaction makes the server abort the previous one, which then cannot commit.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -347,7 +347,7 @@ class MongoStore(Store):
                     return result
 
     async def _read(self, make: Callable[[], Tx[T]]) -> T:
-        """Run a transaction that only reads, on one cut that a majority has."""
+        """Run a read-only transaction on one snapshot that a majority has."""
         database = self._running()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PATIENCE_SECONDS
@@ -389,21 +389,21 @@ class MongoStore(Store):
         wanted = {"table": table.name, "only": dict(table.only), "after": after, "limit": limit}
         return (yield bounded(Operation("records", wanted), *table.texts))
 
-    async def _light(self, holder_id: str) -> bool:
-        return self._beacons is not None and await asyncio.to_thread(self._beacons.light, holder_id)
+    async def _lock_beacon(self, holder_id: str) -> bool:
+        return self._beacons is not None and await asyncio.to_thread(self._beacons.lock, holder_id)
 
-    async def _put_out(self, holder_id: str) -> None:
+    async def _unlock_beacon(self, holder_id: str) -> None:
         if self._beacons is not None:
-            await asyncio.to_thread(self._beacons.put_out, holder_id)
+            await asyncio.to_thread(self._beacons.unlock, holder_id)
 
-    async def _gone(self) -> list[str]:
-        return [] if self._beacons is None else await asyncio.to_thread(self._beacons.gone)
+    async def _dead_holders(self) -> list[str]:
+        return [] if self._beacons is None else await asyncio.to_thread(self._beacons.dead)
 
-    async def _look(self) -> None:
-        """Compare all that somebody waits for with what they have."""
+    async def _poll(self) -> None:
+        """Compare the numbers of all waiting tasks with the current ones."""
         topics = self._hub.topics()
         if topics:
-            self._hub.at(await self._read(lambda: self._look_around(topics)))
+            self._hub.at(await self._read(lambda: self._latest_numbers(topics)))
 
     def _running(self) -> AsyncDatabase[MongoRow]:
         self._refuse_inherited()
@@ -412,25 +412,27 @@ class MongoStore(Store):
         return database(self._client, self._name)
 
     def _translate(self, error: BaseException) -> BaseException:
-        """Return the error of our family for one of the driver's; others as they are."""
+        """Return the Holdfast error for an error of the driver; other errors unchanged."""
         match error:
             case HoldfastError():
                 return error
             case _ if _is_unknown(error):
                 return StoreUnavailable(
-                    url=self.url, problem=f"whether it happened is not known: {_short(error)}"
+                    url=self.url, problem=f"the outcome of the commit is unknown: {_short(error)}"
                 )
             case DuplicateKeyError():
                 details = error.details or {}
-                return Conflict(problem=f"{details.get('keyValue')} is taken ({details.get('keyPattern')})")
+                return Conflict(
+                    problem=f"{details.get('keyValue')} already exists ({details.get('keyPattern')})"
+                )
             case UnicodeEncodeError():
-                return BadText(what="text", problem=f"holds a lone surrogate at {error.start}")
+                return BadText(what="text", problem=f"contains a lone surrogate at {error.start}")
             case OverflowError():
                 return BadInput(problem=f"a number does not fit into 64 bits: {error}")
             case InvalidDocument() | DocumentTooLarge():
                 return BadInput(problem=str(error))
             case ConfigurationError():
-                return StoreError(url=self.url, problem=f"its URL cannot be used: {error}")
+                return StoreError(url=self.url, problem=f"its URL is invalid: {error}")
             case ConnectionFailure() | ExecutionTimeout():
                 return StoreUnavailable(url=self.url, problem=_short(error))
             case OperationFailure():
@@ -448,21 +450,19 @@ class MongoStore(Store):
     def _refused(self, error: OperationFailure) -> HoldfastError:
         match error.code:
             case 13:
-                problem = f"{_short(error)}. It needs the role readWrite on the database {self._name}"
+                problem = f"{_short(error)}. This requires the role readWrite on the database {self._name}"
                 return StoreReadOnly(url=self.url, problem=problem)
             case 18 | 8000:
                 return StoreUnavailable(url=self.url, problem=_short(error))
             case 14031:
                 return StoreFull(url=self.url)
-            case 10334 | 388:  # a document, or a transaction, that is too large for the server
+            case 10334 | 388:  # a document or a transaction that is too large for the server
                 return BadInput(problem=_short(error))
             case 290:
-                problem = "it ended a transaction that took too long; raise transactionLifetimeLimitSeconds"
+                problem = "it aborted a transaction that took too long; raise transactionLifetimeLimitSeconds"
                 return StoreError(url=self.url, problem=problem)
-            case 239:  # what reads on one cut, such as an export or a check
-                problem = (
-                    "it no longer has the state that was being read; raise minSnapshotHistoryWindowInSeconds"
-                )
+            case 239:  # for long reads on one snapshot, such as an export or a check
+                problem = "it no longer has the snapshot that was being read; raise minSnapshotHistoryWindowInSeconds"
                 return StoreError(url=self.url, problem=problem)
             case _ if _is_transient(error):
                 return StoreBusy(url=self.url, seconds=_BUSY_SECONDS)
@@ -475,7 +475,7 @@ _AGAIN: Final = frozenset({112, 239, 246, 251})
 
 
 def _check_address(url: str) -> None:
-    """Raise `ValueError` if a URL is not one of a server; `mongodb+srv://` needs the name service."""
+    """Raise `ValueError` if a URL is invalid. A `mongodb+srv://` URL cannot be checked without DNS."""
     if url.startswith("mongodb://"):
         try:
             parse_uri(url)
@@ -484,7 +484,7 @@ def _check_address(url: str) -> None:
 
 
 def _is_transient(error: BaseException) -> bool:
-    """Say whether the same may succeed a moment later: another was quicker, or the server is away."""
+    """Return whether a retry may succeed: there was a conflict, or the server is unavailable."""
     if isinstance(error, OperationFailure) and error.code in _AGAIN:
         return True
     if isinstance(error, ConnectionFailure):
@@ -494,17 +494,17 @@ def _is_transient(error: BaseException) -> bool:
 
 
 def _is_unknown(error: BaseException) -> bool:
-    """Say whether this was a commit of which nobody knows what became of it: to begin again might do it twice."""
+    """Return whether the outcome of a commit is unknown, so that running the transaction again might do it twice."""
     return isinstance(error, PyMongoError) and error.has_error_label("UnknownTransactionCommitResult")
 
 
 def _short(error: BaseException) -> str:
-    """Return what a driver's error says, without the state of the whole topology."""
+    """Return the message of a driver's error without the state of the whole topology."""
     return str(error).split(", full error:", 1)[0].split(", Timeout:", 1)[0].rstrip(".")
 
 
 async def _commit(session: AsyncClientSession, deadline: float, limit: TimeLimit) -> None:
-    """Commit, and ask again until the answer is known: the server knows a transaction that it has committed."""
+    """Commit, and repeat the commit until its outcome is known: the server recognizes a committed transaction."""
     while True:
         try:
             with limit():
@@ -531,7 +531,7 @@ async def _run(db: Documents, tx: Tx[T], limit: TimeLimit) -> T:
 
 
 _GATHERED: Final = frozenset({"insert_output"})
-"""Statements that come many at a time, and are sent as one."""
+"""Statements that are issued in large numbers and sent as one."""
 
 
 async def _execute(db: Documents, operation: Operation, limit: TimeLimit) -> Rows:
@@ -550,7 +550,7 @@ async def _execute(db: Documents, operation: Operation, limit: TimeLimit) -> Row
 async def _pages(
     db: Documents, table: Table, session_id: str
 ) -> AsyncGenerator[list[dict[str, object]], None]:
-    """Read a table's rows of a session in order, in pages of a bounded size."""
+    """Read a session's rows of a table in order, in bounded pages."""
     where = retention.of_session(table.name, session_id)
     sort = [("_id", 1)]
     rows: list[dict[str, object]] = []
@@ -573,7 +573,7 @@ def _of(table: Table, rows: Sequence[MongoRow]) -> list[dict[str, object]]:
 
 
 def _beacons(identity: str) -> FileBeacons | None:
-    """Return the place where processes of this user on this host tell that they live; None if it is not ours."""
+    """Return the beacons of this user's processes on this host; None if the folder belongs to another user."""
     user = os.getuid() if hasattr(os, "getuid") else 0
     name = f"holdfast-{user}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     folder = Path(tempfile.gettempdir()) / name

@@ -71,13 +71,13 @@ async def put_back(db: Documents, **key: object) -> list[MongoRow]:
     return [await db.change("submissions", r, state="queued", attempts=r["attempts"] - 1) for r in rows]
 
 
-async def bury_submission(db: Documents, *, reason: str, **key: object) -> list[MongoRow]:
+async def give_up_submission(db: Documents, *, reason: str, **key: object) -> list[MongoRow]:
     where = {"_id": key, "ended_at": None}
     now = await db.now()
     return await db.change_where("submissions", where, state="dead", reason=reason, ended_at=now)
 
 
-async def bury_run(db: Documents, *, reason: str, **key: object) -> list[MongoRow]:
+async def give_up_run(db: Documents, *, reason: str, **key: object) -> list[MongoRow]:
     where = {"_id": key, "ended_at": None}
     return await db.change_where("runs", where, status="failed", error=reason, ended_at=await db.now())
 

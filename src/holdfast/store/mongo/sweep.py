@@ -8,7 +8,7 @@ from holdfast.store.mongo.sessions import by_key, live_holders
 from holdfast.types import STATUSES
 
 _NOT_CLEANED: Final[Where] = {"$in": [status for status in STATUSES if status != "cleaned"]}
-"""By name, so that the index is read once for each of them, in its order, and merged."""
+"""By name, so that the index is read once for each of them, in order, and the results are merged."""
 
 
 async def agents(db: Documents) -> list[MongoRow]:
@@ -41,7 +41,7 @@ async def _due(
     after_position: int | None = None,
     free: bool | None = True,
 ) -> list[MongoRow]:
-    del after_position  # of submissions only
+    del after_position  # for submissions only
     now = await db.now()
     until: dict[str, int] = {"$lte": now - older_us}
     where: dict[str, Any] = {"agent": agent, "status": status, column: until}
@@ -65,8 +65,8 @@ async def due_submissions(
     after_position: int | None = None,
     free: bool | None = True,
 ) -> list[MongoRow]:
-    """Find what has ended long enough ago, oldest first, page by page: what is on hold is passed over."""
-    del agent, free  # of all, and never those on hold
+    """Find submissions that ended long enough ago, oldest first, page by page, skipping sessions on hold."""
+    del agent, free  # covers all agents, and never sessions on hold
     now = await db.now()
     place = None if after is None else (after, after_id, after_position)
     rows: list[MongoRow] = []

@@ -1,4 +1,4 @@
-"""The hot path: the fence and every arm of write.sql, each over all rows that a batch has of its kind."""
+"""The hot path: the fence and every arm of write.sql, each for all rows of its kind in a batch."""
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -16,16 +16,16 @@ from holdfast.types import Lease
 Rows: TypeAlias = Sequence[MongoRow]
 _ENDED = {"done", "failed", "dead"}
 _PLAIN: Final = {"add_events": "events", "add_segments": "segments", "add_messages": "messages"}
-"""Arms that only add rows, and where."""
+"""Arms that only add rows, and their tables."""
 _FEW = 10
 _WRITE_CONFLICT = 112
 
 
 async def write(db: Documents, lease: Lease, writing: Writing, *, at: int | None = None) -> tuple[int, bool]:
-    """Write a batch. Returns the number that the session is at, and whether it was let go with work left.
+    """Write a batch. Return the session's event number, and whether the session was released with submissions pending.
 
-    A small one of nothing but new rows is tried in one command first, where the server knows how, if it is known
-    when that is: an insert cannot ask for the server's time.
+    A small batch with only new rows is first tried in one command, if the server supports that and its time
+    is known: an insert cannot use the server's time.
     """
     if at is not None and db.attempt == 1 and _is_plain(writing):
         return await _write_at_once(db, lease, writing, at), False
@@ -38,7 +38,7 @@ async def write(db: Documents, lease: Lease, writing: Writing, *, at: int | None
         writes=lease.writes,
     )
     if not heads:
-        raise lease_lost(lease, "another holder took it, or it was released")
+        raise lease_lost(lease, "another holder has acquired it, or it was released")
     seq: int = heads[0]["seq"]
     for arm in ARMS:
         if rows := writing.rows.get(arm):
@@ -65,9 +65,9 @@ def _is_plain(writing: Writing) -> bool:
 
 
 async def _write_at_once(db: Documents, lease: Lease, writing: Writing, at: int) -> int:
-    """Write under the numbers that the holder expects, as a rule rightly: usually nobody else has taken any.
+    """Write under the numbers that the holder expects, which are usually right.
 
-    Otherwise the transaction begins again, with the fence first: that also finds out what is wrong.
+    Otherwise the transaction restarts with the fence first, which also finds the reason.
     """
     name = db.database.name
     fenced = {"epoch": lease.epoch, "holder": lease.holder, "writes": lease.writes, "seq": lease.seq}
@@ -91,7 +91,7 @@ async def _write_at_once(db: Documents, lease: Lease, writing: Writing, at: int)
             raise error.error from None
         raise OperationFailure("a row was refused", _WRITE_CONFLICT) from None
     if done.matched_count != 1:
-        raise OperationFailure("somebody else has taken a number", _WRITE_CONFLICT)
+        raise OperationFailure("another process has taken a number", _WRITE_CONFLICT)
     return seq
 
 
@@ -125,7 +125,7 @@ async def _put_runs(db: Documents, seq: int, rows: Rows) -> int:
     now = await db.now()
 
     def merge(old: MongoRow, new: MongoRow) -> MongoRow | None:
-        """Keep a run that has ended as it ended."""
+        """Keep a run that has ended unchanged."""
         if old["ended_at"] is not None:
             return None
         return MongoRow(old, **{name: new[name] for name in ("status", "error", "metadata", "ended_at")})
@@ -142,11 +142,11 @@ async def _put_effects(db: Documents, seq: int, rows: Rows) -> int:
     now = await db.now()
 
     def merge(old: MongoRow, new: MongoRow) -> MongoRow:
-        """Keep the outcome of one that has ended; its result may still move into a message."""
+        """Keep the outcome of an effect that has ended; its result may still move into a message."""
         merged = MongoRow(old)
         if old["ended_at"] is None:
             if old["result"] is not None and new["attempts"] > old["attempts"]:
-                # One that waited for an answer starts when it is run.
+                # An effect that waited for an answer starts when its tool runs.
                 merged["started_at"] = new["started_at"]
             merged.update({name: new[name] for name in ("state", "error", "result", "attempts", "ended_at")})
         if new["segment"] is not None:
@@ -199,7 +199,7 @@ async def _refer_blobs(db: Documents, seq: int, rows: Rows) -> int:
 
 
 async def hold_stored(db: Documents, digests: Sequence[str]) -> set[str]:
-    """Return which of these contents are stored. They are changed, so that who collects them meanwhile begins again."""
+    """Return which of these contents are stored. They are changed, so that a concurrent collector restarts."""
     rows = await db.find("blobs", {"sha256": {"$in": list(digests)}, "state": "stored"})
     if rows:
         await db["blobs"].update_many(
@@ -236,4 +236,4 @@ _WRITE: Final[Mapping[str, Callable[[Documents, int, Rows], Coroutine[Any, Any, 
     "set_status": _set_status,
 }
 _COUNTED: Final = {"change_submissions": missing, "refer_blobs": unstored}
-"""Arms whose every row must have found what it names."""
+"""Arms whose rows must all match an existing row."""

@@ -1,4 +1,4 @@
-"""Where the store's connections come from: its own pool, or one that the application lends it."""
+"""The connections of a store: from its own pool, or from a pool that belongs to the application."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Pool: TypeAlias = asyncpg.Pool[Any]
 
 ANSWER_SECONDS = 5.0
-"""How long a server may be silent before a call counts as lost. Queries over everything have longer."""
+"""How long a server may take to respond before a call counts as lost. Full scans may take longer."""
 _CONNECTIONS = 8
 _CLOSE_SECONDS = 5.0
 _RELEASE_SECONDS = 1.0
@@ -27,7 +27,7 @@ other calls."""
 GONE = (
     OSError,
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # how asyncpg greets a connection that the server ended while it was idle
+    asyncpg.InternalClientError,  # raised for a connection that the server ended while it was idle
     asyncpg.PostgresConnectionError,
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
@@ -35,13 +35,13 @@ GONE = (
     asyncpg.TooManyConnectionsError,
     asyncpg.IdleInTransactionSessionTimeoutError,
 )
-"""The server, or our connection to it, is not there right now."""
+"""Errors that mean that the server, or our connection to it, is not available right now."""
 
 _NEEDED: Final = {
     "search_path": "holdfast",
     # A process that is paused in a transaction must not keep its locks for longer than its lease.
     "idle_in_transaction_session_timeout": "5s",
-    # Every statement is keyed. Plans are made once, and a table that was empty then does not make them scans for good.
+    # Every statement is keyed. Plans are made once; without these settings, a plan made for an empty table would remain a scan.
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
 }
@@ -55,7 +55,7 @@ _BORROWED: Final = {
     "lock_timeout": "0",
 }
 
-# Set in every session, also where it is strong enough, so that a reload of the server's settings does not weaken it.
+# Set in every session, even where it is strong enough, so that a reload of the server's settings does not weaken it.
 _DURABLE: Final = """
 SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit')
   WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false)
@@ -77,7 +77,7 @@ class Connections(Protocol):
     """The connections of one store."""
 
     async def open(self, url: str) -> str:
-        """Make connections available. Returns the URL to name the store by."""
+        """Make connections available. Return the URL that identifies the store."""
         ...
 
     def acquire(self) -> "AbstractAsyncContextManager[Connection]":
@@ -85,20 +85,20 @@ class Connections(Protocol):
         ...
 
     async def connect(self, settings: Mapping[str, str] | None = None) -> "Connection":
-        """Return a connection to keep, with these settings beside those that all have."""
+        """Return a connection to keep, with these settings in addition to the common ones."""
         ...
 
     async def disconnect(self, connection: "Connection") -> None:
-        """Give up a connection to keep, whatever state it is in."""
+        """Give up a connection from `connect`, in any state."""
         ...
 
     async def close(self) -> None:
-        """Give up all others."""
+        """Give up all other connections."""
         ...
 
 
 class OwnConnections:
-    """A pool of the store's own, and further connections to the same server."""
+    """The store's own pool, and more connections to the same server."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -151,7 +151,7 @@ class OwnConnections:
 
 
 class BorrowedConnections:
-    """Connections of a pool that belongs to the application. Each goes back with the settings that it came with."""
+    """Connections of a pool that belongs to the application. Each is returned with its original settings."""
 
     def __init__(self, pool: "Pool") -> None:
         self._pool = pool
@@ -166,12 +166,12 @@ class BorrowedConnections:
             )
             raise StoreError(url=url, problem=problem)
         if self._pool.get_max_size() < _LEAST:
-            problem = f"the pool has max_size={self._pool.get_max_size()}, and a store needs {_LEAST} or more: it keeps three connections"
+            problem = f"the pool has max_size={self._pool.get_max_size()}, but a store needs at least {_LEAST}, since it keeps three connections"
             raise StoreError(url=url, problem=problem)
         try:
             async with self.acquire() as connection:
                 self._url = await connection.fetchval(_DESCRIBE, timeout=ANSWER_SECONDS)
-        except asyncpg.InterfaceError as error:  # it was never initialized
+        except asyncpg.InterfaceError as error:  # the pool was never initialized
             raise StoreError(url=url, problem=str(error)) from error
         return self._url
 
@@ -211,7 +211,7 @@ class BorrowedConnections:
             raise
 
     async def close(self) -> None:
-        """Do nothing: the pool is the application's."""
+        """Do nothing: the pool belongs to the application."""
 
     async def _take(self) -> "Connection":
         if self._pool.is_closing():
@@ -238,14 +238,14 @@ def is_open(connection: "Connection | None") -> bool:
 
 
 def cut(connection: "Connection") -> None:
-    """End a connection at once. A pool replaces it."""
+    """Close a connection at once. A pool replaces it."""
     with suppress(asyncpg.InterfaceError):
         connection.terminate()
 
 
 @asynccontextmanager
 async def transaction(connection: "Connection", **options: Any) -> AsyncGenerator[None, None]:
-    """Run a block in a transaction. The server must answer its begin and its end in time."""
+    """Run a block in a transaction. The server must respond to its start and its end in time."""
     transaction = connection.transaction(**options)
     async with in_time():
         await transaction.start()
@@ -261,14 +261,14 @@ async def transaction(connection: "Connection", **options: Any) -> AsyncGenerato
 
 
 def in_time() -> asyncio.Timeout:
-    """Raise `TimeoutError` if the server is silent for too long."""
+    """Raise `TimeoutError` if the server does not respond in time."""
     return asyncio.timeout(ANSWER_SECONDS)
 
 
 async def _make_durable(connection: Any) -> None:
-    """Have commits on this connection wait for the disk, whatever the defaults of the database and the role are."""
+    """Make commits on this connection wait for the disk, regardless of the defaults of the database and the role."""
     await connection.execute(_DURABLE)
 
 
 async def _keep(connection: object) -> None:
-    """Leave a connection as it is when it goes back to the pool: nothing of ours needs a reset."""
+    """Do nothing when a connection returns to the pool: the store changes nothing that needs a reset."""

@@ -1,7 +1,7 @@
-"""PostgreSQL 14 and later, through asyncpg, in a schema of its own: `holdfast`.
+"""PostgreSQL 14 and later, through asyncpg, in its own schema `holdfast`.
 
-Notifications are hints: they are sent coalesced after the commit, from a connection of their own, and a look at the
-heads once a second makes up for a lost one.
+Notifications are hints: they are coalesced and sent after the commit, from a separate connection. The heads are also
+polled once a second, in case one is lost.
 """
 
 import asyncio
@@ -57,14 +57,14 @@ _log = logging.getLogger(__name__)
 
 _CHANNEL: Final = "holdfast"
 _POOL: Final = "postgresql://"
-"""The URL of a store on a pool, until it is opened and the server has been asked."""
+"""The URL of a store on a pool until it is opened and the server has been queried."""
 _HINT_IDS = 50
 _HINT_SECONDS = 0.002
-"""The first hint goes out at once; under load, one carries all that changed in this time."""
-_LOOK_SECONDS = 1.0
+"""The first hint is sent at once; under load, one hint contains everything that changed in this time."""
+_POLL_SECONDS = 1.0
 _SUSPECT_SECONDS = 0.2
 _EXPORT: Final = {"idle_in_transaction_session_timeout": "60s"}
-"""How long a reader of an archive may pause: its snapshot keeps the server from cleaning up."""
+"""How long a reader of an archive may pause: its snapshot prevents the server from vacuuming."""
 
 
 class PostgresStore(SqlStore):
@@ -74,7 +74,7 @@ class PostgresStore(SqlStore):
     _dialect: Dialect = "postgres"
 
     def __init__(self, source: "str | Pool", *, upgrade: bool, settings: Settings) -> None:
-        """Keep sessions in the database at a URL, or in that of an application's pool, which is never closed."""
+        """Store sessions in the database at a URL, or in that of an application's pool, which is never closed."""
         super().__init__(_without_password(source) if isinstance(source, str) else _POOL, settings)
         self._source = source
         self._connections: Connections = (
@@ -103,7 +103,7 @@ class PostgresStore(SqlStore):
             await self.close()
             raise self._translate(error) from error
         self._committer = Committer(self._connections, self._translate, self._announce)
-        self._notifier = _Notifier(self._connections, self._hub, self._look)
+        self._notifier = _Notifier(self._connections, self._hub, self._poll)
         return self
 
     async def close(self) -> None:
@@ -112,7 +112,7 @@ class PostgresStore(SqlStore):
         committer, notifier = self._committer, self._notifier
         self._committer = self._notifier = None
         self._is_open = False
-        self._hub.everyone()  # so that nobody waits for a store that is closed
+        self._hub.wake_all()  # so that no task waits for a closed store
         await self._unfinished.wait()
         if committer is not None:
             await committer.close()
@@ -128,17 +128,17 @@ class PostgresStore(SqlStore):
             raise StoreClosed(url=self.url)
         return await self._committer.submit(lease, writing)
 
-    def _queue(self, new: Mapping[str, object], told: str, *, ready: bool) -> Tx[Row]:
-        """Do in one statement what others do in four."""
-        rows = yield op("queue_submission", told=told, ready=int(ready), **new)
+    def _queue(self, new: Mapping[str, object], event: str, *, ready: bool) -> Tx[Row]:
+        """Do in one statement what other engines do in four."""
+        rows = yield op("queue_submission", event=event, ready=int(ready), **new)
         return rows[0]
 
     def _begin(self, max_attempts: int, ours: Mapping[str, str]) -> Tx[Rows]:
-        """Do in one statement what others do in three."""
-        return (yield op("begin_and_tell", max_attempts=max_attempts, **ours))
+        """Do in one statement what other engines do in three."""
+        return (yield op("begin_with_events", max_attempts=max_attempts, **ours))
 
     async def shrink(self, *, limit: int = 1000) -> int:
-        """Do nothing: autovacuum gives the space of deleted rows back to the table."""
+        """Do nothing: autovacuum returns the space of deleted rows to the table."""
         del limit
         return 0
 
@@ -150,14 +150,14 @@ class PostgresStore(SqlStore):
         changes: Sequence[str] = (),
         long: bool = False,
     ) -> T:
-        """Run it to its end, also when the caller is cancelled meanwhile."""
+        """Run it to its end, even if the caller is cancelled meanwhile."""
         del long  # the server does the work
         return await self._unfinished.run(self._transact_now(make, repeatable=repeatable, changes=changes))
 
     async def _transact_now(
         self, make: Callable[[], Tx[T]], *, repeatable: bool, changes: Sequence[str]
     ) -> T:
-        """Run it in a transaction. It is sent again if it cannot have happened, or does no harm when it happens twice."""
+        """Run it in a transaction. Retry if it cannot have been committed, or if a second commit is harmless."""
         deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
         while True:
             committing = False
@@ -181,7 +181,7 @@ class PostgresStore(SqlStore):
         while True:
             try:
                 async with self._running().acquire() as connection:
-                    return await _look_up(connection, make)
+                    return await _read_consistently(connection, make)
             except GONE as error:
                 if asyncio.get_running_loop().time() > deadline or isinstance(error, ValueError):
                     raise self._translate(error) from error
@@ -192,7 +192,7 @@ class PostgresStore(SqlStore):
     async def _snapshot(
         self, session_id: str
     ) -> AsyncGenerator[tuple[str, Sequence[Mapping[str, object]]], None]:
-        """Read on a connection of its own, which a slow reader may keep for a while, but not for ever."""
+        """Read on a separate connection, which a slow reader may keep for a limited time."""
         try:
             connection = await self._running().connect(_EXPORT)
             try:
@@ -214,36 +214,36 @@ class PostgresStore(SqlStore):
         except (asyncpg.PostgresError, ValueError, *GONE) as error:
             raise self._translate(error) from error
 
-    async def _light(self, holder_id: str) -> bool:
+    async def _lock_beacon(self, holder_id: str) -> bool:
         try:
-            await self._beacons.light(holder_id)
+            await self._beacons.lock(holder_id)
         except (*AGAIN, *GONE, asyncpg.PostgresError) as error:
-            _log.info("a holder of this process is known by its deadline only: %s", error)
+            _log.info("other processes detect the end of this one only by its deadline: %s", error)
             return False
         return True
 
-    async def _put_out(self, holder_id: str) -> None:
+    async def _unlock_beacon(self, holder_id: str) -> None:
         with suppress(*GONE, asyncpg.PostgresError):
-            await self._beacons.put_out(holder_id)
+            await self._beacons.unlock(holder_id)
 
-    async def _gone(self) -> list[str]:
-        """Return those whose connection is gone, and still is a moment later: one that broke is made anew at once."""
+    async def _dead_holders(self) -> list[str]:
+        """Return the holders whose connection is closed and is still closed a moment later: a broken one is reopened at once."""
         now = asyncio.get_running_loop().time()
-        unlit = {row["id"] for row in await self._read(_unlit)}
-        self._suspects = {holder_id: self._suspects.get(holder_id, now) for holder_id in unlit}
+        unlocked = {row["id"] for row in await self._read(_unlocked)}
+        self._suspects = {holder_id: self._suspects.get(holder_id, now) for holder_id in unlocked}
         return [holder_id for holder_id, since in self._suspects.items() if now - since >= _SUSPECT_SECONDS]
 
     def _announce(self, *topics: str) -> None:
-        """Tell those who wait here, and hint to other processes."""
+        """Wake waiting tasks here, and send hints to other processes."""
         self._hub.changed(topics)
         if topics and self._notifier is not None:
             self._notifier.announce(topics)
 
-    async def _look(self) -> None:
-        """Compare all that somebody waits for with what they have."""
+    async def _poll(self) -> None:
+        """Compare the numbers of all waiting tasks with the current ones."""
         topics = self._hub.topics()
         if topics:
-            self._hub.at(await self._read(lambda: self._look_around(topics)))
+            self._hub.at(await self._read(lambda: self._latest_numbers(topics)))
 
     def _running(self) -> Connections:
         self._refuse_inherited()
@@ -252,16 +252,16 @@ class PostgresStore(SqlStore):
         return self._connections
 
     def _translate(self, error: BaseException) -> BaseException:
-        """Return the error of our family for one of the driver's; others as they are."""
+        """Return the Holdfast error for an error of the driver; other errors unchanged."""
         match error:
             case HoldfastError():
                 return error
             case asyncpg.UniqueViolationError():
                 return Conflict(problem=f"{error.args[0]} ({error.constraint_name})")
             case asyncpg.CharacterNotInRepertoireError() | asyncpg.UntranslatableCharacterError():
-                return BadText(what="text", problem="holds a NUL character or is not UTF-8")
+                return BadText(what="text", problem="contains a NUL character or is not UTF-8")
             case UnicodeEncodeError():
-                return BadText(what="text", problem=f"holds a lone surrogate at {error.start}")
+                return BadText(what="text", problem=f"contains a lone surrogate at {error.start}")
             case asyncpg.DataError() | asyncpg.exceptions.DataError():
                 return BadInput(problem=str(error))
             case asyncpg.DiskFullError():
@@ -269,13 +269,13 @@ class PostgresStore(SqlStore):
             case asyncpg.ReadOnlySQLTransactionError() | asyncpg.InsufficientPrivilegeError():
                 return StoreReadOnly(url=self.url, problem=str(error))
             case TimeoutError():
-                return StoreUnavailable(url=self.url, problem="it does not answer")
+                return StoreUnavailable(url=self.url, problem="the server does not respond")
             case asyncpg.InvalidCatalogNameError() | asyncpg.InvalidAuthorizationSpecificationError():
                 return StoreUnavailable(url=self.url, problem=str(error))
             case _ if isinstance(error, GONE):
                 return StoreUnavailable(url=self.url, problem=str(error) or type(error).__name__)
             case ValueError() | OverflowError():
-                return StoreError(url=self.url, problem=f"its URL cannot be used: {error}")
+                return StoreError(url=self.url, problem=f"its URL is invalid: {error}")
             case asyncpg.PostgresError():
                 return StoreError(url=self.url, problem=str(error))
             case _:
@@ -289,25 +289,25 @@ def _without_password(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@", 1)))
 
 
-def _unlit() -> Tx[Sequence[Row]]:
-    return (yield op("unlit_beacons"))
+def _unlocked() -> Tx[Sequence[Row]]:
+    return (yield op("unlocked_beacons"))
 
 
 def _of(table: Table, rows: Sequence[Row]) -> list[dict[str, object]]:
     return [{name: row[name] for name in table.names} for row in rows]
 
 
-async def _look_up(connection: Any, make: Callable[[], Tx[T]]) -> T:
-    """Run a transaction that only reads. One statement is a consistent cut by itself; for more, begin again in one.
+async def _read_consistently(connection: Any, make: Callable[[], Tx[T]]) -> T:
+    """Run a read-only transaction. A single statement is consistent by itself; if there are more, restart in a transaction.
 
-    Nothing was found: whether its session exists may be asked a moment later, since that is all there is to say.
+    After an empty result, the only other statement is the one that checks whether the session exists. It needs no snapshot.
     """
     tx = make()
     try:
         rows = await execute(connection, next(tx))
-        asked = tx.send(rows)
-        if not rows and asked.name == "head":
-            tx.send(await execute(connection, asked))
+        following = tx.send(rows)
+        if not rows and following.name == "head":
+            tx.send(await execute(connection, following))
     except StopIteration as end:
         return end.value
     finally:
@@ -328,22 +328,22 @@ async def _run(connection: Any, tx: Tx[T]) -> T:
 
 
 class _Notifier:
-    """Tells other processes which sessions have changed, and listens to what they tell."""
+    """Notifies other processes of changed topics, and receives their notifications."""
 
     def __init__(
         self,
         connections: Connections,
         hub: Hub,
-        look: Callable[[], Coroutine[Any, Any, None]],
+        poll: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         self._connections = connections
         self._hub = hub
-        self._look = look
+        self._poll = poll
         self._changed: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._tasks = [
-            asyncio.create_task(self._talk(), name="holdfast-notifier"),
-            asyncio.create_task(self._keep_looking(), name="holdfast-look"),
+            asyncio.create_task(self._connect_and_listen(), name="holdfast-notifier"),
+            asyncio.create_task(self._keep_polling(), name="holdfast-poll"),
         ]
 
     def announce(self, topics: Sequence[str]) -> None:
@@ -353,50 +353,50 @@ class _Notifier:
     async def close(self) -> None:
         await end(*self._tasks)
 
-    async def _talk(self) -> None:
+    async def _connect_and_listen(self) -> None:
         while True:
             try:
                 connection = await self._connections.connect()
                 try:
-                    # A hint need not outlive the server.
+                    # A hint does not need to be durable.
                     await connection.execute("SET synchronous_commit = off", timeout=ANSWER_SECONDS)
                     await self._listen(connection)
                 finally:
                     await self._connections.disconnect(connection)
             except (asyncpg.PostgresError, *GONE) as error:
-                _log.info("notifications are late until the server is back: %s", error)
+                _log.info("notifications are delayed until the server is back: %s", error)
                 await asyncio.sleep(PAUSE_SECONDS)
 
     async def _listen(self, connection: "Connection") -> None:
-        await connection.add_listener(_CHANNEL, self._hear)
+        await connection.add_listener(_CHANNEL, self._receive)
         try:
-            self._hub.everyone()  # whatever was said while nobody listened
-            await self._tell(connection)
+            self._hub.wake_all()  # notifications before this may have been missed
+            await self._send(connection)
         finally:
             if is_open(connection):
                 with suppress(*GONE, asyncpg.PostgresError):
                     async with in_time():
-                        await connection.remove_listener(_CHANNEL, self._hear)
+                        await connection.remove_listener(_CHANNEL, self._receive)
 
-    async def _tell(self, connection: "Connection") -> None:
+    async def _send(self, connection: "Connection") -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
             topics, self._changed = list(self._changed), {}
-            # A notification carries 8000 bytes at the most, an id has up to 128.
+            # A notification may have 8000 bytes, an id up to 128.
             for start in range(0, len(topics), _HINT_IDS):
                 hint = " ".join(topics[start : start + _HINT_IDS])
                 await connection.execute("SELECT pg_notify($1, $2)", _CHANNEL, hint, timeout=ANSWER_SECONDS)
             await asyncio.sleep(_HINT_SECONDS)
 
-    def _hear(self, connection: object, pid: int, channel: str, payload: object) -> None:
+    def _receive(self, connection: object, pid: int, channel: str, payload: object) -> None:
         del connection, pid, channel
         self._hub.changed(str(payload).split())
 
-    async def _keep_looking(self) -> None:
+    async def _keep_polling(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
             try:
-                await self._look()
-            except Exception as error:  # noqa: BLE001 - hints must not end with one bad moment
-                _log.info("could not look for changes: %s", error)
+                await self._poll()
+            except Exception as error:  # noqa: BLE001 - a boundary: polling must survive any error
+                _log.info("cannot poll for changes: %s", error)

@@ -1,8 +1,8 @@
 -- A write, for PostgreSQL: one statement for the batches of a whole group, made of the fence and the arms that the batches have. `x_rows`
--- are the rows for arm `x` of all batches that the fence accepted; `head_seq` is the number of their session after the fence.
+-- are the rows for arm `x` of all batches that the fence accepted; `head_seq` is the session's event number after the fence.
 
 -- name: fence_group
--- The holder is compared as an expression, so that no plan looks heads up by it: one holder may have thousands.
+-- The holder is compared as an expression, so that no plan looks up heads by holder: one holder may have thousands.
 UPDATE heads SET seq = heads.seq + r.count, writes = heads.writes + 1, written = heads.seq + r.count
 FROM unnest($1::text[], $2::bigint[], $3::text[], $4::bigint[], $5::bigint[])
   AS r(session_id, epoch, holder, writes, count)
@@ -31,7 +31,7 @@ SELECT session_id, id, run_id, step, kind, segment, length, head_seq, now_us()
 FROM add_checkpoints_rows AS rows;
 
 -- name: put_runs
--- A run that has ended stays as it ended.
+-- A run that has ended is left unchanged.
 INSERT INTO runs (session_id, id, parent_id, agent, status, error, metadata, first_seq, started_at, ended_at)
 SELECT session_id, id, parent_id, agent, status, error, metadata, head_seq, now_us(),
   CASE WHEN status IN ('running', 'waiting') THEN NULL ELSE now_us() END
@@ -42,7 +42,7 @@ ON CONFLICT (session_id, id) DO UPDATE SET status = excluded.status, error = exc
   WHERE runs.ended_at IS NULL;
 
 -- name: put_effects
--- Started again means one more attempt. The outcome of an ended one never changes; its result may move into a message.
+-- Starting again is one more attempt. The outcome of an ended effect never changes; its result may move into a message.
 INSERT INTO effects (session_id, run_id, call_id, tool, state, step, arguments_digest, idempotency_key, result, error,
   summary, segment, position, attempts, started_at, ended_at)
 SELECT session_id, run_id, call_id, tool, state, step, arguments_digest, idempotency_key, result, error,
@@ -62,7 +62,7 @@ ON CONFLICT (session_id, run_id, call_id) DO UPDATE SET
   idempotency_key = coalesce(excluded.idempotency_key, effects.idempotency_key),
   summary = coalesce(excluded.summary, effects.summary),
   attempts = CASE WHEN effects.ended_at IS NULL THEN excluded.attempts ELSE effects.attempts END,
-  started_at = CASE   -- one that waited for an answer starts when it is run
+  started_at = CASE   -- an effect that waited for an answer starts when its tool runs
     WHEN effects.ended_at IS NULL AND effects.result IS NOT NULL AND excluded.attempts > effects.attempts
     THEN excluded.started_at ELSE effects.started_at END,
   ended_at = coalesce(effects.ended_at, excluded.ended_at);
@@ -78,7 +78,7 @@ WHERE submissions.id = rows.id AND submissions.session_id = rows.session_id AND 
 RETURNING submissions.session_id;
 
 -- name: refer_blobs
--- After the fence, in its transaction. The lock makes a collector wait, and then look again.
+-- After the fence, in its transaction. The lock makes a collector wait, and then check again.
 WITH held AS MATERIALIZED (
   SELECT r.session_id, r.sha256 FROM unnest($1::text[], $2::text[]) AS r(session_id, sha256)
   JOIN blobs b ON b.sha256 = r.sha256 AND b.state = 'stored'
@@ -90,7 +90,7 @@ WITH held AS MATERIALIZED (
 SELECT session_id, count(DISTINCT sha256) AS referred FROM held GROUP BY session_id;
 
 -- name: drop_drafts
--- After the fence as well: it also sees drafts that were put while the fence waited for the head.
+-- Also after the fence, so that it sees drafts that were written while the fence waited for the head.
 DELETE FROM drafts WHERE (session_id, run_id) IN (SELECT * FROM unnest($1::text[], $2::text[]));
 
 -- name: set_status

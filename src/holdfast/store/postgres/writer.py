@@ -1,6 +1,6 @@
-"""How PostgreSQL is written: one connection commits the batches of all sessions, a group at a time.
+"""Write to PostgreSQL: one connection commits the batches of all sessions in groups.
 
-A group is one statement: the fence and every arm of write.sql, in which a refused batch simply has no rows.
+A group is one statement: the fence and every arm of write.sql. A refused batch simply has no rows in it.
 """
 
 import asyncio
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from holdfast.store.postgres.connections import Connection
 
 PATIENCE_SECONDS = 6.0
-"""How long a call is sent again while the server is away. Less than a lease lives."""
+"""How long a call is retried while the server is unavailable. Shorter than a lease lives."""
 PAUSE_SECONDS = 0.1
 _LONG_SECONDS = 3600.0
 _LARGEST_GROUP = 256
 _LARGEST_GROUP_BYTES = 64 * 1024 * 1024
 
-_LOST = "the connection broke during a write, and another holder has the session since"
+_LOST = "the connection broke during a write, and another holder has acquired the session since"
 AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
-"""Rolled back for the sake of another transaction: the same may succeed at once."""
+"""Rolled back because of another transaction: a retry may succeed at once."""
 
 
 async def execute(connection: Any, operation: Operation) -> Sequence[Row]:
@@ -65,7 +65,7 @@ async def execute(connection: Any, operation: Operation) -> Sequence[Row]:
 
 @cache
 def _group(arms: tuple[str, ...]) -> str:
-    """Return the statement that writes a group of batches which between them have these arms."""
+    """Return the statement that writes a group of batches with these arms."""
     parts = [f"WITH head AS (\n{library.text('fence_group', 'postgres')}\n)"]
     parameter = 5
     for name in arms:
@@ -74,7 +74,7 @@ def _group(arms: tuple[str, ...]) -> str:
             parameter += 1
             arrays.append(f"${parameter}::{kind}[]")
         columns = ", ".join(column for column, _ in ARMS[name])
-        rows = (  # names and types are our own, values are parameters
+        rows = (  # names and types are constants, values are parameters
             f"SELECT r.*, head.seq AS head_seq FROM unnest({', '.join(arrays)}) AS r({columns})"  # noqa: S608
             " JOIN head ON head.session_id = r.session_id"
         )
@@ -85,8 +85,8 @@ def _group(arms: tuple[str, ...]) -> str:
     return "\n".join([*parts, f"SELECT session_id, seq, {changed} AS changed FROM head"])  # noqa: S608
 
 
-_APART = frozenset({"drop_drafts", "refer_blobs"})
-"""Arms that are statements of their own, after the others."""
+_SEPARATE = frozenset({"drop_drafts", "refer_blobs"})
+"""Arms that are separate statements, after the others."""
 
 
 class _BatchJob:
@@ -111,7 +111,7 @@ class _BatchJob:
 
 
 class Committer:
-    """Writes the batches that wait, all at once, one batch of each session at a time."""
+    """Writes the waiting batches in groups, with at most one batch per session in a group."""
 
     def __init__(
         self,
@@ -129,14 +129,14 @@ class Committer:
         self._task = asyncio.create_task(self._work(), name="holdfast-committer")
 
     async def submit(self, lease: Lease, writing: Writing) -> int:
-        """Write a batch and return after the commit. If the caller is cancelled meanwhile, it is written all the same."""
+        """Write a batch and return after the commit. It is written even if the caller is cancelled meanwhile."""
         job = _BatchJob(lease, writing)
         self._waiting.append(job)
         self._wake.set()
         return await job.future
 
     async def close(self) -> None:
-        """Write what waits, then disconnect."""
+        """Write the waiting batches, then disconnect."""
         self._closing = True
         self._wake.set()
         await self._task
@@ -152,19 +152,19 @@ class Committer:
             group = self._next_group()
             try:
                 await self._commit(group)
-            except Exception as error:  # noqa: BLE001 - whatever it was, it is delivered to those who wait for it
+            except Exception as error:  # noqa: BLE001 - delivered to the callers
                 for job in group:
                     job.fail(self._translate(error))
 
     def _next_group(self) -> list[_BatchJob]:
-        """Return the jobs to write at once: one of each session, so that no lease can pass for another."""
+        """Return the jobs to write at once: at most one per session, so that no lease can pass for another."""
         group: dict[str, _BatchJob] = {}
         later: list[_BatchJob] = []
         size = 0
         while self._waiting and len(group) < _LARGEST_GROUP and size < _LARGEST_GROUP_BYTES:
             job = self._waiting.popleft()
             if job.lease.lost:
-                job.fail(lease_lost(job.lease, "it was released, or lost before"))
+                job.fail(lease_lost(job.lease, "it was released or lost before"))
             elif job.writing.chain is not None and job.writing.chain.failed is not None:
                 job.fail(job.writing.chain.failed)
             elif job.lease.session_id in group:
@@ -176,7 +176,7 @@ class Committer:
         return list(group.values())
 
     async def _commit(self, group: list[_BatchJob]) -> None:
-        """Send the group until it is answered or patience ends. Then its fate is unknown, and its leases are lost."""
+        """Retry the group until the server responds or the time is up. Then its outcome is unknown, and its leases are lost."""
         deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
         sent_before = False
         while True:
@@ -187,12 +187,12 @@ class Committer:
                 await self._send(group, sent_before=sent_before)
             except AGAIN as error:
                 if len(group) > 1:
-                    await self._apart(group, error)
+                    await self._commit_separately(group, error)
                     return
                 await asyncio.sleep(PAUSE_SECONDS)
             except GONE as error:
                 if isinstance(error, ValueError):
-                    await self._apart(group, error)
+                    await self._commit_separately(group, error)
                     return
                 sent_before = True
                 await self._drop()
@@ -202,7 +202,7 @@ class Committer:
                     raise
                 await asyncio.sleep(PAUSE_SECONDS)
             except (asyncpg.PostgresError, ValueError, Conflict) as error:
-                await self._apart(group, error)
+                await self._commit_separately(group, error)
                 return
             else:
                 return
@@ -213,8 +213,8 @@ class Committer:
             cut(connection)
             await self._connections.disconnect(connection)
 
-    async def _apart(self, group: list[_BatchJob], error: Exception) -> None:
-        """One of the group cannot be written: write each on its own, so that it spoils no other."""
+    async def _commit_separately(self, group: list[_BatchJob], error: Exception) -> None:
+        """Write each batch on its own, because one of them cannot be written and the others must not fail with it."""
         if len(group) == 1:
             group[0].fail(self._translate(error))
             return
@@ -224,7 +224,7 @@ class Committer:
     async def _send(self, group: list[_BatchJob], *, sent_before: bool) -> None:
         assert self._connection is not None  # noqa: S101
         present = {arm for job in group for arm in job.writing.rows}
-        arms = tuple(arm for arm in ARMS if arm in present and arm not in _APART)
+        arms = tuple(arm for arm in ARMS if arm in present and arm not in _SEPARATE)
         values: list[Sequence[Any]] = [
             [job.lease.session_id for job in group],
             [job.lease.epoch for job in group],
@@ -237,14 +237,14 @@ class Committer:
         written, ready = await self._fetch(arms, values, group)
         count("commit_batches", len(group))
         if sent_before:
-            # Before anybody is told: should the connection break here, all of them are sent again as they were.
+            # Before any caller gets its result: if the connection breaks here, all of them are sent again unchanged.
             for job in group:
                 if job.lease.session_id not in written and (seq := await self._found(job)) is not None:
                     written[job.lease.session_id] = seq
         for job in group:
             seq = written.get(job.lease.session_id)
             if seq is None:
-                error = lease_lost(job.lease, "another holder took it, or it was released")
+                error = lease_lost(job.lease, "another holder has acquired it, or it was released")
                 job.fail(self._translate(ConnectionError(_LOST)) if sent_before else error)
             else:
                 job.succeed(seq)
@@ -255,11 +255,11 @@ class Committer:
     async def _fetch(
         self, arms: tuple[str, ...], values: list[Sequence[Any]], group: list[_BatchJob]
     ) -> tuple[dict[str, int], bool]:
-        """Send the statement. Alone it is a transaction. Say also whether a session was let go with work left.
+        """Send the statement, as a transaction of its own if it is the only one. Also return whether a released session has pending submissions.
 
-        Where submissions change it is checked before the commit. Drafts are dropped by a statement after it, which
-        also sees those that were put while it waited for the head. So are references to media added, and sessions let
-        go: what was submitted meanwhile is work.
+        Changes of submissions are checked before the commit. Drafts are deleted by a later statement, which also sees those
+        that were written while the first one waited for the head. References to media are added, and sessions released, after it as
+        well: a submission that was queued meanwhile counts as pending.
         """
         assert self._connection is not None  # noqa: S101
         done = [row for job in group for row in job.writing.rows.get("drop_drafts", ())]
@@ -289,14 +289,14 @@ class Committer:
         return {row["session_id"]: row["seq"] for row in rows}, ready
 
     async def _free(self, session_ids: list[str]) -> bool:
-        """Let go of sessions whose heads are locked; say whether one has work left."""
+        """Release sessions whose heads are locked; return whether one has pending submissions."""
         await execute(self._connection, op("requeue_all_claimed", session_ids=session_ids))
         return any(
             row["ready"] for row in await execute(self._connection, op("free_heads", session_ids=session_ids))
         )
 
     async def _refer(self, jobs: list[_BatchJob]) -> None:
-        """Add the references of these batches to media, all of which must be stored."""
+        """Add the media references of these batches. All referenced media must be stored."""
         if not jobs:
             return
         assert self._connection is not None  # noqa: S101
@@ -311,7 +311,7 @@ class Committer:
                 raise problem
 
     async def _found(self, job: _BatchJob) -> int | None:
-        """Return the number after a batch that was in already, though its answer got lost; None if nobody can tell."""
+        """Return the event number after a batch that was already written, although its response was lost; None if that is unknown."""
         assert self._connection is not None  # noqa: S101
         for head in await execute(self._connection, op("head", session_id=job.lease.session_id)):
             ours = (head["epoch"], head["holder"], head["writes"])

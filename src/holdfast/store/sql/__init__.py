@@ -1,1 +1,1 @@
-"""What both SQL engines share: schema, migrations and queries in .sql files, and the transactions made of them."""
+"""The common part of both SQL engines: schema, migrations and queries in .sql files."""

@@ -1,5 +1,5 @@
 -- name: export_session
--- Its status as it is at rest: nothing runs in an archive, and being cleaned or moved is no part of what it was.
+-- Its status at rest: nothing runs in an archive, and being cleaned or moved is not part of its content.
 SELECT s.id, s.agent, s.owner, s.title,
   CASE
     WHEN s.status = 'cleaning' AND s.cleaned_at IS NOT NULL THEN 'cleaned'
@@ -12,7 +12,7 @@ FROM sessions s JOIN heads h ON h.session_id = s.id
 WHERE s.id = :session_id;
 
 -- name: import_session
--- No time of an archive is later than now: retention would wait for it.
+-- A time in an archive that is later than now is set to now: retention would wait for it.
 INSERT INTO sessions (id, agent, owner, title, title_folded, status, waiting_for, hold, metadata,
   rehydrated_at,   --? archived
   created_at, active_at)
@@ -27,13 +27,13 @@ RETURNING id;
 INSERT INTO heads (session_id, agent, epoch, seq, writes, written) VALUES (:id, :agent, 0, :seq, 0, 0);
 
 -- name: rehydrate_session
--- What it was, except what says whose it is, when it was active, and the hold, which may have been set since.
+-- Restores the session, except its owner, its activity time, and the hold, which may have been set since.
 UPDATE sessions SET status = :status, title = :title, title_folded = :title_folded, waiting_for = :waiting_for,
   metadata = :metadata, cleaned_at = NULL, resting = NULL, archive = NULL, rehydrated_at = now_us(), fingerprint = NULL
 WHERE id = :id;
 
 -- name: imported_commands_lost
--- Whoever ran them is not here.
+-- The service that ran them is not here.
 UPDATE commands SET state = 'lost', exit_code = -1, ended_at = last_at
 WHERE session_id = :session_id AND ended_at IS NULL;
 
@@ -46,7 +46,7 @@ WHERE session_id = :session_id AND holder IS NULL AND ready_at IS NULL AND EXIST
   );
 
 -- name: lock_stored
--- A collector waits for this, and then looks again.
+-- A collector waits for this lock, and then checks again.
 SELECT sha256 FROM blobs WHERE sha256 = :sha256 AND state = 'stored'
 --[postgres] FOR SHARE
 ;

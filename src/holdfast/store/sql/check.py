@@ -1,4 +1,4 @@
-"""The invariants as queries: those of check.sql, and that all content belongs to a session that exists."""
+"""The invariants as queries: those of check.sql, and that all content belongs to an existing session."""
 
 from functools import cache
 
@@ -9,7 +9,7 @@ from holdfast.store.sql.library import Dialect
 
 @cache
 def invariants(dialect: Dialect, *, of_session: bool) -> tuple[tuple[str, str], ...]:
-    """Return the name and the text of each invariant, or of those that can be checked for one session."""
+    """Return the name and the text of each invariant, or only of those that can be checked for one session."""
     written = [name for name in library.statement_names() if name.startswith("check_")]
     if of_session:
         one = [name for name in written if "session_id" in library.optional(name)]

@@ -1,8 +1,8 @@
--- What must hold at every moment, each as a query for what breaks it: rows of (session_id, detail). Those that can be asked of
--- one session are asked when it is imported.
+-- The invariants, each as a query for its violations: rows of (session_id, detail). Those that can be checked for
+-- one session are checked when it is imported.
 
 -- name: check_dense_events
--- 1, 2, 3, … up to the head's number; a session that was cleaned may begin later.
+-- 1, 2, 3, … up to the head's number; the events of a cleaned session may start later.
 SELECT h.session_id, 'events ' || coalesce(e.first, 0) || ' to ' || coalesce(e.last, 0) || ', ' || coalesce(e.number, 0)
   || ' of them; the head says ' || h.seq AS detail
 FROM heads h
@@ -81,7 +81,7 @@ WHERE g.parent IS NOT NULL AND NOT EXISTS (
 LIMIT :limit;
 
 -- name: check_segment_has_start
--- A history begins at 0. A segment begins within the messages of its parent, or right behind them. A clean deletes these first.
+-- A history starts at 0. A segment starts within the messages of its parent, or right after them. A clean deletes these first.
 SELECT g.session_id, 'segment ' || g.number || ' begins at ' || g.start || ', where its parent has no messages' AS detail
 FROM segments g LEFT JOIN segments p ON p.session_id = g.session_id AND p.number = g.parent
 WHERE (g.start < 0 OR g.start > coalesce(
@@ -91,7 +91,7 @@ WHERE (g.start < 0 OR g.start > coalesce(
 LIMIT :limit;
 
 -- name: check_checkpoint_has_messages
--- The last message of its history is there; those before it are dense by the other checks.
+-- The last message of its history exists; the other checks make sure that those before it are dense.
 SELECT c.session_id, 'checkpoint ' || c.id || ' goes beyond the messages of segment ' || c.segment AS detail
 FROM checkpoints c LEFT JOIN segments g ON g.session_id = c.session_id AND g.number = c.segment
 WHERE c.length > coalesce(g.start, 0) AND NOT EXISTS (
@@ -133,7 +133,7 @@ WHERE c.seq > h.seq
 LIMIT :limit;
 
 -- name: check_reference_has_blob
--- What a session refers to is stored somewhere.
+-- Everything that a session refers to is stored somewhere.
 SELECT t.session_id, 'it refers to media+sha256://' || t.sha256 || ', which is not stored' AS detail FROM blob_references t
 WHERE NOT EXISTS (SELECT 1 FROM blobs b WHERE b.sha256 = t.sha256 AND b.state = 'stored')
   AND t.session_id = :session_id   --? session_id
@@ -147,7 +147,7 @@ WHERE NOT EXISTS (SELECT 1 FROM commands c WHERE c.id = t.command_id)
 LIMIT :limit;
 
 -- name: check_commands_have_owner
--- A session's commands belong to its owner, and their output to them.
+-- A session's commands belong to its owner, and so does their output.
 SELECT c.session_id, 'command ' || c.id || ' belongs to ' || c.owner || ', its session to ' || s.owner AS detail
 FROM commands c JOIN sessions s ON s.id = c.session_id
 WHERE c.owner <> s.owner
@@ -170,7 +170,7 @@ WHERE ((state = 'running') <> (ended_at IS NULL) OR (ended_at IS NULL) <> (exit_
 LIMIT :limit;
 
 -- name: check_dense_outputs
--- 0, 1, 2, … up to the command's count. A purge deletes from the beginning, a bounded number at a time.
+-- 0, 1, 2, … up to the command's count. A purge deletes from the start, a bounded number at a time.
 SELECT coalesce(c.session_id, 'none') AS session_id, 'command ' || c.id || ' has outputs ' || o.first || ' to ' || o.last
   || ', ' || o.number || ' of them, and says ' || c.outputs AS detail
 FROM commands c

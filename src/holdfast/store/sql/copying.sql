@@ -1,4 +1,4 @@
--- A session that was moved to another store keeps its rows and accepts nothing: it continues there.
+-- A session that was moved to another store keeps its rows and accepts nothing: it continues in the other store.
 
 -- name: move_session
 UPDATE sessions SET status = 'moved', resting = CASE WHEN status = 'running' THEN 'idle' ELSE status END
@@ -6,7 +6,7 @@ WHERE id = :session_id AND status NOT IN ('cleaning', 'cleaned', 'moved')
 RETURNING id;
 
 -- name: park_head
--- Without a holder, and not ready although submissions wait: they are carried out by the other store.
+-- Without a holder, and not ready although submissions are pending: the other store processes them.
 UPDATE heads SET holder = NULL, ready_at = NULL WHERE session_id = :session_id;
 
 -- name: reopen_session

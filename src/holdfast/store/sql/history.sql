@@ -1,5 +1,5 @@
 -- name: history
--- Walks from the segment to the root; of each it takes the positions from its start up to where the child began.
+-- Walks from the segment to the root, and takes from each the positions from its start up to the start of its child.
 WITH RECURSIVE path (number, parent, start, stop) AS (
   SELECT number, parent, start, CAST(:length AS bigint) FROM segments
   WHERE session_id = :session_id AND number = :segment
@@ -49,8 +49,8 @@ ORDER BY seq DESC, id DESC
 LIMIT :limit;
 
 -- name: runs
--- In the order in which they began: by number within a session, by time below a parent, whose delegates may have
--- sessions of their own. What is said to be running without a live holder was interrupted.
+-- In the order in which they started: by number within a session, by time for the delegates of a parent, which may have
+-- their own sessions. A run that is recorded as running without a live holder was interrupted.
 SELECT * FROM (
   SELECT r.session_id, r.id, r.parent_id, r.agent, r.error, r.metadata, r.first_seq, r.started_at, r.ended_at,
     CASE WHEN r.status = 'running' AND live.id IS NULL THEN 'interrupted' ELSE r.status END AS status
@@ -69,8 +69,8 @@ ORDER BY started_at, id   --? parent_id
 LIMIT :limit;
 
 -- name: find_runs
--- Of all sessions, newest first. With `interrupted`, only the last of their session, which can be resumed: no run followed but its own
--- delegates. With `unresolved`, only those that do not run any more and have a call without a recorded end that waits for no answer.
+-- Of all sessions, newest first. With `interrupted`, only the last run of each session, which can be resumed: only its own delegates
+-- followed. With `unresolved`, only runs that have ended and have a call that has no recorded end and waits for no answer.
 SELECT r.session_id, r.id, r.parent_id, r.agent, r.error, r.metadata, r.first_seq, r.started_at, r.ended_at,
   CASE WHEN r.status = 'running' AND live.id IS NULL THEN 'interrupted' ELSE r.status END AS status
 FROM runs r

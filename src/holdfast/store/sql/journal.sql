@@ -1,5 +1,5 @@
 -- name: fence
--- The lease and the next numbers in one: no row, no lease.
+-- Checks the lease and takes the next numbers in one statement: no row means that the lease is lost.
 UPDATE heads SET seq = seq + :count
   , writes = writes + 1, written = seq + :count   --? writes
 WHERE session_id = :session_id AND epoch = :epoch AND holder = :holder
@@ -10,7 +10,7 @@ RETURNING seq;
 SELECT epoch, seq, holder, writes, written FROM heads WHERE session_id = :session_id;
 
 -- name: number_event
--- For the few changes that need no lease, such as agent state: numbered under the head's lock like all others.
+-- For the few changes that need no lease, such as agent state. They are numbered under the head's lock like all others.
 UPDATE heads SET seq = seq + 1 WHERE session_id = :session_id RETURNING seq;
 
 -- name: insert_event
@@ -27,7 +27,7 @@ ORDER BY e.seq
 LIMIT :limit;
 
 -- name: put_draft
--- Checked against the head like every write, but it takes no number.
+-- Checked against the head like every write, but takes no number.
 INSERT INTO drafts (session_id, run_id, part, kind, body, follows, at)
 SELECT h.session_id, CAST(:run_id AS text), CAST(:part AS bigint), CAST(:kind AS text), CAST(:body AS text), h.seq, now_us()
 FROM heads h

@@ -5,7 +5,7 @@ ON CONFLICT (id) DO UPDATE SET deadline = excluded.deadline
 RETURNING deadline;
 
 -- name: renew
--- One row, however many sessions the holder has.
+-- One row, regardless of how many sessions the holder has.
 UPDATE holders SET deadline = now_us() + ttl_us WHERE id = :id RETURNING deadline;
 
 -- name: holders
@@ -16,13 +16,13 @@ FROM holders h ORDER BY h.id;
 DELETE FROM holders WHERE id = :id;
 
 -- name: lost_heads
--- Held by nobody who is alive. Costs the number of held sessions.
+-- Sessions whose holder is dead. The cost is proportional to the number of held sessions.
 SELECT h.session_id, h.holder FROM heads h LEFT JOIN holders d ON d.id = h.holder
 WHERE h.holder > '' AND (d.id IS NULL OR d.deadline <= now_us())
 LIMIT :limit;
 
 -- name: unnamed_heads
--- Heads without their agent, which code from before schema 2 makes while an upgrade is rolled out: nobody would claim them.
+-- Heads without their agent, which code from before schema 2 creates during a rolling upgrade: no worker would claim them.
 SELECT session_id FROM heads WHERE agent = '' AND ready_at IS NOT NULL LIMIT :limit;
 
 -- name: name_head
@@ -36,13 +36,13 @@ DELETE FROM holders
 WHERE deadline <= now_us() AND NOT EXISTS (SELECT 1 FROM heads WHERE heads.holder = holders.id);
 
 -- name: lock_head
--- Held until the end of the transaction: whoever wants to change who holds, or what waits, comes through here.
+-- Held until the end of the transaction: every change of a session's holder or queue takes this lock.
 SELECT epoch, holder FROM heads WHERE session_id = :session_id
 --[postgres] FOR UPDATE
 ;
 
 -- name: locked_head
--- A statement of its own: one that had to wait for the lock would see the session as it was before.
+-- A separate statement: one that had waited for the lock would see the session as it was before.
 SELECT h.epoch, h.seq, h.holder, h.tenure, h.orphaned_by, s.status,
   (SELECT count(*) FROM submissions q WHERE q.session_id = h.session_id AND q.ended_at IS NULL) AS pending,
   s.title = '' AS untitled
@@ -53,28 +53,28 @@ WHERE h.session_id = :session_id;
 SELECT id, name, deadline FROM holders WHERE id = :id AND deadline > now_us();
 
 -- name: claim_lock
--- A claim that is sent again waits here for its first try, which may still be committing.
+-- A repeated claim waits here for its first attempt, which may still be committing.
 --[sqlite] SELECT 1 AS locked;
 --[postgres] SELECT pg_advisory_xact_lock(hashtextextended(:tenure, 0)) AS locked;
 
 -- name: tenure
--- The lease that was taken already, though its answer got lost.
+-- The lease that was already taken, although its response was lost.
 SELECT session_id, epoch, seq, orphaned_by FROM heads WHERE holder = :holder AND tenure = :tenure;
 
 -- name: take_lease
--- Only for a holder that is alive.
+-- Only for a live holder.
 UPDATE heads SET holder = :holder, tenure = :tenure, epoch = epoch + 1, writes = 0, written = seq, ready_at = NULL,
   orphaned_by = coalesce(CAST(:dead AS text), orphaned_by)
 WHERE session_id = :session_id AND EXISTS (SELECT 1 FROM holders d WHERE d.id = :holder AND d.deadline > now_us())
 RETURNING epoch, seq, orphaned_by;
 
 -- name: requeue_claimed
--- What the one before had claimed in this session, and in no other.
+-- The submissions that the previous holder had claimed in this session.
 UPDATE submissions SET state = 'queued' WHERE session_id = :session_id AND ended_at IS NULL AND state = 'claimed';
 
 -- name: free_head
--- Ready at once if there is something to take. A session that waits for a person takes only what is on the control lane, and one
--- that was moved takes nothing.
+-- Ready at once if it has pending submissions. A session that waits for a person takes only submissions of the control lane, and
+-- a moved session takes none.
 UPDATE heads SET holder = NULL, orphaned_by = :orphaned_by, ready_at = CASE WHEN EXISTS (
     SELECT 1 FROM submissions q
     WHERE q.session_id = :session_id AND q.ended_at IS NULL AND q.state <> 'waiting'
@@ -90,7 +90,7 @@ UPDATE submissions SET state = 'queued' WHERE ended_at IS NULL AND state = 'clai
 ;
 
 -- name: free_heads
--- The same for sessions whose heads are locked and whose status is written. `ready` says whether there is work left.
+-- The same for sessions whose heads are locked and whose status is written. `ready` is whether submissions are pending.
 UPDATE heads SET holder = NULL, orphaned_by = NULL, ready_at = CASE WHEN EXISTS (
     SELECT 1 FROM submissions q JOIN sessions s ON s.id = q.session_id
     WHERE q.session_id = heads.session_id AND q.ended_at IS NULL AND q.state <> 'waiting'
@@ -101,7 +101,7 @@ UPDATE heads SET holder = NULL, orphaned_by = NULL, ready_at = CASE WHEN EXISTS 
 RETURNING session_id, ready_at IS NOT NULL AS ready;
 
 -- name: not_running
--- Nothing is running without a lease.
+-- No session is running without a lease.
 UPDATE sessions SET status = 'idle', active_at = now_us() WHERE id = :session_id AND status = 'running';
 
 -- name: held_heads
@@ -114,7 +114,7 @@ SELECT agent, count(*) AS sessions FROM heads WHERE ready_at IS NOT NULL GROUP B
 SELECT coalesce(max(ready_at), 0) AS number FROM heads WHERE ready_at IS NOT NULL;
 
 -- name: watched_heads
--- Which of these sessions have moved: one statement, however many are watched.
+-- The current numbers of these sessions, in one statement for all that are watched.
 SELECT session_id, seq AS number FROM heads
 --[sqlite] WHERE session_id IN (SELECT value FROM json_each(:session_ids))
 --[postgres] WHERE session_id = ANY(CAST(:session_ids AS text[]))
@@ -140,7 +140,7 @@ SELECT session_id, max(at) AS number FROM drafts
 GROUP BY session_id;
 
 -- name: expire_holders
--- Their processes are gone: waiting for the deadline would be a waste.
+-- Their processes have exited, so there is no need to wait for the deadline.
 UPDATE holders SET deadline = 0
 --[sqlite] WHERE id IN (SELECT value FROM json_each(:ids))
 --[postgres] WHERE id = ANY(CAST(:ids AS text[]))

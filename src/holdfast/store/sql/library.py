@@ -1,10 +1,10 @@
-"""Reads the .sql files beside it and turns each named statement into what a driver takes.
+"""Read the .sql files next to this module and turn each named statement into the form that a driver accepts.
 
-A file is a list of `-- name: x`, an optional comment that gives the reason, and the statement. Two marks let one file serve both
+A file is a list of `-- name: x`, an optional comment that gives the reason, and the statement. Two markers let one file serve both
 engines:
 
-- a line that begins with `--[sqlite]` or `--[postgres]` is for that engine only;
-- a line that ends with `--? name` is left out unless the parameter `name` is given.
+- a line that starts with `--[sqlite]` or `--[postgres]` is for that engine only;
+- a line that ends with `--? name` is omitted unless the parameter `name` is given.
 
 Parameters are written `:name`. asyncpg has no named parameters: for PostgreSQL they become `$1`, `$2`, …
 """
@@ -30,7 +30,7 @@ _NONE: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Script(Operation):
-    """An operation of the SQL engines with a text of its own: a migration, or a statement made from the list of tables.
+    """An operation of the SQL engines with its own text: a migration, or a statement generated from the list of tables.
 
     With `rows`, SQLite runs it once for each of them.
     """
@@ -41,7 +41,7 @@ class Script(Operation):
 
 @cache
 def _sources(dialect: Dialect) -> dict[str, str]:
-    """Return the statements that the engines share, and those of this one."""
+    """Return the statements of an engine, both shared ones and its own."""
     sources: dict[str, str] = {}
     for folder in (_FOLDER, resources.files(f"holdfast.store.{dialect}")):
         for file in folder.iterdir():
@@ -62,7 +62,7 @@ def statement_names(dialect: Dialect = "sqlite") -> frozenset[str]:
 
 
 def for_dialect(text: str, dialect: Dialect) -> str:
-    """Uncomment the lines that are for `dialect`, drop those for the other, and all comments."""
+    """Uncomment the lines for `dialect`, and drop those for the other engine and all comments."""
     lines: list[str] = []
     for line in text.splitlines():
         mark = _MARKED.match(line)
@@ -83,8 +83,8 @@ def _text(name: str, dialect: Dialect) -> str:
 
 @cache
 def optional(name: str) -> frozenset[str]:
-    """Return the parameters that a statement can do without."""
-    source = _sources("sqlite").get(name, "")  # only shared statements have some
+    """Return the optional parameters of a statement."""
+    source = _sources("sqlite").get(name, "")  # only shared statements have optional lines
     return frozenset(re.findall(r"--\? (\w+)\s*$", source, re.MULTILINE))
 
 
@@ -102,7 +102,7 @@ def text(name: str, dialect: Dialect, given: frozenset[str] = _NONE) -> str:
 
 
 def given(name: str, params: Mapping[str, object]) -> frozenset[str]:
-    """Return those of a statement's optional parameters that have a value."""
+    """Return the optional parameters of a statement that have a value."""
     names = optional(name)
     return frozenset(p for p in names if params.get(p) is not None) if names else _NONE
 
@@ -122,9 +122,9 @@ def numbered(source: str) -> tuple[str, tuple[str, ...]]:
 
 @cache
 def bounded(source: str, sized: tuple[str, ...]) -> str:
-    """Return a query for PostgreSQL that ends with the row that reaches `:page_bytes`, and tells whether one did.
+    """Return a query for PostgreSQL that ends with the row that reaches `:page_bytes`, and whether one did.
 
-    The sizes are known without fetching the content, and nothing of the rows beyond is fetched.
+    The sizes are computed without fetching the content, and rows beyond the page are not fetched.
     """
     size = " + ".join(f"coalesce(octet_length({column}), 0)" for column in sized)
     return (

@@ -1,13 +1,13 @@
--- The register of blobs. A put touches what is stored already, or adds an entry; the collector marks what nobody needs,
--- has the bytes deleted, and then removes the entry. No key is used twice, so neither can harm the other.
+-- The register of blobs. A put touches an existing blob or adds an entry. The collector marks unneeded blobs,
+-- has their bytes deleted, and then removes their entries. No key is used twice, so neither can harm the other.
 
 -- name: lock_content
--- Of those who store the same content, one after the other: who comes second finds what the first one stored.
+-- Serializes uploads of the same content: the second one finds the blob of the first.
 --[sqlite] SELECT 1 AS locked;
 --[postgres] SELECT pg_advisory_xact_lock(hashtextextended(:sha256, 0)) AS locked;
 
 -- name: touch_stored
--- Before anybody relies on it: from now on it is too young to be collected.
+-- Before anything refers to it: from now on it is too young to be collected.
 UPDATE blobs SET at = now_us() WHERE location = :location AND sha256 = :sha256 AND state = 'stored' RETURNING *;
 
 -- name: add_blob
@@ -30,7 +30,7 @@ UPDATE blobs SET state = 'deleting' WHERE id = :id AND state = 'stored' RETURNIN
 UPDATE blobs SET state = 'stored', at = now_us() WHERE id = :id AND state = 'storing' RETURNING *;
 
 -- name: blob
--- The session whose archive it is counts as well.
+-- The session whose archive it is counts as a reference.
 SELECT b.*, (SELECT count(*) FROM blob_references r WHERE r.sha256 = b.sha256)
   + (SELECT count(*) FROM sessions s WHERE s.archive = b.sha256) AS refs
 FROM blobs b WHERE sha256 = :sha256 AND state = 'stored'
@@ -49,7 +49,7 @@ ORDER BY id
 LIMIT :limit;
 
 -- name: unneeded_blobs
--- Of one page of blobs, those that nobody needs; `looked` says where the page ends.
+-- The unneeded blobs of one page; `looked` is where the page ends.
 WITH page AS (
   SELECT * FROM blobs
   WHERE location = :location
@@ -70,7 +70,7 @@ FROM page
 ORDER BY id;
 
 -- name: lock_blobs
--- Whoever refers to one of them right now has it locked: wait for that, and look at the references afterwards.
+-- A transaction that adds a reference to one of them has it locked: wait for that, and read the references afterwards.
 SELECT id FROM blobs
 --[sqlite] WHERE id IN (SELECT value FROM json_each(:ids))
 --[postgres] WHERE id = ANY(CAST(:ids AS text[]))
@@ -122,8 +122,8 @@ ORDER BY session_id, sha256
 LIMIT :limit;
 
 -- name: owned_reference
--- Whether one of the owner's sessions refers to some content, those that were active last first. It looks at the owner's sessions one
--- by one, so that how long it takes says nothing about references of others. A join could begin with all references to the content.
+-- Whether one of the owner's sessions refers to some content, most recently active first. It checks the owner's sessions one
+-- by one, so that its duration reveals nothing about the references of others. A join could start with all references to the content.
 SELECT s.id FROM sessions s
 WHERE s.owner = :owner
   AND (SELECT count(*) FROM blob_references r WHERE r.session_id = s.id AND r.sha256 = :sha256) > 0

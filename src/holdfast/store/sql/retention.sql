@@ -1,7 +1,7 @@
--- Deleting what a session contains, a bounded number of rows at a time, through each table's own key.
+-- Delete the content of a session, a bounded number of rows at a time, by each table's own key.
 
 -- name: retention_state
--- What the guards look at. Who holds it is asked for the sake of those who do not.
+-- The facts for the guards. The holder is for callers that do not hold the session.
 SELECT s.id, s.status, s.hold, s.agent, s.owner, s.created_at, s.cleaned_at, s.archive, s.rehydrated_at, s.fingerprint,
   h.seq, now_us() AS now, now_us() - s.active_at AS idle_us, live.id AS holder, live.name AS holder_name,
   (SELECT count(*) FROM submissions q WHERE q.session_id = s.id AND q.ended_at IS NULL) AS pending,
@@ -16,12 +16,12 @@ SELECT c.consumer FROM cursors c JOIN heads h ON h.session_id = c.session_id
 WHERE c.session_id = :session_id AND c.seq < h.seq ORDER BY c.consumer LIMIT 100;
 
 -- name: begin_cleaning
--- From now on nothing is accepted for it; unless it is on hold.
+-- From now on the session accepts nothing. Does nothing if it is on hold.
 UPDATE sessions SET status = 'cleaning', resting = CASE WHEN status = 'cleaning' THEN resting ELSE status END
 WHERE id = :session_id AND hold = 0 RETURNING id;
 
 -- name: begin_deleting
--- From now on there is no way back but an archive.
+-- From now on the content can only be restored from an archive.
 UPDATE sessions SET status = 'cleaning', cleaned_at = coalesce(cleaned_at, now_us()),
   fingerprint = :fingerprint,   --? fingerprint
   resting = CASE WHEN status = 'cleaning' THEN resting ELSE status END
@@ -36,7 +36,7 @@ WHERE id = :session_id AND status = 'cleaning' AND cleaned_at IS NULL;
 UPDATE sessions SET archive = :archive WHERE id = :session_id AND status = 'cleaning' RETURNING id;
 
 -- name: finish_cleaning
--- Whose it is and when it was active remains; what it is called and about does not.
+-- The owner and the times remain; the title and the metadata do not.
 UPDATE sessions SET status = 'cleaned', cleaned_at = now_us(), resting = NULL, title = '', title_folded = '',
   metadata = '{}', waiting_for = NULL
 WHERE id = :session_id AND status = 'cleaning'
@@ -158,7 +158,7 @@ DELETE FROM blob_references WHERE session_id = :session_id AND sha256 IN (
 RETURNING 1 AS gone;
 
 -- name: child_sessions
--- A delegate has the owner of its parent. An archive can name any run as parent, also one of another owner.
+-- A delegate has the owner of its parent. An archive can name any run as the parent, even one of another owner.
 SELECT DISTINCT c.session_id FROM runs p JOIN runs c ON c.parent_id = p.id
 JOIN sessions o ON o.id = p.session_id JOIN sessions s ON s.id = c.session_id AND s.owner = o.owner
 WHERE p.session_id = :session_id AND c.session_id <> :session_id

@@ -1,5 +1,5 @@
 -- name: migration_lock
--- One process migrates at a time; SQLite has the write lock already.
+-- One process migrates at a time; SQLite already has the write lock.
 --[sqlite] SELECT 1 AS locked;
 --[postgres] SELECT pg_advisory_xact_lock(4830112657) AS locked;
 

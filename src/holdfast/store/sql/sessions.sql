@@ -1,5 +1,5 @@
 -- name: create_session
--- Does nothing when the id is taken: no row comes back.
+-- Does nothing and returns no row when the id is taken.
 INSERT INTO sessions (id, agent, owner, title, title_folded, status, hold, metadata, created_at, active_at)
 VALUES (:id, :agent, :owner, :title, :title_folded, 'idle', 0, :metadata, now_us(), now_us())
 ON CONFLICT (id) DO NOTHING
@@ -9,8 +9,8 @@ RETURNING id;
 INSERT INTO heads (session_id, agent, epoch, seq, writes, written) VALUES (:id, :agent, 0, 0, 0, 0);
 
 -- name: sessions
--- What is said to be running without a live holder is not: it is queued if something waits, else idle. Two reasons to wait are
--- found here: no live worker serves the agent, and a run ended with its process and nothing is queued that would continue it.
+-- A session that is recorded as running without a live holder is not: it is queued if submissions are pending, else idle. Two reasons
+-- for waiting are computed here: no live worker serves the agent, or a run ended with its process and no queued submission continues it.
 SELECT v.*, CASE
   WHEN holder IS NULL AND (ready_at IS NOT NULL OR status = 'queued') AND NOT EXISTS (
     SELECT 1 FROM holders d WHERE d.deadline > now_us() AND (d.agents IS NULL
@@ -58,7 +58,7 @@ UPDATE heads SET watched_at = now_us()
 ;
 
 -- name: unwatched
--- Whoever asks for something is there as well.
+-- A submission counts as watching.
 SELECT now_us() - CASE WHEN h.watched_at > s.active_at THEN h.watched_at ELSE s.active_at END AS microseconds
 FROM sessions s JOIN heads h ON h.session_id = s.id
 WHERE s.id = :id;
@@ -80,7 +80,7 @@ SELECT id FROM sessions WHERE id = :id AND hold = 1 AND admin_hold = 1;
 SELECT version, body FROM states WHERE session_id = :session_id;
 
 -- name: set_state
--- The version is checked before, under the head's lock.
+-- The version was checked before, under the head's lock.
 INSERT INTO states (session_id, version, body, at) VALUES (:session_id, :version, :body, now_us())
 ON CONFLICT (session_id) DO UPDATE SET version = excluded.version, body = excluded.body, at = excluded.at;
 
@@ -88,7 +88,7 @@ ON CONFLICT (session_id) DO UPDATE SET version = excluded.version, body = exclud
 SELECT version, body FROM named_states WHERE session_id = :session_id AND name = :name;
 
 -- name: set_named_state
--- The version is checked before, under the head's lock.
+-- The version was checked before, under the head's lock.
 INSERT INTO named_states (session_id, name, version, body, at) VALUES (:session_id, :name, :version, :body, now_us())
 ON CONFLICT (session_id, name) DO UPDATE SET version = excluded.version, body = excluded.body, at = excluded.at;
 
@@ -97,7 +97,7 @@ SELECT NULL AS name, version FROM states WHERE session_id = :session_id
 UNION ALL SELECT name, version FROM named_states WHERE session_id = :session_id;
 
 -- name: credentials
--- One that has expired is as good as gone.
+-- Without expired ones.
 SELECT name, sealed, expires_at FROM credentials
 WHERE session_id = :session_id AND (expires_at IS NULL OR expires_at > now_us())
 ORDER BY name;
@@ -108,11 +108,11 @@ VALUES (:session_id, :name, :sealed, now_us() + CAST(:ttl_us AS bigint))
 ON CONFLICT (session_id, name) DO UPDATE SET sealed = excluded.sealed, expires_at = excluded.expires_at;
 
 -- name: drop_credentials
--- The one that is named, and all that have expired.
+-- The named one, and all expired ones.
 DELETE FROM credentials WHERE session_id = :session_id AND (name = :name OR expires_at <= now_us());
 
 -- name: set_cursor
--- Monotonic: a lower number leaves it as it is.
+-- Monotonic: a lower number changes nothing.
 INSERT INTO cursors (session_id, consumer, seq, at) VALUES (:session_id, :consumer, :seq, now_us())
 ON CONFLICT (session_id, consumer) DO UPDATE SET seq = excluded.seq, at = excluded.at
   WHERE cursors.seq < excluded.seq;

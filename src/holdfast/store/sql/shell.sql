@@ -1,5 +1,5 @@
 -- name: insert_command
--- Once, however often it is sent. What belongs to a session belongs to whoever owns that.
+-- Inserts once, even if it is sent repeatedly. A command of a session belongs to the owner of the session.
 INSERT INTO commands (id, session_id, owner, call_id, command, cwd, timeout_us, holder, host, pid, pid_started, state,
   stop_requested, outputs, stdout_bytes, stderr_bytes, left_out_bytes, damaged, started_at, last_at)
 VALUES (:id, :session_id, COALESCE((SELECT owner FROM sessions WHERE id = CAST(:session_id AS idtext)), :owner), :call_id, :command, :cwd, :timeout_us, :holder, :host, :pid, :pid_started, 'running',
@@ -7,7 +7,7 @@ VALUES (:id, :session_id, COALESCE((SELECT owner FROM sessions WHERE id = CAST(:
 ON CONFLICT (id) DO NOTHING;
 
 -- name: number_outputs
--- The fence and the numbering at once: no row, and it is not ours. Each event is later than the one before.
+-- The fence and the numbering in one statement: no row means that the command is not ours. Each event is later than the previous one.
 UPDATE commands SET outputs = outputs + :count, state = :state, exit_code = :exit_code, stdout_bytes = :stdout_bytes,
   stderr_bytes = :stderr_bytes, left_out_bytes = :left_out_bytes, damaged = :damaged,
   last_at = :count + CASE
@@ -91,7 +91,7 @@ WHERE purged_at IS NULL
 ;
 
 -- name: commands_to_purge
--- Oldest first, on the index of what has ended and was not purged: costs what it finds, and what is on hold.
+-- Oldest first, by the index of commands that ended and were not purged. The cost is proportional to the result and the commands on hold.
 SELECT c.id FROM commands c
 WHERE c.ended_at IS NOT NULL AND c.purged_at IS NULL AND c.ended_at <= now_us() - :older_than_us
   AND c.owner = :owner   --? owner
@@ -100,12 +100,12 @@ ORDER BY c.ended_at, c.id
 LIMIT :limit;
 
 -- name: purge_outputs
--- From the beginning, so that what is left stays dense.
+-- From the start, so that the remaining ones stay dense.
 DELETE FROM outputs WHERE command_id = :command_id AND number IN (
   SELECT number FROM outputs WHERE command_id = :command_id ORDER BY number LIMIT :limit)
 RETURNING 1 AS gone;
 
 -- name: purge_command
--- The result stays.
+-- The result is kept.
 UPDATE commands SET purged_at = now_us(), command = '', cwd = NULL WHERE id = :id AND purged_at IS NULL
 RETURNING id;

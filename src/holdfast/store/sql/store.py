@@ -1,4 +1,4 @@
-"""`SqlStore`: what SQLite and PostgreSQL share besides their statements: migrations, and statements made from the list of tables."""
+"""`SqlStore`: the common part of SQLite and PostgreSQL besides their statements: migrations, and statements generated from the tables."""
 
 import json
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class SqlStore(Store):
     _dialect: Dialect
 
     async def upgrade(self) -> int:
-        # Looked up first without a lock, and without the right to create anything.
+        # Checked first without a lock, and without the permission to create anything.
         return LATEST if await self._version() == LATEST else await self._upgrade()
 
     @writing(repeatable=True)
@@ -70,9 +70,9 @@ class SqlStore(Store):
 
 @cache
 def page_text(table: Table, *, bounded: bool = False, after: bool = False) -> str:
-    """Return the statement that reads a table's rows of a session in order.
+    """Return the statement that reads a session's rows of a table in order.
 
-    `bounded`, it returns as many as a page may have, counting bytes without fetching them; `after` a given key.
+    With `bounded` it returns at most one page, counting bytes without fetching them; with `after` it continues after a key.
     """
     columns, key = ", ".join(table.names), ", ".join(table.key)
     where = "session_id = :session_id"
@@ -104,7 +104,7 @@ def _insert_text(table: Table, dialect: Dialect) -> str:
 
 @cache
 def _records_text(table: Table, dialect: Dialect, *, after: bool) -> str:
-    """Return the statement that reads rows of a table, of whatever session, in the order of its key."""
+    """Return the statement that reads rows of a table, of all sessions, in the order of its key."""
     where = [
         f"{column} IS NULL" if value is None else f"{column} = '{value}'" for column, value in table.only
     ]

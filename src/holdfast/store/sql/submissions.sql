@@ -5,7 +5,7 @@ SELECT * FROM submissions WHERE id = :id;
 SELECT * FROM submissions WHERE session_id = :session_id AND idempotency_key = :idempotency_key;
 
 -- name: number_submission
--- The queued event's number is the place in the queue.
+-- The number of the queued event is the position in the queue.
 UPDATE heads SET seq = seq + 1,
   ready_at = CASE WHEN CAST(:ready AS bigint) = 1 THEN coalesce(ready_at, now_us()) ELSE ready_at END
 WHERE session_id = :session_id
@@ -22,7 +22,7 @@ RETURNING *;
 UPDATE sessions SET active_at = now_us() WHERE id = :session_id;
 
 -- name: title_session
--- A session without a title gets one from its first message. One that a person took off a session with runs stays off.
+-- A session without a title gets one from its first message. A title that was removed from a session with runs stays removed.
 UPDATE sessions SET title = :title, title_folded = :title_folded
 WHERE id = :session_id AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.session_id = :session_id)
 RETURNING id;
@@ -35,8 +35,8 @@ ORDER BY lane, position   -- 'control' sorts before 'main'
 LIMIT 1;
 
 -- name: urgent_submissions
--- What does not wait for its turn: the control lane, and messages that want to reach the turn that is running.
--- Without payloads: they are read when a submission is taken.
+-- Submissions that do not wait for their turn: the control lane, and messages for the running turn.
+-- Without payloads, which are read when a submission is taken.
 SELECT session_id, position, id, kind, lane, when_busy, idempotency_key, state, attempts, reason, run_id, created_at,
   started_at, ended_at, trace
 FROM submissions
@@ -61,11 +61,11 @@ WHERE session_id = :session_id AND position = :position AND ended_at IS NULL AND
 UPDATE submissions SET attempts = attempts - 1
 WHERE session_id = :session_id AND position = :position AND ended_at IS NULL AND attempts > 0;
 
--- name: bury_submission
+-- name: give_up_submission
 UPDATE submissions SET state = 'dead', reason = :reason, ended_at = now_us()
 WHERE session_id = :session_id AND position = :position AND ended_at IS NULL;
 
--- name: bury_run
+-- name: give_up_run
 UPDATE runs SET status = 'failed', error = :reason, ended_at = now_us()
 WHERE session_id = :session_id AND id = :id AND ended_at IS NULL;
 

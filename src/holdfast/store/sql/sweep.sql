@@ -1,8 +1,8 @@
--- Finding what is due, at the cost of what is found: each statement follows the index that has its order. The time is
--- a scalar subquery, taken once: PostgreSQL does not look up what a volatile function says in an index.
+-- Find what is due, at a cost proportional to the result: each statement follows the index with its order. The time is
+-- a scalar subquery, evaluated once: PostgreSQL does not use an index for the value of a volatile function.
 
 -- name: agents
--- From one name to the next, without looking at all sessions.
+-- From one name to the next, without scanning all sessions.
 WITH RECURSIVE names(agent) AS (
   SELECT min(agent) FROM sessions
   UNION ALL
@@ -27,14 +27,14 @@ WHERE agent = :agent AND status <> 'cleaned'
 ORDER BY created_at, id LIMIT :limit;
 
 -- name: due_cleaned
--- Nothing is left of them but what an erasure takes. None was active before it was created.
+-- Only an erasure can still delete something of them. No session was active before it was created.
 SELECT id, agent, status, metadata, created_at, active_at, rehydrated_at, created_at AS place, now_us() AS now FROM sessions
 WHERE agent = :agent AND status = 'cleaned' AND hold = 0 AND created_at <= (SELECT now_us()) - CAST(:older_us AS bigint)
   AND (created_at, id) > (CAST(:after AS bigint), CAST(:after_id AS text))   --? after
 ORDER BY created_at, id LIMIT :limit;
 
 -- name: due_submissions
--- Oldest end first. Those of a session on hold stay.
+-- Oldest end first. Submissions of sessions on hold are kept.
 SELECT s.id, s.agent, s.status, s.metadata, s.created_at, s.active_at, s.rehydrated_at, q.ended_at AS place, now_us() AS now,
   q.id AS submission_id, q.position
 FROM submissions q JOIN sessions s ON s.id = q.session_id
@@ -51,7 +51,7 @@ WHERE ended_at IS NOT NULL AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.id =
 RETURNING 1 AS gone;
 
 -- name: take_duty
--- By whoever has it, and by anyone if its holder is not alive; not again before `every` has passed since it was done.
+-- By its current holder, or by any holder if that is dead; not before `every` has passed since it was last done.
 INSERT INTO duties (name, holder, taken_at, detail) VALUES (:name, :holder, now_us(), '{}')
 ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, taken_at = excluded.taken_at
 WHERE (duties.holder = excluded.holder OR NOT EXISTS (

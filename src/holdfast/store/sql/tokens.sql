@@ -4,7 +4,7 @@ VALUES (:id, :digest, :owner, :role, :scopes, now_us(), now_us() + CAST(:lifetim
 ON CONFLICT (id) DO UPDATE SET digest = excluded.digest   -- sent again
 RETURNING *;
 
--- name: worthy_token
+-- name: valid_token
 SELECT * FROM tokens WHERE digest = :digest AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now_us());
 
 -- name: tokens

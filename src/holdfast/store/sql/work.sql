@@ -1,8 +1,8 @@
--- What a worker asks for most: ready sessions, each with the submission to begin with. All statements are over as many
--- sessions as are claimed, so that several cost no more than one.
+-- Claim ready sessions, each with its first submission. Workers run these statements most. Each statement covers all
+-- claimed sessions, so that several cost no more than one.
 
 -- name: any_ready
--- Without a lock: most of the time there is nothing.
+-- Without a lock: usually nothing is ready.
 SELECT
   EXISTS (
     SELECT 1 FROM
@@ -15,8 +15,8 @@ SELECT
   EXISTS (SELECT 1 FROM holders WHERE id = :holder AND deadline > now_us()) AS live;
 
 -- name: claim_ready
--- Who sends this again waits for the first try, by its lock. The first of each agent, and of these the first: so it costs
--- the same however much is ready, for these agents and for others.
+-- A repeated claim waits for its first attempt, by its lock. Selects the first sessions of each agent, and of these the first, so that
+-- the cost does not depend on how many sessions are ready, for these agents and for others.
 --[sqlite] WITH ready AS MATERIALIZED (
 --[sqlite]   SELECT h.session_id FROM
 --[sqlite]     json_each(:agents) AS a CROSS JOIN   --? agents
@@ -42,7 +42,7 @@ WHERE session_id IN (SELECT session_id FROM ready)
 RETURNING session_id;
 
 -- name: begin_submissions
--- The first in each queue, as `take` would: the control lane, and nothing else while a person is waited for.
+-- The first in each queue, as in `take`: the control lane first, and only that while the session waits for a person.
 UPDATE submissions SET state = 'claimed', attempts = attempts + 1, started_at = now_us()
 WHERE ended_at IS NULL AND state = 'queued' AND attempts < :max_attempts
   AND (session_id, position) IN (
@@ -64,7 +64,7 @@ UPDATE heads SET seq = seq + 1
 WHERE session_id IN (SELECT value FROM json_each(:session_ids))
 RETURNING session_id, seq;
 
--- name: tell_begun
+-- name: insert_begun_events
 INSERT INTO events (session_id, seq, kind, run_id, step, at, payload)
 SELECT value ->> 0, value ->> 1, 'submission_started', value ->> 2, NULL, now_us(), value ->> 3
 FROM json_each(:events);

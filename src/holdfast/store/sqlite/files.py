@@ -1,7 +1,7 @@
-"""Notices when the files of an open SQLite database are deleted, moved or replaced.
+"""Detect when the files of an open SQLite database are deleted, moved or replaced.
 
-The system lets a process go on writing to a file that has lost its name, and SQLite commits to it without an error:
-what was acknowledged then would be lost. A change of contents under the same name and inode is not noticed.
+The system lets a process continue writing to a file that has no name any longer, and SQLite commits to it without an error:
+acknowledged writes would be lost. A change of the contents under the same name and inode is not detected.
 """
 
 import os
@@ -11,14 +11,14 @@ from pathlib import Path
 from holdfast.errors import StoreReplaced
 
 _RECENT_NS = 3_000_000_000
-"""File systems keep times with a precision of up to two seconds: two changes within that may look like one."""
+"""File systems store times with a precision of up to two seconds: two changes within that time may look like one."""
 
 
 class DatabaseFiles:
     """The database file, its log and its index, by device and inode. Without a path, as in memory, all checks pass.
 
-    Once a check has failed, all later ones fail, also if the old files are moved back: what was refused meanwhile may
-    be in them.
+    Once a check has failed, all later ones fail, even if the old files are moved back: they may contain writes that were
+    reported as failed.
     """
 
     def __init__(self, url: str, path: str | None) -> None:
@@ -33,15 +33,15 @@ class DatabaseFiles:
         self._replaced: str | None = None
 
     def note(self) -> None:
-        """Remember the files, now that all three exist. Raises `StoreReplaced` if the first is another one already."""
+        """Remember the files, now that all three exist. Raise `StoreReplaced` if the database file was already replaced."""
         self.check()
         if self._path is not None:
-            real = os.path.realpath(self._path)  # the others are beside it, not beside a link to it
+            real = os.path.realpath(self._path)  # the others are next to it, not next to a link to it
             self._opened |= {name: _identity(name) for name in (f"{real}-wal", f"{real}-shm")}
             self._folders = sorted({str(Path(name).parent) for name in (self._path, real)})
 
     def check(self) -> None:
-        """Raise `StoreReplaced` unless all files are still there. Costs one look at the folder if nothing changed there."""
+        """Raise `StoreReplaced` unless all files still exist. Costs one stat of the folder if nothing changed in it."""
         self.refuse()
         states = [_state(folder) for folder in self._folders]
         if states and states == self._states and time.time_ns() > self._settled_ns:
@@ -55,7 +55,7 @@ class DatabaseFiles:
         self._settled_ns = max(changed, default=0) + _RECENT_NS
 
     def refuse(self) -> None:
-        """Raise `StoreReplaced` if a check has failed before."""
+        """Raise `StoreReplaced` if an earlier check has failed."""
         if self._replaced is not None:
             raise StoreReplaced(url=self._url, path=self._replaced)
 
@@ -67,7 +67,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 def _state(path: str) -> tuple[int, int, int] | None:
     try:
-        result = os.stat(path)  # noqa: PTH116 - quicker, and this runs with every commit
+        result = os.stat(path)  # noqa: PTH116 - faster, and this runs with every commit
     except OSError:
         return None
-    return result.st_dev, result.st_ino, result.st_ctime_ns  # a restore sets the other times back
+    return result.st_dev, result.st_ino, result.st_ctime_ns  # a restore resets the other times

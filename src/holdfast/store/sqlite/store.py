@@ -1,6 +1,6 @@
-"""SQLite: one file, or memory. One connection writes, others read beside it; several processes may share the file.
+"""SQLite: one file, or memory. One connection writes, and others read concurrently; several processes may share the file.
 
-Durable means durable: `synchronous=FULL`. Other processes' commits are noticed through `PRAGMA data_version`.
+Commits are durable: `synchronous=FULL`. Commits of other processes are detected through `PRAGMA data_version`.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class SqliteStore(SqlStore):
 
     def __init__(self, url: str, path: str, *, upgrade: bool, settings: Settings) -> None:
         super().__init__(url, settings)
-        # Absolute, for those who connect later, wherever we are then.
+        # Absolute, for connections that are opened after a change of the working directory.
         self._path = path if path == MEMORY else str(Path(path).absolute())
         self._upgrade_on_open = upgrade
         self._hub = Hub()
@@ -82,7 +82,7 @@ class SqliteStore(SqlStore):
         self._opened_by = os.getpid()
         target = self._path if self._upgrade_on_open else _existing(self._path)
         if self._upgrade_on_open and self._path != MEMORY:
-            # A new one is for its owner only. One that is there is not touched: closing it would let go of its locks.
+            # A new file is readable only by its owner. An existing one is not opened: closing it would release its locks.
             with suppress(OSError):
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL, 0o600))
         self._files = self._new_files()
@@ -102,7 +102,7 @@ class SqliteStore(SqlStore):
             await self.close()
             raise self._translate(error) from error
         if self._path != MEMORY:
-            self._poller = _Poller(self._path, self._hub, self._look_around, self._files)
+            self._poller = _Poller(self._path, self._hub, self._latest_numbers, self._files)
         return self
 
     async def close(self) -> None:
@@ -112,22 +112,22 @@ class SqliteStore(SqlStore):
             await end(self._emptying)
         parts = (self._poller, self._readers, self._writer)
         self._poller = self._readers = self._writer = None
-        self._hub.everyone()  # so that nobody waits for a store that is closed
+        self._hub.wake_all()  # so that no task waits for a closed store
         for part in parts:
             if part is not None:
                 await asyncio.to_thread(part.close)
         if self._beacons is not None:
             self._beacons.close()
 
-    async def _light(self, holder_id: str) -> bool:
-        return self._beacons is not None and await asyncio.to_thread(self._beacons.light, holder_id)
+    async def _lock_beacon(self, holder_id: str) -> bool:
+        return self._beacons is not None and await asyncio.to_thread(self._beacons.lock, holder_id)
 
-    async def _put_out(self, holder_id: str) -> None:
+    async def _unlock_beacon(self, holder_id: str) -> None:
         if self._beacons is not None:
-            await asyncio.to_thread(self._beacons.put_out, holder_id)
+            await asyncio.to_thread(self._beacons.unlock, holder_id)
 
-    async def _gone(self) -> list[str]:
-        return [] if self._beacons is None else await asyncio.to_thread(self._beacons.gone)
+    async def _dead_holders(self) -> list[str]:
+        return [] if self._beacons is None else await asyncio.to_thread(self._beacons.dead)
 
     async def write(self, lease: Lease, batch: Batch) -> int:
         writing = Writing(lease.session_id, batch, self._check_size)
@@ -144,11 +144,11 @@ class SqliteStore(SqlStore):
         return seq
 
     def _announce(self, *topics: str) -> None:
-        self._hub.changed(topics)  # other processes look by themselves
+        self._hub.changed(topics)  # other processes poll
 
     async def shrink(self, *, limit: int = 1000) -> int:
         def vacuum(connection: sqlite3.Connection) -> tuple[int, bool]:
-            # A row without columns for each page: `execute` would stop after the first of them.
+            # Returns a row without columns for each page: `execute` would stop after the first of them.
             connection.executescript(f"PRAGMA incremental_vacuum({int(limit)})")
             is_empty = _empty_wal(connection)
             return connection.execute("PRAGMA freelist_count").fetchone()[0], is_empty
@@ -159,7 +159,7 @@ class SqliteStore(SqlStore):
         return left
 
     async def _empty_wal_later(self) -> None:
-        """Overwrite deleted content in the write-ahead log as soon as nobody reads from before its deletion, as an export may."""
+        """Overwrite deleted content in the write-ahead log as soon as no reader, such as an export, has an older snapshot."""
         with suppress(HoldfastError):
             while self._writer is not None:
                 await asyncio.sleep(_EMPTY_SECONDS)
@@ -174,9 +174,11 @@ class SqliteStore(SqlStore):
         changes: Sequence[str] = (),
         long: bool = False,
     ) -> T:
-        del repeatable  # an answer cannot get lost between us and the file
+        del repeatable  # the response of a local file cannot be lost
         if long:
-            result = await self._running().submit(lambda connection: _run_apart(connection, make), chore=True)
+            result = await self._running().submit(
+                lambda connection: _run_separately(connection, make), chore=True
+            )
             self._hub.changed(changes)
             return result
         return await self._running().submit(lambda connection: _run(connection, make()), changes=changes)
@@ -198,12 +200,12 @@ class SqliteStore(SqlStore):
         except sqlite3.Error as error:
             raise self._translate(error) from error
         finally:
-            # Not awaited: when the reader is cancelled, so would this be, and the snapshot would stay open.
+            # Not awaited: if the reader is cancelled, the await would be too, and the snapshot would stay open.
             thread.submit(pages.close)
             thread.shutdown(wait=False)
 
     def _exported(self, session_id: str) -> Generator[tuple[str, Sequence[Mapping[str, object]]], None, None]:
-        self._files.check()  # to connect would make a file where there is none
+        self._files.check()  # connecting would create a missing file
         with closing(connect(self._path)) as connection:
             connection.execute("BEGIN")
             self._files.check()
@@ -230,21 +232,21 @@ class SqliteStore(SqlStore):
     def _not_open(self, problem: str) -> HoldfastError:
         path = Path(self._path).absolute()
         if not path.parent.is_dir():
-            return StoreMissing(url=self.url, problem=f"there is no folder {path.parent}")
+            return StoreMissing(url=self.url, problem=f"the folder {path.parent} does not exist")
         if not path.exists():
-            problem = f"there is no file {path}; `holdfast db upgrade` makes one"
+            problem = f"the file {path} does not exist; create it with `holdfast db upgrade`"
             return StoreMissing(url=self.url, problem=problem)
         return StoreUnavailable(url=self.url, problem=f"{problem} {path}")
 
     def _translate(self, error: BaseException) -> BaseException:
-        """Return the error of our family for one of the driver's; others as they are."""
+        """Return the Holdfast error for an error of the driver; other errors unchanged."""
         match error:
             case HoldfastError():
                 return error
             case OverflowError():
                 return BadInput(problem=f"a number does not fit into 64 bits: {error}")
             case UnicodeEncodeError():
-                return BadText(what="text", problem=f"holds a lone surrogate at {error.start}")
+                return BadText(what="text", problem=f"contains a lone surrogate at {error.start}")
             case sqlite3.Error():
                 code = getattr(error, "sqlite_errorcode", 0) & 0xFF
                 make = _ERRORS.get(code, StoreError)
@@ -276,7 +278,7 @@ def _empty_wal(connection: sqlite3.Connection) -> bool:
 
 
 def _existing(path: str) -> str:
-    """Return a name that opens the file only if it is there."""
+    """Return a URI that opens the file only if it exists."""
     return path if path == MEMORY else f"{Path(path).absolute().as_uri()}?mode=rw"
 
 
@@ -289,8 +291,8 @@ def _run(connection: sqlite3.Connection, tx: Tx[T]) -> T:
         return end.value
 
 
-def _run_apart(connection: sqlite3.Connection, make: Callable[[], Tx[T]]) -> T:
-    """Run a transaction that is nobody else's, on the writer's thread."""
+def _run_separately(connection: sqlite3.Connection, make: Callable[[], Tx[T]]) -> T:
+    """Run a transaction outside a group, on the writer's thread."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         result = _run(connection, make())
@@ -305,7 +307,7 @@ def _run_apart(connection: sqlite3.Connection, make: Callable[[], Tx[T]]) -> T:
 def _pages(
     connection: sqlite3.Connection, session_id: str
 ) -> Generator[tuple[str, list[dict[str, object]]], None, None]:
-    """Read what a session contains, row by row, and hand it on in pages of a bounded size."""
+    """Read the content of a session row by row, and yield it in bounded pages."""
     result = connection.execute(
         library.text("export_session", "sqlite"), {"session_id": session_id}
     ).fetchall()
@@ -325,19 +327,19 @@ def _pages(
 
 
 def _write(connection: sqlite3.Connection, lease: Lease, writing: Writing) -> tuple[int, bool]:
-    """Do what `Transactions._fence` and the arms do, with as little as possible around it: this is the hot path.
+    """Do the work of `Transactions._fence` and the arms with as little overhead as possible: this is the hot path.
 
-    Returns the number that the session is at, and whether it was let go with work left.
+    Returns the session's event number, and whether the session was released with submissions pending.
     """
     if lease.lost:
-        raise lease_lost(lease, "it was released, or lost before")
+        raise lease_lost(lease, "it was released or lost before")
     writing.refuse()
     seq = lease.seq + writing.count
     fence = (lease.session_id, lease.epoch, lease.holder)
     if not connection.execute(_FENCE_AT, (seq, *fence, lease.seq)).rowcount:
-        # Others have taken numbers since, as a submission does; or the lease is lost.
+        # Another process has taken numbers since, for example for a submission; or the lease is lost.
         if not connection.execute(_FENCE, (writing.count, *fence)).rowcount:
-            raise lease_lost(lease, "another holder took it, or it was released")
+            raise lease_lost(lease, "another holder has acquired it, or it was released")
         (seq,) = connection.execute(_SEQ, (lease.session_id,)).fetchone()
     lease.seq = seq
     for arm, rows in writing.rows.items():
@@ -360,9 +362,9 @@ def _free(connection: sqlite3.Connection, session_id: str) -> bool:
 
 
 _COUNTED: Final = {"change_submissions": missing, "refer_blobs": unstored}
-"""Arms whose every row must have found what it names."""
+"""Arms whose rows must all match an existing row."""
 
-# Two plain statements cost less than one with RETURNING, and one is enough as long as nobody else takes numbers.
+# Two plain statements cost less than one with RETURNING, and one is enough as long as no other process takes numbers.
 _FENCE_AT = "UPDATE heads SET seq = ? WHERE session_id = ? AND epoch = ? AND holder = ? AND seq = ?"
 _FENCE = "UPDATE heads SET seq = seq + ? WHERE session_id = ? AND epoch = ? AND holder = ?"
 _SEQ = "SELECT seq FROM heads WHERE session_id = ?"
@@ -393,7 +395,7 @@ def _execute(connection: sqlite3.Connection, operation: Operation) -> Sequence[R
 
 
 class _Readers:
-    """Connections that read beside the writer, each on a thread of its own."""
+    """Connections that read concurrently with the writer, each on its own thread."""
 
     def __init__(self, path: str, files: DatabaseFiles) -> None:
         self._path = path
@@ -413,7 +415,7 @@ class _Readers:
     def _read(self, make: Callable[[], Tx[T]]) -> T:
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
-            self._files.check()  # to connect would make a file where there is none
+            self._files.check()  # connecting would create a missing file
             connection = self._local.connection = connect(self._path)
             connection.execute("PRAGMA query_only = ON")
             self._connections.append(connection)
@@ -427,19 +429,19 @@ class _Readers:
 
 
 class _Poller:
-    """Notices what other processes commit while somebody here reads, and rings for those who are behind."""
+    """Detects commits of other processes while tasks here wait, and wakes those that are behind."""
 
     def __init__(
         self,
         path: str,
         hub: Hub,
-        look_around: Callable[[Sequence[str]], Tx[dict[str, int]]],
+        latest_numbers: Callable[[Sequence[str]], Tx[dict[str, int]]],
         files: DatabaseFiles,
     ) -> None:
         self._path = path
         self._hub = hub
         self._files = files
-        self._look_around = look_around
+        self._latest_numbers = latest_numbers
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="holdfast-poller", daemon=True)
         self._thread.start()
@@ -460,12 +462,12 @@ class _Poller:
                 version = connection.execute("PRAGMA data_version").fetchone()[0]
                 topics = self._hub.topics()
                 if (version, topics) != seen:
-                    self._hub.at(_run(connection, self._look_around(topics)))
+                    self._hub.at(_run(connection, self._latest_numbers(topics)))
                     seen = version, topics
             except StoreReplaced:
-                self._hub.everyone()  # so that those who wait read, and get the error
+                self._hub.wake_all()  # so that waiting tasks read, and get the error
                 break
-            except Exception:  # noqa: BLE001 - a hint is late; the next look, a moment from now, makes up for it
+            except Exception:  # noqa: BLE001 - a boundary: the hint is delayed until the next poll, milliseconds later
                 seen = None
             self._stop.wait(_POLL_SECONDS)
         if connection is not None:

@@ -1,5 +1,5 @@
--- A write, for SQLite: each statement for one row. Numbered parameters are the columns of that arm in store/write.py, in
--- their order; `?N` after the last of them is the number of the session after the fence.
+-- A write, for SQLite: each statement is for one row. Numbered parameters are the columns of that arm in store/write.py, in
+-- their order; `?N` after the last of them is the session's event number after the fence.
 
 -- name: add_events
 INSERT INTO events (session_id, seq, kind, run_id, step, at, payload, segment, position)
@@ -16,7 +16,7 @@ INSERT INTO checkpoints (session_id, id, run_id, step, kind, segment, length, se
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, now_us());
 
 -- name: put_runs
--- A run that has ended stays as it ended.
+-- A run that has ended is left unchanged.
 INSERT INTO runs (session_id, id, parent_id, agent, status, error, metadata, first_seq, started_at, ended_at)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, now_us(), CASE WHEN ?5 IN ('running', 'waiting') THEN NULL ELSE now_us() END)
 ON CONFLICT (session_id, id) DO UPDATE SET status = excluded.status, error = excluded.error,
@@ -24,7 +24,7 @@ ON CONFLICT (session_id, id) DO UPDATE SET status = excluded.status, error = exc
   WHERE runs.ended_at IS NULL;
 
 -- name: put_effects
--- Started again means one more attempt. The outcome of an ended one never changes; its result may move into a message.
+-- Starting again is one more attempt. The outcome of an ended effect never changes; its result may move into a message.
 INSERT INTO effects (session_id, run_id, call_id, tool, state, step, arguments_digest, idempotency_key, result, error,
   summary, segment, position, attempts, started_at, ended_at)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, now_us(),
@@ -42,7 +42,7 @@ ON CONFLICT (session_id, run_id, call_id) DO UPDATE SET
   idempotency_key = coalesce(excluded.idempotency_key, effects.idempotency_key),
   summary = coalesce(excluded.summary, effects.summary),
   attempts = CASE WHEN effects.ended_at IS NULL THEN excluded.attempts ELSE effects.attempts END,
-  started_at = CASE   -- one that waited for an answer starts when it is run
+  started_at = CASE   -- an effect that waited for an answer starts when its tool runs
     WHEN effects.ended_at IS NULL AND effects.result IS NOT NULL AND excluded.attempts > effects.attempts
     THEN excluded.started_at ELSE effects.started_at END,
   ended_at = coalesce(effects.ended_at, excluded.ended_at);
@@ -58,7 +58,7 @@ WHERE id = ?2 AND session_id = ?1 AND ended_at IS NULL;
 DELETE FROM drafts WHERE session_id = ?1 AND run_id = ?2;
 
 -- name: refer_blobs
--- Only what is stored; a reference that is there already counts as well.
+-- Only for stored blobs; an existing reference counts as well.
 INSERT INTO blob_references (session_id, sha256)
 SELECT ?1, ?2 WHERE EXISTS (SELECT 1 FROM blobs WHERE sha256 = ?2 AND state = 'stored')
 ON CONFLICT (session_id, sha256) DO UPDATE SET sha256 = excluded.sha256;

@@ -1,7 +1,7 @@
-"""How a SQLite file is written: one connection, and group commit on a thread of its own.
+"""Write a SQLite file: one connection, and group commit on its own thread.
 
-Whatever waits shares the next transaction. A job that is alone while jobs are quick is done right where it was asked
-for: then waiting costs less than changing threads.
+All waiting jobs share the next transaction. A lone job, while jobs are fast, runs on the caller's thread: waiting for it
+costs less than switching threads.
 """
 
 import asyncio
@@ -25,18 +25,18 @@ T = TypeVar("T")
 
 BUSY_SECONDS = 30.0
 _CHECKPOINT_PAGES = 1000
-"""When what was written moves from the log into the file. More is quicker for many sessions at once, by a tenth, and slower for
-a run of its own: a log that is still growing takes longer to sync than one that is written over."""
+"""After how many pages the log is copied into the file. More is faster by a tenth for many sessions at once, and slower for
+a single run: syncing a log that still grows takes longer than syncing one that is overwritten."""
 _LARGEST_GROUP = 256
 _QUICK_SECONDS = 0.001
-"""A job that takes less than this on average is not worth a change of threads."""
+"""A job that takes less than this on average is not worth a switch of threads."""
 _SPLIT_JOBS = 16
 _SPLIT_SECONDS = 0.002
-"""More jobs than this are split in two while a sync takes less than this."""
+"""A group of more jobs than this is split in two while a sync takes less than this."""
 
 
 def connect(path: str) -> sqlite3.Connection:
-    """Open a connection that knows the time and waits a little for others."""
+    """Open a connection with the function `now_us` and a short busy timeout."""
     connection = sqlite3.connect(
         path,
         isolation_level=None,
@@ -55,17 +55,17 @@ def _now_us() -> int:
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
-    """Set what belongs to the file, before the first table, and what belongs to the writer."""
-    _patiently(lambda: connection.execute("PRAGMA auto_vacuum = INCREMENTAL"))
-    _patiently(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchall())
+    """Set the pragmas of the file, before the first table, and those of the writer."""
+    _retry_while_busy(lambda: connection.execute("PRAGMA auto_vacuum = INCREMENTAL"))
+    _retry_while_busy(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchall())
     connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA secure_delete = ON")  # what is deleted must not stay in the file
+    connection.execute("PRAGMA secure_delete = ON")  # deleted content must not remain in the file
     connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
-    connection.execute("PRAGMA busy_timeout = 0")  # waiting is done by _patiently, which is fairer
+    connection.execute("PRAGMA busy_timeout = 0")  # _retry_while_busy waits instead, which is fairer
 
 
-def _patiently(action: Callable[[], T]) -> T:
-    """Do it as soon as other processes let us. Short random pauses, so that nobody starves."""
+def _retry_while_busy(action: Callable[[], T]) -> T:
+    """Run the action as soon as no other process has the lock. Pauses are short and random, so that no process starves."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -77,7 +77,7 @@ def _patiently(action: Callable[[], T]) -> T:
 
 
 class _Job:
-    """Work on the connection, inside of a transaction unless it is a chore, and who waits for it."""
+    """Work on the connection, within a transaction unless it is a chore, and its result."""
 
     __slots__ = ("_fail", "changes", "chore", "done", "error", "future", "loop", "result", "work")
 
@@ -99,14 +99,14 @@ class _Job:
         self.error: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
-        """Note why it was not done, before anything that comes after it is."""
+        """Record why it failed, before any later job is done."""
         if self.error is None:
             self.error = error
             if self._fail is not None:
                 self._fail(error)
 
     def deliver(self) -> None:
-        """Say that it is done; on its own loop."""
+        """Wake the waiting caller; called on its event loop."""
         self.done = True
         if self.future is not None and not self.future.done():
             self.future.set_result(None)
@@ -121,15 +121,15 @@ class _Job:
 
 
 class _Pace:
-    """How the last commits went, by which the writer chooses how to do the next one.
+    """Statistics of the last commits, by which the writer chooses how to do the next one.
 
     - `together`: whether the last group had several jobs. Then the next job waits for the writer's thread, which collects a group.
     - `latest`: the topics of the last job. A lone job for other topics first lets the rest of this turn of the event loop join it.
-    - `lone_seconds`: how long a lone job takes. A quick one is done on the caller's thread.
+    - `lone_seconds`: how long a lone job takes. A fast one is done on the caller's thread.
     - `sync_seconds`: how long the disk takes. If that is short, a large group is split, so that the event loop works on one half
       while the other is synced; if it is long, a second sync would cost more than it gains.
 
-    The times are moving averages, infinite until something was measured.
+    The times are moving averages, infinite until the first measurement.
     """
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class _Pace:
         self.lone_seconds = self.sync_seconds = math.inf
 
     def note(self, jobs: "list[_Job]", seconds: float, sync_seconds: float) -> None:
-        """Remember how a commit went."""
+        """Record the times of a commit."""
         self.together = len(jobs) > 1
         self.latest = jobs[-1].changes
         self.sync_seconds = _average(self.sync_seconds, sync_seconds)
@@ -146,15 +146,15 @@ class _Pace:
             self.lone_seconds = _average(self.lone_seconds, seconds)
 
     def waits_for_others(self, changes: Sequence[str]) -> bool:
-        """Return whether a job should let others join it before it is done."""
+        """Return whether a job should let others join it before it is run."""
         return not self.together and changes != self.latest
 
     def is_done_at_once(self, waiting: int) -> bool:
-        """Return whether the caller should do the jobs that wait, instead of the writer's thread."""
+        """Return whether the caller should run the waiting jobs instead of the writer's thread."""
         return waiting == 1 and not self.together and self.lone_seconds < _QUICK_SECONDS
 
     def group_size(self, waiting: int) -> int:
-        """Return how many of the jobs that wait to take."""
+        """Return how many of the waiting jobs to take."""
         if waiting > _SPLIT_JOBS and self.sync_seconds < _SPLIT_SECONDS:
             waiting //= 2
         return min(waiting, _LARGEST_GROUP)
@@ -170,7 +170,7 @@ def _deliver(jobs: list[_Job]) -> None:
 
 
 class Writer:
-    """The one connection that writes, on a thread of its own or, for a lone quick job, on the caller's."""
+    """The only connection that writes, on its own thread or, for a lone fast job, on the caller's."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Writer:
         self._translate = translate
         self._files = files
         self._waiting: deque[_Job] = deque()
-        self._finished: list[_Job] = []  # committed, not handed out yet
+        self._finished: list[_Job] = []  # committed, but not delivered yet
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._woken = False
         self._busy = threading.Lock()
@@ -205,9 +205,9 @@ class Writer:
         changes: Sequence[str] = (),
         fail: Callable[[BaseException], None] | None = None,
     ) -> T:
-        """Do the work and return after the commit. If the caller is cancelled meanwhile, it is done all the same.
+        """Do the work and return after the commit. The work is done even if the caller is cancelled meanwhile.
 
-        `fail` is told at once if it cannot be done, whether or not the caller is still there.
+        If it fails, `fail` is called at once, even if the caller was cancelled.
         """
         job = _Job(work, chore, changes, fail)
         self._waiting.append(job)
@@ -219,15 +219,15 @@ class Writer:
         return await job.wait()
 
     def close(self) -> None:
-        """Do what waits, then disconnect.
+        """Do the waiting jobs, then disconnect.
 
         If the files were replaced, the connection stays open until the process ends: closing it would delete the log by its
-        name, and with it what others have committed to the file that is there now.
+        name, and with it the commits of other processes to the new file.
         """
         try:
             self._files.check()
         except StoreReplaced:
-            return  # the thread keeps the connection alive, and refuses what comes
+            return  # the thread keeps the connection alive, and refuses new jobs
         self._wake.put(False)
         self._thread.join()
         self._connection.close()
@@ -247,7 +247,7 @@ class Writer:
             self._wake.put(True)
 
     def _at_once(self) -> bool:
-        """Commit the one job that waits, unless another process has the lock."""
+        """Commit the only waiting job, unless another process has the lock."""
         try:
             job = self._waiting.popleft()
         except IndexError:
@@ -256,7 +256,7 @@ class Writer:
             ours = not job.chore and job.loop is asyncio.get_running_loop() and self._begin()
             if ours:
                 self._transact([job])
-        except Exception as error:  # noqa: BLE001 - delivered to the one who waits for it
+        except Exception as error:  # noqa: BLE001 - delivered to the caller
             ours = True
             job.fail(self._translate(error))
         if ours:
@@ -267,7 +267,7 @@ class Writer:
 
     def _work(self) -> None:
         while self._wake.get():
-            self._woken = False  # before looking: who comes later wakes us again
+            self._woken = False  # before reading the queue: a later job wakes the thread again
             with self._busy:
                 self._drain()
         with self._busy:
@@ -278,14 +278,14 @@ class Writer:
             group = [self._waiting.popleft() for _ in range(self._pace.group_size(len(self._waiting)))]
             try:
                 self._do(group)
-            except Exception as error:  # noqa: BLE001 - the thread goes on; those who wait are told
+            except Exception as error:  # noqa: BLE001 - delivered to the callers; the thread continues
                 for job in group:
                     job.fail(self._translate(error))
             self._finished += group
         self._hand_out()
 
     def _hand_out(self) -> None:
-        """Tell those whose jobs are committed, each on its own loop."""
+        """Deliver the committed jobs, each on its own event loop."""
         finished, self._finished = self._finished, []
         for loop in {job.loop for job in finished}:
             if not loop.is_closed():
@@ -295,21 +295,21 @@ class Writer:
         jobs = [job for job in group if not job.chore]
         if jobs:
             if not self._begin():
-                self._hand_out()  # nobody waits for a lock that is not theirs
-                _patiently(self._begin_now)
+                self._hand_out()  # finished jobs must not wait for the lock
+                _retry_while_busy(self._begin_now)
             self._transact(jobs)
         for job in group:
             if job.chore:
                 self._hand_out()
                 try:
                     self._files.refuse()
-                    job.result = _patiently(partial(job.work, self._connection))
+                    job.result = _retry_while_busy(partial(job.work, self._connection))
                     self._files.check()
-                except Exception as error:  # noqa: BLE001 - delivered to the one who waits for it
+                except Exception as error:  # noqa: BLE001 - delivered to the caller
                     job.fail(self._translate(error))
 
     def _begin(self) -> bool:
-        """Begin a transaction, unless another process has the lock."""
+        """Start a transaction, unless another process has the lock."""
         try:
             self._begin_now()
         except sqlite3.OperationalError as error:
@@ -320,12 +320,12 @@ class Writer:
 
     def _begin_now(self) -> None:
         if self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")  # an earlier one could not be ended
+            self._connection.execute("ROLLBACK")  # an earlier transaction could not be ended
         self._files.refuse()
         self._connection.execute("BEGIN IMMEDIATE")
 
     def _transact(self, jobs: list[_Job]) -> None:
-        """Run them in the transaction that has begun. If one of several fails, it spoils no other."""
+        """Run the jobs in the current transaction. If one of several fails, the others still succeed."""
         connection = self._connection
         started = time.perf_counter()
         count("commit_batches", len(jobs))
@@ -336,15 +336,15 @@ class Writer:
             except Exception:
                 if len(jobs) == 1:
                     raise
-                _patiently(self._begin_now)
+                _retry_while_busy(self._begin_now)
                 for job in jobs:
-                    self._apart(job)
+                    self._run_separately(job)
             if self._finished:
-                self._hand_out()  # the loop works on them while the disk syncs
+                self._hand_out()  # the event loop handles them while the disk syncs
             syncing = time.perf_counter()
             connection.execute("COMMIT")
-            self._files.check()  # a commit to a deleted file succeeds as well
-        except Exception as error:  # noqa: BLE001 - whatever it was, it is delivered to those who wait for it
+            self._files.check()  # a commit to a deleted file succeeds too
+        except Exception as error:  # noqa: BLE001 - delivered to the callers
             for job in jobs:
                 job.fail(self._translate(error))
             if connection.in_transaction:
@@ -354,13 +354,13 @@ class Writer:
         self._pace.note(jobs, ended - started, ended - syncing)
         self._hub.changed([topic for job in jobs if job.error is None for topic in job.changes])
 
-    def _apart(self, job: _Job) -> None:
+    def _run_separately(self, job: _Job) -> None:
         self._connection.execute("SAVEPOINT job")
         try:
             job.result = job.work(self._connection)
         except Exception as error:
             job.fail(self._translate(error))
             if not self._connection.in_transaction:
-                raise  # the whole transaction is gone, as when the disk is full
+                raise  # the whole transaction was rolled back, for example because the disk is full
             self._connection.execute("ROLLBACK TO job")
         self._connection.execute("RELEASE job")

@@ -1,16 +1,16 @@
--- Where sessions live.
+-- The tables of sessions.
 --
--- A session has two rows. `sessions` is what people list and search; it is indexed and rarely written. `heads` is
--- narrow and hot: the epoch of the newest lease, the number of the last event, who holds the lease. Every write to
--- a session first updates its head under its epoch, which is the fence and the numbering at once: no row, no lease,
--- nothing happens; a row, and the numbers are ours in commit order, since the row stays locked until the commit.
+-- A session has two rows. `sessions` is for lists and searches; it is indexed and rarely written. `heads` is
+-- narrow and hot: the epoch of the newest lease, the number of the last event, the holder of the lease. Every write to
+-- a session first updates its head under its epoch. This is both the fence and the numbering: no row means that the lease is lost
+-- and nothing happens; with a row, the numbers are taken in commit order, since the row stays locked until the commit.
 --
--- The life of a submission: queued -> claimed -> done, failed or dead; or waiting, for a named thing; or back to
--- queued when its holder died. A session that is free and has a submission to take has `ready_at` in its head:
--- finding the next session to work on costs the number of ready ones, not the number of sessions.
+-- The states of a submission: queued -> claimed -> done, failed or dead; or waiting, for a named thing; or back to
+-- queued when its holder died. A free session with a pending submission has `ready_at` in its head, so that
+-- the cost of finding the next session depends on the number of ready sessions, not of all sessions.
 --
 -- The history is a tree of segments. `messages.position` is a message's index in the whole history, so a checkpoint
--- (segment, length) reads its own segment from `start` on and, below that, its parent's.
+-- (segment, length) reads its own segment from `start`, and the positions before that from its parent.
 --
 -- There are no foreign keys: one writer per session, fenced by its head, cannot leave orphans, and
 -- `holdfast db check` proves it. Times are microseconds since 1970, UTC, taken from the database's clock by
@@ -26,14 +26,14 @@ CREATE TABLE sessions (
   owner         text NOT NULL,
   title         text NOT NULL,
   title_folded  text NOT NULL,        -- the title in lower case, for search
-  status        text NOT NULL,        -- as last said by the holder; readers get it checked against the lease
+  status        text NOT NULL,        -- as last set by the holder; checked against the lease on reading
   waiting_for   text,
   hold          integer NOT NULL,     -- 1: retention must not touch it
   metadata      text NOT NULL,
   created_at    bigint NOT NULL,
   active_at     bigint NOT NULL,
-  cleaned_at    bigint,               -- when its content began to be deleted
-  resting       text,                 -- the status it had before it was being cleaned
+  cleaned_at    bigint,               -- when the deletion of its content began
+  resting       text,                 -- the status before it was being cleaned
   archive       idtext                -- SHA-256 of its archive, which keeps that blob alive
 )
 --[sqlite] WITHOUT ROWID
@@ -42,12 +42,12 @@ CREATE INDEX sessions_active ON sessions (active_at, id);
 CREATE INDEX sessions_agent ON sessions (agent, active_at, id);
 CREATE INDEX sessions_owner ON sessions (owner, active_at, id);
 CREATE INDEX sessions_archive ON sessions (archive) WHERE archive IS NOT NULL;
--- What the sweep looks for, each in the order in which it becomes due: idle, old, and cleaned but not erased.
+-- For the sweep, each in the order in which sessions become due: idle, old, and cleaned but not erased.
 CREATE INDEX sessions_retention ON sessions (agent, active_at, id) WHERE status <> 'cleaned' AND hold = 0;
 CREATE INDEX sessions_age ON sessions (agent, created_at, id) WHERE status <> 'cleaned' AND hold = 0;
 CREATE INDEX sessions_cleaned ON sessions (agent, created_at, id) WHERE status = 'cleaned' AND hold = 0;
 
--- What is left of a session that was erased: its id, which is never used again.
+-- The ids of erased sessions, which are never used again.
 CREATE TABLE tombstones (
   session_id    idtext PRIMARY KEY,
   at            bigint NOT NULL
@@ -60,12 +60,12 @@ CREATE TABLE heads (
   epoch         bigint NOT NULL,
   seq           bigint NOT NULL,
   holder        idtext,
-  tenure        idtext,               -- names the newest lease, so that a take whose answer was lost is recognized
+  tenure        idtext,               -- the id of the newest lease, to recognize a claim whose response was lost
   orphaned_by   idtext,               -- the holder that died with it, until it is released cleanly
   writes        bigint NOT NULL,      -- batches written under this epoch
   written       bigint NOT NULL,      -- seq after the last of them
   ready_at      bigint,
-  watched_at    bigint                -- when somebody was last seen to watch; of attached sessions only
+  watched_at    bigint                -- when it was last watched; only for attached sessions
 )
 --[sqlite] WITHOUT ROWID
 --[postgres] WITH (fillfactor = 50)
@@ -79,18 +79,18 @@ CREATE TABLE holders (
   ttl_us        bigint NOT NULL,
   deadline      bigint NOT NULL,
   joined_at     bigint NOT NULL,
-  beacon        integer NOT NULL      -- 1: holds a lock that tells when its process is gone
+  beacon        integer NOT NULL      -- 1: it holds a lock that reveals when its process has exited
 )
 --[sqlite] WITHOUT ROWID
 ;
 
--- What one holder at a time does for all, such as the sweep. It is free when its holder is not alive.
+-- Tasks that one holder at a time performs for all, such as the sweep. A duty is free when its holder is dead.
 CREATE TABLE duties (
   name          idtext PRIMARY KEY,
   holder        idtext,
   taken_at      bigint NOT NULL,
-  done_at       bigint,               -- when it was last brought to its end
-  detail        text NOT NULL         -- what came of that
+  done_at       bigint,               -- when it was last completed
+  detail        text NOT NULL         -- the result of that
 )
 --[sqlite] WITHOUT ROWID
 ;
@@ -128,7 +128,7 @@ CREATE TABLE runs (
   status        text NOT NULL,
   error         text,
   metadata      text NOT NULL,
-  first_seq     bigint NOT NULL,      -- the session's seq when it began: runs list in this order
+  first_seq     bigint NOT NULL,      -- the session's seq when it started: runs are listed in this order
   started_at    bigint NOT NULL,
   ended_at      bigint,
   PRIMARY KEY (session_id, id)
@@ -241,7 +241,7 @@ CREATE TABLE states (
   at            bigint NOT NULL
 );
 
--- What tools need to act for the session's owner: sealed before it gets here, with a key that the database never sees.
+-- Secrets that tools need to act for the session's owner, encrypted with a key that the database never receives.
 CREATE TABLE credentials (
   session_id    idtext NOT NULL,
   name          idtext NOT NULL,
@@ -266,7 +266,7 @@ CREATE INDEX audit_session ON audit (session_id, id);
 
 CREATE TABLE tokens (
   id            idtext PRIMARY KEY,
-  digest        text NOT NULL,        -- SHA-256 of the token; the token itself is nowhere
+  digest        text NOT NULL,        -- SHA-256 of the token; the token itself is not stored
   owner         text NOT NULL,
   role          text NOT NULL,
   scopes        text NOT NULL,        -- separated by spaces
@@ -276,19 +276,19 @@ CREATE TABLE tokens (
 );
 CREATE UNIQUE INDEX tokens_digest ON tokens (digest);
 
--- What the media stores have, wherever the bytes are: in blob_chunks, in files, in a bucket. `id` names one act of storing
--- and is part of the key of its bytes, so that no key is ever used twice and a late deletion cannot hit newer bytes.
+-- The register of all media stores, for bytes in blob_chunks, in files or in a bucket. `id` identifies one upload
+-- and is part of the key of its bytes, so that no key is ever used twice and a late deletion cannot delete newer bytes.
 CREATE TABLE blobs (
   id            idtext PRIMARY KEY,
   location      text NOT NULL,        -- the media store that has the bytes
-  sha256        idtext,               -- unknown while they are streamed in
+  sha256        idtext,               -- NULL while they are streamed in
   state         text NOT NULL,        -- storing -> stored -> deleting
-  key           text NOT NULL,        -- where they are in it
+  key           text NOT NULL,        -- the place in it
   size          bigint NOT NULL,
   media_type    text NOT NULL,
   file_name     text,
   metadata      text NOT NULL,
-  at            bigint NOT NULL       -- when the same content was put last
+  at            bigint NOT NULL       -- when the same content was last uploaded
 )
 --[sqlite] WITHOUT ROWID
 ;
@@ -310,8 +310,8 @@ CREATE TABLE blob_references (
 ;
 CREATE INDEX blob_references_blob ON blob_references (sha256);
 
--- A command's row counts what was written of it, which fences and numbers its output like a head does for events.
--- It outlives its output: a purge empties `command` and `cwd`, and the result stays.
+-- A command's row counts its outputs, which fences and numbers them like a head does for events.
+-- It is kept longer than its output: a purge empties `command` and `cwd`, and keeps the result.
 CREATE TABLE commands (
   id              idtext PRIMARY KEY,
   session_id      idtext,
@@ -321,19 +321,19 @@ CREATE TABLE commands (
   cwd             text,
   timeout_us      bigint,
   holder          idtext NOT NULL,    -- the service that runs it
-  host            text NOT NULL,      -- where `pid` has a meaning
+  host            text NOT NULL,      -- the scope in which `pid` is valid
   pid             bigint NOT NULL,    -- of its keeper, which is the leader of its process session
-  pid_started     bigint,             -- in ticks since the host booted, so that a pid used again is not mistaken
+  pid_started     bigint,             -- in ticks since the host booted, to detect a reused pid
   state           text NOT NULL,
   stop_requested  integer NOT NULL,
   exit_code       bigint,
-  outputs         bigint NOT NULL,    -- how many were written; the next one's number
+  outputs         bigint NOT NULL,    -- how many were written, and the number of the next one
   stdout_bytes    bigint NOT NULL,    -- as the command wrote them, kept or not
   stderr_bytes    bigint NOT NULL,
   left_out_bytes  bigint NOT NULL,
   damaged         integer NOT NULL,   -- 1: invalid bytes were replaced
   started_at      bigint NOT NULL,
-  last_at         bigint NOT NULL,    -- of its last event; each is later than the one before
+  last_at         bigint NOT NULL,    -- of its last event; each is later than the previous one
   ended_at        bigint,
   purged_at       bigint
 );
@@ -351,7 +351,7 @@ CREATE TABLE outputs (
   id            idtext NOT NULL,
   stdout        text,
   stderr        text,
-  exit_code     bigint,               -- on the last one only
+  exit_code     bigint,               -- only in the last one
   damaged       integer NOT NULL,
   at            bigint NOT NULL,
   PRIMARY KEY (command_id, number)

@@ -1,5 +1,5 @@
--- A session's agent, which never changes, in its head as well: then whoever works for some agents finds what is ready for
--- them without reading past what is ready for others.
+-- The head also has the session's agent, which never changes, so that a worker finds the ready sessions of its agents
+-- without reading those of other agents.
 
 ALTER TABLE heads ADD COLUMN agent text NOT NULL DEFAULT '';
 UPDATE heads SET agent = coalesce((SELECT s.agent FROM sessions s WHERE s.id = heads.session_id), '');

@@ -1,5 +1,5 @@
--- The states of a session that have a name, for sessions with several agents. The state without one stays in `states`, whose key
--- the code of earlier schemas relies on while an upgrade is rolled out.
+-- The named states of a session, for sessions with several agents. The unnamed state stays in `states`, on whose key
+-- the code of earlier schemas depends during a rolling upgrade.
 
 CREATE TABLE named_states (
   session_id    idtext NOT NULL,
