@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from holdfast import events
 from holdfast.client.client import Client
-from holdfast.client.connect import connect
+from holdfast.client.connection import connect
 from holdfast.client.run import RunHandle
 from holdfast.client.session import SessionHandle
 from holdfast.client.shell import ShellHandle

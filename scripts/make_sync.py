@@ -39,7 +39,7 @@ def connect_sync(
 EXTRA = """from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from collections.abc import Generator
-from holdfast.client.connect import connect
+from holdfast.client.connection import connect
 from holdfast.client.loop import EventLoop, SyncHandle
 from holdfast.store import Store
 

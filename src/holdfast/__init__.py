@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast import errors, events
     from holdfast.client.client import Client
-    from holdfast.client.connect import connect
+    from holdfast.client.connection import connect
     from holdfast.client.run import RunHandle
     from holdfast.client.session import SessionHandle
     from holdfast.client.sync import SyncClient, connect_sync
@@ -33,7 +33,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "client.client": ("Client",),
-    "client.connect": ("connect",),
+    "client.connection": ("connect",),
     "client.run": ("RunHandle",),
     "client.session": ("SessionHandle",),
     "client.sync": ("SyncClient", "connect_sync"),

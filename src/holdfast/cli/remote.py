@@ -1,4 +1,4 @@
-"""Sessions of a server, as the commands know those of a store: what `--url` talks to instead of `--store`."""
+"""The sessions of an API server, with the methods of a store that the commands use. `--url` selects it."""
 
 import json
 from collections.abc import AsyncGenerator, Mapping
@@ -6,7 +6,7 @@ from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote
 
 from holdfast.client.files import download_archive, read_pieces
@@ -26,6 +26,9 @@ from holdfast.types import (
     Submission,
     WhenBusy,
 )
+
+if TYPE_CHECKING:
+    from holdfast.api.models import Inbox
 
 T = TypeVar("T")
 _TIMES = {"at", "held_until", "deadline"}
@@ -194,6 +197,12 @@ class Remote:
     async def sweep(self, **how: Any) -> dict[str, Any]:
         """Apply the retention policies."""
         return await self._call("POST", "/api/retention/sweep", json=how, timeout=LONG)
+
+    async def inbox(self) -> "Inbox":
+        """Return the sessions that wait for a person."""
+        from holdfast.api.models import Inbox
+
+        return await self._transport.call(Inbox, "GET", "/api/inbox")
 
     async def holders(self) -> list[Holder]:
         """Return all holders."""

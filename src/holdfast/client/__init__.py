@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast.client.client import Client
-    from holdfast.client.connect import connect
+    from holdfast.client.connection import connect
     from holdfast.client.run import RunHandle
     from holdfast.client.session import SessionHandle
     from holdfast.client.shell import ShellHandle
@@ -20,7 +20,7 @@ _MODULES = {
     "SessionHandle": "session",
     "ShellHandle": "shell",
     "TurnHandle": "turn",
-    "connect": "connect",
+    "connect": "connection",
 }
 __all__ = ["Client", "RunHandle", "SessionHandle", "ShellHandle", "TurnHandle", "connect"]
 

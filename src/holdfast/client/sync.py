@@ -31,7 +31,7 @@ from holdfast.api.models import (
 from holdfast.api.retention import CleanResult, EraseResult, RehydrateResult, RetentionStatus, SweepResult
 from holdfast.api.shell import BashCommand, BashEvent, BashOutput, CommandResult, SessionCommand
 from holdfast.client.client import Client
-from holdfast.client.connect import connect
+from holdfast.client.connection import connect
 from holdfast.client.loop import EventLoop, SyncHandle
 from holdfast.client.run import RunHandle
 from holdfast.client.session import SessionHandle

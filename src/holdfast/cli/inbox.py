@@ -1,0 +1,46 @@
+"""`holdfast inbox` lists the sessions that wait for a person."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, chosen_server, chosen_store
+from holdfast.cli.terminal import TextTable, echo, new_console, one_line, print_json, time_text
+
+if TYPE_CHECKING:
+    from holdfast.api.models import Inbox
+
+
+def inbox(store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False) -> None:
+    """List the sessions that wait for a person, oldest first.
+
+    A session waits for a decision about a tool call, for the outcome of a call that was cut off, for a worker, or to be resumed.
+
+    Examples:
+        holdfast inbox
+        holdfast inbox --json
+    """
+
+    async def work() -> "Inbox":
+        if (server := chosen_server(store, url)) is not None:
+            async with server:
+                return await server.inbox()
+        from holdfast.client import connect
+
+        async with chosen_store(store) as opened, connect(opened) as client:
+            return await client.inbox()
+
+    waiting = asyncio.run(work())
+    if as_json:
+        print_json(waiting.model_dump(mode="json"))
+        return
+    table = TextTable("id", "agent", "waits for", "since")
+    for item in waiting.items:
+        unknown = [f"{effect.tool} (outcome unknown)" for effect in item.effects]
+        calls = ", ".join([*(call.tool for call in item.asked), *unknown])
+        reason = calls or item.problem or item.waiting_for or ""
+        table.add_row(one_line(item.id), one_line(item.agent), one_line(reason), time_text(item.active_at))
+    new_console().print(table)
+    if waiting.more:
+        echo(
+            "More sessions wait. Answer these first, or list all with `holdfast sessions list --status waiting`."
+        )
