@@ -128,9 +128,10 @@ def test_the_example_of_the_readme_runs(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    steps = [line.split() for line in done.stdout.splitlines()]
-    assert [int(number) for number, _ in steps] == list(range(1, 19))
-    assert (steps[0][1], steps[-1][1]) == ("run_started", "run_completed")
+    answer, *events = done.stdout.splitlines()
+    assert answer == '{"send_letter":"sent"}'
+    assert [int(event.split()[0]) for event in events] == list(range(1, 16))
+    assert (events[0], events[-1]) == ("1 submission_queued", "15 submission_done")
 
 
 def test_the_store_by_itself(tmp_path: Path):

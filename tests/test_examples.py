@@ -76,7 +76,9 @@ def fenced() -> list[Block]:
     return found
 
 
-WHOLE = [block for block in fenced() if block.language == "python" and block.is_whole]
+SERVED = "docs/quickstart.md#0"
+"""A program that needs the server of its page."""
+WHOLE = [b for b in fenced() if b.language == "python" and b.is_whole and b.name != SERVED]
 COMPILED = {
     "docs/how-to/stores.md#0": "needs a pool and a client of the application; tests/store/test_borrowed.py opens stores on both",
 }
@@ -163,6 +165,32 @@ def test_a_program_runs_as_it_stands(block: Block, tmp_path: Path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+async def test_the_quickstart_runs_unchanged_on_a_store_and_on_a_server(tmp_path: Path):
+    page = ROOT / "docs" / "quickstart.md"
+    (program,) = [block for block in fenced() if block.name == SERVED]
+    (module,) = [block for block in indented() if block.page == page]
+    names: dict[str, Any] = {}
+    exec(module.text.replace("sleep(10)", "sleep(0)"), names)
+    url = f"sqlite:///{tmp_path}/holdfast.db"
+    async with open_store(url) as store, front(url, "--role", "front") as server:
+        worker = Worker(store, names["agent"])
+        serving = asyncio.create_task(worker.run())
+        for settings in (
+            {"HOLDFAST_STORE": url},
+            {"HOLDFAST_URL": server.url, "HOLDFAST_TOKEN": server.token},
+        ):
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", program.text),
+                cwd=tmp_path,
+                env=os.environ | settings,
+                stdout=asyncio.subprocess.PIPE,
+            )
+            assert (await process.communicate())[0] == b"Hello, Ada.\n"
+            (tmp_path / "talk.jsonl").unlink()
+        worker.stop()
+        await serving
 
 
 async def run(text: str, names: dict[str, Any]) -> dict[str, Any]:

@@ -124,6 +124,7 @@ def bodies(known: dict[str, str]) -> dict[tuple[str, str], Any]:
         ("PATCH", "/{session_id}"): {"title": "taken over", "hold": True},
         ("POST", "/submissions"): {"text": "hello"},
         ("POST", "/approvals"): {"call_id": known["call_id"], "digest": "0" * 64, "approved": True},
+        ("POST", "/interrupt"): {"submission_id": known["submission_id"]},
         ("POST", "/rewind"): place,
         ("POST", "/fork"): place,
         ("PUT", "/state"): {"body": "taken over", "expected": 1},
