@@ -1,6 +1,6 @@
 """The events of a session: one class for each kind, and `SessionEvent`, the union of all of them.
 
-Read them with `session.events()`, and tell them apart by class or by `kind`:
+Read them with `session.events()`, and distinguish them by class or by `kind`:
 
     async for event in session.events():
         match event:

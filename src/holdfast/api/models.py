@@ -46,7 +46,7 @@ FORMAT_HEADERS: Final[dict[Format, dict[str, str]]] = {
 
 
 class RequestBody(BaseModel):
-    """What a client sends: unknown fields are mistakes."""
+    """The body of a request. Unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -82,7 +82,7 @@ class Items(ResponseBody, Generic[T]):
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong: a fixed code and facts for programs, a message for people."""
+    """The error: a fixed code and facts for programs, a message for people."""
 
     model_config = ConfigDict(extra="allow")
     code: str
@@ -113,7 +113,7 @@ class NewSession(RequestBody):
 
 
 class SessionChange(RequestBody):
-    """What to change of a session."""
+    """The changes to a session."""
 
     title: Line | None = Field(None, description="The new title.")
     hold: StrictBool | None = Field(None, description="Whether retention must not touch it.")
@@ -134,7 +134,7 @@ class SessionInfo(ResponseBody):
         description="The tool calls that wait for an answer; `worker`: no live worker serves its agent; `resume`: its last run ended"
         " with its process."
     )
-    holder: str | None = Field(description="Who runs it now.")
+    holder: str | None = Field(description="The name of the worker that runs it now.")
     held_until: datetime | None
     seq: int = Field(description="The number of its last event.")
     pending: int
@@ -147,7 +147,7 @@ class SessionInfo(ResponseBody):
 
 
 class ApprovalRequest(BaseModel):
-    """A tool call that a person is asked about. The answer names its digest."""
+    """A tool call that waits for a decision. The decision names its digest."""
 
     call_id: str
     tool: str
@@ -156,7 +156,7 @@ class ApprovalRequest(BaseModel):
 
 
 class SessionDetail(SessionInfo):
-    """A session, what it asks a person, and why it waits."""
+    """A session, the tool calls that wait for a decision, and why it waits."""
 
     problem: str | None = Field(
         None,
@@ -166,7 +166,7 @@ class SessionDetail(SessionInfo):
 
 
 class _Submitted(RequestBody):
-    """What all submissions have."""
+    """The fields of every submission."""
 
     when_busy: WhenBusy = Field(
         "queue",
@@ -176,7 +176,7 @@ class _Submitted(RequestBody):
 
 
 class TextMessage(_Submitted):
-    """Something that the user says."""
+    """A message of text."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -187,7 +187,7 @@ class TextMessage(_Submitted):
 
 
 class ContentMessage(_Submitted):
-    """Something that the user says or shows."""
+    """A message of several parts: text and files."""
 
     kind: Literal["message"] = "message"
     content: Content = Field(description="The parts of the message.")
@@ -233,7 +233,7 @@ NewSubmission = Annotated[
 
 
 class ApprovalDecision(RequestBody):
-    """What a person decides about a tool call."""
+    """A decision about a tool call."""
 
     call_id: str = Field(
         min_length=1, max_length=500, description="The tool call, from `asked` of the session."
@@ -249,7 +249,7 @@ class ApprovalDecision(RequestBody):
 
 
 class RewindTarget(RequestBody):
-    """A checkpoint to go on from."""
+    """The checkpoint to continue from."""
 
     checkpoint_id: Id = Field(description="The checkpoint to continue from.")
 
@@ -270,7 +270,7 @@ class ForkTarget(RequestBody):
 
 
 class SubmissionInfo(ResponseBody):
-    """Something asked of a session, and what came of it."""
+    """A message or command that was sent to a session, and its state."""
 
     submission_id: str = Field(validation_alias=AliasChoices("submission_id", "id"))
     session_id: str
@@ -291,7 +291,9 @@ class SubmissionInfo(ResponseBody):
 class SubmissionDetail(SubmissionInfo):
     """A submission with its payload."""
 
-    payload: StoredJson = Field(None, description="What was sent, if `payloads` was asked for.")
+    payload: StoredJson = Field(
+        None, description="The content that was sent. In a list only with `payloads`."
+    )
 
 
 class EventInfo(BaseModel):
@@ -339,7 +341,7 @@ class RunInfo(ResponseBody):
 
 
 class CheckpointInfo(ResponseBody):
-    """A point of the history to go on from."""
+    """A point of the history from which a session can continue."""
 
     id: str
     session_id: str
@@ -385,7 +387,7 @@ class Inbox(ResponseBody):
 
 
 class CallOutcome(RequestBody):
-    """What came of a call whose outcome was unknown: its result, or that it failed."""
+    """The outcome of a call whose outcome was unknown: its result, or the error it failed with."""
 
     result: Any = Field(None, description="The result of the call, as the tool would have returned it.")
     error: Annotated[str, Field(min_length=1, max_length=10_000)] | None = Field(
@@ -468,7 +470,7 @@ class WorkerInfo(ResponseBody):
 
 
 class AuditRecord(ResponseBody):
-    """Who did what to which session, and when."""
+    """An entry of the audit log: the actor, the action, the session and the time."""
 
     id: str
     at: datetime
@@ -479,7 +481,7 @@ class AuditRecord(ResponseBody):
 
 
 class Me(BaseModel):
-    """Who you are to the server."""
+    """Your identity and rights on the server."""
 
     owner: str
     role: Role
@@ -489,7 +491,7 @@ class Me(BaseModel):
 
 
 class ServerInfo(BaseModel):
-    """What the server is, in the shape that clients of other agent servers expect."""
+    """The version of the server, in the format that clients of other agent servers expect."""
 
     title: str = "Holdfast"
     version: str

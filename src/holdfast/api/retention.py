@@ -20,11 +20,11 @@ class CleanRequest(BaseModel):
         False, description="Whatever waits; never what runs or is on hold. For administrators."
     )
     archive: Literal["media"] | None = Field(None, description="Keep a verified archive in the media store.")
-    dry_run: bool = Field(False, description="Only say what would be deleted.")
+    dry_run: bool = Field(False, description="Only report what would be deleted.")
 
 
 class CleanResult(ResponseBody):
-    """What a clean did."""
+    """The result of a clean."""
 
     session_id: str
     cleaned_at: datetime | None
@@ -42,7 +42,7 @@ class RehydrateResult(BaseModel):
 
 
 class EraseResult(BaseModel):
-    """What an erasure did."""
+    """The result of an erasure."""
 
     session_id: str
     erased_at: datetime
@@ -51,7 +51,7 @@ class EraseResult(BaseModel):
 
 
 class RetentionStatus(BaseModel):
-    """What retention has in store for a session."""
+    """The retention policy of a session, and when it is due."""
 
     session_id: str
     policy: str | None = Field(description="The first policy that matches it; none: it stays.")
@@ -62,7 +62,7 @@ class RetentionStatus(BaseModel):
     rehydrated_at: datetime | None = Field(description="When it last came from an archive.")
     due_at: datetime | None = Field(description="When its time comes at the earliest, if it does.")
     held_by: Literal["session", "policy"] | None
-    guard: str | None = Field(description="What would refuse the sweep at this moment.")
+    guard: str | None = Field(description="The check that prevents it at this moment.")
     problem: str | None = Field(description="The same for people, with what would lift it.")
     cleaned_at: datetime | None
     archive: str | None
@@ -73,12 +73,12 @@ class SweepRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    dry_run: bool = Field(False, description="Only say what would be done.")
+    dry_run: bool = Field(False, description="Only report what would be done.")
     limit: int = Field(1000, ge=1, le=10000, strict=False, description="How many sessions at most.")
 
 
 class SweepOutcome(ResponseBody):
-    """What became of one session that was due."""
+    """The result for one session that was due."""
 
     session_id: str
     policy: str
@@ -90,7 +90,7 @@ class SweepOutcome(ResponseBody):
 
 
 class SweepResult(BaseModel):
-    """What a sweep did."""
+    """The result of a sweep."""
 
     items: list[SweepOutcome]
     outcomes: dict[str, int]

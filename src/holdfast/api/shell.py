@@ -14,7 +14,7 @@ Uuid = Annotated[str, Field(pattern=UUID_PATTERN)]
 
 
 class NewCommand(BaseModel):
-    """A command to run. Fields that are not known are ignored: clients of other agent servers may send more."""
+    """A command to run. Unknown fields are ignored, because clients of other agent servers may send more."""
 
     command: str = Field(
         min_length=1, max_length=1_000_000, pattern=r"^[^\x00]+$", description="The command line for bash."
@@ -38,7 +38,7 @@ class BashCommand(ResponseBody):
 
 
 class BashOutput(ResponseBody):
-    """What a command wrote; the last one has its exit code."""
+    """A piece of the output of a command. The last one has its exit code."""
 
     id: HexId
     timestamp: datetime = Field(validation_alias=AliasChoices("timestamp", "at"))

@@ -216,7 +216,7 @@ class Remote:
         return Page(items=items, next_cursor=page["next_cursor"])
 
     async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[Event, None]:
-        """Yield every event, past and future, whatever breaks on the way."""
+        """Yield every event, past and future, and reconnect after errors."""
         async for kind, item in self._transport.stream(f"/api/sessions/{session_id}/events", after=after):
             if kind != "draft":
                 yield _event(session_id, item)

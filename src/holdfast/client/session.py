@@ -137,7 +137,7 @@ class SessionHandle(Generic[T]):
         return self._command(await self._submit("compact"))
 
     async def background(self) -> TurnHandle[None]:
-        """Detach an attached session: its turn continues on a worker when nobody watches."""
+        """Detach an attached session: its turn continues on a worker when no client watches."""
         return self._command(await self._submit("background"))
 
     async def fork(

@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class SyncTurnHandle(SyncHandle[TurnHandle[T]], Generic[T]):
-    """A submission that was accepted. It is durable: it ends, or visibly waits, whatever happens to this process.
+    """A submission that was accepted. It is durable: it ends, or visibly waits, even if this process ends.
 
     Await the handle, or `result()`, for its result.
     """
@@ -171,7 +171,7 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
         return SyncTurnHandle(self._loop, self._loop.run(self._handle.compact()))
 
     def background(self) -> "SyncTurnHandle[None]":
-        """Detach an attached session: its turn continues on a worker when nobody watches."""
+        """Detach an attached session: its turn continues on a worker when no client watches."""
         return SyncTurnHandle(self._loop, self._loop.run(self._handle.background()))
 
     def fork(

@@ -32,7 +32,7 @@ _SOON_SECONDS = 2.0
 
 
 class TurnHandle(Generic[T]):
-    """A submission that was accepted. It is durable: it ends, or visibly waits, whatever happens to this process.
+    """A submission that was accepted. It is durable: it ends, or visibly waits, even if this process ends.
 
     Await the handle, or `result()`, for its result.
     """
@@ -131,7 +131,7 @@ class TurnHandle(Generic[T]):
 
 
 class TurnOutput:
-    """What a turn produced: the last response of the model, and the event of the run that completed."""
+    """The output of a turn: the last response of the model, and the event of the run that completed."""
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -155,7 +155,7 @@ class _OpenQuestions:
 
     @property
     def are_open(self) -> bool:
-        """Whether a decision is missing that nobody has sent."""
+        """Whether a decision is missing, and none is on its way."""
         return bool(self._asked) and not self._on_their_way
 
     @property
