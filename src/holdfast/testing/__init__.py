@@ -1,4 +1,4 @@
-"""Tests for packages that extend Holdfast. Needs the extra `testing`."""
+"""Tests of your own agents, and of packages that extend Holdfast. Needs the extra `testing`."""
 
 from holdfast.errors import MissingExtra
 

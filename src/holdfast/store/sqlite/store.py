@@ -8,6 +8,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -60,8 +61,17 @@ class SqliteStore(SqlStore):
     engine = "sqlite"
     _dialect: Dialect = "sqlite"
 
-    def __init__(self, url: str, path: str, *, upgrade: bool, settings: Settings) -> None:
+    def __init__(
+        self,
+        url: str,
+        path: str,
+        *,
+        upgrade: bool,
+        settings: Settings,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         super().__init__(url, settings)
+        self._clock = clock  # a test of an agent may control the time of a store in memory
         # Absolute, for connections that are opened after a change of the working directory.
         self._path = path if path == MEMORY else str(Path(path).absolute())
         self._upgrade_on_open = upgrade
@@ -87,7 +97,7 @@ class SqliteStore(SqlStore):
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL, 0o600))
         self._files = self._new_files()
         opening = asyncio.ensure_future(
-            asyncio.to_thread(Writer, target, self._hub, self._translate, self._files)
+            asyncio.to_thread(Writer, target, self._hub, self._translate, self._files, self._clock)
         )
         try:
             self._writer = await asyncio.shield(opening)

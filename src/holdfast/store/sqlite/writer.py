@@ -35,7 +35,7 @@ _SPLIT_SECONDS = 0.002
 """A group of more jobs than this is split in two while a sync takes less than this."""
 
 
-def connect(path: str) -> sqlite3.Connection:
+def connect(path: str, clock: Callable[[], float] = time.time) -> sqlite3.Connection:
     """Open a connection with the function `now_us` and a short busy timeout."""
     connection = sqlite3.connect(
         path,
@@ -45,13 +45,9 @@ def connect(path: str) -> sqlite3.Connection:
         uri=path.startswith("file://"),
     )
     connection.row_factory = sqlite3.Row
-    connection.create_function("now_us", 0, _now_us)
+    connection.create_function("now_us", 0, lambda: int(clock() * 1_000_000))
     connection.execute("PRAGMA busy_timeout = 5000")
     return connection
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
@@ -178,6 +174,7 @@ class Writer:
         hub: Hub,
         translate: Callable[[BaseException], BaseException],
         files: DatabaseFiles,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._hub = hub
         self._translate = translate
@@ -188,7 +185,7 @@ class Writer:
         self._woken = False
         self._busy = threading.Lock()
         self._pace = _Pace()
-        self._connection = connect(path)
+        self._connection = connect(path, clock)
         try:
             _prepare(self._connection)
         except BaseException:
