@@ -2,16 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
-from starlette.types import ASGIApp
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
 
 
 class AsgiTransport(httpx2.AsyncBaseTransport):
     """An httpx2 transport whose server is an application in this process and event loop."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: "ASGIApp") -> None:
         self._app = app
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -39,7 +41,7 @@ class _Exchange:
         """The body of the response. It ends with None, or with the error of the application."""
         self.closed = asyncio.Event()
 
-    async def run(self, app: ASGIApp) -> None:
+    async def run(self, app: "ASGIApp") -> None:
         """Run the application until its response has ended."""
         problem: BaseException | None = None
         try:

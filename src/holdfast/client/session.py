@@ -93,7 +93,9 @@ class SessionHandle(Generic[T]):
 
     async def turn(self, id: str) -> TurnHandle[T]:
         """Return a handle on a message that was sent before."""
-        accepted = await self._transport.call(SubmissionInfo, "GET", f"{self._path}/submissions/{id}")
+        accepted = await self._transport.call(
+            SubmissionInfo, "GET", f"{self._path}/submissions/{quote(id, safe='')}"
+        )
         return TurnHandle(self._transport, accepted, self._output.parse)
 
     def submissions(
@@ -218,7 +220,10 @@ class SessionHandle(Generic[T]):
 
     async def command_output(self, command_id: str, *, after: int = -1, limit: int = 50) -> list[BashOutput]:
         """Return the output of a shell command after a number."""
-        path, params = f"{self._path}/commands/{command_id}/output", {"after": after, "limit": limit}
+        path, params = (
+            f"{self._path}/commands/{quote(command_id, safe='')}/output",
+            {"after": after, "limit": limit},
+        )
         return (await self._transport.call(Items[BashOutput], "GET", path, params=params)).items
 
     async def set_credential(self, name: str, value: str, *, ttl: float | None = None) -> None:
