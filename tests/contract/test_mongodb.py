@@ -189,7 +189,7 @@ async def test_a_user_without_the_privilege_is_told(engine: Engine):
             await client["test"].command("createUser", "writer", pwd="secret", roles=["noIndexes"])
         for name in ("reader", "writer"):
             with pytest.raises(
-                StoreReadOnly, match="needs the role readWrite on the database test"
+                StoreReadOnly, match="requires the role readWrite on the database test"
             ) as refused:
                 await open_store(server.url(user=f"{name}:secret@")).open()
             assert "secret" not in str(refused.value)
