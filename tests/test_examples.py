@@ -423,14 +423,14 @@ async def talks(store: Store, text: str) -> None:
             await names["ask"](server.url, server.token)
 
 
-async def tests_an_agent(store: Store, text: str) -> None:
+async def runs_a_test(store: Store, text: str) -> None:
     del store
     await run(text, {})
 
 
 AMONG: dict[str, Callable[[Store, str], Any]] = {
-    "docs/how-to/testing.md#0": tests_an_agent,
-    "docs/how-to/testing.md#1": tests_an_agent,
+    "docs/how-to/testing.md#0": runs_a_test,
+    "docs/how-to/testing.md#1": runs_a_test,
     "docs/how-to/approvals.md#0": asks,
     "docs/how-to/approvals.md#1": approves,
     "docs/how-to/media.md#2": makes_media,
