@@ -58,7 +58,7 @@ _MODULES = {
 }
 """The public names, by module."""
 
-__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [
     "AgentSetup",
     "Checkpoint",
     "Client",

@@ -1,6 +1,7 @@
 """The agents of these tests."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 from pydantic import BaseModel
 from pydantic_ai import Agent
@@ -52,7 +53,15 @@ def _wait(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
     return ModelResponse(parts=[ToolCallPart("sleep", {}, tool_call_id="sleep")])
 
 
+async def _stream(messages: list[ModelMessage], info: AgentInfo) -> AsyncGenerator[str, None]:
+    del messages, info
+    yield "one "
+    await asyncio.sleep(1)  # long enough for a draft
+    yield "two"
+
+
 echo = Agent(FunctionModel(_echo), name="echo")
+streamer = Agent(FunctionModel(stream_function=_stream), name="streamer")
 clerk = Agent(
     TestModel(custom_output_args={"customer": "Ada", "total": 12}), name="clerk", output_type=Invoice
 )
@@ -76,4 +85,4 @@ async def sleep() -> str:
     return "woke up"
 
 
-AGENTS = [echo, clerk, large, payer, sleeper]
+AGENTS = [echo, streamer, clerk, large, payer, sleeper]

@@ -40,6 +40,18 @@ def test_an_output_of_none_differs_from_no_output():
     assert ("output" in absent.model_fields_set, "output" in none.model_fields_set) == (False, True)
 
 
+async def test_a_large_output_is_stored_as_media_and_not_in_the_event(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/store.db"
+    async with connect(url, agents=AGENTS) as hf:
+        session = await hf.session(agent="large")
+        await (await session.send("invoice"))
+    async with open_store(url) as store:
+        (payload,) = [e.payload for e in await store.events(session.id) if e.kind == "run_completed"]
+        assert "media+sha256://" in payload
+        assert len(payload) < 1000
+        assert await store.check() == []
+
+
 async def test_all_that_a_worker_writes_is_typed_without_a_rest(tmp_path: Path):
     """Every field of every payload has its place in a class: nothing is written that a reader cannot see."""
     url = f"sqlite:///{tmp_path}/store.db"

@@ -102,11 +102,13 @@ async def _read(events: AsyncGenerator[SessionEvent, None], count: int) -> list[
 
 
 async def test_drafts_are_yielded_on_request(hf: Client):
-    session = await hf.session(agent="clerk")
-    turn = await session.send("invoice")
+    session = await hf.session(agent="streamer")
+    turn = await session.send("count")
     seen = [event async for event in turn.events(drafts=True)]
+    assert [event.text for event in seen if isinstance(event, Draft)][0] == "one "  # noqa: RUF015
     assert isinstance(seen[-1], SubmissionDone)
-    assert not any(isinstance(event, Draft) for event in [e async for e in session.events(follow=False)])
+    assert await turn == "one two"
+    assert not any(isinstance(event, Draft) for event in [e async for e in turn.events()])
 
 
 async def test_undo_rewind_compact_and_fork(hf: Client):

@@ -26,7 +26,7 @@ async def test_an_output_of_another_type_is_an_error(hf: Client):
         await (await session.send("invoice"))
 
 
-async def test_a_large_output_arrives_whole_and_is_not_in_the_event(hf: Client):
+async def test_a_large_output_arrives_whole(hf: Client):
     session = await hf.session(agent=large)
     turn = await session.send("invoice")
     assert (await turn).customer == "A" * 200_000

@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Sequence
+from inspect import isroutine
 from typing import Any, Generic, TypeVar, Union, cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic_ai import Agent, DeferredToolRequests
 
 from holdfast.client.turn import TurnOutput
@@ -39,8 +40,10 @@ def output_type_of(agent: Agent[Any, T]) -> OutputType[T]:
     given: Any = agent.output_type
     kinds: Sequence[Any] = cast("Sequence[Any]", given) if isinstance(given, Sequence) else [given]
     types = [kind for kind in kinds if kind is not DeferredToolRequests]
+    problem = f"the output type of agent {agent.name!r} is not made of types only; pass output_type"
+    if any(map(isroutine, types)):  # Pydantic would call a function to validate the output
+        raise BadInput(problem=problem)
     try:
         return OutputType(Union[tuple(types)])  # noqa: UP007 - the types are values here
-    except Exception as error:
-        problem = f"the output type of agent {agent.name!r} cannot be read by a client; pass output_type"
+    except (PydanticUserError, TypeError) as error:  # a marker such as ToolOutput
         raise BadInput(problem=problem) from error

@@ -53,8 +53,8 @@ class Killed(BaseException):
 def killed_after(store: Store, kind: str, *, number: int = 1) -> Generator[None, None, None]:
     """Simulate that the process is killed right after an event of this kind is durable, for the `number`-th time.
 
-    That write raises `Killed`. After it, the store rejects all writes of this process until the block ends, so that nothing can be
-    recorded or released, as after `kill -9`. The lease stays until it expires: advance the clock, or wait. `holdfast.events` lists the kinds.
+    That write raises `Killed`. After it, the store rejects all writes under a lease until the block ends, so that no run can record
+    or release anything, as after `kill -9`. The lease stays until it expires: advance the clock, or wait. `holdfast.events` lists the kinds.
     """
     original = {name: getattr(store, name) for name in ("write", "release", "leave", "renew")}
     left = number
