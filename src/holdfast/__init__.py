@@ -13,8 +13,13 @@ if TYPE_CHECKING:
     from holdfast.client.turn import TurnHandle
     from holdfast.errors import HoldfastError
     from holdfast.record import (
+        Done,
         ExternalMedia,
         Holdfast,
+        NotDone,
+        Retry,
+        Unknown,
+        Unsettled,
         annotate_effect,
         continue_session,
         fork,
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
         resume,
         rewind,
         settle_effect,
+        step,
     )
     from holdfast.runtime import AgentSetup, Worker, current_session
     from holdfast.store import Store, open_store
@@ -40,8 +46,13 @@ _MODULES = {
     "client.turn": ("TurnHandle",),
     "errors": ("HoldfastError",),
     "record": (
+        "Done",
         "ExternalMedia",
         "Holdfast",
+        "NotDone",
+        "Retry",
+        "Unknown",
+        "Unsettled",
         "annotate_effect",
         "continue_session",
         "fork",
@@ -51,6 +62,7 @@ _MODULES = {
         "resume",
         "rewind",
         "settle_effect",
+        "step",
     ),
     "runtime": ("AgentSetup", "Worker", "current_session"),
     "store": ("Store", "open_store"),
@@ -62,14 +74,19 @@ __all__ = [
     "AgentSetup",
     "Checkpoint",
     "Client",
+    "Done",
     "ExternalMedia",
     "Holdfast",
     "HoldfastError",
+    "NotDone",
+    "Retry",
     "RunHandle",
     "SessionHandle",
     "Store",
     "SyncClient",
     "TurnHandle",
+    "Unknown",
+    "Unsettled",
     "Worker",
     "annotate_effect",
     "connect",
@@ -86,6 +103,7 @@ __all__ = [
     "resume",
     "rewind",
     "settle_effect",
+    "step",
 ]
 
 

@@ -469,3 +469,21 @@ class ApprovalNeeded(HoldfastError):
     def calls(self) -> "Sequence[ApprovalRequest]":
         """The tool calls that wait for a decision."""
         return cast("Sequence[ApprovalRequest]", self.facts["calls"])
+
+
+class StepFailed(HoldfastError):
+    """Step {step!r} failed: {error}."""
+
+    code = "step_failed"
+
+
+class OutcomeUnknown(HoldfastError):
+    """Step {step!r} was started, but it is unknown whether it took effect."""
+
+    code = "outcome_unknown"
+
+
+class StepsDiffer(HoldfastError):
+    """The code does something else than the record says: {asked}, while the next one on record is {recorded}. Restore the code, or restart the turn."""
+
+    code = "steps_differ"

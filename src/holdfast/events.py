@@ -201,6 +201,44 @@ class ToolCallFailed(_Event):
     answered: bool = _payload("answered", False)
 
 
+class StepStarted(_Event):
+    """A step of a tool call or turn is about to run. This event is durable before it does. `call_id` is its ledger entry."""
+
+    kind: Literal["step_started"] = "step_started"
+    name: str = _payload("name")
+    call_id: str = _payload("call_id")
+    attempt: int = _payload("attempt", 1)
+
+
+class StepCompleted(_Event):
+    """A step has a result. `probe`: the step was interrupted, and its probe found the result."""
+
+    kind: Literal["step_completed"] = "step_completed"
+    name: str = _payload("name")
+    call_id: str = _payload("call_id")
+    probe: bool = _payload("probe", False)
+
+
+class StepFailed(_Event):
+    """An attempt of a step failed. With `retry_at` the step is tried again at that time."""
+
+    kind: Literal["step_failed"] = "step_failed"
+    name: str = _payload("name")
+    call_id: str = _payload("call_id")
+    error: str | None = _payload("error", None)
+    retry_at: datetime | None = _payload("retry_at", None)
+
+
+class ProbeAnswered(_Event):
+    """A probe was asked whether a tool call or step took effect. `error` is why it does not know, if it failed."""
+
+    kind: Literal["probe_answered"] = "probe_answered"
+    name: str = _payload("name")
+    call_id: str = _payload("call_id")
+    answer: Literal["done", "not_done", "unknown"] = _payload("answer")
+    error: str | None = _payload("error", None)
+
+
 class MessageAdded(_Event):
     """A message was added to the history: a request to the model, or its response."""
 
@@ -295,6 +333,10 @@ KnownEvent: TypeAlias = (
     | ToolCallStarted
     | ToolCallCompleted
     | ToolCallFailed
+    | StepStarted
+    | StepCompleted
+    | StepFailed
+    | ProbeAnswered
     | MessageAdded
     | Rewound
     | Compacted

@@ -4,6 +4,7 @@ from holdfast.record.capability import Holdfast, annotate_effect
 from holdfast.record.external import ExternalMedia
 from holdfast.record.forking import fork
 from holdfast.record.ledger import Policy, idempotency_key
+from holdfast.record.probes import Done, NotDone, Probe, ProbeAnswer, Unknown, Unsettled
 from holdfast.record.recovery import (
     RunReport,
     continue_session,
@@ -13,13 +14,21 @@ from holdfast.record.recovery import (
     rewind,
     settle_effect,
 )
+from holdfast.record.steps import Retry, step
 from holdfast.record.validity import is_provider_valid
 
 __all__ = [
+    "Done",
     "ExternalMedia",
     "Holdfast",
+    "NotDone",
     "Policy",
+    "Probe",
+    "ProbeAnswer",
+    "Retry",
     "RunReport",
+    "Unknown",
+    "Unsettled",
     "annotate_effect",
     "continue_session",
     "fork",
@@ -30,4 +39,5 @@ __all__ = [
     "resume",
     "rewind",
     "settle_effect",
+    "step",
 ]

@@ -126,13 +126,13 @@ class Buffer:
         self._host.amend(batch, self.run, begins=beginning is not None, responded=responded)
         return batch
 
-    def take_pending(self) -> Batch:
-        """Return a batch of all collected changes. If the run has made no request yet, keep its prompt for `resume`."""
+    def take_pending(self, effects: Sequence[Effect] = ()) -> Batch:
+        """Return a batch of all collected changes and these effects. If the run has made no request yet, keep its prompt for `resume`."""
         beginning = self._beginning
         if beginning is None:
-            return self._take()
+            return self._take(effects)
         kind: CheckpointKind = "interrupted" if pending_calls(beginning.messages) else "settled"
-        batch = self.take_step(beginning.messages, kind, 0)
+        batch = self.take_step(beginning.messages, kind, 0, effects=effects)
         if beginning.prompt is not None:
             prompt = ModelRequest(parts=[UserPromptPart(beginning.prompt)])
             segment, aside = self._history.set_aside(prompt)
@@ -178,6 +178,17 @@ class Buffer:
                 raise
             return error
         return None
+
+    async def write_effects(self, effects: Sequence[Effect], *last: NewEvent) -> None:
+        """Write these effects and events, and all collected changes before them."""
+        batch = self.take_pending(effects)
+        batch.events = [*batch.events, *last]
+        await self.write(batch)
+
+    def add_effect(self, effect: Effect) -> None:
+        """Write the end of a step with the next batch, or within milliseconds."""
+        self._calls.changed.append(effect)
+        self._write_within(_A_MOMENT)
 
     async def write_note(self, effect: Effect) -> None:
         """Write an annotation of a running call. No other batch builds on it."""

@@ -6,7 +6,7 @@ It decides how to answer a call that was started earlier. It never runs a tool a
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from pydantic_ai import RunContext
 from pydantic_ai.messages import (
@@ -21,6 +21,7 @@ from pydantic_ai.tools import DeferredToolRequests, ToolDefinition
 from holdfast.errors import Conflict
 from holdfast.record import ledger
 from holdfast.record.ledger import CallRef, Policy
+from holdfast.record.probes import Probe
 from holdfast.record.validity import answers, pending_calls
 from holdfast.store import Store
 from holdfast.types import Effect
@@ -29,13 +30,16 @@ from holdfast.types import Effect
 class Calls:
     """The calls of a run that no message answers yet, including those that an earlier run left open."""
 
-    def __init__(self, run_id: str, policies: Mapping[str, Policy]) -> None:
+    def __init__(
+        self, run_id: str, policies: Mapping[str, Policy], probes: Mapping[str, Probe] | None = None
+    ) -> None:
         self.inherited = False
         """Whether an earlier run started some of them, and it is not checked yet whether their tools still exist."""
         self.changed: list[Effect] = []
         """The effects to write with the next batch."""
         self._run_id = run_id
         self._policies = policies
+        self._probes = probes or {}
         self._effects: dict[CallRef, Effect] = {}
         self._refs: dict[str, CallRef] = {}  # the ledger entry of the latest call with an id
         self._made: Counter[CallRef] = Counter()  # how often a run has made a call with an id
@@ -44,7 +48,7 @@ class Calls:
     @property
     def any_runs(self) -> bool:
         """Whether the outcome of some call is still pending."""
-        return any(effect.state == "started" and effect.result is None for effect in self._effects.values())
+        return any(map(ledger.is_cut_off, self._effects.values()))
 
     @property
     def tools(self) -> set[str]:
@@ -99,6 +103,18 @@ class Calls:
         """Return whether a call waits for an answer, so that replaying it does not end it."""
         return ledger.waits_for(self._effects[ref]) is not None
 
+    def runs_alone(self, ref: CallRef) -> bool:
+        """Return whether this is the only call whose outcome is pending."""
+        return all(other == ref or not ledger.is_cut_off(effect) for other, effect in self._effects.items())
+
+    def recovery(self, tool: ToolDefinition) -> tuple[Policy, Probe | None]:
+        """Return how a call of a tool is recovered: its policy, and its probe if it has one. Raises `BadInput`."""
+        metadata = tool.metadata or {}
+        probe = self._probes.get(tool.name) or metadata.get("probe")
+        policy = self._policies.get(tool.name) or metadata.get("recovery", "report")
+        ledger.check_policy(policy, probe, allowed=get_args(Policy), what=f"tool {tool.name!r}")
+        return policy, probe
+
     def answer(self, ctx: RunContext[Any], effect: Effect, tool: ToolDefinition) -> Callable[[], Any] | None:
         """Return a function that answers a call that was started earlier; None if the call may run again."""
         if ledger.is_known(effect):
@@ -107,8 +123,8 @@ class Calls:
             # Running needs an approval, and one that this call has already used does not count.
             approved = ctx.tool_call_approved and waits != "external"
             return None if approved else lambda: ledger.replay(effect)
-        policy = self._policies.get(tool.name) or (tool.metadata or {}).get("recovery", "report")
-        if policy == "retry":
+        policy, _ = self.recovery(tool)
+        if policy == "retry" or (policy == "steps" and effect.state == "started"):
             return None
         if policy == "ask" and effect.state == "started":
             waiting = self.note(effect, result=ledger.deferred("again"))

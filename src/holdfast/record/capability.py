@@ -8,7 +8,13 @@ request, and is kept separately if no request follows within that time. It never
 
 import asyncio
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +28,7 @@ from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import ToolDefinition
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from holdfast.errors import AgentExited, HoldfastError
+from holdfast.errors import AgentExited, HoldfastError, OutcomeUnknown, StepsDiffer
 from holdfast.ids import title_from
 from holdfast.jsontext import lenient_json
 from holdfast.media import MediaStore
@@ -32,8 +38,10 @@ from holdfast.record.calls import Calls, missing_tools
 from holdfast.record.closing import close_open_calls
 from holdfast.record.history import open_history
 from holdfast.record.host import Failure, RunHost, RunStart, StandaloneRun
-from holdfast.record.ledger import Policy
+from holdfast.record.ledger import CallRef, Policy
 from holdfast.record.offloader import COMPLETED, MediaOffloader
+from holdfast.record.probes import LIMIT_SECONDS, Done, NotDone, Probe, Unsettled, ask_probe
+from holdfast.record.steps import StepApproval, Steps, current_steps, outside
 from holdfast.record.validity import pending_calls
 from holdfast.store import Store, open_store
 from holdfast.tracing import mark_span
@@ -44,14 +52,17 @@ _recorder: ContextVar["_Recorder | None"] = ContextVar("holdfast_recorder", defa
 
 
 async def annotate_effect(
-    ctx: RunContext[Any], *, summary: str | None = None, key: str | None = None
+    ctx: RunContext[Any] | None = None, *, summary: str | None = None, key: str | None = None
 ) -> None:
-    """Set a summary or an idempotency key on the ledger entry of the running tool call. It is kept after the call ends.
+    """Set a summary or an idempotency key on the ledger entry of the running step or tool call. It is kept after the call ends.
 
-    Does nothing if no run is recorded, so that tools can be tested on their own.
+    Outside a step it needs the `ctx` of the tool. Does nothing if no run is recorded, so that tools can be tested on their own.
     """
+    steps, ref = current_steps(), ledger.current_call.get()
+    if steps is not None and ref is not None and await steps.annotate(ref, summary, key):
+        return
     recorder = _recorder.get()
-    if recorder is not None and ctx.tool_call_id is not None:
+    if recorder is not None and ctx is not None and ctx.tool_call_id is not None:
         await recorder.annotate(ctx.tool_call_id, summary, key)
 
 
@@ -64,8 +75,8 @@ class Holdfast(AbstractCapability[Any]):
     A run without a `message_history` continues the session from its recorded history. With `fresh` it starts with an empty
     history instead. A run that a tool starts in the conversation of its own agent is a child run with its own session and history.
 
-    `policies` defines by tool name how to handle a call whose outcome is unknown after a crash; a tool can define it
-    with `metadata={"recovery": "retry"}`. New sessions belong to `owner`, by default the owner of the run whose tool
+    `policies` and `probes` define by tool name how to handle a call whose outcome is unknown after a crash; a tool can define it
+    with `metadata={"recovery": "retry"}` and `"probe"`. New sessions belong to `owner`, by default the owner of the run whose tool
     starts this one, else `local`. Sessions of other owners are treated as missing. Content of at least `media_threshold` bytes goes
     to the `media` store; both default to the store's settings. `run_id` sets the id of the run, which must be new. A capability
     passed for one run replaces the agent's own. `host` is for workers: it holds the session and may stop the run.
@@ -81,6 +92,7 @@ class Holdfast(AbstractCapability[Any]):
         parent_run_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         policies: Mapping[str, Policy] | None = None,
+        probes: Mapping[str, Probe] | None = None,
         lease_ttl: float | None = None,
         host: RunHost | None = None,
         media: MediaStore | None = None,
@@ -99,6 +111,7 @@ class Holdfast(AbstractCapability[Any]):
         self.parent_run_id = parent_run_id
         self.metadata = dict(metadata or {})
         self.policies: dict[str, Policy] = dict(policies or {})
+        self.probes: dict[str, Probe] = dict(probes or {})
         self.host = host
 
     def get_ordering(self) -> CapabilityOrdering:
@@ -200,7 +213,7 @@ class _Recorder(AbstractCapability[Any]):
         try:
             return await handler()
         except SystemExit as error:  # raised out of this task it would end the event loop
-            exited = AgentExited(what="The agent", error=_describe(error))
+            exited = AgentExited(what="The agent", error=ledger.describe(error))
             await self._fail(exited)
             raise exited from error
         except BaseException as error:
@@ -238,7 +251,7 @@ class _Recorder(AbstractCapability[Any]):
         try:
             response: ModelResponse = await handler(request_context)
         except BaseException as error:
-            self._buffer.add(self._event(ctx, "model_request_failed", error=_describe(error)))
+            self._buffer.add(self._event(ctx, "model_request_failed", error=ledger.describe(error)))
             raise
         self._buffer.add(self._event(ctx, "model_request_completed", **response_facts(response)))
         self._calls.made_by(response)
@@ -255,8 +268,17 @@ class _Recorder(AbstractCapability[Any]):
     ) -> Any:
         facts = {"tool": call.tool_name, "call_id": call.tool_call_id}
         ref = self._calls.ref(ctx.messages, call.tool_call_id)
+        policy, probe = self._calls.recovery(tool_def)
         known = self._calls.entry(ref)
-        if known is not None and (answer := self._calls.answer(ctx, known, tool_def)) is not None:
+        not_done = False
+        if known is not None and probe is not None and ledger.is_cut_off(known):
+            not_done = await self._ask_probe(ctx, probe, known, call, args)
+            known = self._calls.entry(ref)
+        if (
+            known is not None
+            and not not_done
+            and (answer := self._calls.answer(ctx, known, tool_def)) is not None
+        ):
             if not self._calls.waits(ref):
                 outcome = {} if ledger.is_known(known) else {"outcome": "unknown"}
                 self._buffer.add(self._event(ctx, "tool_call_completed", **facts, **outcome))
@@ -270,7 +292,12 @@ class _Recorder(AbstractCapability[Any]):
         token = ledger.current_call.set(ref)
         task = asyncio.current_task()
         try:
-            value = await handler(args)
+            with await self._steps(ctx, ref, policy, begun=known is not None):
+                value = await handler(args)
+        except OutcomeUnknown as error:
+            unknown = self._event(ctx, "tool_call_completed", **facts, outcome="unknown")
+            await self._buffer.write_effects([], unknown)
+            return ledger.unknown(effect, str(error.facts["step"]))
         except BaseException as error:
             if _can_be_recorded(error, task):
                 await self._record_error(ctx, effect, error)
@@ -280,6 +307,51 @@ class _Recorder(AbstractCapability[Any]):
         self._calls.returns(ref, ToolReturnPart(call.tool_name, value, call.tool_call_id))
         await self._settle(ctx, effect, "tool_call_completed")
         return value
+
+    async def _ask_probe(
+        self, ctx: RunContext[Any], probe: Probe, effect: Effect, call: ToolCallPart, args: dict[str, Any]
+    ) -> bool:
+        """Find out whether a call took effect, and record the result if it did. Return whether it may run again."""
+        unsettled = Unsettled(
+            name=call.tool_name,
+            key=effect.idempotency_key or ledger.key(effect.run_id, effect.call_id),
+            arguments=args,
+            summary=effect.summary,
+            attempts=effect.attempts,
+            started_at=effect.started_at,
+        )
+        answer, error = await ask_probe(probe, unsettled, LIMIT_SECONDS)
+        facts = {"name": call.tool_name, "call_id": effect.call_id, "answer": ledger.ANSWERS[type(answer)]}
+        self._buffer.add(self._event(ctx, "probe_answered", **facts, **({"error": error} if error else {})))
+        if isinstance(answer, Done):
+            part = ToolReturnPart(call.tool_name, answer.result, call.tool_call_id)
+            self._calls.returns((effect.run_id, effect.call_id), part)
+            self._calls.note(effect, state="completed")
+        return isinstance(answer, NotDone)
+
+    async def _steps(
+        self, ctx: RunContext[Any], ref: CallRef, policy: Policy, *, begun: bool
+    ) -> AbstractContextManager[None]:
+        """Return the context in which a tool can use steps. Only a tool with this policy can, since it runs again after a crash."""
+        if policy != "steps":
+            return outside()
+
+        async def settled() -> None:
+            if self._calls.runs_alone(ref):
+                await self._host.settled()
+
+        steps = Steps(
+            ref=ref,
+            store=self.store,
+            buffer=self._buffer,
+            offloader=self._offloader,
+            step=ctx.run_step,
+            approved=ctx.tool_call_approved,
+            settled=settled,
+        )
+        if begun:
+            await steps.load()
+        return steps.open()
 
     async def annotate(self, call_id: str, summary: str | None, key: str | None) -> None:
         """Annotate the ledger entry of a running call."""
@@ -296,12 +368,14 @@ class _Recorder(AbstractCapability[Any]):
                 ApprovalRequired() | CallDeferred()
             ):  # the call ends when it is answered, in this or a later run
                 kind = "approval" if isinstance(error, ApprovalRequired) else "external"
+                if isinstance(error, StepApproval):
+                    kind = "again"
                 self._calls.note(effect, result=ledger.deferred(kind, error.metadata))
                 await self._buffer.write_soon()
             case _:
-                await self._settle(ctx, effect, "tool_call_failed", error=_describe(error))
+                await self._settle(ctx, effect, "tool_call_failed", error=ledger.describe(error))
                 if self._ends_process(error):
-                    raise AgentExited(what=f"The tool {effect.tool}", error=_describe(error)) from error
+                    raise AgentExited(what=f"The tool {effect.tool}", error=ledger.describe(error)) from error
 
     def _ends_process(self, error: BaseException) -> bool:
         """Return whether an error would end the event loop, and with it every other run of this process."""
@@ -320,7 +394,7 @@ class _Recorder(AbstractCapability[Any]):
         lease = start.lease
         history = await open_history(self.store, lease.session_id, start.checkpoint, start.messages)
         waited = await self._waited(start)
-        self._calls = Calls(self.run_id, self._settings.policies)
+        self._calls = Calls(self.run_id, self._settings.policies, self._settings.probes)
         await self._inherit_calls(ctx, start)
         metadata = lenient_json(self._settings.metadata)
         self._buffer = Buffer(
@@ -395,7 +469,7 @@ class _Recorder(AbstractCapability[Any]):
         if failure.status is None:
             await self._buffer.write(batch)
             return None
-        text = _describe(failure.error)
+        text = ledger.describe(failure.error)
         payload = lenient_json({"error": text})
         event = NewEvent(kind=f"run_{failure.status}", run_id=self.run_id, payload=payload)
         batch.events, batch.status = [*batch.events, event], "idle"
@@ -460,7 +534,7 @@ def _approval_request(call: ToolCallPart) -> dict[str, Any]:
 def _can_be_recorded(error: BaseException, task: "asyncio.Task[Any] | None") -> bool:
     """Return whether an error of a tool determines how its call ended, and can be written.
 
-    It is unknown whether a cancelled call took effect. A coroutine that is closed after its event loop has ended
+    It is unknown whether a cancelled call took effect. One whose code differs from its record can continue with the right code. A coroutine that is closed after its event loop has ended
     cannot write.
     """
     if isinstance(error, GeneratorExit):
@@ -468,12 +542,7 @@ def _can_be_recorded(error: BaseException, task: "asyncio.Task[Any] | None") -> 
             return asyncio.current_task() is task
         except RuntimeError:  # no event loop is running
             return False
-    return not isinstance(error, asyncio.CancelledError)
-
-
-def _describe(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return text.replace("\x00", "\\x00").encode("utf-8", "replace").decode()
+    return not isinstance(error, asyncio.CancelledError | StepsDiffer)
 
 
 def response_facts(response: ModelResponse) -> dict[str, Any]:

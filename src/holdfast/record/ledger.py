@@ -4,11 +4,11 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from pydantic import TypeAdapter
 from pydantic_ai import RunContext
@@ -23,19 +23,22 @@ from pydantic_ai.messages import (
 )
 from pydantic_core import PydanticSerializationError
 
+from holdfast.errors import BadInput
 from holdfast.jsontext import lenient_json, read_recorded
 from holdfast.record.history import dump, dump_all, load
+from holdfast.record.probes import Done, NotDone, Unknown
 from holdfast.store import Store
 from holdfast.types import Effect, Json
 
-Policy: TypeAlias = Literal["retry", "report", "ask"]
+Policy: TypeAlias = Literal["retry", "report", "ask", "probe", "steps"]
 """How to handle a call that was started and has no recorded end.
 
 `retry`: it is safe to run it again. `report`: the model is informed that the outcome is unknown, and decides. `ask`: a
-person decides, through an approval.
+person decides, through an approval. `probe`: its probe finds out, else `report`. `steps`: the tool runs again, and its recorded
+steps return their results. Any other policy may also have a probe, and applies if that does not know.
 """
 
-Deferral: TypeAlias = Literal["approval", "external", "again"]
+Deferral: TypeAlias = Literal["approval", "external", "again", "pause"]
 
 CallRef: TypeAlias = tuple[str, str]
 """The identity of a call in the ledger: the run that made it, and its entry name in that run."""
@@ -43,7 +46,9 @@ CallRef: TypeAlias = tuple[str, str]
 current_call: ContextVar[CallRef | None] = ContextVar("holdfast_call", default=None)
 """The ledger entry of the tool call that is running in this context."""
 
-_UNSERIALIZABLE = '{"kind":"unserializable"}'
+UNSERIALIZABLE: Final = '{"kind":"unserializable"}'
+ANSWERS: Final[Mapping[type[Any], str]] = {Done: "done", NotDone: "not_done", Unknown: "unknown"}
+"""The answers of a probe, in events."""
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _SORTED = json.JSONEncoder(sort_keys=True, default=repr)
 
@@ -69,7 +74,43 @@ def origin(messages: Sequence[ModelMessage], run_id: str) -> str:
 
 def entry(call_id: str, before: int) -> str:
     """Return the entry name of a call. Models reuse call ids, so later calls with the same id are numbered."""
-    return call_id if before == 0 else f"{call_id}~{before + 1}"
+    name = call_id.replace("/", "%2F")  # a slash separates the steps of a call from it
+    return name if before == 0 else f"{name}~{before + 1}"
+
+
+def step_entry(parent: str, name: str, before: int) -> str:
+    """Return the entry name of a step of a call or of another step, after `before` steps with the same name."""
+    return f"{parent}/{name}" if before == 0 else f"{parent}/{name}~{before + 1}"
+
+
+def is_step(effect: Effect) -> bool:
+    """Return whether an entry belongs to a step and not to a call."""
+    return "/" in effect.call_id
+
+
+async def step_entries(store: Store, session_id: str, run_id: str, parent: str) -> dict[str, Effect]:
+    """Return the recorded steps of a call by their entry names, in the order of their start."""
+    entries: dict[str, Effect] = {}
+    cursor = None
+    while True:
+        page = await store.effects(session_id, run_id=run_id, cursor=cursor)
+        entries |= {
+            effect.call_id: effect for effect in page.items if effect.call_id.startswith(f"{parent}/")
+        }
+        cursor = page.next_cursor
+        if cursor is None:
+            return entries
+
+
+def check_policy(policy: Any, probe: Any, *, allowed: Sequence[str], what: str) -> Policy:
+    """Return the policy of a call or step. Raises `BadInput` if there is no such policy, or its probe is missing."""
+    if policy not in allowed:
+        raise BadInput(
+            problem=f"{policy!r} is not a recovery policy of {what}; use one of {', '.join(allowed)}"
+        )
+    if (policy == "probe" or probe is not None) and not callable(probe):
+        raise BadInput(problem=f"{what} needs a function as its probe, not {type(probe).__name__}")
+    return policy
 
 
 def calls_before(messages: Sequence[ModelMessage], run_id: str) -> Counter[str]:
@@ -92,17 +133,18 @@ async def latest_entries(
     They are counted in the ledger because a history processor may have dropped calls from the history.
     """
     latest: dict[str, tuple[int, Effect]] = {}
-    wanted = set(call_ids)
+    wanted = {entry(call_id, 0): call_id for call_id in call_ids}
     cursor = None
     while run_id:
         page = await store.effects(session_id, run_id=run_id, cursor=cursor)
         for effect in page.items:
             base, _, number = effect.call_id.rpartition("~")
-            for call_id, count in (
+            for name, count in (
                 (effect.call_id, 1),
                 (base, int(number) if _NUMBER.fullmatch(number) else 0),
             ):
-                if call_id in wanted and count > latest.get(call_id, (0, effect))[0]:
+                call_id = wanted.get(name)
+                if call_id is not None and count > latest.get(call_id, (0, effect))[0]:
                     latest[call_id] = count, effect
         cursor = page.next_cursor
         if cursor is None:
@@ -140,15 +182,18 @@ def key(run_id: str, call_id: str) -> str:
     return hashlib.sha256(f"{run_id}/{call_id}".encode()).hexdigest()[:32]
 
 
-def idempotency_key(ctx: RunContext[Any]) -> str:
-    """Return a key for the tool call that `ctx` belongs to, for services that deduplicate requests.
+def idempotency_key(ctx: RunContext[Any] | None = None) -> str:
+    """Return a key for the step or tool call that runs this code, for services that deduplicate requests.
 
-    It stays the same when the call runs again after a crash, in any process.
+    It stays the same when the step or call runs again after a crash, in any process. Without a recorded run the tool's `ctx` is
+    needed.
     """
-    if ctx.tool_call_id is None or ctx.run_id is None:
-        message = "idempotency_key(ctx) can only be used within a tool call"
+    if (current := current_call.get()) is not None:
+        return key(*current)
+    if ctx is None or ctx.tool_call_id is None or ctx.run_id is None:
+        message = "idempotency_key can only be used within a step or a tool call"
         raise ValueError(message)
-    return key(*(current_call.get() or (origin(ctx.messages, ctx.run_id), ctx.tool_call_id)))
+    return key(origin(ctx.messages, ctx.run_id), ctx.tool_call_id)
 
 
 def returned(part: ToolReturnPart) -> Json:
@@ -159,10 +204,10 @@ def returned(part: ToolReturnPart) -> Json:
         try:
             body = lenient_json(_tool_return().dump_python(structured, mode="json", fallback=repr))
         except (PydanticSerializationError, RecursionError):
-            return _UNSERIALIZABLE
+            return UNSERIALIZABLE
         return f'{{"kind":"tool_return","value":{body}}}'
     body = dump_all(ModelRequest(parts=[part]))
-    return _UNSERIALIZABLE if body is None else f'{{"kind":"return","message":{body}}}'
+    return UNSERIALIZABLE if body is None else f'{{"kind":"return","message":{body}}}'
 
 
 def raised(error: ToolRetryError | ToolFailedError) -> Json:
@@ -213,9 +258,20 @@ def replay(effect: Effect) -> Any:
     return part.content  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
 
 
+def describe(error: BaseException) -> str:
+    """Return an error as text that every store accepts."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return text.replace("\x00", "\\x00").encode("utf-8", "replace").decode()
+
+
 def without_result(effect: Effect) -> Effect:
     """Return the effect as one whose result could not be recorded."""
-    return effect if effect.result is None else replace(effect, result=_UNSERIALIZABLE)
+    return effect if effect.result is None else replace(effect, result=UNSERIALIZABLE)
+
+
+def is_cut_off(effect: Effect) -> bool:
+    """Return whether a call was started, has no recorded end and waits for nothing: it is unknown whether it took effect."""
+    return effect.state == "started" and effect.result is None
 
 
 def is_known(effect: Effect) -> bool:
@@ -227,8 +283,13 @@ def is_known(effect: Effect) -> bool:
     )
 
 
-def unknown(effect: Effect) -> str:
-    """Return the text that reports a call with an unknown outcome to the model."""
+def unknown(effect: Effect, step: str | None = None) -> str:
+    """Return the text that reports a call with an unknown outcome to the model; `step` is the part of it that was cut off."""
+    if step is not None:
+        return (
+            f"This call was interrupted: its step {step!r} was started, but it is unknown whether it took effect. "
+            "Check before you repeat it, or inform the user."
+        )
     if effect.state == "failed":
         return f"The call failed before an interruption: {effect.error}. Decide whether to retry it."
     if waits_for(effect) == "approval":

@@ -1,0 +1,487 @@
+"""Steps: parts of a tool call or of a plain agent's turn that have their own ledger entries.
+
+After a crash the code runs again from its top. A step whose end is recorded does not run again: it returns its recorded
+result or raises its recorded failure. The start of a step is durable before it runs; the end of the one before it is part of the
+same write.
+"""
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from inspect import isawaitable, iscoroutinefunction
+from typing import Any, Final, NoReturn, TypeVar, TypeVarTuple, cast, overload
+
+from pydantic_ai.exceptions import ApprovalRequired, ModelRetry
+
+from holdfast.errors import BadInput, OutcomeUnknown, StepFailed, StepsDiffer
+from holdfast.jsontext import lenient_json
+from holdfast.record import ledger, values
+from holdfast.record.buffer import Buffer
+from holdfast.record.ledger import CallRef, Policy
+from holdfast.record.offloader import MediaOffloader
+from holdfast.record.probes import LIMIT_SECONDS, Done, NotDone, Probe, ProbeAnswer, Unsettled, ask_probe
+from holdfast.store import Store
+from holdfast.types import Effect, NewEvent
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_PATIENCE_SECONDS: Final = 30.0
+"""How long a new step of concurrent code waits for the other parts to repeat their recorded steps."""
+_LONGEST_NAME: Final = 100
+_POLICIES: Final = ("retry", "report", "ask", "probe")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """How a step is repeated that raises one of the errors `on`, which must mean that it had no effect.
+
+    It is tried `attempts` times. The first pause is `backoff` seconds, each further one twice as long up to `max_backoff`, and
+    each is shortened at random by up to a half. No attempt begins later than `deadline` seconds after the first one.
+    """
+
+    on: type[Exception] | tuple[type[Exception], ...]
+    attempts: int = 3
+    backoff: float = 1.0
+    max_backoff: float = 60.0
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raise `BadInput` for values that make no sense."""
+        kinds = self.on if isinstance(self.on, tuple) else (self.on,)
+        if not kinds or not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise BadInput(problem="`on` of a Retry must be an exception class, or a tuple of them")
+        if self.attempts < 1 or self.backoff < 0 or self.max_backoff < 0:
+            raise BadInput(problem="a Retry needs at least one attempt, and pauses that are not negative")
+
+    def pause(self, attempt: int) -> float:
+        """Return how many seconds to wait after this attempt."""
+        seconds = min(self.backoff * 2 ** min(attempt - 1, 30), self.max_backoff)
+        return seconds * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """A step as the code asks for it."""
+
+    name: str
+    ref: CallRef
+    function: Callable[..., Any]
+    arguments: Sequence[Any]
+    digest: str
+    policy: Policy
+    probe: Probe | None
+    probe_timeout: float
+    retry: Retry | None
+
+    def facts(self, **more: object) -> dict[str, object]:
+        return {"name": self.name, "call_id": self.ref[1], **more}
+
+
+@dataclass(slots=True, kw_only=True)
+class Steps:
+    """The steps of one tool call, or of one turn of a plain agent."""
+
+    ref: CallRef
+    """The ledger entry that they belong to."""
+    store: Store
+    buffer: Buffer
+    offloader: MediaOffloader
+    step: int | None = None
+    """The step of the run, for the events."""
+    approved: bool = False
+    """Whether a person decided to repeat the steps that wait for it."""
+    settled: Callable[[], Awaitable[None]] | None = None
+    """Called before a step if no other one runs. May stop the run."""
+    _recorded: dict[str, Effect] = field(default_factory=dict[str, Effect])
+    """The steps on record that the code has not asked for yet."""
+    _requested: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    _running: dict[CallRef, Effect] = field(default_factory=dict[CallRef, Effect])
+    _replayed: asyncio.Event = field(default_factory=asyncio.Event)
+    _task: "asyncio.Task[Any] | None" = None
+    _closed: bool = False
+
+    async def load(self) -> None:
+        """Read the recorded steps. Those within a step that has ended are not needed."""
+        entries = await ledger.step_entries(self.store, *self._session_and_ref())
+        ended = [entry + "/" for entry, effect in entries.items() if effect.state != "started"]
+        self._recorded = {
+            entry: effect for entry, effect in entries.items() if not entry.startswith(tuple(ended))
+        }
+
+    def _session_and_ref(self) -> tuple[str, str, str]:
+        return self.buffer.lease.session_id, *self.ref
+
+    @contextmanager
+    def open(self) -> Generator[None, None, None]:
+        """Make `step` of the code in this block a step of this call. Raises `StepsDiffer` if it ends before its recorded steps."""
+        self._task = asyncio.current_task()
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            self._closed = True
+            _current.reset(token)
+        for entry, effect in self._recorded.items():
+            raise StepsDiffer(asked="it has ended", recorded=self._label(entry, effect))
+
+    @property
+    def running(self) -> int:
+        """How many steps run."""
+        return len(self._running)
+
+    async def run(self, request: _Request) -> Any:
+        """Run a step, or return its recorded result."""
+        known = self._recorded.pop(request.ref[1], None)
+        if known is None:
+            await self._wait_for_recorded(request)
+        else:
+            self._replayed.set()
+            if known.arguments_digest != request.digest:
+                asked = f"it calls step {request.name!r} with other arguments"
+                raise StepsDiffer(asked=asked, recorded=self._label(request.ref[1], known))
+            if known.state != "started":
+                (known,) = await self.offloader.effects_back([known])
+                return _replay(known, request)
+            if ledger.waits_for(known) == "again" and not self.approved:
+                _require_approval(request)
+            if ledger.waits_for(known) is None:
+                answer = await self._probe(request, known)
+                if isinstance(answer, Done):
+                    return await self._complete(request, known, answer.result, probed=True)
+                if not isinstance(answer, NotDone):
+                    await self._apply_policy(request, known)
+        if self.settled is not None and not self._running:
+            await self.settled()
+        return await self._attempt(request, known)
+
+    async def annotate(self, ref: CallRef, summary: str | None, key: str | None) -> bool:
+        """Annotate a running step; return whether it is one."""
+        effect = self._running.get(ref)
+        if effect is None:
+            return False
+        noted = self._running[ref] = replace(
+            effect, summary=summary or effect.summary, idempotency_key=key or effect.idempotency_key
+        )
+        await self.buffer.write_note(noted)
+        return True
+
+    def request(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+        *,
+        recovery: Policy,
+        probe: Probe | None,
+        probe_timeout: float,
+        retry: Retry | None,
+    ) -> _Request:
+        """Check a request for a step and give it its place: the next one of its name. Raises `BadInput`."""
+        if self._closed:
+            raise BadInput(problem=f"step {name!r} was asked for after its tool call or turn had ended")
+        _check_name(name)
+        if not callable(function):
+            raise BadInput(problem=f"step {name!r} needs a function, not {type(function).__name__}")
+        policy = ledger.check_policy(recovery, probe, allowed=_POLICIES, what=f"step {name!r}")
+        parent = ledger.current_call.get() or self.ref
+        entry = parent[1] if parent[0] == self.ref[0] and _is_within(parent[1], self.ref[1]) else self.ref[1]
+        before = self._requested[entry, name]
+        self._requested[entry, name] += 1
+        return _Request(
+            name=name,
+            ref=(self.ref[0], ledger.step_entry(entry, name, before)),
+            function=function,
+            arguments=arguments,
+            digest=ledger.digest(values.digest_text(_all_arguments(function, arguments))),
+            policy=policy,
+            probe=probe,
+            probe_timeout=probe_timeout,
+            retry=retry,
+        )
+
+    async def _wait_for_recorded(self, request: _Request) -> None:
+        """Let concurrent code repeat its recorded steps before a new one runs. Raises `StepsDiffer` if it does not."""
+        alone = asyncio.current_task() is self._task  # then no other part of the code can be about to ask
+        while self._recorded:
+            self._replayed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0 if alone else _PATIENCE_SECONDS):
+                    await self._replayed.wait()
+                    continue
+            entry, effect = next(iter(self._recorded.items()))
+            asked = f"it calls step {request.name!r}"
+            raise StepsDiffer(asked=asked, recorded=self._label(entry, effect))
+
+    async def _probe(self, request: _Request, known: Effect) -> ProbeAnswer | None:
+        if request.probe is None:
+            return None
+        call = Unsettled(
+            name=request.name,
+            key=known.idempotency_key or ledger.key(*request.ref),
+            arguments=tuple(request.arguments),
+            summary=known.summary,
+            attempts=known.attempts,
+            started_at=known.started_at,
+        )
+        with outside():
+            answer, error = await ask_probe(request.probe, call, request.probe_timeout)
+        facts = request.facts(answer=ledger.ANSWERS[type(answer)], **({"error": error} if error else {}))
+        self.buffer.add(self._event("probe_answered", facts))
+        return answer
+
+    async def _apply_policy(self, request: _Request, known: Effect) -> None:
+        """Return if the step may run again although it is unknown whether it took effect."""
+        if request.policy == "retry":
+            return
+        if request.policy == "ask":
+            await self.buffer.write_effects([replace(known, result=ledger.deferred("again"))])
+            _require_approval(request)
+        await self.buffer.write_effects([])  # with the answer of the probe
+        raise OutcomeUnknown(step=request.name, call_id=request.ref[1])
+
+    async def _attempt(self, request: _Request, known: Effect | None) -> Any:
+        """Run the step until it succeeds, fails, or may not be tried again. Continue after a pause that a crash interrupted."""
+        effect = known or Effect(
+            run_id=request.ref[0],
+            call_id=request.ref[1],
+            tool=request.name,
+            step=self.step,
+            arguments_digest=request.digest,
+            idempotency_key=ledger.key(*request.ref),
+            attempts=0,
+        )
+        pause = _Pause.of(effect)
+        while True:
+            if pause is not None:
+                await asyncio.sleep(max(0.0, (pause.until - await self.store.now()).total_seconds()))
+            effect = replace(effect, attempts=effect.attempts + 1, result=None)
+            self._running[request.ref] = effect
+            try:
+                started = self._event("step_started", request.facts(attempt=effect.attempts))
+                await self.buffer.write_effects([effect], started)
+                value = await self._call(request)
+            except BaseException as error:
+                effect = self._running[request.ref]
+                if not _is_outcome(error):
+                    raise
+                pause = await self._next_pause(request, effect, pause, error)
+                if pause is None:
+                    text = ledger.describe(error)
+                    self._end(request, replace(effect, state="failed", error=text), "step_failed", error=text)
+                    raise _failure(request.name, text) from error
+                effect = replace(effect, result=pause.as_json())
+                failed = request.facts(error=ledger.describe(error), retry_at=pause.until.isoformat())
+                await self.buffer.write_effects([effect], self._event("step_failed", failed))
+            else:
+                return await self._complete(request, self._running[request.ref], value)
+            finally:
+                self._running.pop(request.ref, None)
+
+    async def _call(self, request: _Request) -> Any:
+        token = ledger.current_call.set(request.ref)
+        try:
+            if iscoroutinefunction(request.function):
+                return await request.function(*request.arguments)
+            value = await asyncio.to_thread(request.function, *request.arguments)
+            return await value if isawaitable(value) else value
+        finally:
+            ledger.current_call.reset(token)
+
+    async def _next_pause(
+        self, request: _Request, effect: Effect, last: "_Pause | None", error: BaseException
+    ) -> "_Pause | None":
+        """Return the pause before the next attempt; None if there is none."""
+        rule = request.retry
+        if rule is None or not isinstance(error, rule.on) or effect.attempts >= rule.attempts:
+            return None
+        now = await self.store.now()
+        since = last.since if last else effect.started_at or now
+        until = now + timedelta(seconds=rule.pause(effect.attempts))
+        if rule.deadline is not None and until > since + timedelta(seconds=rule.deadline):
+            return None
+        return _Pause(until=until, since=since)
+
+    async def _complete(self, request: _Request, effect: Effect, value: Any, *, probed: bool = False) -> Any:
+        """Record the result and return it as its record returns it."""
+        facts = {"probe": True} if probed else {}
+        try:
+            text, back = values.dump(value, values.result_type(request.function))
+        except values.Unserializable as error:
+            effect = replace(effect, state="completed", result=ledger.UNSERIALIZABLE, error=str(error))
+            self._end(request, effect, "step_completed", **facts)
+            raise _unserializable(request.name, str(error)) from None
+        result = f'{{"kind":"value","value":{text}}}'
+        self._end(request, replace(effect, state="completed", result=result), "step_completed", **facts)
+        return back
+
+    def _end(self, request: _Request, effect: Effect, kind: str, **facts: object) -> None:
+        self.buffer.add(self._event(kind, request.facts(**facts)))
+        self.buffer.add_effect(effect)
+
+    def _event(self, kind: str, facts: dict[str, object]) -> NewEvent:
+        return NewEvent(kind=kind, run_id=self.buffer.run.id, step=self.step, payload=lenient_json(facts))
+
+    def _label(self, entry: str, effect: Effect) -> str:
+        number = entry.rpartition("~")[2] if "~" in entry else ""
+        return f"step {effect.tool!r}" + (f" number {number}" if number.isdigit() else "")
+
+
+_current: ContextVar[Steps | None] = ContextVar("holdfast_steps", default=None)
+
+
+@contextmanager
+def outside() -> Generator[None, None, None]:
+    """Run a block that must not use steps."""
+    token = _current.set(None)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_steps() -> Steps | None:
+    """Return the steps of the tool call or turn that runs this code."""
+    return _current.get()
+
+
+@overload
+async def step(
+    name: str,
+    function: Callable[[*Ts], Awaitable[T]],
+    *arguments: *Ts,
+    recovery: Policy = ...,
+    probe: Probe | None = None,
+    probe_timeout: float = ...,
+    retry: Retry | None = None,
+) -> T: ...
+@overload
+async def step(
+    name: str,
+    function: Callable[[*Ts], T],
+    *arguments: *Ts,
+    recovery: Policy = ...,
+    probe: Probe | None = None,
+    probe_timeout: float = ...,
+    retry: Retry | None = None,
+) -> T: ...
+async def step(
+    name: str,
+    function: Callable[..., Any],
+    *arguments: Any,
+    recovery: Policy = "report",
+    probe: Probe | None = None,
+    probe_timeout: float = LIMIT_SECONDS,
+    retry: Retry | None = None,
+) -> Any:
+    """Run `function(*arguments)` as a step of the tool call or turn that calls this, and return its result.
+
+    If the process dies, the tool or turn runs again from its top, and a step that has ended returns its recorded result. For a
+    step that was started and has no recorded end, first the `probe` is asked, then `recovery` applies: `retry` runs it again,
+    `report` raises `OutcomeUnknown`, `ask` waits for a person's decision. A function that is not async runs in a thread.
+
+    The result must be data: JSON, or of the type that the function declares to return. A function that raises makes the step fail
+    with `StepFailed`, which is recorded, too; `retry` declares errors after which it is tried again.
+
+    Raises `BadInput` outside a tool with `recovery="steps"` and outside a plain agent's turn, and `StepsDiffer` if the record has
+    other steps or other arguments.
+    """
+    steps = _current.get()
+    if steps is None:
+        raise BadInput(
+            problem=f"step {name!r} is outside a recorded turn; use it in a tool with recovery `steps` of an agent with the Holdfast capability"
+        )
+    request = steps.request(
+        name, function, arguments, recovery=recovery, probe=probe, probe_timeout=probe_timeout, retry=retry
+    )
+    return await steps.run(request)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pause:
+    """The time until the next attempt of a step. It is recorded, so that it continues after a crash."""
+
+    until: datetime
+    since: datetime
+    """When the first attempt was made."""
+
+    @staticmethod
+    def of(effect: Effect) -> "_Pause | None":
+        if ledger.waits_for(effect) != "pause":
+            return None
+        record = json.loads(effect.result or "{}")
+        return _Pause(**{name: datetime.fromisoformat(record[name]) for name in ("until", "since")})
+
+    def as_json(self) -> str:
+        return json.dumps({"kind": "pause", "until": self.until.isoformat(), "since": self.since.isoformat()})
+
+
+def _replay(effect: Effect, request: _Request) -> Any:
+    """Return the recorded result of a step, or raise its recorded failure."""
+    if effect.state == "failed":
+        raise _failure(request.name, effect.error or "")
+    if not ledger.is_known(effect):
+        raise _unserializable(request.name, effect.error or "")
+    record: dict[str, Any] = json.loads(effect.result or "{}")
+    if record["kind"] != "value":
+        return ledger.replay(effect)
+    try:
+        return values.load(json.dumps(record["value"]), values.result_type(request.function))
+    except values.Unserializable as error:
+        recorded = f"a result of step {request.name!r} of another type: {error}"
+        raise StepsDiffer(asked="the function returns another type", recorded=recorded) from None
+
+
+def _failure(name: str, error: str) -> Exception:
+    """Return the error of a failed step. The message of a tool for the model remains one."""
+    kind, _, text = error.partition(": ")
+    return ModelRetry(text) if kind == ModelRetry.__name__ else StepFailed(step=name, error=error)
+
+
+def _unserializable(name: str, problem: str) -> BadInput:
+    return BadInput(
+        problem=f"step {name!r} has ended, but its result cannot be recorded exactly: {problem}. Return JSON, or declare the return type of the function"
+    )
+
+
+class StepApproval(ApprovalRequired):
+    """A person must decide whether a step runs again that may have taken effect."""
+
+
+def _require_approval(request: _Request) -> NoReturn:
+    raise StepApproval({"step": request.name, "call_id": request.ref[1]})
+
+
+def _is_outcome(error: BaseException) -> bool:
+    """Return whether an error determines how a step ended. It is unknown whether a cancelled one took effect."""
+    return isinstance(error, Exception) and not isinstance(
+        error, ApprovalRequired | OutcomeUnknown | StepsDiffer
+    )
+
+
+def _is_within(entry: str, parent: str) -> bool:
+    return entry == parent or entry.startswith(parent + "/")
+
+
+def _all_arguments(function: Any, arguments: Iterable[Any]) -> Any:
+    """Return all arguments of a call, also those that a `functools.partial` has."""
+    positional, named = list(arguments), cast("dict[str, Any]", {})
+    while hasattr(function, "func") and hasattr(function, "keywords"):
+        positional, named = [*function.args, *positional], {**function.keywords, **named}
+        function = function.func
+    return [positional, named] if named else positional
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_NAME or not name.isprintable():
+        raise BadInput(
+            problem=f"a step needs a name of 1 to {_LONGEST_NAME} printable characters, not {name!r:.80}"
+        )
+    if "/" in name or "~" in name:
+        raise BadInput(problem=f"the name of step {name!r} must not contain / or ~")
