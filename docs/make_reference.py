@@ -210,7 +210,7 @@ curl -X POST "$URL/api/sessions/s1/undo" -H "$AUTH"
 curl "$URL/api/sessions/s1/fork" -H "$AUTH" --json '{"session_id": "copy-of-s1"}'
 ```
 
-Approve a tool call. `call_id` and `digest` are in `asked` of the session:
+Approve a tool call. `call_id` and `digest` are in `approvals` of the session:
 
 ```sh
 curl "$URL/api/sessions/s1" -H "$AUTH"

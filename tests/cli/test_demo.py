@@ -71,7 +71,7 @@ async def questions(client: AsyncClient, session: str) -> list[dict[str, Any]]:
     async for event in client.stream(session):
         if event["kind"] == "approval_requested":
             break
-    return (await client.session(session))["asked"]
+    return (await client.session(session))["approvals"]
 
 
 async def until_done(client: AsyncClient, session: str) -> AsyncGenerator[dict[str, Any], None]:

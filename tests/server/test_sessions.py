@@ -42,7 +42,7 @@ async def test_the_life_of_a_session(http: httpx2.AsyncClient):
     busy = await http.post(f"{path}/submissions", json={"text": "now", "when_busy": "reject"})
     assert (busy.status_code, busy.json()["error"]["code"]) == (409, "turn_in_progress")
     shown = (await http.get(path)).json()
-    assert (shown["status"], shown["pending"], shown["hold"], shown["asked"]) == ("queued", 1, True, [])
+    assert (shown["status"], shown["pending"], shown["hold"], shown["approvals"]) == ("queued", 1, True, [])
     listed = (await http.get(f"{path}/submissions")).json()["items"]
     assert [item["submission_id"] for item in listed] == [sent.json()["submission_id"]]
     assert listed[0]["payload"] is None
@@ -134,7 +134,7 @@ async def test_an_approval_over_http(store: Store, http: httpx2.AsyncClient, ses
     async with working(store, agent):
         await http.post(f"{path}/submissions", json={"text": "pay"})
         async with asyncio.timeout(20):
-            while not (asked := (await http.get(path)).json()["asked"]):
+            while not (asked := (await http.get(path)).json()["approvals"]):
                 await asyncio.sleep(0.02)
         assert (asked[0]["tool"], asked[0]["arguments"]) == ("pay", {"amount": 5})
         answer = {"call_id": asked[0]["call_id"], "digest": asked[0]["digest"], "approved": True}

@@ -162,7 +162,7 @@ class SessionDetail(SessionInfo):
         None,
         description="Why no worker continues it, and what to do, if `waiting_for` is `worker` or `resume`.",
     )
-    asked: list[ApprovalRequest] = Field(default_factory=list[ApprovalRequest])
+    approvals: list[ApprovalRequest] = Field(default_factory=list[ApprovalRequest])
 
 
 class _Submitted(RequestBody):
@@ -236,7 +236,7 @@ class ApprovalDecision(RequestBody):
     """A decision about a tool call."""
 
     call_id: str = Field(
-        min_length=1, max_length=500, description="The tool call, from `asked` of the session."
+        min_length=1, max_length=500, description="The tool call, from `approvals` of the session."
     )
     digest: str = Field(
         min_length=64, max_length=64, description="The digest of its arguments, from the same place."

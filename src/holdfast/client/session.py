@@ -59,7 +59,7 @@ class SessionHandle(Generic[T]):
         return f"SessionHandle(id={self.id!r})"
 
     async def info(self) -> SessionDetail:
-        """Return the session as it is now, with the tool calls that wait for a decision in `asked`."""
+        """Return the session as it is now, with the tool calls that wait for a decision in `approvals`."""
         return await self._transport.call(SessionDetail, "GET", self._path)
 
     async def update(
@@ -289,8 +289,8 @@ class SessionHandle(Generic[T]):
 
     async def _decide(self, call: str | ApprovalRequest, **decision: Any) -> TurnHandle[None]:
         if isinstance(call, str):
-            asked = (await self.info()).asked
-            request = next((request for request in asked if request.call_id == call), None)
+            approvals = (await self.info()).approvals
+            request = next((request for request in approvals if request.call_id == call), None)
             if request is None:
                 raise Conflict(problem=f"call {call!r} of session {self.id} does not wait for a decision")
             call = request

@@ -98,7 +98,7 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
         self.id: str = handle.id
 
     def info(self) -> SessionDetail:
-        """Return the session as it is now, with the tool calls that wait for a decision in `asked`."""
+        """Return the session as it is now, with the tool calls that wait for a decision in `approvals`."""
         return self._loop.run(self._handle.info())
 
     def update(

@@ -42,7 +42,7 @@ from holdfast.jsontext import strict_json
 from holdfast.leases import why_waiting
 from holdfast.runtime.attachment import attachment
 from holdfast.runtime.attachment import parse as parse_attachment
-from holdfast.runtime.questions import asked
+from holdfast.runtime.questions import pending_approvals
 from holdfast.server.channel import Channel
 from holdfast.server.routes import (
     access_of,
@@ -147,9 +147,9 @@ async def list_sessions(
 async def read_session(request: Request, session_id: SessionId) -> SessionDetail:
     """Return a session: its lease holder, why it waits, and the tool calls that wait for a person."""
     session = session_of(request)
-    questions = await asked(store_of(request), session_id) if session.status == "waiting" else []
+    questions = await pending_approvals(store_of(request), session_id) if session.status == "waiting" else []
     detail = SessionDetail.of(session)
-    detail.asked = [ApprovalRequest.model_validate(question) for question in questions]
+    detail.approvals = [ApprovalRequest.model_validate(question) for question in questions]
     detail.problem = await why_waiting(store_of(request), session)
     return detail
 

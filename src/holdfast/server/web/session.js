@@ -252,7 +252,7 @@ export function Session({ id, view, call, me, onDetail }) {
     ${view === "retention" && html`<${Retention} key=${id} id=${id} detail=${detail} admin=${me.role === "admin"} onChanged=${reread} onReset=${() => setLife((n) => n + 1)} />`}
     ${view === "" &&
     html`<${Conversation} key=${id} journal=${journal} version=${journal.version} queued=${queued} call=${call}>
-        ${(journal.seq ? (detail?.asked ?? []) : []).map(
+        ${(journal.seq ? (detail?.approvals ?? []) : []).map(
           (call) => html`<${Approval} key=${`${call.call_id}/${call.digest}`} sessionId=${id} call=${call} failed=${journal.failures} onSent=${reread} />`,
         )}
         ${status === "cleaned" &&
