@@ -41,13 +41,13 @@ _RUNNING: Final = b'"ended_at":null'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """The result of a copy. `copied` and `there` count sessions, `records` the other rows by table.
+    """The result of a copy. `copied` and `already_present` count sessions, `records` the other rows by table.
 
     `moved` names the sessions that continue only in the target; `failed` lists what is missing or different in the target, with reasons.
     """
 
     copied: int = 0
-    there: int = 0
+    already_present: int = 0
     cleaned: int = 0
     moved: tuple[str, ...] = ()
     records: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -181,7 +181,7 @@ class _Copy:
         """Check that an existing session of the target is the same. A moved session continues there, and may be ahead."""
         if session.status != "moved":
             await self._compare_session(session.id)
-        self._done = replace(self._done, there=self._done.there + 1)
+        self._done = replace(self._done, already_present=self._done.already_present + 1)
 
     async def _compare_session(self, session_id: str) -> None:
         ours = await _digest(self._source, self._from, session_id)
@@ -195,7 +195,7 @@ class _Copy:
     async def _cleaned(self, row: Mapping[str, Any]) -> None:
         """Copy a cleaned session and its stored archive."""
         if await _has(self._target, row["id"]):
-            self._done = replace(self._done, there=self._done.there + 1)
+            self._done = replace(self._done, already_present=self._done.already_present + 1)
             return
         if row["archive"] is not None:
             await copy_blob(self._from, self._to, await self._from.metadata(to_uri(row["archive"])))
