@@ -127,7 +127,7 @@ def bodies(known: dict[str, str]) -> dict[tuple[str, str], Any]:
         ("POST", "/interrupt"): {"submission_id": known["submission_id"]},
         ("POST", "/rewind"): place,
         ("POST", "/fork"): place,
-        ("PUT", "/state"): {"body": "taken over", "expected": 1},
+        ("PUT", "/state"): {"body": "taken over", "expected_version": 1},
         ("PUT", "/{consumer}"): {"seq": 1},
         ("PUT", "/{name}"): {"value": "taken over"},
         ("POST", "/{call_id}"): {"result": "taken over"},

@@ -174,7 +174,7 @@ async def test_bad_input_ends_cleanly(engine: Engine, store: Store, tmp_path: Pa
         assert stdin["stdout"] == "end\n"
         nowhere = {"command": "true", "cwd": f"{tmp_path}/none"}
         missing = await client.post("/api/bash/execute_bash_command", json=nowhere)
-        assert (missing.status_code, missing.json()["error"]["code"]) == (422, "no_folder")
+        assert (missing.status_code, missing.json()["error"]["code"]) == (422, "folder_not_found")
         for query in ({"limit": 101}, {"limit": 0}, {"page_id": "yesterday"}, {"command_id__eq": "7"}):
             refused = await client.get(SEARCH, params=query)
             assert refused.status_code == 422, query

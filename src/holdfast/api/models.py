@@ -438,7 +438,7 @@ class NewState(RequestBody):
     """A new agent state, and the version it replaces."""
 
     body: Any = Field(description="The new state: any JSON value.")
-    expected: Number = Field(
+    expected_version: Number = Field(
         description="The version that it replaces; 0 if there is none. Otherwise the answer is 409."
     )
 

@@ -198,9 +198,9 @@ class SessionHandle(Generic[T]):
         """Return the names and versions of the session's states."""
         return (await self._transport.call(StateList, "GET", f"{self._path}/states")).items
 
-    async def set_state(self, body: Any, *, expected: int, name: str | None = None) -> AgentState:
-        """Replace the agent state, or the named one, if it has the `expected` version; 0 if there is none yet."""
-        given = {"body": body, "expected": expected}
+    async def set_state(self, body: Any, *, expected_version: int, name: str | None = None) -> AgentState:
+        """Replace the agent state, or the named one, if it is at version `expected_version`; 0 if there is none yet."""
+        given = {"body": body, "expected_version": expected_version}
         return await self._transport.call(
             AgentState, "PUT", f"{self._path}/state", json=given, params={"name": name}
         )

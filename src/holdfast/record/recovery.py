@@ -262,7 +262,7 @@ async def settle_effect(
         state = "completed" if error is None else "failed"
         settled = replace(effect, state=state, result=recorded, error=error)
         kind = "tool_call_completed" if error is None else "tool_call_failed"
-        payload = json.dumps({"tool": settled.tool, "call_id": call_id, "by_hand": True, "actor": actor})
+        payload = json.dumps({"tool": settled.tool, "call_id": call_id, "manual": True, "actor": actor})
         event = NewEvent(kind=kind, run_id=run_id, payload=payload)
         batch = Batch(effects=[settled], events=[event])
         # Before the change: an audit entry without a change is better than a change without an audit entry.

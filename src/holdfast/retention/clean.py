@@ -150,7 +150,7 @@ async def _archived(store: Store, media: MediaStore, lease: Lease, state: Retent
             session_id=lease.session_id,
             guard="archive",
             problem="its deletion has started without an archive",
-            lift="Finish it without an archive.",
+            hint="Finish it without an archive.",
         )
     try:
         sha256 = await _store_archive(store, media, lease.session_id)

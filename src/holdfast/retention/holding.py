@@ -54,7 +54,7 @@ async def refuse_held(store: Store, session_id: str) -> None:
             session_id=session_id,
             guard="hold",
             problem=f"the policy {rule.name} holds it",
-            lift="Change the policy in the settings.",
+            hint="Change the policy in the settings.",
         )
 
 
@@ -76,5 +76,5 @@ async def _acquire(store: Store, session_id: str, holder: Holder, tries: int) ->
             problem=f"it is running, held by {error.facts['holder']} until {error.facts['until']}",
             holder=error.facts["holder"],
             until=error.facts["until"],
-            lift="Interrupt it, or wait until it ends; force does not override this.",
+            hint="Interrupt it, or wait until it ends; force does not override this.",
         ) from error

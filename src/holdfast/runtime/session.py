@@ -296,7 +296,7 @@ class SessionRunner:
                 break
             await asyncio.sleep(min(left, attached.grace / 4) + 0.01)
         _log.info("session %s was not watched for %g s", self._session_id, attached.grace)
-        if attached.then == "interrupt":
+        if attached.on_unwatched == "interrupt":
             turn.cancel("interrupt")
         else:
             self.hand_over(UNWATCHED)

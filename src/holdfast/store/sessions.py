@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from holdfast.errors import (
     BadInput,
     BadText,
+    EventNotFound,
     Forbidden,
-    NotYet,
     SessionCleaned,
     SessionErased,
     SessionExists,
@@ -177,7 +177,8 @@ class SessionMethods(Transactions):
             yield from self._lock_head(check_id(session_id, "session id"))
             if (yield op("admin_hold", id=session_id)):
                 raise Forbidden(
-                    needs="an administrator, because an administrator set this hold", who="this owner"
+                    required="an administrator, because an administrator set this hold",
+                    principal="this owner",
                 )
         yield op(
             "update_session",
@@ -224,17 +225,21 @@ class SessionMethods(Transactions):
         return from_row(State, rows[0]) if rows else State(version=0, body="null")
 
     @writing(changes="session_id")
-    def set_state(self, session_id: str, body: Json, *, expected: int, name: str | None = None) -> Tx[State]:
-        """Replace the agent state if it is at version `expected`, else raise `VersionConflict`. Writes an event.
+    def set_state(
+        self, session_id: str, body: Json, *, expected_version: int, name: str | None = None
+    ) -> Tx[State]:
+        """Replace the agent state if it is at version `expected_version`, else raise `VersionConflict`. Writes an event.
 
         Each `name` is a separate state with its own version, for sessions with several agents.
         """
         self._check_json(body, "state")
         yield from self._refuse_cleaned(session_id)
         state = yield from self._state(session_id, name)
-        if state.version != expected:
-            raise VersionConflict(session_id=session_id, version=state.version, expected=expected)
-        version = expected + 1
+        if state.version != expected_version:
+            raise VersionConflict(
+                session_id=session_id, version=state.version, expected_version=expected_version
+            )
+        version = expected_version + 1
         if name is None:
             yield op("set_state", session_id=session_id, version=version, body=body)
         else:
@@ -279,7 +284,7 @@ class SessionMethods(Transactions):
         check_id(consumer, "consumer")
         head = yield from self._refuse_cleaned(session_id)
         if not 0 <= seq <= head.seq:
-            raise NotYet(session_id=session_id, seq=head.seq, number=seq)
+            raise EventNotFound(session_id=session_id, seq=head.seq, number=seq)
         yield op("set_cursor", session_id=session_id, consumer=consumer, seq=seq)
         (row,) = yield op("cursor", session_id=session_id, consumer=consumer)
         return from_row(Cursor, row)
