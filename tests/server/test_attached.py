@@ -46,7 +46,7 @@ async def test_a_turn_lasts_as_long_as_somebody_streams_it(engine: Engine, store
 
 
 async def test_a_bad_attachment_is_refused_over_http(engine: Engine):
-    async with front(engine.url, "--role", "front") as server, server.client() as client:
+    async with front(engine.url, "--role", "api") as server, server.client() as client:
         for attached in ("yes", {"grace": 0}, {"grace": 1e-9}, {"on_unwatched": "dance"}):
             with pytest.raises(ServerError, match="attached") as refused:
                 await client.create_session("agent", metadata={"attached": attached})

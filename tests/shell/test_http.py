@@ -25,7 +25,7 @@ SEARCH = "/api/bash/bash_events/search"
 @asynccontextmanager
 async def serving(url: str) -> AsyncGenerator[tuple[Front, httpx2.AsyncClient], None]:
     """A server with a shell, and a client that may use it."""
-    async with front(url, "--role", "front", "--enable-shell") as server:
+    async with front(url, "--role", "api", "--enable-shell") as server:
         headers = {"X-Session-API-Key": server.token}
         async with httpx2.AsyncClient(base_url=server.url, headers=headers, timeout=60) as client:
             yield server, client

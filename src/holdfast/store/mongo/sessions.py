@@ -295,6 +295,6 @@ async def totals(db: Documents) -> list[MongoRow]:
             expired_holders=await db.count("holders", {"deadline": {"$lte": now}}),
             leases=await db.count("heads", {"holder": {"$gt": ""}}),
             unsafe="",
-            lag=now - ready[0]["ready_at"] if ready else 0,
+            queue_wait=now - ready[0]["ready_at"] if ready else 0,
         )
     ]
