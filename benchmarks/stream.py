@@ -1,8 +1,8 @@
-"""What a live stream costs, from one front process to many clients: each claim is a bar that must hold.
+"""What a live stream costs, from one server process to many clients: each claim is a bar that must hold.
 
 The server is `holdfast serve --role api` on a real PostgreSQL; the clients are raw sockets in a process of their own; who
 writes is a third. A bare Starlette stream of the same bytes takes turns with it. Deliveries are counted two ways: by
-the clock while the front is behind all the time, where it sends what has gathered at once, and by the processor's time
+the clock while the server is behind all the time, where it sends what has gathered at once, and by the processor's time
 while events come one at a time, where nothing can gather. Run it as `python -m benchmarks.stream`.
 """
 

@@ -2,7 +2,7 @@
 import { html, useCallback, useEffect, useState } from "./preact.js";
 import * as api from "./api.js";
 import { Approval } from "./approvals.js";
-import { Settle } from "./ledger.js";
+import { Settle } from "./tool_calls.js";
 import { ago, titleOf } from "./words.js";
 
 const EVERY = 2000;

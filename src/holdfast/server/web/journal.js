@@ -251,7 +251,7 @@ export class Journal {
     return item;
   }
 
-  // The last call with this id; the ledger numbers further attempts.
+  // The last call with this id; the server numbers further attempts.
   callOf(id) {
     return this._calls.get(id) ?? this._calls.get(String(id).replace(/~\d+$/, ""));
   }
