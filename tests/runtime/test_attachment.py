@@ -33,7 +33,7 @@ def patient(steps: int = 3) -> "Agent[None, str]":
 async def watching(store: Store, session_id: str) -> AsyncGenerator[None, None]:
     async def go_on() -> None:
         while True:
-            await store.watched([session_id])
+            await store.mark_watched([session_id])
             await asyncio.sleep(GRACE / 8)
 
     task = asyncio.create_task(go_on())
@@ -86,12 +86,12 @@ async def test_other_sessions_go_on_unwatched(store: Store):
 
 async def test_whoever_asks_for_something_is_there(store: Store):
     session_id = await attached(store)
-    assert await store.unwatched(session_id) < 30
+    assert await store.seconds_unwatched(session_id) < 30
     with pytest.raises(SessionNotFound):
-        await store.unwatched("nobody")
-    await store.watched([session_id, "nobody"])
-    await store.watched([])
-    assert 0 <= await store.unwatched(session_id) < 30
+        await store.seconds_unwatched("nobody")
+    await store.mark_watched([session_id, "nobody"])
+    await store.mark_watched([])
+    assert 0 <= await store.seconds_unwatched(session_id) < 30
 
 
 async def test_a_bad_attachment_fails_the_message_visibly(store: Store):

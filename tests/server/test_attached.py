@@ -34,7 +34,7 @@ async def test_a_turn_lasts_as_long_as_somebody_streams_it(engine: Engine, store
         await until(is_running)
         await asyncio.sleep(GRACE * 3)
         assert await is_running()
-        assert await store.unwatched(session) < GRACE
+        assert await store.seconds_unwatched(session) < GRACE
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         async with asyncio.timeout(30):

@@ -26,7 +26,7 @@ from holdfast.leases import joined
 from holdfast.media import MediaStore, open_media, to_uri
 from holdfast.media.move import copy_blob
 from holdfast.retention.archive import spool, write_archive
-from holdfast.retention.holding import held
+from holdfast.retention.holding import hold_for_retention
 from holdfast.retention.rehydrate import import_archive
 from holdfast.store import Store
 from holdfast.tables import RECORDS
@@ -160,7 +160,7 @@ class _Copy:
         """Import a session. One with open submissions is closed in the source before it is read."""
         moves = session.status == "moved" or session.pending > 0
         if moves and session.status != "moved":
-            async with held(self._source, session.id, self._holder) as lease:
+            async with hold_for_retention(self._source, session.id, self._holder) as lease:
                 detail = json.dumps({"to": self._target.url})
                 await self._source.move_session(lease, actor=self._actor, detail=detail)
         try:

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager, suppress
 
 from holdfast.errors import HoldfastError, RetentionRefused, SessionBusy, StoreError
 from holdfast.leases import acquire, joined
-from holdfast.policy import applied
+from holdfast.policy import match_policy
 from holdfast.store import Store
 from holdfast.types import Holder, Lease
 
@@ -18,7 +18,9 @@ _PAGES = 1000
 
 
 @asynccontextmanager
-async def held(store: Store, session_id: str, holder: Holder | None = None) -> AsyncGenerator[Lease, None]:
+async def hold_for_retention(
+    store: Store, session_id: str, holder: Holder | None = None
+) -> AsyncGenerator[Lease, None]:
     """Hold the lease of a session, cleaned or not, while the block runs, with a holder of its own unless one is given.
 
     Raises `RetentionRefused` if another live holder has it. With a given `holder`, which has many sessions to process, it
@@ -36,13 +38,13 @@ async def held(store: Store, session_id: str, holder: Holder | None = None) -> A
             await store.release(lease)
 
 
-async def refuse_held(store: Store, session_id: str) -> None:
+async def refuse_policy_hold(store: Store, session_id: str) -> None:
     """Raise `RetentionRefused` if a policy holds the session."""
     policies = store.settings.retention
     if not any(policy.hold for policy in policies):
         return
     session = await store.session(session_id)
-    rule = applied(
+    rule = match_policy(
         policies,
         agent=session.agent,
         metadata=session.metadata,

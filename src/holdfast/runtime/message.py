@@ -47,7 +47,7 @@ async def prepare_turn(
     if point.chain:
         turn.continue_run(point.chain[0])
         if turn.recovered and submission.attempts > 1:
-            turn.uncounts = await _is_blameless(leased, point)
+            turn.exclude_attempt = await _is_blameless(leased, point)
     given = await approvals.recorded_answers(leased.store, leased.id, point.chain)
     results = None
     if point.begun:

@@ -288,7 +288,7 @@ class SessionRunner:
         """Stop or hand over a turn that has not been watched for as long as the session allows."""
         while True:
             try:
-                left = attached.grace - await self._store.unwatched(self._session_id)
+                left = attached.grace - await self._store.seconds_unwatched(self._session_id)
             except HoldfastError as error:
                 _log.warning("session %s: cannot read when it was last watched: %s", self._session_id, error)
                 left = _POLL_SECONDS

@@ -180,7 +180,7 @@ class Channel:
         """Record that an attached session is watched, for its worker."""
         while True:
             with suppress(HoldfastError):  # the next attempt makes up for it
-                await self._store.watched([self._session_id])
+                await self._store.mark_watched([self._session_id])
             await asyncio.sleep(min(grace / 4, 30))
 
     def end(self, reason: str) -> None:

@@ -257,7 +257,7 @@ async def sweep(request: Request, body: SweepRequest) -> SweepResult:
         actor=principal_of(request).owner,
         dry_run=body.dry_run,
         limit=body.limit,
-        tell=outcomes.append,
+        on_outcome=outcomes.append,
     )
     if done is None:
         duty = await store.duty(DUTY)

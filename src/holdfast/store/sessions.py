@@ -118,19 +118,19 @@ class SessionMethods(Transactions):
         rows = yield bounded(wanted, "title", "waiting_for", *["metadata"] * _METADATA_WEIGHT)
         return to_page(rows, limit, [from_row(Session, row) for row in rows], "active_at", "id")
 
-    async def watched(self, session_ids: Sequence[str]) -> None:
+    async def mark_watched(self, session_ids: Sequence[str]) -> None:
         """Record that these sessions are being watched now. Missing sessions are ignored."""
         if session_ids:
             await self._watched(sorted(session_ids))
 
     @writing(repeatable=True)
     def _watched(self, session_ids: list[str]) -> Tx[None]:
-        yield op("watched", session_ids=session_ids)
+        yield op("mark_watched", session_ids=session_ids)
 
     @reading
-    def unwatched(self, session_id: str) -> Tx[float]:
+    def seconds_unwatched(self, session_id: str) -> Tx[float]:
         """Return for how many seconds the session has been neither watched nor sent a submission."""
-        rows = yield op("unwatched", id=check_id(session_id, "session id"))
+        rows = yield op("seconds_unwatched", id=check_id(session_id, "session id"))
         if not rows:
             raise SessionNotFound(id=session_id)
         return rows[0]["microseconds"] / 1_000_000
