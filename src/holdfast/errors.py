@@ -76,6 +76,12 @@ class BadCursor(BadInput):
     code = "bad_cursor"
 
 
+class BadUsage(BadInput):
+    """{problem} Usage: `{usage}`. Run `{command} --help` for details."""
+
+    code = "bad_usage"
+
+
 class BadSettings(BadInput):
     """Invalid settings. {problem}"""
 
