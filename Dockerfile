@@ -28,4 +28,4 @@ EXPOSE 8350
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s \
     CMD ["python", "-c", "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', int(os.environ['HOLDFAST_PORT']), timeout=4); c.request('GET', '/health'); sys.exit(c.getresponse().status != 200)"]
 ENTRYPOINT ["holdfast"]
-CMD ["serve", "--role", "front"]
+CMD ["serve", "--role", "api"]

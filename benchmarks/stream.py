@@ -1,8 +1,8 @@
-"""What a live stream costs, from one front process to many clients: each claim is a bar that must hold.
+"""What a live stream costs, from one server process to many clients: each claim is a bar that must hold.
 
-The front is `holdfast serve --role front` on a real PostgreSQL; the clients are raw sockets in a process of their own; who
+The server is `holdfast serve --role api` on a real PostgreSQL; the clients are raw sockets in a process of their own; who
 writes is a third. A bare Starlette stream of the same bytes takes turns with it. Deliveries are counted two ways: by
-the clock while the front is behind all the time, where it sends what has gathered at once, and by the processor's time
+the clock while the server is behind all the time, where it sends what has gathered at once, and by the processor's time
 while events come one at a time, where nothing can gather. Run it as `python -m benchmarks.stream`.
 """
 
@@ -287,7 +287,7 @@ async def _idle(report: Report, url: str, scale: Scale) -> None:
     """Measure what clients cost that only wait, each at a session of its own."""
     async with open_store(url) as store:
         sessions = [(await store.create_session(agent="bench", owner="bench")).id for _ in range(scale.idle)]
-    async with front(url, "--role", "front", token=TOKEN) as server:
+    async with front(url, "--role", "api", token=TOKEN) as server:
         process = psutil.Process(server.process.pid)
         # What the first clients load stays for all of them.
         warm = [(0, f"/api/sessions/{session}/events") for session in sessions[:20]]
@@ -331,7 +331,7 @@ async def main(scale: Scale, only: Sequence[str]) -> int:
     with postgres() as server:
         async with _database(server) as url, open_store(url) as store:
             writer = Writer(store)
-            async with front(url, "--role", "front", token=TOKEN) as serving:
+            async with front(url, "--role", "api", token=TOKEN) as serving:
                 if "deliveries" in only:
                     progress("deliveries")
                     await _deliveries(report, serving, writer, store, scale)

@@ -210,7 +210,7 @@ curl -X POST "$URL/api/sessions/s1/undo" -H "$AUTH"
 curl "$URL/api/sessions/s1/fork" -H "$AUTH" --json '{"session_id": "copy-of-s1"}'
 ```
 
-Approve a tool call. `call_id` and `digest` are in `asked` of the session:
+Approve a tool call. `call_id` and `digest` are in `approvals` of the session:
 
 ```sh
 curl "$URL/api/sessions/s1" -H "$AUTH"
@@ -220,7 +220,7 @@ curl "$URL/api/sessions/s1/approvals" -H "$AUTH" --json "{\\"call_id\\": \\"c1\\
 Store state, change the title, export an archive, and erase a session:
 
 ```sh
-curl -X PUT "$URL/api/sessions/s1/state" -H "$AUTH" --json '{"body": {"step": 3}, "expected": 0}'
+curl -X PUT "$URL/api/sessions/s1/state" -H "$AUTH" --json '{"body": {"step": 3}, "expected_version": 0}'
 curl -X PATCH "$URL/api/sessions/s1" -H "$AUTH" --json '{"title": "Renamed", "metadata": {"case": 12}}'
 curl "$URL/api/sessions/s1/export" -H "$AUTH" -o s1.ndjson
 curl "$URL/api/sessions" -H "$AUTH" --json '{"agent": "bot", "id": "s2"}'

@@ -174,7 +174,7 @@ async def test_the_quickstart_runs_unchanged_on_a_store_and_on_a_server(tmp_path
     names: dict[str, Any] = {}
     exec(module.text.replace("sleep(10)", "sleep(0)"), names)
     url = f"sqlite:///{tmp_path}/holdfast.db"
-    async with open_store(url) as store, front(url, "--role", "front") as server:
+    async with open_store(url) as store, front(url, "--role", "api") as server:
         worker = Worker(store, names["agent"])
         serving = asyncio.create_task(worker.run())
         for settings in (

@@ -37,7 +37,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Generator[WSGIServer, None, None]
     monkeypatch.setattr(metrics, "_SILENT_SECONDS", 0.2)
     registry = CollectorRegistry()
     Counter("seen", "Something.", registry=registry)
-    server = metrics.show(registry, "127.0.0.1", 0)
+    server = metrics.start_server(registry, "127.0.0.1", 0)
     yield server
     server.shutdown()
     server.server_close()

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.config import load_settings
 from holdfast.errors import BadSettings
-from holdfast.policy import Policy, applied
+from holdfast.policy import Policy, match_policy
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -119,7 +119,7 @@ def test_the_first_that_matches_applies():
     ]
 
     def of(agent: str, metadata: object, *, active: int = 0) -> tuple[str, datetime | None] | None:
-        found = applied(
+        found = match_policy(
             policies,
             agent=agent,
             metadata=json.dumps(metadata),

@@ -1,7 +1,7 @@
 """The agents of `holdfast demo`. They are scripted, so they need no API key and no network; their tools are real.
 
-The first one prepares a release: it plans, runs shell commands in a scratch folder, appends a line to a file, calls a
-second agent, draws a picture, and asks a person before it deploys. Set DEMO_MODEL to run it on a real model.
+The first one prepares a release: it plans, runs shell commands in a scratch folder, appends a line to a log, calls a
+second agent, draws a chart, and asks a person for approval before it deploys. Set DEMO_MODEL to run it on a real model.
 """
 
 import asyncio
@@ -32,48 +32,48 @@ from holdfast.shell import ShellService
 from holdfast.store import Store, open_store
 
 FOLDER: Final = "DEMO_FOLDER"
-"""The variable that names the demo's folder, with its store, its scratch folder and its ledger file."""
+"""The variable that names the demo's folder, with its store, its scratch folder and its release log."""
 MODEL: Final = "DEMO_MODEL"
 """The variable that names a Pydantic AI model to use instead of the script."""
-LEDGER: Final = "ledger.txt"
+RELEASE_LOG: Final = "releases.log"
 SCRATCH: Final = "scratch"
-_DONE: Final = "one line is in"
+_DONE: Final = "added one line to"
 _PLAN: Final = """\
-I will prepare a release:
+Sure, let's prepare a release. Here is my plan:
 
-1. write its notes and **check** them, with real shell commands in a scratch folder;
-2. write **one line** into a file, which must happen exactly once;
-3. ask a **second agent** for a review, and draw a picture;
-4. ask **you** before anything is deployed.
+1. Write the release notes and **check** them. These are real shell commands in a scratch folder.
+2. Add **one line** to the release log. This must happen exactly once.
+3. Ask a **second agent** to review the notes, and draw a chart.
+4. Ask **you** for approval before I deploy anything.
 
-Close this tab or kill the worker while I work, then come back.
+While I work, try closing this tab or killing the worker. When you come back, I will still be on it.
 """
 _HELLO: Final = """\
-I am a scripted agent: no network, no API key, real tools. Type `prepare a release`, then try one of these:
+Hi! I am a scripted agent: I need no network and no API key, but my tools are real. Type `prepare a release`, then try these:
 
-- **close this tab** and open it again: the turn has continued without you;
-- **kill the worker** with the button below: another one continues, and nothing is done twice;
-- **export, clean, restore**: in the view *Retention*.
+- **Close this tab** and open it again. The turn continues without you.
+- **Kill the worker** with the button below. Another worker takes over and repeats nothing.
+- **Export, clean and restore** this session in the *Retention* tab.
 
 ```python
 while True:
         come_back()  # the whole conversation is still here
 ```
 """
-_NOTES: Final = "printf '# Release 1.0\\n\\n- sessions that hold\\n- nothing is done twice\\n' > NOTES.md && wc -l NOTES.md && ls"
-_CHECK: Final = "for part in notes links spelling licence size; do echo \"checking $part\"; sleep 0.6; done; echo 'all is fine'"
+_NOTES: Final = "printf '# Release 1.0\\n\\n- Sessions survive crashes\\n- Tool calls never run twice by accident\\n' > NOTES.md && wc -l NOTES.md && ls"
+_CHECK: Final = "for part in notes links spelling licence size; do echo \"checking $part\"; sleep 0.6; done; echo 'all checks passed'"
 _STEPS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
     ("shell", {"command": _NOTES}),
     ("shell", {"command": _CHECK}),
-    ("note", {"line": "released with care"}),
-    ("review", {"what": "NOTES.md"}),
+    ("note", {"line": "release 1.0"}),
+    ("review", {"file": "NOTES.md"}),
     ("draw", {}),
     ("deploy", {"target": "staging", "version": "1.0"}),
 )
 _TASK: Final = """\
-You prepare software releases, for show. Make a short plan. Write notes with `shell` in the scratch folder and check them
-slowly, with output in between. Then call `note` once, `review`, `draw`, and `deploy`, which asks a person. Never call a
-tool again whose outcome is unknown. End with a table of the results.
+You prepare a software release, as a demonstration. Start with a short plan. Use `shell` to write release notes in the scratch
+folder, then to check them slowly, with some output at each step. Then call `note` once, `review`, `draw` and `deploy`. A person
+must approve `deploy`. Never repeat a tool call whose outcome is unknown. Finish with a table of the results.
 """
 
 
@@ -99,9 +99,7 @@ async def respond(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterato
             yield word
         return
     if not called:
-        thought = (
-            "The person wants a release. Checking is harmless, writing is not, and deploying needs a yes."
-        )
+        thought = "The user wants a release. Checks are safe to repeat, the log entry is not, and a deployment needs approval."
         async for word in _slowly(thought):
             yield {0: DeltaThinkingPart(content=word)}
         async for word in _slowly(_PLAN):
@@ -109,7 +107,7 @@ async def respond(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterato
     if len(called) < len(_STEPS):
         tool, arguments = _STEPS[len(called)]
         if tool == "deploy":
-            async for word in _slowly(f"{_noted(turn)} May I deploy?"):
+            async for word in _slowly(f"{_noted(turn)} Shall I deploy?"):
                 yield word
         call_id = f"{tool}-{len(messages)}"
         yield {1: DeltaToolCall(name=tool, json_args=json.dumps(arguments), tool_call_id=call_id)}
@@ -122,7 +120,9 @@ async def _summarize(messages: list[ModelMessage], info: AgentInfo) -> ModelResp
     """Summarize the conversation for a compaction."""
     del info
     prompts = [str(prompt) for message in messages if (prompt := _prompt(message)) is not None]
-    return ModelResponse(parts=[TextPart(f"The person asked: {'; '.join(prompts[:-1]) or 'nothing yet'}.")])
+    return ModelResponse(
+        parts=[TextPart(f"Messages from the user so far: {'; '.join(prompts[:-1]) or 'none'}.")]
+    )
 
 
 def _results(turn: list[ModelMessage]) -> list[ToolReturnPart]:
@@ -131,26 +131,30 @@ def _results(turn: list[ModelMessage]) -> list[ToolReturnPart]:
 
 def _noted(turn: list[ModelMessage]) -> str:
     if any(part.tool_name == "note" and _DONE in str(part.content) for part in _results(turn)):
-        return "Everything is checked and written."
-    return "I was interrupted while I wrote my line, and did **not** write it again: check the file."
+        return "The checks passed, and the release log is up to date."
+    return "I was interrupted while I wrote to the release log. I did **not** write to it again; please check the file."
 
 
 def _report(turn: list[ModelMessage]) -> str:
     rows = "\n".join(f"| {part.tool_name} | {_brief(part)} |" for part in _results(turn))
-    return f"Here are the results:\n\n| tool | result |\n|---|---|\n{rows}\n\nThat is **all**."
+    return (
+        f"Done! Here are the results:\n\n| tool | result |\n|---|---|\n{rows}\n\nThe release is **complete**."
+    )
 
 
 def _brief(part: ToolReturnPart) -> str:
     if part.tool_name == "shell" and (code := re.search(r"'exit_code': (-?\d+)", str(part.content))):
-        return f"ended with {code[1]}"
+        return f"exit code {code[1]}"
     if part.tool_name == "draw":
-        return "a picture"
+        return "a chart"
     return " ".join(str(part.content).split())[:90].replace("|", "/")
 
 
 def _verdict(messages: list[ModelMessage]) -> str:
     prompt = next((str(result) for message in messages if (result := _prompt(message)) is not None), "")
-    return f"I have read {len(prompt.split())} words. They are short and true. **Release it.**"
+    return (
+        f"I read the notes ({len(prompt.split())} words). They are short and accurate. **Ready to release.**"
+    )
 
 
 async def _review(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -189,7 +193,7 @@ agent: Agent[None, str] = Agent(
 reviewer: Agent[None, str] = Agent(
     _model or FunctionModel(_review, stream_function=_review_aloud),
     name="reviewer",
-    instructions="You review release notes in two sentences." if _model else None,
+    instructions="Review the release notes in two sentences." if _model else None,
 )
 agents: Final = [agent, reviewer]
 
@@ -208,14 +212,14 @@ async def shell(ctx: RunContext[Any], command: str) -> dict[str, Any]:
 
 
 def _append(path: Path, line: str) -> None:
-    with path.open("a", encoding="utf-8") as ledger:
-        ledger.write(f"{line}\n")
+    with path.open("a", encoding="utf-8") as log:
+        log.write(f"{line}\n")
 
 
 @agent.tool
 async def note(ctx: RunContext[Any], line: str) -> str:
-    """Append a line to the ledger file, then wait. If the worker is killed during the wait, the outcome is unknown."""
-    path = folder() / LEDGER
+    """Append a line to the release log, then wait. If the worker is killed during the wait, the outcome is unknown."""
+    path = folder() / RELEASE_LOG
     await asyncio.to_thread(_append, path, line)
     await annotate_effect(ctx, summary=f"appended {line!r} to {path.name}")
     await asyncio.sleep(4)
@@ -223,13 +227,13 @@ async def note(ctx: RunContext[Any], line: str) -> str:
 
 
 @agent.tool(metadata={"recovery": "retry"})
-async def review(ctx: RunContext[Any], what: str) -> str:
-    """Have the second agent review a file, in a session of its own. It is harmless, so it is retried if its outcome is unknown."""
-    text = await asyncio.to_thread(_read, folder() / SCRATCH / Path(what).name)
+async def review(ctx: RunContext[Any], file: str) -> str:
+    """Have the second agent review a file, in a session of its own. A review is safe to repeat, so it is retried if its outcome is unknown."""
+    text = await asyncio.to_thread(_read, folder() / SCRATCH / Path(file).name)
     async with open_demo() as store:
         caller = await store.session(str(ctx.conversation_id))
         session = await store.create_session(
-            agent="reviewer", owner=caller.owner, title=f"Review of {what}", id=new_id()
+            agent="reviewer", owner=caller.owner, title=f"Review of {file}", id=new_id()
         )
         done = await reviewer.run(
             f"Review this:\n\n{text}",
@@ -240,15 +244,15 @@ async def review(ctx: RunContext[Any], what: str) -> str:
 
 
 def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "(nothing)"
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "(the file is empty)"
 
 
 @agent.tool_plain(metadata={"recovery": "retry"})
 async def draw() -> list[str | BinaryImage]:
-    """Draw a picture of the release. It is large enough to be stored as media."""
+    """Draw a chart of the release. The image is large enough to be stored as media."""
     await asyncio.sleep(0.5)
     return [
-        "The parts of the release, by size.",
+        "The size of each part of the release.",
         BinaryImage(_picture((3, 5, 8, 6, 9)), media_type="image/png"),
     ]
 
@@ -278,6 +282,6 @@ def _picture(values: tuple[int, ...], width: int = 420, height: int = 180) -> by
 
 @agent.tool_plain(requires_approval=True, metadata={"editable": True})
 async def deploy(target: str, version: str) -> str:
-    """Deploy, once a person has approved."""
+    """Deploy a version, after a person has approved it."""
     await asyncio.sleep(1)
-    return f"{version} is on {target}"
+    return f"Deployed version {version} to {target}."

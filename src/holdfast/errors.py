@@ -76,6 +76,12 @@ class BadCursor(BadInput):
     code = "bad_cursor"
 
 
+class BadUsage(BadInput):
+    """{problem} Usage: `{usage}`. Run `{command} --help` for details."""
+
+    code = "bad_usage"
+
+
 class BadSettings(BadInput):
     """Invalid settings. {problem}"""
 
@@ -88,10 +94,10 @@ class PayloadTooLarge(BadInput):
     code = "payload_too_large"
 
 
-class NoFolder(BadInput):
+class FolderNotFound(BadInput):
     """The working directory {path} does not exist. Create it, or pass another directory as `cwd`."""
 
-    code = "no_folder"
+    code = "folder_not_found"
 
 
 class Unauthenticated(HoldfastError):
@@ -101,7 +107,7 @@ class Unauthenticated(HoldfastError):
 
 
 class Forbidden(HoldfastError):
-    """This requires {needs}, which {who} does not have."""
+    """This requires {required}, which {principal} does not have."""
 
     code = "forbidden"
 
@@ -143,7 +149,7 @@ class KeyReused(Conflict):
 
 
 class VersionConflict(Conflict):
-    """The state of session {session_id} is at version {version}, not {expected}. Read it again, then set it."""
+    """The state of session {session_id} is at version {version}, not {expected_version}. Read it again, then set it."""
 
     code = "version_conflict"
 
@@ -160,10 +166,10 @@ class HistoryTooLarge(Conflict):
     code = "history_too_large"
 
 
-class NotYet(Conflict):
+class EventNotFound(Conflict):
     """Event {number} does not exist yet: session {session_id} has events 1 to {seq}. Retry when it has been written."""
 
-    code = "not_yet"
+    code = "event_not_found"
 
 
 class CredentialSealed(Conflict):
@@ -209,7 +215,7 @@ class SweepRunning(Conflict):
 
 
 class RetentionRefused(Conflict):
-    """Session {session_id} was not changed: {problem}. {lift}"""
+    """Session {session_id} was not changed: {problem}. {hint}"""
 
     code = "retention_refused"
 

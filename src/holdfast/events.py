@@ -176,14 +176,14 @@ class ToolCallStarted(_Event):
 class ToolCallCompleted(_Event):
     """A tool call has a result.
 
-    `by_hand`: a person recorded it, `actor`. `answered`: the result came from outside, after the run had waited for it.
+    `manual`: a person, `actor`, recorded it. `answered`: the result came from outside, after the run had waited for it.
     `outcome` is `unknown` if the call was cut off, and the model was informed that its outcome is unknown.
     """
 
     kind: Literal["tool_call_completed"] = "tool_call_completed"
     tool: str = _payload("tool")
     call_id: str = _payload("call_id")
-    by_hand: bool = _payload("by_hand", False)
+    manual: bool = _payload("manual", False)
     actor: str | None = _payload("actor", None)
     answered: bool = _payload("answered", False)
     outcome: Literal["unknown"] | None = _payload("outcome", None)
@@ -196,7 +196,7 @@ class ToolCallFailed(_Event):
     tool: str = _payload("tool")
     call_id: str = _payload("call_id")
     error: str | None = _payload("error", None)
-    by_hand: bool = _payload("by_hand", False)
+    manual: bool = _payload("manual", False)
     actor: str | None = _payload("actor", None)
     answered: bool = _payload("answered", False)
 

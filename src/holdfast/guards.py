@@ -97,5 +97,5 @@ def _duration(seconds: float) -> str:
     return " ".join(words[:2]) or "0 seconds"
 
 
-def _refused(state: RetentionState, guard: str, problem: str, lift: str, **facts: object) -> RetentionRefused:
-    return RetentionRefused(session_id=state.session_id, guard=guard, problem=problem, lift=lift, **facts)
+def _refused(state: RetentionState, guard: str, problem: str, hint: str, **facts: object) -> RetentionRefused:
+    return RetentionRefused(session_id=state.session_id, guard=guard, problem=problem, hint=hint, **facts)

@@ -81,7 +81,9 @@ async def joined(
 
 
 @asynccontextmanager
-async def held(store: Store, session_id: str, *, ttl: float | None = None) -> AsyncGenerator[Lease, None]:
+async def hold_lease(
+    store: Store, session_id: str, *, ttl: float | None = None
+) -> AsyncGenerator[Lease, None]:
     """Hold the lease of a session while the block runs, with a holder of its own. Raises `SessionBusy`."""
     async with joined(store, ttl=ttl) as holder:
         yield await acquire(store, session_id, holder)
@@ -140,12 +142,12 @@ class Renewal:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
-        twin = store.twin() if in_thread else None
-        if twin is None:
+        clone = store.clone_for_thread() if in_thread else None
+        if clone is None:
             self._task = asyncio.create_task(self._keep(store))
         else:
             self._thread = threading.Thread(
-                target=self._work, args=[twin], name="holdfast-renewal", daemon=True
+                target=self._work, args=[clone], name="holdfast-renewal", daemon=True
             )
             self._thread.start()
 

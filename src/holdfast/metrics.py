@@ -1,6 +1,6 @@
 """Count facts for Prometheus, one metric per fact, in the process where they happen.
 
-The workers of `holdfast serve` write their counts to files that the front-end process reads. Other processes serve theirs on a port.
+The workers of `holdfast serve` write their counts to files that the API server reads. Other processes serve theirs on a port.
 """
 
 import time
@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
 """The variable that names the folder of those files; prometheus-client reads it on import."""
-FRONT: Final = {
+SERVER: Final = {
     "submissions": ("Submissions accepted by this server.", ("kind",)),
     "retention": ("Sessions exported, cleaned, rehydrated or erased by this server.", ("action",)),
 }
@@ -52,8 +52,8 @@ class Counts:
             (counter.labels(**labels) if labels else counter).inc(amount)
 
 
-class OfWorkers(Collector):
-    """The counts of this command's workers, including those that have exited."""
+class WorkerCollector(Collector):
+    """Collects the counts of this command's workers, including those that have exited."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -64,7 +64,7 @@ class OfWorkers(Collector):
         return of_files.collect()
 
 
-def show(registry: CollectorRegistry, host: str, port: int) -> WSGIServer:
+def start_server(registry: CollectorRegistry, host: str, port: int) -> WSGIServer:
     """Serve a registry to Prometheus, on a thread.
 
     Drop clients that send nothing. While no file descriptors are left, retry with a pause, which the server of

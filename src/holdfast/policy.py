@@ -66,7 +66,7 @@ class Policy(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class MatchedPolicy:
     """The policy that applies to a session. `due_at` is the earliest time at which the session is due; None if never.
 
     `grace_days` is how long a session that was restored from an archive is skipped.
@@ -87,7 +87,7 @@ def named(policies: Sequence[Policy]) -> list[tuple[str, Policy]]:
     return [(policy.name or f"retention[{place}]", policy) for place, policy in enumerate(policies)]
 
 
-def applied(
+def match_policy(
     policies: Sequence[Policy],
     *,
     agent: str,
@@ -97,7 +97,7 @@ def applied(
     rehydrated_at: datetime | None = None,
     rehydrated_days: float = 0.0,
     holds: bool = True,
-) -> Applied | None:
+) -> MatchedPolicy | None:
     """Return the first policy that matches a session, and when the session is due by the limit that is reached first.
 
     Without `holds`, policies that hold sessions are skipped. A session that was restored from an archive is not due before its
@@ -113,7 +113,7 @@ def applied(
             due_at = min(due, default=None)
             if due_at is not None and rehydrated_at is not None:
                 due_at = max(due_at, rehydrated_at + timedelta(days=grace))
-            return Applied(name=name, policy=policy, due_at=due_at, grace_days=grace)
+            return MatchedPolicy(name=name, policy=policy, due_at=due_at, grace_days=grace)
     return None
 
 

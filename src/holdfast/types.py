@@ -503,8 +503,8 @@ class Violation:
 class SchemaStatus:
     """The schema version of a store, the version that this code needs, and how much data the store has.
 
-    `lag` is how many seconds the session that has been ready longest has waited. `unsafe` names the database server's settings
-    that are off and without which a crash of its machine may lose or damage committed data.
+    `queue_wait` is the longest time, in seconds, that a ready session has waited for a worker. `unsafe` names the database server's
+    settings that are off and without which a crash of its machine may lose or damage committed data.
     """
 
     engine: str
@@ -516,5 +516,5 @@ class SchemaStatus:
     holders: int = 0
     expired_holders: int = 0
     leases: int = 0
-    lag: float = 0.0
+    queue_wait: float = 0.0
     unsafe: str = ""

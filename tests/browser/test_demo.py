@@ -68,7 +68,7 @@ async def test_the_three_things_to_try(site: Site, demo: str, tmp_path: Path):
     address = page.url
     # 1. Close the tab in mid-turn.
     await page.context.close()
-    await lines(tmp_path / "ledger.txt", 1)
+    await lines(tmp_path / "releases.log", 1)
     page = await site.visit(demo, viewport={"width": 1200, "height": 800})
     await page.goto(address)
     # 2. Kill the worker while its tool has written and has not returned.
@@ -92,9 +92,9 @@ async def test_the_three_things_to_try(site: Site, demo: str, tmp_path: Path):
         await comes_true(page, "document.querySelector('.mark.good').getBoundingClientRect().top > 100")
         await page.screenshot(path=picture)
     await card.get_by_role("button", name="Approve").click()
-    await page.get_by_text("That is all").wait_for()
+    await page.get_by_text("The release is complete").wait_for()
     await page.locator(".session .status.idle").wait_for()
-    assert (tmp_path / "ledger.txt").read_text() == "released with care\n"
+    assert (tmp_path / "releases.log").read_text() == "release 1.0\n"
     await shoot(page, "conversation")
     said = await texts(page, "article")
     await page.get_by_role("link", name="Timeline").click()
@@ -103,12 +103,12 @@ async def test_the_three_things_to_try(site: Site, demo: str, tmp_path: Path):
     await page.get_by_role("button", name="Tool note").first.press("Enter")
     await page.get_by_role("region", name="Step").wait_for()
     await shoot(page, "timeline")
-    await page.get_by_role("link", name="Ledger").click()
+    await page.get_by_role("link", name="Tool calls").click()
     await page.locator(".effects .badge.unknown").wait_for()
-    await shoot(page, "ledger")
+    await shoot(page, "tool calls")
     await keep_clean_and_bring_back(page, tmp_path / "archive.gz")
     await page.get_by_role("link", name="Conversation").click()
-    await page.get_by_text("That is all").wait_for()
+    await page.get_by_text("The release is complete").wait_for()
     assert await texts(page, "article") == said
     await page.get_by_role("link", name="Workers").click()
     await page.get_by_text("shell commands", exact=True).wait_for()
@@ -170,7 +170,7 @@ async def test_dark_and_on_a_phone(site: Site, demo: str, look: str):
     await page.get_by_role("button", name="Prepare a release").click()
     await page.locator("pre.live", has_text="checking links").wait_for()
     await shoot(page, f"{look} live")
-    for view in ("Timeline", "Ledger", "Retention"):
+    for view in ("Timeline", "Tool calls", "Retention"):
         await page.get_by_role("link", name=view).click()
         await page.get_by_role("link", name=view, exact=True).wait_for()
         await comes_true(page, "document.querySelector('.pane')?.textContent.length > 20")

@@ -71,8 +71,8 @@ async def test_kill_everything_in_mid_turn_and_start_it_again(site: Site, tmp_pa
     await page.reload()
     await page.get_by_text("ended after 4: did 3").wait_for()
     assert await texts(page, "article") == before
-    # What nobody knows is in the ledger, first, and a person can settle it.
-    await page.get_by_role("link", name="Ledger").click()
+    # A call of unknown outcome is the first of the tool calls, and a person can settle it.
+    await page.get_by_role("link", name="Tool calls").click()
     await page.locator(".effects .badge.unknown").wait_for()
     assert (await texts(page, ".effects li .badge")) == ["unknown", "done", "done", "done"]
     await page.get_by_role("textbox", name="Result").fill("it was done")

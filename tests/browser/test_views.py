@@ -99,7 +99,7 @@ async def test_delegates_and_a_message_that_failed(shared: Site):
     await page.get_by_role("link", name="delegated by another session").wait_for()
 
 
-async def test_timeline_ledger_and_workers(shared: Site, tmp_path: Path):
+async def test_timeline_tool_calls_and_workers(shared: Site, tmp_path: Path):
     page = await shared.open()
     address = await new_session(page, "")
     await say(page, f"work 2 {tmp_path / 'mark'}")
@@ -112,7 +112,7 @@ async def test_timeline_ledger_and_workers(shared: Site, tmp_path: Path):
     assert await page.evaluate(BREAKS) == [["2 min"], True]
     assert "pause (shortened)" in (await texts(page, ".legend"))[0]
     widths += await page.evaluate(WIDTHS)
-    await page.get_by_role("link", name="Ledger", exact=True).click()
+    await page.get_by_role("link", name="Tool calls", exact=True).click()
     await page.locator(".effects summary").first.click()
     await page.locator(".effects").get_by_text('"number": 0').wait_for()
     assert await texts(page, ".effects .badge") == ["done", "done"]
@@ -164,10 +164,10 @@ async def test_touch_targets_are_large_enough(shared: Site):
     await new_session(page, "By hand")
     await say(page, "remove it")
     await page.get_by_role("region", name="Approval of remove").wait_for()
-    for view in ("Conversation", "Timeline", "Ledger", "Retention"):
+    for view in ("Conversation", "Timeline", "Tool calls", "Retention"):
         await page.get_by_role("link", name=view).click()
         await page.locator(
-            {"Timeline": "rect.span", "Ledger": ".effects li"}.get(view, "h3")
+            {"Timeline": "rect.span", "Tool calls": ".effects li"}.get(view, "h3")
         ).first.wait_for()
         assert await page.evaluate(SMALL) == []
     await page.get_by_role("link", name="All sessions").click()

@@ -29,7 +29,7 @@ def test_a_copy_says_what_it_did(tmp_path: Path):
     again = forking.run(command, cwd=tmp_path)
     assert (again.returncode, again.stdout.splitlines()[0]) == (
         0,
-        "Copied 0 sessions, 0 of them cleaned. 2 were already there.",
+        "Copied 0 sessions, 0 of them cleaned. 2 were already present.",
     )
     undone = forking.run([*command, "--undo"], cwd=tmp_path)
     assert undone.stdout == "Reopened 0 sessions in the source.\n"

@@ -35,7 +35,7 @@ async def test_the_demo_survives_what_it_says_to_try(tmp_path: Path):
         async with AsyncClient(found[1], found[2]) as client:
             session: str = (await client.create_session("demo"))["id"]
             await client.submit(session, "prepare a release")
-            await lines(tmp_path / "ledger.txt", 1)  # the tool has written, and is still at it
+            await lines(tmp_path / "releases.log", 1)  # the tool has written, and is still at it
             holder: str = (await client.session(session))["holder"]
             killed = await client.request("POST", "/api/demo/kill", json={"session_id": session})
             assert str(killed["pid"]) == holder.rpartition(":")[2]
@@ -51,12 +51,12 @@ async def test_the_demo_survives_what_it_says_to_try(tmp_path: Path):
             output = await client.request(
                 "GET", f"/api/sessions/{session}/commands/{commands[0]['id']}/output"
             )
-            assert "all is fine" in "".join(item["stdout"] or "" for item in output["items"])
+            assert "all checks passed" in "".join(item["stdout"] or "" for item in output["items"])
             agents = {item["agent"] for item in (await client.sessions())["items"]}
             assert agents == {"demo", "reviewer"}
             found = re.search(r"media\+sha256://([0-9a-f]{64})", str(events))
             assert found
-        assert (tmp_path / "ledger.txt").read_text() == "released with care\n"
+        assert (tmp_path / "releases.log").read_text() == "release 1.0\n"
     finally:
         with suppress(ProcessLookupError):
             process.terminate()
@@ -71,7 +71,7 @@ async def questions(client: AsyncClient, session: str) -> list[dict[str, Any]]:
     async for event in client.stream(session):
         if event["kind"] == "approval_requested":
             break
-    return (await client.session(session))["asked"]
+    return (await client.session(session))["approvals"]
 
 
 async def until_done(client: AsyncClient, session: str) -> AsyncGenerator[dict[str, Any], None]:

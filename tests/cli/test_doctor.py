@@ -30,8 +30,8 @@ def holdfast(*arguments: str, cwd: Path | None = None, **more: str) -> subproces
 
 def findings(*arguments: str, **more: Any) -> dict[str, dict[str, str]]:
     done = holdfast("doctor", "--json", *arguments, **more)
-    found = {each["what"]: each for each in json.loads(done.stdout)["findings"]}
-    assert done.returncode == int(any(each["verdict"] == "bad" for each in found.values()))
+    found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+    assert done.returncode == int(any(each["verdict"] == "error" for each in found.values()))
     return found
 
 
@@ -55,18 +55,18 @@ async def test_what_is_wrong_is_said_with_what_to_do(store: Store, engine: Engin
     session = await store.create_session(agent="bot", owner="ada")
     await store.submit(session.id, "message", "{}")
     lonely = findings("--store", engine.url)["workers"]
-    assert (lonely["verdict"], "Start `holdfast worker`" in lonely["do"]) == ("bad", True)
+    assert (lonely["verdict"], "Start `holdfast worker`" in lonely["action"]) == ("error", True)
     await store.join("a worker that is gone", ttl=0.001)
     assert "1 past their deadline" in findings("--store", engine.url)["workers"]["detail"]
     nowhere = findings("--store", "postgresql://nobody@127.0.0.1:1/none")["store"]
-    assert (nowhere["verdict"], "HOLDFAST_STORE" in nowhere["do"]) == ("bad", True)
+    assert (nowhere["verdict"], "HOLDFAST_STORE" in nowhere["action"]) == ("error", True)
     typo = findings(HOLDFAST_STROE="x")["settings"]
-    assert (typo["verdict"], "HOLDFAST_STROE" in typo["detail"]) == ("bad", True)
+    assert (typo["verdict"], "HOLDFAST_STROE" in typo["detail"]) == ("error", True)
     (tmp_path / "empty").mkdir()
     missing = findings(cwd=tmp_path / "empty")["store"]
-    assert (missing["verdict"], "db upgrade" in missing["detail"]) == ("bad", True)
+    assert (missing["verdict"], "db upgrade" in missing["detail"]) == ("error", True)
     open_wide = findings("--store", engine.url, HOLDFAST_HOST="0.0.0.0")["settings"]
-    assert (open_wide["verdict"], "HOLDFAST_TOKEN" in open_wide["do"]) == ("warn", True)
+    assert (open_wide["verdict"], "HOLDFAST_TOKEN" in open_wide["action"]) == ("warn", True)
 
 
 async def test_top_shows_sessions_and_workers(store: Store, engine: Engine):

@@ -1,12 +1,14 @@
 """Every command has help with examples that parse, and the exit codes are those that the docs list."""
 
 import ast
+import json
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import typer.main
@@ -14,7 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import holdfast.cli
-from holdfast.cli import app
+from holdfast.cli import app, main
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.terminal import TextTable
 from tests.test_docs import commands
@@ -22,6 +24,7 @@ from tests.test_docs import commands
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text()
 ROOT = typer.main.get_command(app)
 COMMANDS = dict(commands(ROOT))
+Run: TypeAlias = Callable[..., tuple[object, str, str]]
 
 
 def section(title: str) -> str:
@@ -30,6 +33,20 @@ def section(title: str) -> str:
 
 def invoke(*arguments: str, columns: int = 80) -> Any:
     return CliRunner(env={"COLUMNS": str(columns)}).invoke(app, arguments)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run `holdfast` in this process, and return its exit code and output."""
+
+    def run(*arguments: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["holdfast", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return ended.value.code, out, err
+
+    return run
 
 
 def parse(example: str) -> None:
@@ -93,10 +110,43 @@ def test_the_commands_are_grouped():
     ],
     ids=" ".join,
 )
-def test_a_typo_is_an_error_with_a_suggestion(arguments: tuple[str, ...], hint: str):
-    failed = invoke(*arguments)
-    assert (failed.exit_code, failed.stdout) == (ExitCode.ERROR, "")
-    assert hint in failed.stderr
+def test_a_typo_is_an_error_with_a_suggestion(arguments: tuple[str, ...], hint: str, run: Run):
+    code, stdout, stderr = run(*arguments)
+    assert (code, stdout) == (ExitCode.ERROR, "")
+    assert stderr.startswith("error: ")
+    assert hint in stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command", "problem"),
+    [
+        (("sned",), "holdfast", "No such command 'sned'. Did you mean 'send'?"),
+        (("sessions", "show"), "holdfast sessions show", "Missing argument 'session_id'."),
+        (
+            ("top", "--intervall", "1"),
+            "holdfast top",
+            "No such option: --intervall (Possible options: --interval).",
+        ),
+        (
+            ("top", "--interval", "0"),
+            "holdfast top",
+            "Invalid value for '--interval': Input should be greater than or equal to 0.1.",
+        ),
+    ],
+    ids=["command", "argument", "option", "value"],
+)
+def test_wrong_usage_is_reported_like_every_error(
+    arguments: tuple[str, ...], command: str, problem: str, run: Run
+):
+    code, stdout, stderr = run(*arguments)
+    assert (code, stdout) == (ExitCode.ERROR, "")
+    assert stderr.startswith(f"error: {problem} Usage: `{command} ")
+    assert stderr.endswith(f" Run `{command} --help` for details.\n")
+    assert stderr.count("\n") == 1
+    code, stdout, stderr = run(*arguments, "--json")
+    error = json.loads(stdout)["error"]
+    assert (code, error["code"], f"error: {error['message']}\n") == (ExitCode.ERROR, "bad_usage", stderr)
+    assert (error["facts"]["problem"], error["facts"]["command"]) == (problem, command)
 
 
 def test_every_exit_code_is_documented():

@@ -32,9 +32,9 @@ async def test_moving_in_from_all_three(tmp_path: Path):
     (tmp_path / "task.json").write_text(json.dumps(WHOLE))
     run(tmp_path / "bash_events", 0, "make", None, 0)
     commands = {
-        "harness": ("steps", "Found 7 sessions: 7 imported, 0 already here"),
-        "agentex": ("task.json", "Found 1 sessions: 1 imported, 0 already here"),
-        "openhands": ("bash_events", "Found 1 commands: 1 imported, 0 already here"),
+        "harness": ("steps", "Found 7 sessions: 7 imported, 0 already present"),
+        "agentex": ("task.json", "Found 1 sessions: 1 imported, 0 already present"),
+        "openhands": ("bash_events", "Found 1 commands: 1 imported, 0 already present"),
     }
     for name, (source, said) in commands.items():
         dry = holdfast(tmp_path, "import", name, source, "--dry-run")
@@ -44,9 +44,9 @@ async def test_moving_in_from_all_three(tmp_path: Path):
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith(said)
         report = json.loads(holdfast(tmp_path, "import", name, source, "--owner", "ada", "--json").stdout)
-        assert (report["imported"], report["present"]) == (0, report["found"])
+        assert (report["imported"], report["already_present"]) == (0, report["found"])
     again = holdfast(tmp_path, "import", "harness", "steps", "--owner", "ada")
-    assert "0 imported, 7 already here and unchanged. Nothing was changed." in again.stdout
+    assert "0 imported, 7 already present and unchanged. Nothing was changed." in again.stdout
     checked = holdfast(tmp_path, "db", "check")
     assert (checked.returncode, checked.stdout) == (0, "Every invariant holds.\n")
     async with open_store(f"sqlite:///{tmp_path}/store.db") as store:

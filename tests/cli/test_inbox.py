@@ -25,4 +25,4 @@ def test_a_session_that_waits_for_a_decision_is_listed(tmp_path: Path):
     assert "payment" in listed.stdout
     assert "pay, pay" in listed.stdout
     (item,) = json.loads(CliRunner().invoke(app, ["inbox", "--store", url, "--json"]).stdout)["items"]
-    assert (item["id"], len(item["asked"])) == ("payment", 2)
+    assert (item["id"], len(item["approvals"])) == ("payment", 2)

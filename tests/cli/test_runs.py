@@ -199,7 +199,7 @@ async def test_show(recorded: Recorded):
 
 async def test_tree(recorded: Recorded):
     above = recorded.json("tree", "above")
-    assert (above["id"], above["cut"]) == ("above", False)
+    assert (above["id"], above["truncated"]) == ("above", False)
     assert [(run["id"], run["session_id"], run["delegates"]) for run in above["delegates"]] == [
         ("below", "helping", [])
     ]
@@ -218,7 +218,7 @@ async def test_a_tree_ends(recorded: Recorded):
     await recorded.store.leave(holder)
     chicken = recorded.json("tree", "chicken")
     (egg,) = chicken["delegates"]
-    assert (egg["id"], egg["delegates"], egg["cut"]) == ("egg", [], True)
+    assert (egg["id"], egg["delegates"], egg["truncated"]) == ("egg", [], True)
     lines = recorded.text("tree", "run-0").splitlines()
     assert len(lines) == 52
     assert "run-50 " in lines[-2]

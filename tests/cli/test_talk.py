@@ -295,7 +295,7 @@ async def test_approve_deny_and_edit(terminal: Terminal):
         asks = await terminal.holdfast("send", "s", "pay 5", "--agent", "bot", "--wait")
         assert (asks.returncode, asks.stderr) == (5, "waiting: pay (pay-5)\n")
         shown = await terminal.json("sessions", "show", "s")
-        (asked,) = shown["asked"]
+        (asked,) = shown["approvals"]
         assert (asked["call_id"], asked["tool"], asked["arguments"]) == ("pay-5", "pay", {"amount": 5})
         assert shown["session"]["waiting_for"] == "pay (pay-5)"
         assert 'approval    pay-5: pay {"amount": 5}' in await terminal.text("sessions", "show", "s")

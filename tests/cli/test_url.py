@@ -86,7 +86,7 @@ async def test_everything_works_over_a_server(
         assert waiting.returncode == 5
         shown = await ada.json("sessions", "show", "s")
         assert (shown["session"]["owner"], shown["session"]["status"]) == ("ada", "waiting")
-        assert [call["call_id"] for call in shown["asked"]] == ["pay-5"]
+        assert [call["call_id"] for call in shown["approvals"]] == ["pay-5"]
         assert "pay-5: pay" in await ada.text("sessions", "show", "s")
         after = shown["session"]["seq"]
         await ada.text("approve", "s")

@@ -25,7 +25,7 @@ async def hf(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[C
         worker = Worker(store, AGENTS)
         serving = asyncio.create_task(worker.run())
         async with (
-            front(url, "--role", "front", credential_key="a key that is long enough") as server,
+            front(url, "--role", "api", credential_key="a key that is long enough") as server,
             connect(server.url, token=server.token) as client,
         ):
             yield client

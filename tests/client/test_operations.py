@@ -47,7 +47,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 }
 NAMED: dict[str, dict[str, Any]] = {
     "Client.session": {"agent": "a"},
-    "SessionHandle.set_state": {"expected": 0},
+    "SessionHandle.set_state": {"expected_version": 0},
 }
 
 

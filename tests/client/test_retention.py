@@ -24,7 +24,7 @@ async def test_there_and_back(tmp_path: Path):
     async with open_store(url) as store:
         session_id = await fill(store, open_media(store=store), ["hello"] * 500, blobs=[b"picture"])
         before = await export(store, session_id)
-    async with front(url, "--role", "front", retention=POLICIES) as server:
+    async with front(url, "--role", "api", retention=POLICIES) as server:
         async with connect(server.url, token=server.token) as client:
             await round_trip(client, session_id, tmp_path, before)
         await in_a_thread(server.url, server.token, session_id, tmp_path, before)

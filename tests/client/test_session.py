@@ -130,11 +130,11 @@ async def test_undo_rewind_compact_and_fork(hf: Client):
 
 async def test_state_and_cursors(hf: Client):
     session = await hf.session(agent="echo")
-    first = await session.set_state({"mood": "good"}, expected=0)
+    first = await session.set_state({"mood": "good"}, expected_version=0)
     assert (await session.state()).body == {"mood": "good"}
     with pytest.raises(Conflict):
-        await session.set_state({}, expected=0)
-    await session.set_state(["a"], expected=0, name="list")
+        await session.set_state({}, expected_version=0)
+    await session.set_state(["a"], expected_version=0, name="list")
     assert {(each.name, each.version) for each in await session.states()} == {
         (None, first.version),
         ("list", 1),

@@ -13,7 +13,7 @@ from tests.server.fronts import front
 async def test_a_command_is_run_followed_listed_and_stopped(tmp_path: Path):
     url = f"sqlite:///{tmp_path}/store.db"
     async with (
-        front(url, "--role", "front", "--enable-shell") as server,
+        front(url, "--role", "api", "--enable-shell") as server,
         connect(server.url, token=server.token) as hf,
     ):
         session = await hf.session(agent="agent")

@@ -51,7 +51,7 @@ async def test_a_turn_that_waits_for_a_person_raises_until_it_is_decided(hf: Cli
     await session.approve("first")
     with pytest.raises(ApprovalNeeded, match=r"decision about pay\."):
         await turn.result(timeout=30)
-    (second,) = (await session.info()).asked
+    (second,) = (await session.info()).approvals
     with pytest.raises(TurnFailed, match="cannot be edited"):
         await (await session.approve(second, arguments={"amount": 8}))
     await session.approve(second)

@@ -138,7 +138,7 @@ async def test_what_is_not_json(store: Store, bad: str):
         store.create_session(agent="scribe", owner="ada", metadata=bad),
         store.update_session(session_id, metadata=bad),
         store.submit(session_id, "message", bad),
-        store.set_state(session_id, bad, expected=0),
+        store.set_state(session_id, bad, expected_version=0),
     )
     for attempt in attempts:
         with pytest.raises(BadText):

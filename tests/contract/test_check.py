@@ -96,7 +96,7 @@ async def test_damage_is_found(engine: Engine, tmp_path: Path, invariant: str):
                 effects=[Effect(run_id="r", call_id="c", tool="t")],
             ),
         )
-        await store.set_state(lease.session_id, "{}", expected=0)
+        await store.set_state(lease.session_id, "{}", expected_version=0)
         await store.set_cursor(lease.session_id, "reader", 1)
         other = await new_session(store, id="other")
         await store.submit(other, "message")

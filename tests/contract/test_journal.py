@@ -86,7 +86,7 @@ async def test_exact_bytes(
     assert (found.result, found.summary) == (body, raw)
     submission = await store.submit(lease.session_id, "message", body)
     assert (await store.submissions(lease.session_id)).items[0].payload == submission.payload == body
-    await store.set_state(lease.session_id, body, expected=0)
+    await store.set_state(lease.session_id, body, expected_version=0)
     assert (await store.state(lease.session_id)).body == body
 
 

@@ -242,7 +242,7 @@ async def test_keys_with_dots_and_dollars(engine: Engine, store: Store):
     """JSON is text to the store; and no text is ever taken for an operator or a path."""
     wild = json.dumps({"$set": {"a.b": 1}, "": "$$ROOT", "$": "$session_id", "x.y": {"$gt": ""}})
     lease, _ = await held_session(store)
-    await store.set_state(lease.session_id, wild, expected=0)
+    await store.set_state(lease.session_id, wild, expected_version=0)
     await store.write(lease, Batch(events=[NewEvent(kind="where", payload=wild, run_id="$run_id")]))
     await store.update_session(lease.session_id, title="$title.{$gt}", metadata=wild)
     assert (await store.state(lease.session_id)).body == wild

@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from holdfast.errors import LeaseLost, SessionBusy
-from holdfast.leases import held
+from holdfast.leases import hold_lease
 from holdfast.store import Store, open_store
 from holdfast.store.schema import LATEST
 from holdfast.types import Batch, Draft, NewEvent, SubmissionChange
@@ -162,14 +162,14 @@ async def test_nobody_waits_for_a_bare_run_whose_process_is_gone(engine: Engine,
     async with child("obey", engine.url, session_id, "20") as killed:
         assert await killed.hear() == {"epoch": 1}
         with pytest.raises(SessionBusy):
-            async with held(store, session_id):
+            async with hold_lease(store, session_id):
                 pass
         killed.process.kill()
         await killed.process.wait()
 
         async def taken() -> bool:
             with suppress(SessionBusy):  # a server has to notice as well
-                async with held(store, session_id) as lease:
+                async with hold_lease(store, session_id) as lease:
                     return await store.write(lease, ticks()) == 1
             return False
 
@@ -535,7 +535,7 @@ async def inherit(lease):
         else:
             raise AssertionError("a store that was opened by another process was used")
     await asyncio.wait_for(store.close(), 5)
-    async with store.twin() as own:
+    async with store.clone_for_thread() as own:
         assert len(await own.events(lease.session_id)) == 1
 
 

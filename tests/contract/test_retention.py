@@ -47,8 +47,8 @@ async def fill(store: Store, lease: Lease, rows: int = 20) -> None:
             submissions=[SubmissionChange(id=submission.id, state="done")],
         ),
     )
-    await store.set_state(lease.session_id, f'"{MARKER}"', expected=0)
-    await store.set_state(lease.session_id, f'"{MARKER}"', expected=0, name=MARKER)
+    await store.set_state(lease.session_id, f'"{MARKER}"', expected_version=0)
+    await store.set_state(lease.session_id, f'"{MARKER}"', expected_version=0, name=MARKER)
     await store.set_cursor(lease.session_id, MARKER, 1)
     await store.set_credential(lease.session_id, MARKER, MARKER)
 

@@ -27,7 +27,7 @@ async def test_schema_counts_what_is_in_it(store: Store):
     schema = await store.schema()
     assert (schema.sessions, schema.events, schema.pending, schema.holders) == (2, 4, 1, 1)
     assert schema.leases == 1
-    assert 0 <= schema.lag < 60
+    assert 0 <= schema.queue_wait < 60
 
 
 @pytest.mark.processes

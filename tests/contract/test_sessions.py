@@ -6,7 +6,7 @@ from holdfast.errors import (
     BadCursor,
     BadInput,
     BadText,
-    NotYet,
+    EventNotFound,
     SessionExists,
     SessionNotFound,
     VersionConflict,
@@ -125,14 +125,14 @@ async def test_update_changes_what_is_given(store: Store):
 
 async def test_named_states_have_versions_of_their_own(store: Store):
     session_id = await new_session(store)
-    await store.set_state(session_id, '"plain"', expected=0)
-    await store.set_state(session_id, '"one"', expected=0, name="planner")
-    await store.set_state(session_id, '"two"', expected=1, name="planner")
-    await store.set_state(session_id, '"other"', expected=0, name="the writer")
+    await store.set_state(session_id, '"plain"', expected_version=0)
+    await store.set_state(session_id, '"one"', expected_version=0, name="planner")
+    await store.set_state(session_id, '"two"', expected_version=1, name="planner")
+    await store.set_state(session_id, '"other"', expected_version=0, name="the writer")
     with pytest.raises(VersionConflict):
-        await store.set_state(session_id, '"late"', expected=1, name="planner")
+        await store.set_state(session_id, '"late"', expected_version=1, name="planner")
     with pytest.raises(BadText, match="state name"):
-        await store.set_state(session_id, "1", expected=0, name="")
+        await store.set_state(session_id, "1", expected_version=0, name="")
     states = {
         name: await store.state(session_id, name=name) for name in (None, "planner", "the writer", "none")
     }
@@ -153,11 +153,11 @@ async def test_state_is_set_under_its_version(store: Store):
     session_id = await new_session(store)
     state = await store.state(session_id)
     assert (state.version, state.body) == (0, "null")
-    assert (await store.set_state(session_id, '{"n": 1}', expected=0)).version == 1
+    assert (await store.set_state(session_id, '{"n": 1}', expected_version=0)).version == 1
     with pytest.raises(VersionConflict, match="at version 1, not 0"):
-        await store.set_state(session_id, '{"n": 2}', expected=0)
+        await store.set_state(session_id, '{"n": 2}', expected_version=0)
     assert (await store.state(session_id)).body == '{"n": 1}'
-    await store.set_state(session_id, '{"n": 2}', expected=1)
+    await store.set_state(session_id, '{"n": 2}', expected_version=1)
     events = await store.events(session_id)
     assert [(e.seq, e.kind, json.loads(e.payload)) for e in events] == [
         (1, "state_changed", {"version": 1}),
@@ -176,7 +176,7 @@ async def test_cursors_only_move_forward(store: Store):
         ("mailer", 3),
     ]
     for beyond in (6, -1, 2**70):
-        with pytest.raises(NotYet):
+        with pytest.raises(EventNotFound):
             await store.set_cursor(lease.session_id, "mailer", beyond)
 
 

@@ -244,7 +244,7 @@ async def test_a_cleaned_session_takes_nothing(store: Store):
     with pytest.raises(SessionCleaned, match="Rehydrate"):
         await store.submit(lease.session_id, "message")
     with pytest.raises(SessionCleaned):
-        await store.set_state(lease.session_id, "{}", expected=0)
+        await store.set_state(lease.session_id, "{}", expected_version=0)
     assert (await store.session(lease.session_id)).seq == 0
 
 

@@ -175,9 +175,9 @@ async def test_again_changes_nothing(store: Store, write: Callable[[Any], Path])
     assert (await store.schema()).sessions == 0
     await imported(store, file)
     again = await imported(store, file)
-    assert (again.imported, again.present, again.records, again.left_alone) == (0, 1, {}, [])
+    assert (again.imported, again.already_present, again.records, again.skipped) == (0, 1, {}, [])
     changed = await imported(store, write(snapshot(user("something else"))))
-    assert (changed.imported, changed.present, len(changed.left_alone)) == (0, 0, 1)
+    assert (changed.imported, changed.already_present, len(changed.skipped)) == (0, 0, 1)
 
 
 async def test_an_agent_goes_on(store: Store, write: Callable[[Any], Path]):
@@ -194,7 +194,9 @@ async def test_it_is_cleaned_and_brought_back(store: Store, write: Callable[[Any
     exported = b"".join([piece async for piece in write_archive(store, media, TASK)])
     (tmp_path / "archive").write_bytes(exported)
     await clean(store, media, TASK, actor="test", force=True)
-    assert (await imported(store, tmp_path / "task.json")).present == 1  # it was imported, and then cleaned
+    assert (
+        await imported(store, tmp_path / "task.json")
+    ).already_present == 1  # it was imported, and then cleaned
     with (tmp_path / "archive").open("rb") as file:
         await rehydrate(store, media, TASK, file, actor="test")
     assert b"".join([piece async for piece in write_archive(store, media, TASK)]) == exported

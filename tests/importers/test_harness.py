@@ -83,7 +83,7 @@ async def archive(store: Store, session_id: str) -> bytes:
 
 async def test_every_conversation_is_a_session(memory: Store, source: str):
     report = await imported(memory, source, owner="ada")
-    assert (report.found, report.imported, report.present) == (7, 7, 0)
+    assert (report.found, report.imported, report.already_present) == (7, 7, 0)
     assert await sessions(memory) == NAMES
     assert (report.records["runs"], report.records["checkpoints"], report.records["effects"]) == (10, 21, 13)
     assert [note.what for note in report.not_understood] == [
@@ -111,7 +111,7 @@ async def test_again_changes_nothing(store: Store, folder: str):
     await imported(store, folder)
     before = [await archive(store, name) for name in NAMES]
     again = await imported(store, folder)
-    assert (again.imported, again.present, again.records, again.left_alone) == (0, 7, {}, [])
+    assert (again.imported, again.already_present, again.records, again.skipped) == (0, 7, {}, [])
     assert [await archive(store, name) for name in NAMES] == before
 
 
@@ -157,7 +157,7 @@ async def test_what_is_large_here_goes_to_the_media_store(engine: Engine, tmp_pa
         assert isinstance(prompt, UserPromptPart)
         assert prompt.content[0] == "add " * 1000
         again = await imported(store, str(folder))
-        assert again.present == 7
+        assert again.already_present == 7
         assert await store.check() == []
 
 
@@ -231,7 +231,7 @@ async def test_an_agent_goes_on_from_a_settled_place(store: Store, folder: str, 
     assert len(history) == len(messages) + 2
     assert later.segment == checkpoint.segment  # nothing was written again
     again = await imported(store, folder)
-    assert again.present == 7  # what went on here is not taken for a change there
+    assert again.already_present == 7  # what went on here is not taken for a change there
 
 
 async def test_an_agent_goes_on_after_calls_that_were_closed_elsewhere(store: Store, folder: str):
@@ -275,7 +275,7 @@ async def test_ids_that_cannot_be_ids_are_given_others(store: Store, tmp_path: P
     (session_id,) = set(await sessions(store)) - set(NAMES)
     assert json.loads((await store.session(session_id)).metadata) == {"conversation_id": "to be/side"}
     assert (await store.run("beside-1")).session_id == session_id
-    assert (await imported(store, str(folder), rename=True)).present == 7
+    assert (await imported(store, str(folder), rename=True)).already_present == 7
 
 
 async def test_a_run_has_one_name(memory: Store, source: str):
@@ -370,11 +370,11 @@ async def test_what_changed_there_or_here_is_left_alone(store: Store, tmp_path: 
     lines = events.read_text().splitlines()
     events.write_text("\n".join([*lines, lines[-1].replace("tool_call_completed", "run_completed")]) + "\n")
     report = await imported(store, str(folder))
-    assert {note.what.partition(";")[0]: list(note.examples) for note in report.left_alone} == {
+    assert {note.what.partition(";")[0]: list(note.examples) for note in report.skipped} == {
         "it has changed in the source since it was imported": ["beside"],
         "a session with this id already exists, from another source": ["named"],
     }
-    assert (report.present, report.imported) == (5, 0)
+    assert (report.already_present, report.imported) == (5, 0)
 
 
 async def test_what_is_not_understood_is_told(store: Store, tmp_path: Path):
@@ -567,7 +567,7 @@ async def test_erased_stays_erased(store: Store, tmp_path: Path):
     await imported(store, folder)
     await erase(store, open_media(store=store), "talk", actor="test")
     report = await imported(store, folder)
-    assert [(note.what, list(note.examples)) for note in report.left_alone] == [
+    assert [(note.what, list(note.examples)) for note in report.skipped] == [
         ("it was erased in this store, and is not imported again", ["talk"])
     ]
     assert "talk" not in await sessions(store)
@@ -614,8 +614,8 @@ async def test_killed_half_way_it_converges(engine: Engine, tmp_path: Path):
         assert counts[0] < 47  # else nothing was cut off
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         report = json.loads(done.stdout)
-        assert report["present"] + report["imported"] == 47
-        assert report["present"] >= counts[1]
+        assert report["already_present"] + report["imported"] == 47
+        assert report["already_present"] >= counts[1]
         assert (await store.schema()).sessions == 47
     async with open_store("sqlite://:memory:") as fresh:
         await imported(fresh, str(folder), owner="local")

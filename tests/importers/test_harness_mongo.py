@@ -85,7 +85,7 @@ async def test_every_conversation_is_a_session(source: tuple[str, str]):
         _, messages = await last(store, "talk")
         assert messages[8].parts[0].content == "GRÜSSE" * 40  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         again = await import_harness(store, open_media(store=store), found, actor="test")
-        assert (again.imported, again.present) == (0, 7)
+        assert (again.imported, again.already_present) == (0, 7)
 
 
 async def test_what_is_no_step_store_is_refused(source: tuple[str, str]):

@@ -137,7 +137,7 @@ async def test_a_session_comes_with_its_history_its_calls_and_what_waited(addres
         assert is_provider_valid((await load_history(store, latest))[:3])
         assert await store.check() == []
         again = await imported(store, address)
-        assert (again.imported, again.present) == (0, 1)
+        assert (again.imported, again.already_present) == (0, 1)
 
 
 async def test_deleted_sessions_and_another_owner_on_request(address: tuple[str, str]):

@@ -123,11 +123,11 @@ async def test_again_changes_nothing_and_what_is_new_is_added(store: Store, fold
     await imported(store, folder)
     before = await by_text(store)
     again = await imported(store, folder)
-    assert (again.imported, again.present, again.left_alone) == (0, 6, [])
+    assert (again.imported, again.already_present, again.skipped) == (0, 6, [])
     assert await by_text(store) == before
     run(folder, 60, "later", 0)
     more = await imported(store, folder)
-    assert (more.imported, more.present) == (1, 6)
+    assert (more.imported, more.already_present) == (1, 6)
 
 
 async def test_a_command_that_went_on_there_is_left_alone(store: Store, folder: Path):
@@ -135,8 +135,8 @@ async def test_a_command_that_went_on_there_is_left_alone(store: Store, folder: 
     still = UUID((await by_text(store))["yes"].id).hex
     write(folder, 70, "BashOutput", still, order=1, exit_code=0, stdout=None, stderr=None)
     report = await imported(store, folder)
-    assert (report.imported, report.present) == (0, 5)
-    assert "has changed in the source" in report.left_alone[0].what
+    assert (report.imported, report.already_present) == (0, 5)
+    assert "has changed in the source" in report.skipped[0].what
 
 
 async def test_they_can_belong_to_a_session_and_go_with_it(store: Store, folder: Path):
@@ -247,7 +247,7 @@ async def test_killed_half_way_it_converges(engine: Engine, tmp_path: Path):
         assert await store.check() == []
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         report = json.loads(done.stdout)
-        assert report["present"] + report["imported"] == 600
-        assert report["present"] > 0
+        assert report["already_present"] + report["imported"] == 600
+        assert report["already_present"] > 0
         assert await store.check() == []
-        assert (await imported(store, folder)).present == 600
+        assert (await imported(store, folder)).already_present == 600

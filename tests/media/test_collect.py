@@ -85,7 +85,7 @@ async def test_what_was_put_lately_is_left_alone(media: MediaStore):
 
 async def test_a_collector_that_was_paused_harms_nothing_that_came_later(medium: Medium, media: MediaStore):
     uri = await media.put(os.urandom(0) + b"again and again")
-    paused = (await media.store.condemn_blobs(media.location, grace=0)).items
+    paused = (await media.store.mark_blobs_for_deletion(media.location, grace=0)).items
     assert len(paused) == 1
     assert not await media.exists(uri)
     assert await media.put(b"again and again") == uri  # while it is being deleted
@@ -103,7 +103,7 @@ async def test_a_collector_that_was_paused_harms_nothing_that_came_later(medium:
 async def test_a_collection_that_was_cut_off_is_finished_by_the_next(medium: Medium, media: MediaStore):
     for n in range(5):
         await media.put(bytes([n]) * 2000)
-    marked = (await media.store.condemn_blobs(media.location, grace=0, limit=3)).items
+    marked = (await media.store.mark_blobs_for_deletion(media.location, grace=0, limit=3)).items
     await media._remove(marked[0])  # its bytes are gone, its entry is not
     done = await collect(media, grace=0)
     assert (done.blobs, done.failed) == (5, ())

@@ -99,7 +99,7 @@ async def test_a_reference_to_what_is_not_stored_is_refused(store: Store, media:
     await store.put_blob(half)
     with pytest.raises(Conflict):
         await store.write(lease, Batch(blobs=["1" * 64]))
-    await store.forget_blob("half")
+    await store.delete_blob_entry("half")
     await store.write(lease, Batch(blobs=[stored]))
 
 

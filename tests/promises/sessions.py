@@ -84,8 +84,8 @@ async def fill(
             submissions=[SubmissionChange(id=submission.id, state="done", reason=first, run_id=run_id)],
         ),
     )
-    await store.set_state(session.id, mark, expected=0)
-    await store.set_state(session.id, mark, expected=0, name=f"planner {safe}")
+    await store.set_state(session.id, mark, expected_version=0)
+    await store.set_state(session.id, mark, expected_version=0, name=f"planner {safe}")
     await store.set_cursor(session.id, f"reader-{safe}", (await store.session(session.id)).seq)
     command = await store.start_command(
         Command(

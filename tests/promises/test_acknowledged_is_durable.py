@@ -34,7 +34,7 @@ async def test_a_power_cut_takes_nothing_that_was_acknowledged(engine: str, tmp_
                 await store.create_session(agent="agent", owner="local", id=f"s{n}")
         for life in range(3):
             async with (
-                front(url, "--role", "front", token="hf_test") as serving,
+                front(url, "--role", "api", token="hf_test") as serving,
                 worker(url) as working,
                 serving.client() as client,
             ):

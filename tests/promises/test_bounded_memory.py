@@ -63,7 +63,7 @@ async def fill(url: str) -> str:
 async def test_a_server_gives_out_large_sessions_in_bounded_memory(engine: Engine):
     session_id = await fill(engine.url)
     path = f"/api/sessions/{session_id}"
-    async with front(engine.url, "--role", "front", token="t" * 40) as server:
+    async with front(engine.url, "--role", "api", token="t" * 40) as server:
         headers = {"authorization": f"Bearer {server.token}"}
         async with httpx2.AsyncClient(base_url=server.url, headers=headers, timeout=60) as client:
             assert (await client.get(path)).status_code == 200

@@ -111,7 +111,7 @@ async def known(store: Store) -> dict[str, str]:
 @pytest.fixture
 async def house(engine: Engine, known: dict[str, str]) -> AsyncGenerator[House, None]:
     key = new_key()
-    async with front(engine.url, "--role", "front", "--enable-shell", credential_key=key) as server:
+    async with front(engine.url, "--role", "api", "--enable-shell", credential_key=key) as server:
         yield House(server, known)
 
 
@@ -127,7 +127,7 @@ def bodies(known: dict[str, str]) -> dict[tuple[str, str], Any]:
         ("POST", "/interrupt"): {"submission_id": known["submission_id"]},
         ("POST", "/rewind"): place,
         ("POST", "/fork"): place,
-        ("PUT", "/state"): {"body": "taken over", "expected": 1},
+        ("PUT", "/state"): {"body": "taken over", "expected_version": 1},
         ("PUT", "/{consumer}"): {"seq": 1},
         ("PUT", "/{name}"): {"value": "taken over"},
         ("POST", "/{call_id}"): {"result": "taken over"},
@@ -483,7 +483,7 @@ async def test_beyond_this_machine_nobody_comes_in_without_a_token(tmp_path: Pat
 
     async def refused(*options: str, **settings: str) -> None:
         process = await start_forked(
-            *(sys.executable, "-m", "holdfast", "serve", "--role", "front", "--port", "0", *options),
+            *(sys.executable, "-m", "holdfast", "serve", "--role", "api", "--port", "0", *options),
             cwd=tmp_path,
             env=os.environ | {"HOLDFAST_STORE": store, **settings},
             stdout=asyncio.subprocess.PIPE,
@@ -498,7 +498,7 @@ async def test_beyond_this_machine_nobody_comes_in_without_a_token(tmp_path: Pat
         refused(HOLDFAST_AUTH="none", HOLDFAST_HOST="::"),
     )
     assert not [*tmp_path.iterdir()]
-    async with front(store, "--role", "front", "--host", "0.0.0.0") as server:
+    async with front(store, "--role", "api", "--host", "0.0.0.0") as server:
         for token, status in ((new_token(), 401), (server.token, 200)):
             headers = {"host": "localhost", "authorization": f"Bearer {token}"}
             async with httpx2.AsyncClient(base_url=server.url, headers=headers) as client:

@@ -28,7 +28,7 @@ async def test_streams_that_reconnect_at_random_miss_nothing_and_see_nothing_twi
     chance = random.Random(11)
     async with AsyncExitStack() as stack:
         fronts = [
-            await stack.enter_async_context(front(engine.url, "--role", "front", token="hf_test"))
+            await stack.enter_async_context(front(engine.url, "--role", "api", token="hf_test"))
             for _ in range(2)
         ]
         holder = await store.join("writer", ttl=550)

@@ -220,7 +220,7 @@ async def test_an_export_is_one_cut(store: Store):
     holder = await store.join("writer", ttl=60)
     lease = await store.acquire(session_id, holder)
     await store.write(lease, Batch(events=[NewEvent(kind="tick")] * 10))
-    await store.set_state(session_id, '"later"', expected=1)
+    await store.set_state(session_id, '"later"', expected_version=1)
     read += [piece async for piece in pieces]
     assert b"".join(read) == before
     await store.leave(holder)

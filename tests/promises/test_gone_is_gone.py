@@ -102,7 +102,7 @@ async def test_late_writers_are_refused(store: Store):
         store.write(lease, Batch(events=[NewEvent(kind="tick")])),
         store.submit(session_id, "message"),
         store.acquire(session_id, holder),
-        store.set_state(session_id, "{}", expected=0),
+        store.set_state(session_id, "{}", expected_version=0),
         store.set_cursor(session_id, "reader", 1),
         store.update_session(session_id, title="again"),
     ):

@@ -41,7 +41,7 @@ from holdfast import (
 )
 from holdfast.config import load_settings
 from holdfast.errors import MediaUnavailable
-from holdfast.leases import held
+from holdfast.leases import hold_lease
 from holdfast.media import MediaContext, MediaStore, collect, open_media
 from holdfast.media.base import CHUNK
 from holdfast.record.history import read_history
@@ -68,7 +68,7 @@ async def latest(store: Store, session_id: str = "talk") -> Any:
 
 
 async def clean(store: Store, session_id: str) -> None:
-    async with held(store, session_id) as lease:
+    async with hold_lease(store, session_id) as lease:
         while await store.delete_content(lease):
             pass
 
@@ -349,7 +349,7 @@ async def test_external_media_without_a_url_sends_the_bytes(store: Store):
 
 async def test_settling_a_large_result_by_hand(store: Store):
     session = await store.create_session(agent="a", owner="o")
-    async with held(store, session.id) as lease:
+    async with hold_lease(store, session.id) as lease:
         await store.write(
             lease, Batch(runs=[Run(id="r")], effects=[Effect(run_id="r", call_id="c", tool="t")])
         )

@@ -82,7 +82,7 @@ async def test_everything_is_in_the_copy(engine: Engine, direction: str):
         assert (await source.session(full)).status == "idle", "a copy leaves the source as it is"
 
         again = await copy(source, target, actor="ada")
-        assert (again.failed, again.copied, again.there) == ((), 0, 63)
+        assert (again.failed, again.copied, again.already_present) == ((), 0, 63)
 
 
 async def test_a_session_that_waits_for_an_approval_moves_and_is_answered_once(engine: Engine):
@@ -100,7 +100,7 @@ async def test_a_session_that_waits_for_an_approval_moves_and_is_answered_once(e
             with pytest.raises(SessionMoved):
                 await source.submit(moved, "approval", "{}", lane="control")
             with pytest.raises(SessionMoved):
-                await source.set_state(moved, "1", expected=0)
+                await source.set_state(moved, "1", expected_version=0)
             holder = await source.join("worker", ttl=60)
             with pytest.raises(SessionMoved):
                 await source.acquire(moved, holder)
@@ -117,7 +117,7 @@ async def test_a_session_that_waits_for_an_approval_moves_and_is_answered_once(e
         assert claimed == {session_id, queued}
         await target.leave(holder)
         again = await copy(source, target, actor="ada")
-        assert (again.failed, again.moved, again.there) == ((), (), 2), "it continues in the target"
+        assert (again.failed, again.moved, again.already_present) == ((), (), 2), "it continues in the target"
         assert submission_id in {each.id for each in (await target.submissions(session_id)).items}
 
 
@@ -166,7 +166,7 @@ async def test_a_session_that_changed_since_it_was_copied_is_reported(engine: En
     async with two_stores(engine, "out of") as (source, target):
         session_id = await fill(source, open_media(store=source), ["hello"])
         await copy(source, target, actor="ada")
-        await source.set_state(session_id, '"later"', expected=1)
+        await source.set_state(session_id, '"later"', expected_version=1)
         (problem,) = (await copy(source, target, actor="ada")).failed
         assert f"session {session_id}: it differs" in problem
 

@@ -55,11 +55,11 @@ async def governed(engine: Engine, *policies: dict[str, Any], **more: Any) -> As
 async def swept(store: Store, **options: Any) -> tuple[Swept, dict[str, Outcome]]:
     outcomes: dict[str, Outcome] = {}
 
-    def tell(outcome: Outcome) -> None:
+    def on_outcome(outcome: Outcome) -> None:
         assert outcome.session_id not in outcomes, "each session once"
         outcomes[outcome.session_id] = outcome
 
-    done = await sweep(store, open_media(store=store), actor="test", tell=tell, **options)
+    done = await sweep(store, open_media(store=store), actor="test", on_outcome=on_outcome, **options)
     assert done is not None
     return done, outcomes
 

@@ -33,7 +33,7 @@ def patient(steps: int = 3) -> "Agent[None, str]":
 async def watching(store: Store, session_id: str) -> AsyncGenerator[None, None]:
     async def go_on() -> None:
         while True:
-            await store.watched([session_id])
+            await store.mark_watched([session_id])
             await asyncio.sleep(GRACE / 8)
 
     task = asyncio.create_task(go_on())
@@ -47,7 +47,7 @@ async def attached(store: Store, **more: object) -> str:
 
 
 async def test_while_somebody_watches_the_turn_goes_on(store: Store):
-    session_id = await attached(store, then="interrupt")
+    session_id = await attached(store, on_unwatched="interrupt")
     async with watching(store, session_id), working(store, patient(5)):
         assert (await ended(store, await send(store, session_id, "go"))).state == "done"
     assert "handover" not in await kinds(store, session_id)
@@ -67,7 +67,7 @@ async def test_a_turn_that_nobody_watches_is_handed_over_and_goes_on_in_the_back
 
 
 async def test_or_it_is_interrupted(store: Store):
-    session_id = await attached(store, then="interrupt")
+    session_id = await attached(store, on_unwatched="interrupt")
     async with working(store, patient(10)):
         first = await ended(store, await send(store, session_id, "go"))
         assert (first.state, first.reason) == ("failed", "interrupted")
@@ -86,12 +86,12 @@ async def test_other_sessions_go_on_unwatched(store: Store):
 
 async def test_whoever_asks_for_something_is_there(store: Store):
     session_id = await attached(store)
-    assert await store.unwatched(session_id) < 30
+    assert await store.seconds_unwatched(session_id) < 30
     with pytest.raises(SessionNotFound):
-        await store.unwatched("nobody")
-    await store.watched([session_id, "nobody"])
-    await store.watched([])
-    assert 0 <= await store.unwatched(session_id) < 30
+        await store.seconds_unwatched("nobody")
+    await store.mark_watched([session_id, "nobody"])
+    await store.mark_watched([])
+    assert 0 <= await store.seconds_unwatched(session_id) < 30
 
 
 async def test_a_bad_attachment_fails_the_message_visibly(store: Store):
@@ -106,15 +106,15 @@ async def test_a_bad_attachment_fails_the_message_visibly(store: Store):
 def test_what_metadata_says():
     assert attachment("{}") is None
     assert attachment('{"attached": false}') is None
-    assert attachment('{"attached": true}') == Attachment(grace=180, then="handover")
-    assert attachment('{"attached": {"then": "interrupt"}}') == Attachment(then="interrupt")
+    assert attachment('{"attached": true}') == Attachment(grace=180, on_unwatched="handover")
+    assert attachment('{"attached": {"on_unwatched": "interrupt"}}') == Attachment(on_unwatched="interrupt")
     for bad in (
         '"yes"',
         '{"grace": 0}',
         '{"grace": 1e-9}',
         '{"grace": 0.99}',
         '{"grace": 1e9}',
-        '{"then": "dance"}',
+        '{"on_unwatched": "dance"}',
         '{"grce": 5}',
         "5",
     ):
@@ -126,5 +126,7 @@ def test_what_metadata_says():
 
 def test_the_grace_period_has_a_default_from_the_settings():
     assert attachment('{"attached": true}', 60) == Attachment(grace=60)
-    assert attachment('{"attached": {"then": "interrupt"}}', 60) == Attachment(grace=60, then="interrupt")
+    assert attachment('{"attached": {"on_unwatched": "interrupt"}}', 60) == Attachment(
+        grace=60, on_unwatched="interrupt"
+    )
     assert attachment('{"attached": {"grace": 5}}', 60) == Attachment(grace=5)

@@ -107,7 +107,7 @@ async def test_an_attempt_counts_if_the_turn_can_be_what_ended_its_worker(
 @pytest.mark.thorough("postgres")
 async def test_an_attempt_that_blocked_the_event_loop_counts(engine: Engine):
     if engine.name == "memory":
-        pytest.skip("a store in memory has no twin to renew from a thread")
+        pytest.skip("a store in memory cannot be cloned for the thread that renews")
 
     async def block() -> str:
         time.sleep(3)

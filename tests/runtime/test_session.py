@@ -247,7 +247,7 @@ async def test_deps_model_and_state_per_session(store: Store):
         assert here is not None
         state = await here.state()
         value = (json.loads(state.body) or 0) + 1
-        await here.set_state(value, expected=state.version)
+        await here.set_state(value, expected_version=state.version)
         return f"{ctx.deps} counted {value}"
 
     async def deps(session: Session) -> str:

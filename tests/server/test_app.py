@@ -123,11 +123,11 @@ async def test_errors_carry_their_facts(store: Store, http: httpx2.AsyncClient):
         "worker-1",
     )
     assert datetime.fromisoformat(busy["facts"]["until"]) > datetime.now(UTC)
-    late = (await http.put("/api/sessions/s/state", json={"body": 1, "expected": 3})).json()["error"]
-    assert late["facts"] == {"session_id": "s", "version": 0, "expected": 3}
-    large = (await http.put("/api/sessions/s/state", json={"body": "x" * 200_000, "expected": 0})).json()[
-        "error"
-    ]
+    late = (await http.put("/api/sessions/s/state", json={"body": 1, "expected_version": 3})).json()["error"]
+    assert late["facts"] == {"session_id": "s", "version": 0, "expected_version": 3}
+    large = (
+        await http.put("/api/sessions/s/state", json={"body": "x" * 200_000, "expected_version": 0})
+    ).json()["error"]
     assert (large["code"], large["facts"]["limit"]) == ("payload_too_large", 100_000)
     assert large["facts"]["size"] > 200_000
     wrong = (await http.post("/api/sessions", json={"agent": 1})).json()["error"]

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.mark.thorough("postgres")
 async def test_a_turn_lasts_as_long_as_somebody_streams_it(engine: Engine, store: Store):
-    attached = {"attached": {"grace": GRACE, "then": "interrupt"}}
+    attached = {"attached": {"grace": GRACE, "on_unwatched": "interrupt"}}
     async with front(engine.url, "tests.server.talker:agent") as server, server.client() as client:
         session = (await client.create_session("agent", metadata=attached))["id"]
         await client.submit(session, "hang")
@@ -34,7 +34,7 @@ async def test_a_turn_lasts_as_long_as_somebody_streams_it(engine: Engine, store
         await until(is_running)
         await asyncio.sleep(GRACE * 3)
         assert await is_running()
-        assert await store.unwatched(session) < GRACE
+        assert await store.seconds_unwatched(session) < GRACE
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         async with asyncio.timeout(30):
@@ -46,8 +46,8 @@ async def test_a_turn_lasts_as_long_as_somebody_streams_it(engine: Engine, store
 
 
 async def test_a_bad_attachment_is_refused_over_http(engine: Engine):
-    async with front(engine.url, "--role", "front") as server, server.client() as client:
-        for attached in ("yes", {"grace": 0}, {"grace": 1e-9}, {"then": "dance"}):
+    async with front(engine.url, "--role", "api") as server, server.client() as client:
+        for attached in ("yes", {"grace": 0}, {"grace": 1e-9}, {"on_unwatched": "dance"}):
             with pytest.raises(ServerError, match="attached") as refused:
                 await client.create_session("agent", metadata={"attached": attached})
             assert refused.value.facts["status"] == 422

@@ -37,7 +37,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/api/sessions/{session_id}/approvals"): {"call_id": "c", "digest": "0" * 64, "approved": True},
     ("POST", "/api/sessions/{session_id}/rewind"): {"checkpoint_id": "c"},
     ("POST", "/api/sessions/{session_id}/fork"): {},
-    ("PUT", "/api/sessions/{session_id}/state"): {"body": 1, "expected": 0},
+    ("PUT", "/api/sessions/{session_id}/state"): {"body": 1, "expected_version": 0},
     ("PUT", "/api/sessions/{session_id}/cursors/{consumer}"): {"seq": 0},
     ("PUT", "/api/sessions/{session_id}/credentials/{name}"): {"value": "secret"},
     ("POST", "/api/runs/{run_id}/effects/{call_id}"): {"result": 1},

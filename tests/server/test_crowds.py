@@ -24,7 +24,7 @@ TOKEN = "hf_crowd"
 
 @pytest.fixture
 async def server(engine: Engine, store: Store) -> AsyncGenerator[Front, None]:
-    async with front(engine.url, "--role", "front", token=TOKEN) as running:
+    async with front(engine.url, "--role", "api", token=TOKEN) as running:
         yield running
 
 

@@ -182,7 +182,7 @@ async def test_ends_that_are_none(server: Front, format: str):
         else:
             (finished,) = [b.facts for b in asked if kinds([b]) == ["RUN_FINISHED"]]
             assert finished["outcome"]["type"] == "interrupt"
-        question = (await client.session(session))["asked"][0]
+        question = (await client.session(session))["approvals"][0]
         await client.approve(session, question)
         answered = await all_of(client, session, format, after=number)
         assert "launched it" in json.dumps([block.facts for block in answered])

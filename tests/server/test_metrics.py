@@ -72,16 +72,18 @@ async def test_every_documented_metric_is_exposed(server: Front):
     assert found["holdfast_retention_total clean"] == 1
 
 
-async def test_lag_and_leases_are_those_of_the_store(engine: Engine, store: Store):
+async def test_queue_wait_and_leases_are_those_of_the_store(engine: Engine, store: Store):
     held = await store.create_session(agent="agent", owner="local")
     waiting = await store.create_session(agent="agent", owner="local")
     await store.acquire(held.id, await store.join("somebody", ttl=60))
     await store.submit(waiting.id, "message", '{"text": "hi"}')
-    async with front(engine.url, "--role", "front") as server:
+    async with front(engine.url, "--role", "api") as server:
         first = await samples(server)
         assert first["holdfast_leases"] == 1
         async with asyncio.timeout(30):
-            while (await samples(server))["holdfast_lag_seconds"] <= first["holdfast_lag_seconds"]:
+            while (await samples(server))["holdfast_queue_wait_seconds"] <= first[
+                "holdfast_queue_wait_seconds"
+            ]:
                 await asyncio.sleep(0.05)
 
 

@@ -226,7 +226,7 @@ def test_no_inline_script_or_style_and_no_way_to_make_text_into_html():
 @pytest.mark.timeout(60)
 async def test_tricks_with_paths_find_nothing(tmp_path: Path):
     """Sent as they are, to a real server: no client tidies them up on the way."""
-    async with front(f"sqlite:///{tmp_path}/store.db", "--role", "front") as server:
+    async with front(f"sqlite:///{tmp_path}/store.db", "--role", "api") as server:
         tricks = [
             "/static/none.js",
             "/static/",

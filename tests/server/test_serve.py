@@ -69,8 +69,8 @@ async def test_a_stream_keeps_what_looks_like_the_end_of_a_line(engine: Engine, 
 async def test_two_fronts_and_a_worker(engine: Engine, store: Store, tmp_path: Any):
     """Submit on one, stream from the other; kill the one in mid-stream and go on with the next number on the other."""
     token = "an administrator's token"
-    one = front(engine.url, "--role", "front", token=token)
-    two = front(engine.url, "--role", "front", token=token)
+    one = front(engine.url, "--role", "api", token=token)
+    two = front(engine.url, "--role", "api", token=token)
     async with AsyncExitStack() as stack:
         first, second = await stack.enter_async_context(one), await stack.enter_async_context(two)
         await stack.enter_async_context(worker(engine.url, hold=0.3))
@@ -108,7 +108,7 @@ async def test_two_fronts_and_a_worker(engine: Engine, store: Store, tmp_path: A
 
 async def test_a_stream_ends_with_a_hint_when_the_server_stops(engine: Engine, store: Store):
     session = (await store.create_session(agent="agent", owner="local")).id
-    async with front(engine.url, "--role", "front") as server, server.client() as client:
+    async with front(engine.url, "--role", "api") as server, server.client() as client:
         await store.submit(session, "message", '{"text": "hi"}')
         http: Any = client._http  # pyright: ignore[reportPrivateUsage]
         async with http.stream(
@@ -196,7 +196,7 @@ async def test_a_second_ctrl_c_does_not_wait(
 async def test_a_port_that_is_taken(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        for command in (["serve", "--role", "front"], ["demo"]):
+        for command in (["serve", "--role", "api"], ["demo"]):
             process = await start_forked(
                 *(sys.executable, "-m", "holdfast", *command, "--port", str(port)),
                 cwd=tmp_path,
@@ -217,14 +217,14 @@ def _lives(pid: int) -> bool:
 
 
 async def test_an_address_of_version_6(tmp_path: Path):
-    async with front(f"sqlite:///{tmp_path}/store.db", "--role", "front", "--host", "::1") as served:
+    async with front(f"sqlite:///{tmp_path}/store.db", "--role", "api", "--host", "::1") as served:
         assert served.url.startswith("http://[::1]:")
         async with served.client() as client:
             assert (await client.sessions())["items"] == []
 
 
 async def test_an_answer_does_not_wait_for_an_acknowledgement(engine: Engine, store: Store):
-    async with front(engine.url, "--role", "front") as server, server.client() as client:
+    async with front(engine.url, "--role", "api") as server, server.client() as client:
         took: list[float] = []
         for _ in range(30):
             began = time.monotonic()
@@ -236,7 +236,7 @@ async def test_an_answer_does_not_wait_for_an_acknowledgement(engine: Engine, st
 
 async def test_doors_stay_closed(engine: Engine, store: Store):
     session = (await store.create_session(agent="agent", owner="somebody")).id
-    async with front(engine.url, "--role", "front") as server:
+    async with front(engine.url, "--role", "api") as server:
         async with AsyncClient(server.url) as nobody:
             with pytest.raises(ServerError) as refused:
                 await nobody.session(session)
@@ -250,7 +250,7 @@ async def test_doors_stay_closed(engine: Engine, store: Store):
 @pytest.mark.parametrize("engine", ["postgres"], indirect=True)
 async def test_a_stream_ends_when_the_store_was_restored_to_an_earlier_state(engine: Engine):
     """It would stay silent until the old number is reached, and skip the events that have the numbers before it."""
-    async with front(engine.url, "--role", "front") as server, server.client() as client:
+    async with front(engine.url, "--role", "api") as server, server.client() as client:
         session_id = (await client.create_session("agent"))["id"]
         for text in ("one", "two", "three"):
             await client.submit(session_id, text)
@@ -274,7 +274,7 @@ async def test_a_server_without_file_descriptors_waits_for_some(tmp_path: Path):
     refused = b"out of system resource"
     with log.open("wb") as stderr:
         async with (
-            front(f"sqlite:///{tmp_path}/store.db", "--role", "front", stderr=stderr) as server,
+            front(f"sqlite:///{tmp_path}/store.db", "--role", "api", stderr=stderr) as server,
             server.client() as client,
         ):
             session_id = (await client.create_session("agent"))["id"]

@@ -42,7 +42,7 @@ async def test_the_life_of_a_session(http: httpx2.AsyncClient):
     busy = await http.post(f"{path}/submissions", json={"text": "now", "when_busy": "reject"})
     assert (busy.status_code, busy.json()["error"]["code"]) == (409, "turn_in_progress")
     shown = (await http.get(path)).json()
-    assert (shown["status"], shown["pending"], shown["hold"], shown["asked"]) == ("queued", 1, True, [])
+    assert (shown["status"], shown["pending"], shown["hold"], shown["approvals"]) == ("queued", 1, True, [])
     listed = (await http.get(f"{path}/submissions")).json()["items"]
     assert [item["submission_id"] for item in listed] == [sent.json()["submission_id"]]
     assert listed[0]["payload"] is None
@@ -89,7 +89,7 @@ async def test_a_fork_needs_no_body(http: httpx2.AsyncClient, session: str):
 
 
 async def test_sessions_are_attached_as_their_agent_is(store: Store, tokens: dict[str, str]):
-    attached = {"one": Attachment(grace=5, then="interrupt"), "two": True, "three": False}
+    attached = {"one": Attachment(grace=5, on_unwatched="interrupt"), "two": True, "three": False}
     app = create_app(load_settings(attached_grace_seconds=7), store, attached=attached)
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
     headers = {"authorization": f"Bearer {tokens['owner']}"}
@@ -100,7 +100,7 @@ async def test_sessions_are_attached_as_their_agent_is(store: Store, tokens: dic
             return made.json()["metadata"]
 
         assert await metadata("one", colour="red") == {
-            "attached": {"grace": 5, "then": "interrupt"},
+            "attached": {"grace": 5, "on_unwatched": "interrupt"},
             "colour": "red",
         }
         assert await metadata("one", attached=False) == {"attached": False}
@@ -110,13 +110,13 @@ async def test_sessions_are_attached_as_their_agent_is(store: Store, tokens: dic
 async def test_state_and_cursors(http: httpx2.AsyncClient, session: str):
     path = f"/api/sessions/{session}"
     assert (await http.get(f"{path}/state")).json() == {"version": 0, "body": None}
-    assert (await http.put(f"{path}/state", json={"body": [1], "expected": 0})).json()["version"] == 1
+    assert (await http.put(f"{path}/state", json={"body": [1], "expected_version": 0})).json()["version"] == 1
     named = {"name": "planner"}
-    put = await http.put(f"{path}/state", params=named, json={"body": [7], "expected": 0})
+    put = await http.put(f"{path}/state", params=named, json={"body": [7], "expected_version": 0})
     assert put.json() == (await http.get(f"{path}/state", params=named)).json() == {"version": 1, "body": [7]}
     listed = (await http.get(f"{path}/states")).json()["items"]
     assert listed == [{"name": None, "version": 1}, {"name": "planner", "version": 1}]
-    late = await http.put(f"{path}/state", json={"body": [2], "expected": 0})
+    late = await http.put(f"{path}/state", json={"body": [2], "expected_version": 0})
     assert (late.status_code, late.json()["error"]["code"]) == (409, "version_conflict")
     assert (await http.put(f"{path}/cursors/me", json={"seq": 1})).json()["seq"] == 1
     assert (await http.put(f"{path}/cursors/me", json={"seq": 0})).json()["seq"] == 1
@@ -134,7 +134,7 @@ async def test_an_approval_over_http(store: Store, http: httpx2.AsyncClient, ses
     async with working(store, agent):
         await http.post(f"{path}/submissions", json={"text": "pay"})
         async with asyncio.timeout(20):
-            while not (asked := (await http.get(path)).json()["asked"]):
+            while not (asked := (await http.get(path)).json()["approvals"]):
                 await asyncio.sleep(0.02)
         assert (asked[0]["tool"], asked[0]["arguments"]) == ("pay", {"amount": 5})
         answer = {"call_id": asked[0]["call_id"], "digest": asked[0]["digest"], "approved": True}
@@ -191,7 +191,7 @@ async def test_events_as_pages_and_as_a_stream(store: Store, http: httpx2.AsyncC
     for headers in ({}, {"accept": "text/event-stream"}):
         assert (await http.get(path, params={"after": 1201}, headers=headers)).json()["error"][
             "code"
-        ] == "not_yet"
+        ] == "event_not_found"
     for bad in ("-1", "x", "9" * 40, "1.5", "٣"):
         headers = {"last-event-id": bad.encode(), "accept": "text/event-stream"}
         assert (await http.get(path, headers=headers)).status_code == 422, bad  # pyright: ignore[reportArgumentType]
@@ -277,7 +277,7 @@ async def test_one_owners_metadata_cannot_break_the_list_of_all(
     body = b'{"metadata": {"a": ' + value + b"}}"
     path = f"/api/sessions/{session}"
     assert (await http.patch(path, content=body, headers=json_type)).status_code == 422
-    body = b'{"expected": 0, "body": ' + value + b"}"
+    body = b'{"expected_version": 0, "body": ' + value + b"}"
     assert (await http.put(f"{path}/state", content=body, headers=json_type)).status_code == 422
     admin = {"authorization": f"Bearer {tokens['admin']}"}
     assert (await http.get("/api/sessions", headers=admin)).status_code == 200

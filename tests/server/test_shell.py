@@ -101,7 +101,7 @@ async def test_bad_input(shell: httpx2.AsyncClient):
     missing = await shell.post(
         "/api/bash/start_bash_command", json={"command": "true", "cwd": "/no/such/folder"}
     )
-    assert (missing.status_code, missing.json()["error"]["code"]) == (422, "no_folder")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (422, "folder_not_found")
     foreign = await shell.post(
         "/api/bash/start_bash_command", json={"command": "true", "session_id": "nothing"}
     )

@@ -230,7 +230,7 @@ async def test_bad_input_is_answered_and_the_connection_goes_on(address: str, to
             (b"\xff\xfe", "bad_input"),
             ('{"command": ""}', "bad_input"),
             ('{"command": "true", "timeout": -1}', "bad_input"),
-            ('{"command": "true", "cwd": "/no/such/folder"}', "no_folder"),
+            ('{"command": "true", "cwd": "/no/such/folder"}', "folder_not_found"),
             ('{"command": "true", "session_id": "nothing"}', "session_not_found"),
         ):
             await client.send(message)

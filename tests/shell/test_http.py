@@ -25,7 +25,7 @@ SEARCH = "/api/bash/bash_events/search"
 @asynccontextmanager
 async def serving(url: str) -> AsyncGenerator[tuple[Front, httpx2.AsyncClient], None]:
     """A server with a shell, and a client that may use it."""
-    async with front(url, "--role", "front", "--enable-shell") as server:
+    async with front(url, "--role", "api", "--enable-shell") as server:
         headers = {"X-Session-API-Key": server.token}
         async with httpx2.AsyncClient(base_url=server.url, headers=headers, timeout=60) as client:
             yield server, client
@@ -174,7 +174,7 @@ async def test_bad_input_ends_cleanly(engine: Engine, store: Store, tmp_path: Pa
         assert stdin["stdout"] == "end\n"
         nowhere = {"command": "true", "cwd": f"{tmp_path}/none"}
         missing = await client.post("/api/bash/execute_bash_command", json=nowhere)
-        assert (missing.status_code, missing.json()["error"]["code"]) == (422, "no_folder")
+        assert (missing.status_code, missing.json()["error"]["code"]) == (422, "folder_not_found")
         for query in ({"limit": 101}, {"limit": 0}, {"page_id": "yesterday"}, {"command_id__eq": "7"}):
             refused = await client.get(SEARCH, params=query)
             assert refused.status_code == 422, query

@@ -13,7 +13,7 @@ from holdfast.errors import (
     BadText,
     BadUuid,
     CommandLost,
-    NoFolder,
+    FolderNotFound,
     NotFound,
     SessionNotFound,
     ShellClosed,
@@ -195,7 +195,7 @@ async def test_the_environment_holds_no_secrets_of_ours(
 async def test_bad_input_starts_and_records_nothing(service: ShellService, tmp_path: Path):
     (tmp_path / "file").touch()
     for cwd in ("missing", "/nowhere", tmp_path / "file", "a\x00b"):
-        with pytest.raises(NoFolder):
+        with pytest.raises(FolderNotFound):
             await service.start("ls", cwd=cwd)
     for command in ("", "  \n", "a\x00b", "\ud800", "x" * 200_000):
         with pytest.raises(BadText):

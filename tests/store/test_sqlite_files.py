@@ -169,6 +169,6 @@ async def test_a_process_that_ends_with_replaced_files_leaves_the_new_ones_alone
 
 async def test_a_server_whose_store_was_replaced_ends_with_an_error(path: Path):
     """Its supervisor starts it again; it would answer no request ever after."""
-    async with front(f"sqlite:///{path}", "--role", "front") as server:
+    async with front(f"sqlite:///{path}", "--role", "api") as server:
         replace(path)
         assert await asyncio.wait_for(server.process.wait(), 30) not in {0, -signal.SIGKILL}

@@ -168,7 +168,7 @@ class Clients:
                 front = self._chance.choice(self._fronts)
                 for waiting in (await front.sessions(status="waiting", limit=100))["items"]:
                     session = await front.session(waiting["id"])
-                    for call in session["asked"]:
+                    for call in session["approvals"]:
                         await front.approve(session["id"], call)
                         self.tally.approvals += 1
             await asyncio.sleep(0.5)

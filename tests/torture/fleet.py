@@ -1,6 +1,6 @@
 """The processes under fire: each is started again whenever it has ended, and says what it was hit by.
 
-They are `holdfast worker` and `holdfast serve --role front` as an operator starts them, with nothing added.
+They are `holdfast worker` and `holdfast serve --role api` as an operator starts them, with nothing added.
 """
 
 import asyncio
@@ -176,5 +176,5 @@ def worker(number: int, url: str, folder: Path, settings: dict[str, str]) -> Mem
 
 def front(number: int, port: int, url: str, folder: Path, settings: dict[str, str]) -> Member:
     name = f"front-{number}"
-    command = ["serve", "--role", "front", "--store", url, "--port", str(port)]
+    command = ["serve", "--role", "api", "--store", url, "--port", str(port)]
     return Member(name, "front", command, dict(settings), folder / f"{name}.log")

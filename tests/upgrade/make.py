@@ -36,7 +36,7 @@ async def main() -> None:
                     agent="other" if session == "queued" else "agent", owner="you", id=session
                 )
                 await store.submit(session, "message", json.dumps({"text": text}))
-            await store.set_state("talked", '{"kept": true}', expected=0)
+            await store.set_state("talked", '{"kept": true}', expected_version=0)
             worker = Worker(store, agent, name="a worker of then", grace=0)
             serving = asyncio.create_task(worker.run())
 

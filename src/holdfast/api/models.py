@@ -162,7 +162,7 @@ class SessionDetail(SessionInfo):
         None,
         description="Why no worker continues it, and what to do, if `waiting_for` is `worker` or `resume`.",
     )
-    asked: list[ApprovalRequest] = Field(default_factory=list[ApprovalRequest])
+    approvals: list[ApprovalRequest] = Field(default_factory=list[ApprovalRequest])
 
 
 class _Submitted(RequestBody):
@@ -236,7 +236,7 @@ class ApprovalDecision(RequestBody):
     """A decision about a tool call."""
 
     call_id: str = Field(
-        min_length=1, max_length=500, description="The tool call, from `asked` of the session."
+        min_length=1, max_length=500, description="The tool call, from `approvals` of the session."
     )
     digest: str = Field(
         min_length=64, max_length=64, description="The digest of its arguments, from the same place."
@@ -438,7 +438,7 @@ class NewState(RequestBody):
     """A new agent state, and the version it replaces."""
 
     body: Any = Field(description="The new state: any JSON value.")
-    expected: Number = Field(
+    expected_version: Number = Field(
         description="The version that it replaces; 0 if there is none. Otherwise the answer is 409."
     )
 

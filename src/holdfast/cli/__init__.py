@@ -1,7 +1,7 @@
 """The `holdfast` command. Each module has the commands of one topic."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -28,7 +28,7 @@ from holdfast.cli import (
     worker,
 )
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.cli.help import Commands
+from holdfast.cli.help import Commands, UsageError, bad_usage
 from holdfast.cli.terminal import echo, print_json
 from holdfast.errors import HoldfastError
 
@@ -88,11 +88,21 @@ def holdfast(
 
 
 def main() -> None:
-    """Run the command line. Print a Holdfast error as one line on standard error, without a traceback."""
+    """Run the command line. Print an error as one line on standard error, without a traceback."""
     try:
-        app(prog_name="holdfast")
+        code = app(prog_name="holdfast", standalone_mode=False)
+    except typer.Abort:
+        echo("Aborted.", err=True)
+        sys.exit(ExitCode.FAILED)
+    except UsageError as error:
+        _fail(bad_usage(error))
     except HoldfastError as error:
-        if "--json" in sys.argv:
-            print_json({"error": {"code": error.code, "message": str(error), "facts": error.facts}})
-        echo(f"error: {error}", err=True)
-        sys.exit(ExitCode.ERROR)
+        _fail(error)
+    sys.exit(code)
+
+
+def _fail(error: HoldfastError) -> NoReturn:
+    if "--json" in sys.argv:
+        print_json({"error": {"code": error.code, "message": str(error), "facts": error.facts}})
+    echo(f"error: {error}", err=True)
+    sys.exit(ExitCode.ERROR)

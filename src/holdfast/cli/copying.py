@@ -70,7 +70,7 @@ def copy(
         print_json(asdict(done))
     else:
         echo(
-            f"Copied {done.copied} sessions, {done.cleaned} of them cleaned. {done.there} were already there."
+            f"Copied {done.copied} sessions, {done.cleaned} of them cleaned. {done.already_present} were already present."
         )
         echo(f"{len(done.moved)} of them had open submissions and continue only in the target.")
         for name, count in done.records.items():

@@ -35,7 +35,7 @@ def demo(
     """
     from holdfast.cli.serve import run_server
     from holdfast.config import load_settings
-    from holdfast.demo import FOLDER, LEDGER, MODEL
+    from holdfast.demo import FOLDER, MODEL, RELEASE_LOG
 
     _check(model)
     scratch = tempfile.TemporaryDirectory(prefix="holdfast-demo-") if keep is None else nullcontext(keep)
@@ -48,7 +48,7 @@ def demo(
         instructions = (
             "Open the address below and press `Prepare a release`. While it runs:",
             "  1. Close the tab and open it again: the turn has continued.",
-            f"  2. Press `Kill the worker`: another worker continues, and {folder / LEDGER} has its line only once.",
+            f"  2. Press `Kill the worker`: another worker continues, and {folder / RELEASE_LOG} has its line only once.",
             "  3. Export, clean and rehydrate the session in the view Retention.",
             "Press Ctrl-C to stop." if keep else "Press Ctrl-C to stop and delete everything.",
         )

@@ -30,9 +30,9 @@ from holdfast.types import Holder, Session
 if TYPE_CHECKING:
     from holdfast.cli.options import Sessions
 
-Verdict: TypeAlias = Literal["ok", "warn", "bad"]
+Verdict: TypeAlias = Literal["ok", "warn", "error"]
 
-_COLOURS: dict[Verdict, str] = {"ok": "green", "warn": "yellow", "bad": "red"}
+_COLOURS: dict[Verdict, str] = {"ok": "green", "warn": "yellow", "error": "red"}
 _SKEW_SECONDS = 2.0
 _SLOW_SECONDS = 0.25
 _LOW_DISK_BYTES = 1024**3
@@ -51,10 +51,10 @@ _MAX_SESSIONS = 20
 class Finding:
     """The result of one check."""
 
-    what: str
+    check: str
     verdict: Verdict
     detail: str
-    do: str = ""
+    action: str = ""
 
 
 def doctor(store: StoreUrl = None, as_json: AsJson = False) -> None:
@@ -72,11 +72,11 @@ def doctor(store: StoreUrl = None, as_json: AsJson = False) -> None:
     else:
         console = new_console()
         for each in findings:
-            mark = Text(f"{each.verdict:<5}", style=_COLOURS[each.verdict])
-            console.print(mark + Text(f"{each.what:<12} ") + one_line(each.detail), soft_wrap=True)
-            if each.do:
-                console.print(f"     {'':<12} → {each.do}", soft_wrap=True)
-    raise typer.Exit(ExitCode.FAILED if any(each.verdict == "bad" for each in findings) else ExitCode.OK)
+            mark = Text(f"{each.verdict:<6}", style=_COLOURS[each.verdict])
+            console.print(mark + Text(f"{each.check:<12} ") + one_line(each.detail), soft_wrap=True)
+            if each.action:
+                console.print(f"      {'':<12} → {each.action}", soft_wrap=True)
+    raise typer.Exit(ExitCode.FAILED if any(each.verdict == "error" for each in findings) else ExitCode.OK)
 
 
 async def _all(url: str | None) -> list[Finding]:
@@ -86,7 +86,7 @@ async def _all(url: str | None) -> list[Finding]:
     except HoldfastError as error:
         return [
             *results,
-            Finding("settings", "bad", str(error), "Correct the settings and run `holdfast doctor` again."),
+            Finding("settings", "error", str(error), "Correct the settings and run `holdfast doctor` again."),
         ]
     results.append(_settings(settings))
     return results + [each async for each in _store(settings)]
@@ -133,9 +133,9 @@ async def _store(settings: Settings) -> AsyncIterator[Finding]:
                 yield each
     except StoreTooOld as old:
         yield Finding("store", "ok", closed.url)
-        yield Finding("migrations", "bad", str(old), "Run `holdfast db upgrade`.")
+        yield Finding("migrations", "error", str(old), "Run `holdfast db upgrade`.")
     except HoldfastError as error:
-        yield Finding("store", "bad", str(error), "Check HOLDFAST_STORE, and that the database is running.")
+        yield Finding("store", "error", str(error), "Check HOLDFAST_STORE, and that the database is running.")
     for place in _places(settings):
         yield _disk(place)
 
@@ -171,7 +171,7 @@ async def _workers(store: Store, pending: int) -> Finding:
     detail = f"{len(alive)} alive, {len(holders) - len(alive)} past their deadline, {sessions} sessions held, {pending} submissions pending"
     if pending and not alive:
         return Finding(
-            "workers", "bad", detail, "No worker is running. Start `holdfast worker` or `holdfast serve`."
+            "workers", "error", detail, "No worker is running. Start `holdfast worker` or `holdfast serve`."
         )
     if len(alive) < len(holders):
         return Finding("workers", "warn", detail, "A live worker takes over their sessions.")
@@ -189,7 +189,7 @@ async def _unserved(store: Store) -> AsyncIterator[Finding]:
         if agent not in served:
             detail = f"{sessions} sessions wait for agent {agent!r}. {no_worker(agent, served)}"
             yield Finding(
-                "agents", "bad", detail, "Start a worker that serves this agent, or correct the name."
+                "agents", "error", detail, "Start a worker that serves this agent, or correct the name."
             )
 
 

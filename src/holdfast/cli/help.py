@@ -4,13 +4,17 @@ import inspect
 import re
 from collections.abc import Callable
 from textwrap import dedent
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from holdfast.errors import BadUsage
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 _TYPE = re.compile(r" <[^>]*>$")
+UsageError: Final = cast("type[Exception]", typer.BadParameter.__base__)
+"""The error for arguments and options that cannot be parsed. Not every version of Typer exports it."""
 _SHARED = {name: rank for rank, name in enumerate(("store", "url", "media", "as_json", "help"), start=1)}
 """Options of most commands, which come last."""
 
@@ -51,6 +55,16 @@ class _Command(TyperCommand):
             with formatter.section("Examples"):
                 for line in self.epilog.splitlines():
                     formatter.write(f"  {line}\n")
+
+
+def bad_usage(error: Any) -> BadUsage:
+    """Return a usage error of Typer as an error of Holdfast."""
+    context = error.ctx
+    command: str = "holdfast" if context is None else context.command_path
+    pieces: list[str] = [] if context is None else context.command.collect_usage_pieces(context)
+    problem: str = error.format_message()
+    end = "" if problem.endswith((".", "?")) else "."
+    return BadUsage(problem=f"{problem}{end}", usage=" ".join([command, *pieces]), command=command)
 
 
 class _Group(TyperGroup):

@@ -231,14 +231,14 @@ def _print_report(report: "Report", as_json: bool) -> None:
         return
     console = new_console()
     would = "would be imported" if report.dry_run else "imported"
-    summary = f"Found {report.found} {report.unit}: {report.imported} {would}, {report.present} already here and unchanged."
-    if not report.imported and not report.left_alone:
+    summary = f"Found {report.found} {report.unit}: {report.imported} {would}, {report.already_present} already present and unchanged."
+    if not report.imported and not report.skipped:
         summary += " Nothing to do." if report.dry_run else " Nothing was changed."
     console.print(summary, soft_wrap=True)
     for name, count in report.records.items():
         console.print(f"{name:<16}{count}", soft_wrap=True)
     for title, notes in (
-        ("Skipped", report.left_alone),
+        ("Skipped", report.skipped),
         ("Not understood, or not imported exactly", report.not_understood),
     ):
         if notes:

@@ -36,7 +36,7 @@ def inbox(store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False
     table = TextTable("id", "agent", "waits for", "since")
     for item in waiting.items:
         unknown = [f"{effect.tool} (outcome unknown)" for effect in item.effects]
-        calls = ", ".join([*(call.tool for call in item.asked), *unknown])
+        calls = ", ".join([*(call.tool for call in item.approvals), *unknown])
         reason = calls or item.problem or item.waiting_for or ""
         table.add_row(one_line(item.id), one_line(item.agent), one_line(reason), time_text(item.active_at))
     new_console().print(table)

@@ -79,13 +79,13 @@ def chosen_server(store: str | None, url: str | None) -> "Remote | None":
     return None if isinstance(chosen, Store) else chosen
 
 
-async def open_questions(opened: "Sessions", session_id: str) -> list[dict[str, Any]]:
+async def pending_approvals(opened: "Sessions", session_id: str) -> list[dict[str, Any]]:
     """Return the tool calls of a session that wait for a person's answer."""
     if not isinstance(opened, Store):
-        return await opened.asked(session_id)
-    from holdfast.runtime.questions import asked
+        return await opened.pending_approvals(session_id)
+    from holdfast.runtime import questions
 
-    return await asked(opened, session_id)
+    return await questions.pending_approvals(opened, session_id)
 
 
 async def why_waiting(opened: "Sessions", session_id: str) -> str | None:

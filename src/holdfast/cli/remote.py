@@ -59,9 +59,9 @@ class Remote:
         del owner
         return _session(await self._call("POST", "/api/sessions", json={"agent": agent, "id": id}))
 
-    async def asked(self, session_id: str) -> list[dict[str, Any]]:
+    async def pending_approvals(self, session_id: str) -> list[dict[str, Any]]:
         """Return what a session asks a person now."""
-        return (await self._call("GET", f"/api/sessions/{session_id}"))["asked"]
+        return (await self._call("GET", f"/api/sessions/{session_id}"))["approvals"]
 
     async def problem(self, session_id: str) -> str | None:
         """Return why no worker continues a session; None if one does or nothing waits."""
@@ -99,7 +99,7 @@ class Remote:
         return _submission(answer)
 
     async def submissions(self, session_id: str, **filters: Any) -> Page[Submission]:
-        """List what was asked of a session."""
+        """List the submissions of a session."""
         path = f"/api/sessions/{session_id}/submissions"
         page = await self._call("GET", path, params=_given(filters))
         return Page(items=[_submission(item) for item in page["items"]], next_cursor=page["next_cursor"])

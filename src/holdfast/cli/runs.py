@@ -338,7 +338,7 @@ def fork(
 class _Node:
     run: Run
     delegates: "list[_Node]" = field(default_factory=list["_Node"])
-    cut: bool = False  # some delegates below it are left out
+    truncated: bool = False  # some delegates below it are left out
 
 
 async def _grow(store: "Sessions", run: Run, seen: set[tuple[str, str]], depth: int) -> _Node:
@@ -348,7 +348,7 @@ async def _grow(store: "Sessions", run: Run, seen: set[tuple[str, str]], depth: 
     delegates = await all_pages(lambda cursor: store.runs(parent_id=run.id, cursor=cursor))
     for delegate in delegates:
         if depth == 0 or (delegate.session_id, delegate.id) in seen:
-            node.cut = True
+            node.truncated = True
         else:
             node.delegates.append(await _grow(store, delegate, seen, depth - 1))
     return node
@@ -356,13 +356,13 @@ async def _grow(store: "Sessions", run: Run, seen: set[tuple[str, str]], depth: 
 
 def _nested(node: _Node) -> dict[str, object]:
     delegates = [_nested(delegate) for delegate in node.delegates]
-    return {**asdict(node.run), "delegates": delegates, "cut": node.cut}
+    return {**asdict(node.run), "delegates": delegates, "truncated": node.truncated}
 
 
 def _branch(node: _Node, tree: Tree) -> Tree:
     for delegate in node.delegates:
         _branch(delegate, tree.add(_label(delegate.run)))
-    if node.cut:
+    if node.truncated:
         tree.add("…")
     return tree
 

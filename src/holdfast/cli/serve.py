@@ -39,7 +39,7 @@ def serve(
         typer.Option(min=0, max=65535, help="Port; 0 selects a free one. Default: HOLDFAST_PORT or 8350."),
     ] = None,
     role: Annotated[
-        str, typer.Option(help="all: an API server and workers. front: only the API server.")
+        str, typer.Option(help="all: an API server and workers. api: only the API server.")
     ] = "all",
     workers: Annotated[int, typer.Option(min=1, metavar="N", help="Number of worker processes.")] = 1,
     enable_shell: Annotated[
@@ -60,9 +60,9 @@ def serve(
     Examples:
         holdfast serve bot:agent
         holdfast serve bot:agents --host 0.0.0.0 --port 8350 --workers 4
-        holdfast serve --role front --store postgresql://localhost/holdfast
+        holdfast serve --role api --store postgresql://localhost/holdfast
     """
-    check_choice(role, ("all", "front"), "role")
+    check_choice(role, ("all", "api"), "role")
     given: dict[str, Any] = {"store": store, "host": host, "port": port, "log_format": log_format}
     settings = load_settings(**{name: value for name, value in given.items() if value is not None})
     start_logging(settings.log_format)
@@ -73,7 +73,7 @@ def serve(
             problem=f"Without authentication, the server only listens on loopback addresses, not on {settings.host}."
         )
     if role == "all" and app is None:
-        raise BadInput(problem="name the agents to serve as module:attribute, or use --role front")
+        raise BadInput(problem="name the agents to serve as module:attribute, or use --role api")
     code = run_server(app, settings, workers=workers if role == "all" else 0, shell=enable_shell)
     raise typer.Exit(code)
 

@@ -17,7 +17,7 @@ from holdfast.cli.options import (
     SessionId,
     StoreUrl,
     chosen_sessions,
-    open_questions,
+    pending_approvals,
     why_waiting,
 )
 from holdfast.cli.terminal import TextTable, coloured, new_console, one_line, print_json, time_text
@@ -104,7 +104,7 @@ def show(
                 for state in ("claimed", "waiting", "queued")
                 for item in (await opened.submissions(session_id, state=state, limit=100)).items
             ]
-            questions = await open_questions(opened, session_id)
+            questions = await pending_approvals(opened, session_id)
             return session, waiting, questions, await why_waiting(opened, session_id)
 
     session, waiting, questions, problem = asyncio.run(work())
@@ -113,7 +113,7 @@ def show(
             {
                 "session": asdict(session),
                 "submissions": [asdict(s) for s in waiting],
-                "asked": questions,
+                "approvals": questions,
                 "problem": problem,
             }
         )

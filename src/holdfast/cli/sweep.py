@@ -70,7 +70,7 @@ def sweep(
                     advance(1)
 
                 media = open_media(store=opened)
-                done = await sweep(opened, media, actor=actor(), dry_run=dry_run, limit=limit, tell=add)
+                done = await sweep(opened, media, actor=actor(), dry_run=dry_run, limit=limit, on_outcome=add)
             if done is None:
                 duty = await opened.duty(DUTY)
                 raise SweepRunning(holder=duty.holder if duty and duty.holder else "another")

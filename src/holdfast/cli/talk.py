@@ -15,7 +15,7 @@ from holdfast.cli.options import (
     SessionId,
     StoreUrl,
     chosen_sessions,
-    open_questions,
+    pending_approvals,
     why_waiting,
     with_media,
 )
@@ -274,7 +274,7 @@ def approve(
 
     async def work() -> tuple[Submission, dict[str, Any]]:
         async with chosen_sessions(store, url) as opened:
-            questions = await open_questions(opened, session_id)
+            questions = await pending_approvals(opened, session_id)
             chosen = [q for q in questions if call_id is None or q["call_id"] == call_id]
             if len(chosen) != 1:
                 calls = ", ".join(str(q["call_id"]) for q in questions)

@@ -139,13 +139,13 @@ def _counting(port: int | None, host: str) -> Generator[None, None, None]:
     try:
         from prometheus_client import CollectorRegistry
 
-        from holdfast.metrics import WORKER, Counts, show
+        from holdfast.metrics import WORKER, Counts, start_server
     except ModuleNotFoundError as error:
         raise MissingExtra(extra="server") from error
     registry = CollectorRegistry()
     with counted_by(Counts(registry, WORKER)):
         if port is not None:
-            show(registry, host, port)
+            start_server(registry, host, port)
         yield
 
 

@@ -59,7 +59,7 @@ class SessionHandle(Generic[T]):
         return f"SessionHandle(id={self.id!r})"
 
     async def info(self) -> SessionDetail:
-        """Return the session as it is now, with the tool calls that wait for a decision in `asked`."""
+        """Return the session as it is now, with the tool calls that wait for a decision in `approvals`."""
         return await self._transport.call(SessionDetail, "GET", self._path)
 
     async def update(
@@ -198,9 +198,9 @@ class SessionHandle(Generic[T]):
         """Return the names and versions of the session's states."""
         return (await self._transport.call(StateList, "GET", f"{self._path}/states")).items
 
-    async def set_state(self, body: Any, *, expected: int, name: str | None = None) -> AgentState:
-        """Replace the agent state, or the named one, if it has the `expected` version; 0 if there is none yet."""
-        given = {"body": body, "expected": expected}
+    async def set_state(self, body: Any, *, expected_version: int, name: str | None = None) -> AgentState:
+        """Replace the agent state, or the named one, if it is at version `expected_version`; 0 if there is none yet."""
+        given = {"body": body, "expected_version": expected_version}
         return await self._transport.call(
             AgentState, "PUT", f"{self._path}/state", json=given, params={"name": name}
         )
@@ -289,8 +289,8 @@ class SessionHandle(Generic[T]):
 
     async def _decide(self, call: str | ApprovalRequest, **decision: Any) -> TurnHandle[None]:
         if isinstance(call, str):
-            asked = (await self.info()).asked
-            request = next((request for request in asked if request.call_id == call), None)
+            approvals = (await self.info()).approvals
+            request = next((request for request in approvals if request.call_id == call), None)
             if request is None:
                 raise Conflict(problem=f"call {call!r} of session {self.id} does not wait for a decision")
             call = request

@@ -98,7 +98,7 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
         self.id: str = handle.id
 
     def info(self) -> SessionDetail:
-        """Return the session as it is now, with the tool calls that wait for a decision in `asked`."""
+        """Return the session as it is now, with the tool calls that wait for a decision in `approvals`."""
         return self._loop.run(self._handle.info())
 
     def update(
@@ -220,9 +220,9 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
         """Return the names and versions of the session's states."""
         return self._loop.run(self._handle.states())
 
-    def set_state(self, body: Any, *, expected: int, name: str | None = None) -> AgentState:
-        """Replace the agent state, or the named one, if it has the `expected` version; 0 if there is none yet."""
-        return self._loop.run(self._handle.set_state(body, expected=expected, name=name))
+    def set_state(self, body: Any, *, expected_version: int, name: str | None = None) -> AgentState:
+        """Replace the agent state, or the named one, if it is at version `expected_version`; 0 if there is none yet."""
+        return self._loop.run(self._handle.set_state(body, expected_version=expected_version, name=name))
 
     def cursors(self) -> Generator[ReadCursor, None, None]:
         """Yield the stored offsets of the session's consumers."""

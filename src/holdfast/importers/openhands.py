@@ -119,9 +119,9 @@ async def import_openhands(
         dry_run=dry_run,
         found=len(result),
         imported=len(new),
-        present=present,
+        already_present=present,
         records=dict(records),
-        left_alone=left.all(),
+        skipped=left.all(),
         not_understood=notes.all(),
     )
 

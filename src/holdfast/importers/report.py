@@ -27,7 +27,7 @@ class Note:
 class Report:
     """The result of an import, or of a dry run.
 
-    Of the items `found`, `imported` are new and `present` already existed unchanged. `left_alone` lists existing items that differ
+    Of the items `found`, `imported` are new and `already_present` existed unchanged. `skipped` lists existing items that differ
     from the source and were not changed. `not_understood` lists what the importer does not support. `records`
     counts the imported rows by table.
     """
@@ -38,9 +38,9 @@ class Report:
     dry_run: bool
     found: int
     imported: int
-    present: int
+    already_present: int
     records: Mapping[str, int]
-    left_alone: Sequence[Note]
+    skipped: Sequence[Note]
     not_understood: Sequence[Note]
 
 

@@ -367,9 +367,9 @@ async def import_sessions(
         dry_run=dry_run,
         found=len(drafts),
         imported=len(new),
-        present=present,
+        already_present=present,
         records=dict(records),
-        left_alone=left.all(),
+        skipped=left.all(),
         not_understood=notes.all(),
     )
 

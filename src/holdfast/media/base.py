@@ -258,7 +258,7 @@ class MediaStore(ABC):
     async def delete(self, uri: str, context: MediaContext = ANY) -> None:
         """Delete content that no session refers to, else raise `Conflict`. Raises `MediaNotFound`."""
         del context
-        await self.remove(await self.store.condemn_blob(self.location, digest_of(uri)))
+        await self.remove(await self.store.mark_blob_for_deletion(self.location, digest_of(uri)))
 
     async def list(
         self, *, cursor: str | None = None, limit: int = 50, context: MediaContext = ANY
@@ -270,7 +270,7 @@ class MediaStore(ABC):
     async def remove(self, blob: Blob) -> None:
         """Delete the bytes of a blob that the register has marked for deletion, then its entry. Idempotent."""
         await self._remove(blob)
-        await self.store.forget_blob(blob.id)
+        await self.store.delete_blob_entry(blob.id)
 
     # Implemented by each media store
 
@@ -307,7 +307,7 @@ class MediaStore(ABC):
             if await self._present(result):
                 return result.uri
             replaces = result.id  # its bytes are lost, and stored again here
-            await self.store.put_blob(blob, anew=True)
+            await self.store.put_blob(blob, reuse=False)
         return await self.settle(blob, lambda: self._write(blob, data), replaces=replaces)
 
     async def settle(
@@ -317,7 +317,7 @@ class MediaStore(ABC):
         beating = self.beat(blob)
         try:
             await work()
-            kept = await self.store.keep_blob(blob, replaces=replaces)
+            kept = await self.store.mark_blob_stored(blob, replaces=replaces)
         except BaseException:
             await self._give_up(blob)
             raise
@@ -481,14 +481,14 @@ class MediaWriter:
         try:
             await self._flush()
             blob = media._named(self._blob, self._digest.hexdigest(), self._size, self._context)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
-            result = await media.store.name_blob(blob)
+            result = await media.store.set_blob_digest(blob)
             if result.id != blob.id:
                 if await media._present(result):  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
                     await media.discard(self._blob)
                     self.uri = result.uri
                     return
                 replaces = result.id
-                await media.store.name_blob(blob, anew=True)
+                await media.store.set_blob_digest(blob, reuse=False)
         except BaseException:
             await media.discard(self._blob)
             raise

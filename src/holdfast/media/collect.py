@@ -43,7 +43,7 @@ async def collect(
     done = Collection(dry_run=dry_run)
     cursor: str | None = None
     while True:
-        page = await media.store.condemn_blobs(
+        page = await media.store.mark_blobs_for_deletion(
             media.location, grace=grace, dead_after=dead_after, cursor=cursor, limit=limit, dry_run=dry_run
         )
         for blob in page.items:

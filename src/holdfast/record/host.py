@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 from pydantic_ai.messages import ModelMessage
 
 from holdfast.errors import Conflict, NotFound
-from holdfast.leases import held
+from holdfast.leases import hold_lease
 from holdfast.record.history import load, read_history
 from holdfast.record.offloader import MediaOffloader
 from holdfast.store import Store
@@ -107,7 +107,7 @@ class StandaloneRun(RunHost):
             raise Conflict(
                 problem=f"run {run.id} is already recorded, and an explicit run id can be used only once"
             )
-        async with held(self._store, session_id, ttl=self._ttl) as lease:
+        async with hold_lease(self._store, session_id, ttl=self._ttl) as lease:
             latest = (await self._store.checkpoints(session_id=session_id, limit=1)).items
             if self._continues is not ... and (latest[0] if latest else None) != self._continues:
                 problem = f"session {session_id} has continued since its history was read; read it again"

@@ -13,7 +13,7 @@ from pydantic_ai.run import AgentRunResult
 from holdfast.errors import Conflict, NotFound
 from holdfast.ids import new_id
 from holdfast.jsontext import read_recorded
-from holdfast.leases import held
+from holdfast.leases import hold_lease
 from holdfast.media import MediaStore
 from holdfast.record import ledger
 from holdfast.record.calls import missing_tools
@@ -226,7 +226,7 @@ async def rewind(store: Store, checkpoint: Checkpoint) -> Checkpoint:
     place = Checkpoint(
         id=new_id(), segment=checkpoint.segment, length=checkpoint.length, kind=checkpoint.kind
     )
-    async with held(store, checkpoint.session_id) as lease:
+    async with hold_lease(store, checkpoint.session_id) as lease:
         await store.write(lease, Batch(checkpoints=[place], events=[NewEvent(kind="rewound")]))
     return await store.checkpoint(place.id)
 
@@ -247,7 +247,7 @@ async def settle_effect(
     approval, `NotFound` if there is no such call, and `SessionBusy` while the session is in use.
     """
     run = await store.run(run_id)
-    async with held(store, run.session_id) as lease:
+    async with hold_lease(store, run.session_id) as lease:
         entries = (await store.effects(run.session_id, run_id=run_id, call_id=call_id)).items
         if not entries:
             raise NotFound(what=f"tool call of run {run_id} with the id", id=call_id)
@@ -262,7 +262,7 @@ async def settle_effect(
         state = "completed" if error is None else "failed"
         settled = replace(effect, state=state, result=recorded, error=error)
         kind = "tool_call_completed" if error is None else "tool_call_failed"
-        payload = json.dumps({"tool": settled.tool, "call_id": call_id, "by_hand": True, "actor": actor})
+        payload = json.dumps({"tool": settled.tool, "call_id": call_id, "manual": True, "actor": actor})
         event = NewEvent(kind=kind, run_id=run_id, payload=payload)
         batch = Batch(effects=[settled], events=[event])
         # Before the change: an audit entry without a change is better than a change without an audit entry.

@@ -17,7 +17,7 @@ from holdfast.errors import BadArchive, BadInput, HoldfastError, RetentionRefuse
 from holdfast.guards import refuse_cleaning
 from holdfast.media import MediaContext, MediaStore, digest_of, to_uri
 from holdfast.retention.archive import longest_line, spool, verify_archive, write_archive
-from holdfast.retention.holding import give_space_back, held, refuse_held
+from holdfast.retention.holding import give_space_back, hold_for_retention, refuse_policy_hold
 from holdfast.store import Store
 from holdfast.types import Holder, Lease, RetentionState
 
@@ -69,8 +69,8 @@ async def clean(
     grace = min(idle_days, store.settings.retention_rehydrated_days) if grace_days is None else grace_days
     if dry_run:
         return await _would_clean(store, session_id, idle_days * DAY, grace * DAY, force)
-    await refuse_held(store, session_id)
-    async with held(store, session_id, holder) as lease:
+    await refuse_policy_hold(store, session_id)
+    async with hold_for_retention(store, session_id, holder) as lease:
         state = await store.begin_cleaning(lease, idle=idle_days * DAY, grace=grace * DAY, force=force)
         if state.status == "cleaned":
             return Cleaned(session_id=session_id, cleaned_at=state.cleaned_at, archive=_uri(state.archive))
@@ -130,7 +130,7 @@ async def delete(
 async def _would_clean(store: Store, session_id: str, idle: float, grace: float, force: bool) -> Cleaned:
     state = await store.retention_state(session_id)
     if state.status != "cleaned":
-        await refuse_held(store, session_id)
+        await refuse_policy_hold(store, session_id)
         refuse_cleaning(state, idle=idle, grace=grace, force=force)
     return Cleaned(
         session_id=session_id,
@@ -150,7 +150,7 @@ async def _archived(store: Store, media: MediaStore, lease: Lease, state: Retent
             session_id=lease.session_id,
             guard="archive",
             problem="its deletion has started without an archive",
-            lift="Finish it without an archive.",
+            hint="Finish it without an archive.",
         )
     try:
         sha256 = await _store_archive(store, media, lease.session_id)

@@ -26,7 +26,7 @@ from holdfast.leases import joined
 from holdfast.media import MediaStore, open_media, to_uri
 from holdfast.media.move import copy_blob
 from holdfast.retention.archive import spool, write_archive
-from holdfast.retention.holding import held
+from holdfast.retention.holding import hold_for_retention
 from holdfast.retention.rehydrate import import_archive
 from holdfast.store import Store
 from holdfast.tables import RECORDS
@@ -41,13 +41,13 @@ _RUNNING: Final = b'"ended_at":null'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """The result of a copy. `copied` and `there` count sessions, `records` the other rows by table.
+    """The result of a copy. `copied` and `already_present` count sessions, `records` the other rows by table.
 
     `moved` names the sessions that continue only in the target; `failed` lists what is missing or different in the target, with reasons.
     """
 
     copied: int = 0
-    there: int = 0
+    already_present: int = 0
     cleaned: int = 0
     moved: tuple[str, ...] = ()
     records: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -160,7 +160,7 @@ class _Copy:
         """Import a session. One with open submissions is closed in the source before it is read."""
         moves = session.status == "moved" or session.pending > 0
         if moves and session.status != "moved":
-            async with held(self._source, session.id, self._holder) as lease:
+            async with hold_for_retention(self._source, session.id, self._holder) as lease:
                 detail = json.dumps({"to": self._target.url})
                 await self._source.move_session(lease, actor=self._actor, detail=detail)
         try:
@@ -181,7 +181,7 @@ class _Copy:
         """Check that an existing session of the target is the same. A moved session continues there, and may be ahead."""
         if session.status != "moved":
             await self._compare_session(session.id)
-        self._done = replace(self._done, there=self._done.there + 1)
+        self._done = replace(self._done, already_present=self._done.already_present + 1)
 
     async def _compare_session(self, session_id: str) -> None:
         ours = await _digest(self._source, self._from, session_id)
@@ -195,7 +195,7 @@ class _Copy:
     async def _cleaned(self, row: Mapping[str, Any]) -> None:
         """Copy a cleaned session and its stored archive."""
         if await _has(self._target, row["id"]):
-            self._done = replace(self._done, there=self._done.there + 1)
+            self._done = replace(self._done, already_present=self._done.already_present + 1)
             return
         if row["archive"] is not None:
             await copy_blob(self._from, self._to, await self._from.metadata(to_uri(row["archive"])))

@@ -12,7 +12,7 @@ from datetime import datetime
 from holdfast.errors import HoldfastError, SessionNotFound
 from holdfast.media import MediaStore
 from holdfast.retention.clean import DAY, delete
-from holdfast.retention.holding import give_space_back, held, refuse_held
+from holdfast.retention.holding import give_space_back, hold_for_retention, refuse_policy_hold
 from holdfast.store import Store
 from holdfast.types import Holder
 
@@ -82,14 +82,14 @@ async def _erase(
         if at is None:
             raise
         return Erased(session_id=session_id, erased_at=at)
-    await refuse_held(store, session_id)
+    await refuse_policy_hold(store, session_id)
     gone: list[Erased] = []
     if terms.children:
         async for child in all_children(store, session_id):
             if child not in seen:
                 seen.add(child)
                 gone.append(await _erase(store, media, child, terms, seen=seen))
-    async with held(store, session_id, terms.holder) as lease:
+    async with hold_for_retention(store, session_id, terms.holder) as lease:
         if terms.idle_days is not None:
             await store.begin_cleaning(lease, idle=terms.idle_days * DAY, grace=terms.grace_days * DAY)
         await store.begin_erasing(lease)

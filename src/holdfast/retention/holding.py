@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager, suppress
 
 from holdfast.errors import HoldfastError, RetentionRefused, SessionBusy, StoreError
 from holdfast.leases import acquire, joined
-from holdfast.policy import applied
+from holdfast.policy import match_policy
 from holdfast.store import Store
 from holdfast.types import Holder, Lease
 
@@ -18,7 +18,9 @@ _PAGES = 1000
 
 
 @asynccontextmanager
-async def held(store: Store, session_id: str, holder: Holder | None = None) -> AsyncGenerator[Lease, None]:
+async def hold_for_retention(
+    store: Store, session_id: str, holder: Holder | None = None
+) -> AsyncGenerator[Lease, None]:
     """Hold the lease of a session, cleaned or not, while the block runs, with a holder of its own unless one is given.
 
     Raises `RetentionRefused` if another live holder has it. With a given `holder`, which has many sessions to process, it
@@ -36,13 +38,13 @@ async def held(store: Store, session_id: str, holder: Holder | None = None) -> A
             await store.release(lease)
 
 
-async def refuse_held(store: Store, session_id: str) -> None:
+async def refuse_policy_hold(store: Store, session_id: str) -> None:
     """Raise `RetentionRefused` if a policy holds the session."""
     policies = store.settings.retention
     if not any(policy.hold for policy in policies):
         return
     session = await store.session(session_id)
-    rule = applied(
+    rule = match_policy(
         policies,
         agent=session.agent,
         metadata=session.metadata,
@@ -54,7 +56,7 @@ async def refuse_held(store: Store, session_id: str) -> None:
             session_id=session_id,
             guard="hold",
             problem=f"the policy {rule.name} holds it",
-            lift="Change the policy in the settings.",
+            hint="Change the policy in the settings.",
         )
 
 
@@ -76,5 +78,5 @@ async def _acquire(store: Store, session_id: str, holder: Holder, tries: int) ->
             problem=f"it is running, held by {error.facts['holder']} until {error.facts['until']}",
             holder=error.facts["holder"],
             until=error.facts["until"],
-            lift="Interrupt it, or wait until it ends; force does not override this.",
+            hint="Interrupt it, or wait until it ends; force does not override this.",
         ) from error

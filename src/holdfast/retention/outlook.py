@@ -6,7 +6,7 @@ from typing import Literal
 
 from holdfast.errors import RetentionRefused
 from holdfast.guards import refuse_cleaning
-from holdfast.policy import Policy, applied
+from holdfast.policy import Policy, match_policy
 from holdfast.store import Store
 
 
@@ -33,7 +33,7 @@ async def outlook(store: Store, session_id: str) -> Outlook:
     """Return what will happen to a session. Raises `SessionNotFound`."""
     session = await store.session(session_id)
     state = await store.retention_state(session_id)
-    rule = applied(
+    rule = match_policy(
         store.settings.retention,
         agent=session.agent,
         metadata=session.metadata,

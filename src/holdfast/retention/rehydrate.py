@@ -12,7 +12,7 @@ from typing import IO
 from holdfast.errors import BadArchive, NotCleaned, NotFound, SessionErased, SessionExists, SessionNotFound
 from holdfast.media import MediaStore, to_uri
 from holdfast.retention.archive import Archive, longest_line, put_blobs, rows_of, spool, verify_archive
-from holdfast.retention.holding import held
+from holdfast.retention.holding import hold_for_retention
 from holdfast.store import Store
 
 
@@ -101,7 +101,7 @@ async def _restore(
         raise BadArchive(problem=f"it belongs to session {verified.session_id}, not {session_id}")
     # No session refers to this content yet: if the import fails, the collector deletes it.
     await _put_blobs(media, archive, verified, longest)
-    async with held(store, session_id) as lease:
+    async with hold_for_retention(store, session_id) as lease:
         counts = await store.import_rows(
             session_id,
             lambda: rows_of(archive, verified, longest=longest),

@@ -24,7 +24,7 @@ from holdfast.errors import (
 )
 from holdfast.leases import joined
 from holdfast.media import MediaStore, collect
-from holdfast.policy import Action, Applied, Policy, applied, named
+from holdfast.policy import Action, MatchedPolicy, Policy, match_policy, named
 from holdfast.retention.clean import DAY, clean
 from holdfast.retention.erase import erase
 from holdfast.retention.holding import give_space_back
@@ -88,20 +88,20 @@ async def sweep(
     dry_run: bool = False,
     every: float = 0.0,
     limit: int | None = None,
-    tell: Callable[[Outcome], None] | None = None,
+    on_outcome: Callable[[Outcome], None] | None = None,
 ) -> Swept | None:
-    """Process everything that is due by the policies, and call `tell` with each outcome.
+    """Process everything that is due by the policies, and call `on_outcome` with each outcome.
 
     Return None if another sweep is running, or ended within `every` seconds. With `limit` it ends after that many sessions; `more` is
     then set if there are more. `dry_run` changes nothing; it also reports sessions that would be due but are on hold, with the guard `hold`.
     """
     if dry_run:
-        return await _Sweep(store, media, actor, None, limit, tell).run()
+        return await _Sweep(store, media, actor, None, limit, on_outcome).run()
     async with joined(store, f"{DUTY} {actor}"[:200]) as holder:
         if not await store.take_duty(DUTY, holder, every=every):
             return None
         try:
-            done = await _Sweep(store, media, actor, holder, limit, tell).run()
+            done = await _Sweep(store, media, actor, holder, limit, on_outcome).run()
         except BaseException:
             with suppress(HoldfastError):  # the duty is free once its holder has left
                 await store.leave_duty(DUTY, holder)
@@ -127,7 +127,7 @@ class _Sweep:
         actor: str,
         holder: Holder | None,
         limit: int | None,
-        tell: Callable[[Outcome], None] | None,
+        on_outcome: Callable[[Outcome], None] | None,
     ) -> None:
         self._store = store
         self._media = media
@@ -135,7 +135,7 @@ class _Sweep:
         self._holder = holder
         self._dry_run = holder is None
         self._limit = limit
-        self._tell = tell
+        self._on_outcome = on_outcome
         self._policies = store.settings.retention
         self._kept: Mapping[str, set[str]] = {}
         self._outcomes: Counter[str] = Counter()
@@ -179,7 +179,7 @@ class _Sweep:
                     return True
         return False
 
-    async def _due(self, agent: str) -> AsyncGenerator[tuple[Due, Applied], None]:
+    async def _due(self, agent: str) -> AsyncGenerator[tuple[Due, MatchedPolicy], None]:
         """Yield the due sessions of an agent, each once. A dry run includes those on hold, which are refused."""
         grace = self._store.settings.retention_rehydrated_days
         for by, days in _scans(self._policies, agent, holds=not self._dry_run):
@@ -189,7 +189,7 @@ class _Sweep:
                     by, agent=agent, older_than=days * DAY, held=self._dry_run, cursor=cursor, limit=_PAGE
                 )
                 for due in page.items:
-                    rule = _applied(self._policies, due, grace, holds=not self._dry_run)
+                    rule = _match(self._policies, due, grace, holds=not self._dry_run)
                     if (
                         rule is not None
                         and rule.is_due(due.now)
@@ -202,7 +202,7 @@ class _Sweep:
                 if cursor is None:
                     break
 
-    async def _act(self, due: Due, rule: Applied) -> None:
+    async def _act(self, due: Due, rule: MatchedPolicy) -> None:
         """Apply the policy to one session. A failure does not stop the others."""
         policy, action = rule.policy, rule.policy.action or "clean"
         idle_days = policy.idle_days if policy.idle_days and _is_idle(policy, due) else 0.0
@@ -224,8 +224,8 @@ class _Sweep:
             if isinstance(error, StoreError) or self._failures >= _FAILURES:
                 self._problem = problem
         self._outcomes[outcome] += 1
-        if self._tell is not None:
-            self._tell(
+        if self._on_outcome is not None:
+            self._on_outcome(
                 Outcome(
                     session_id=due.session_id,
                     policy=rule.name,
@@ -243,7 +243,7 @@ class _Sweep:
                 await give_space_back(self._store)
 
     async def _carry_out(
-        self, session_id: str, action: Action, idle_days: float, rule: Applied
+        self, session_id: str, action: Action, idle_days: float, rule: MatchedPolicy
     ) -> Mapping[str, int]:
         store, media, actor = self._store, self._media, self._actor
         if action == "erase" and not self._dry_run:
@@ -289,7 +289,7 @@ class _Sweep:
                 return deleted
 
     def _holds(self, due: Due) -> bool:
-        rule = _applied(self._policies, due)
+        rule = _match(self._policies, due)
         return rule is not None and rule.policy.hold
 
     async def _shell(self) -> int:
@@ -302,10 +302,10 @@ class _Sweep:
         return deleted
 
 
-def _applied(
+def _match(
     policies: Sequence[Policy], due: Due, grace_days: float = 0.0, *, holds: bool = True
-) -> Applied | None:
-    return applied(
+) -> MatchedPolicy | None:
+    return match_policy(
         policies,
         agent=due.agent,
         metadata=due.metadata,
@@ -351,7 +351,7 @@ async def _kept(store: Store, policies: Sequence[Policy]) -> Mapping[str, set[st
     while any(left > 0 for left in wanted.values()):
         page = await store.sessions(cursor=cursor, limit=_PAGE)
         for session in page.items:
-            rule = applied(
+            rule = match_policy(
                 policies,
                 agent=session.agent,
                 metadata=session.metadata,

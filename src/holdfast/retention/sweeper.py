@@ -35,15 +35,15 @@ async def sweeping(store: Store) -> AsyncGenerator[None, None]:
     if not is_configured(store):
         yield
         return
-    twin = store.twin()
-    if twin is None:  # an in-memory store, which is small and only visible to this process
+    clone = store.clone_for_thread()
+    if clone is None:  # an in-memory store, which is small and only visible to this process
         task = asyncio.create_task(_sweep_on(store), name="holdfast-sweep")
         try:
             yield
         finally:
             await end(task)
         return
-    thread = _Thread(twin)
+    thread = _Thread(clone)
     try:
         yield
     finally:
@@ -56,22 +56,22 @@ async def sweep_apart(
     actor: str,
     dry_run: bool = False,
     limit: int | None = None,
-    tell: Callable[[Outcome], None] | None = None,
+    on_outcome: Callable[[Outcome], None] | None = None,
 ) -> Swept | None:
-    """Sweep once, as `sweep` does, outside this event loop if possible. `tell` is called on another thread."""
+    """Sweep once, as `sweep` does, outside this event loop if possible. `on_outcome` is called on another thread."""
 
     async def work(opened: Store) -> Swept | None:
         media = open_media(store=opened)
-        return await sweep(opened, media, actor=actor, dry_run=dry_run, limit=limit, tell=tell)
+        return await sweep(opened, media, actor=actor, dry_run=dry_run, limit=limit, on_outcome=on_outcome)
 
-    async def open_and_work(twin: Store) -> Swept | None:
-        async with twin:
-            return await work(twin)
+    async def open_and_work(clone: Store) -> Swept | None:
+        async with clone:
+            return await work(clone)
 
-    twin = store.twin()
-    if twin is None:
+    clone = store.clone_for_thread()
+    if clone is None:
         return await work(store)
-    return await asyncio.to_thread(lambda: asyncio.run(open_and_work(twin)))
+    return await asyncio.to_thread(lambda: asyncio.run(open_and_work(clone)))
 
 
 class _Thread:
@@ -126,7 +126,7 @@ async def _sweep_on(store: Store) -> None:
     while True:
         seconds = interval
         try:
-            done = await sweep(store, media, actor=ACTOR, every=every, tell=_log_outcome)
+            done = await sweep(store, media, actor=ACTOR, every=every, on_outcome=_log_outcome)
         except HoldfastError as error:
             failures += 1
             seconds = pause(failures, interval)

@@ -10,20 +10,20 @@ from holdfast.errors import Conflict
 from holdfast.record import ledger
 from holdfast.record.validity import pending_calls
 from holdfast.runtime.agents import AgentSetup
-from holdfast.runtime.questions import ANSWERED, ApprovalAnswer, asked, given_answers, parse_answers
+from holdfast.runtime.questions import ANSWERED, ApprovalAnswer, parse_answers, recorded_answers
 
-__all__ = ["ANSWERED", "ApprovalAnswer", "asked", "given_answers", "new_answers", "parse_answers", "results"]
+__all__ = ["ANSWERED", "ApprovalAnswer", "new_answers", "parse_answers", "recorded_answers", "results"]
 
 
 def new_answers(
     answers: Sequence[ApprovalAnswer],
     *,
-    asked: Sequence[ToolCallPart],
+    pending: Sequence[ToolCallPart],
     given: Mapping[str, ApprovalAnswer],
     setup: AgentSetup,
 ) -> list[ApprovalAnswer]:
     """Return the answers that are new. Raise `Conflict` for an answer to another question, or one that contradicts an earlier answer."""
-    calls = {call.tool_call_id: call for call in asked}
+    calls = {call.tool_call_id: call for call in pending}
     new: list[ApprovalAnswer] = []
     for answer in answers:
         call = calls.get(answer.call_id)

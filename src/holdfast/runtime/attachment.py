@@ -23,7 +23,7 @@ class Attachment(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     grace: float = Field(default=GRACE_SECONDS, ge=1, le=86_400)
-    then: Literal["handover", "interrupt"] = "handover"
+    on_unwatched: Literal["handover", "interrupt"] = "handover"
 
 
 def attachment(metadata: Json, grace: float = GRACE_SECONDS) -> Attachment | None:
@@ -32,7 +32,7 @@ def attachment(metadata: Json, grace: float = GRACE_SECONDS) -> Attachment | Non
 
 
 def parse(value: Any, grace: float = GRACE_SECONDS) -> Attachment | None:
-    """Parse `true`, or an object with an optional `grace` and `then`."""
+    """Parse `true`, or an object with an optional `grace` and `on_unwatched`."""
     if value is None or value is False:
         return None
     if value is True:

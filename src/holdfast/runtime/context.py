@@ -29,10 +29,10 @@ class SessionContext:
         """Return the agent state of the session, or the one with this name."""
         return await self.store.state(self.session.id, name=name)
 
-    async def set_state(self, body: object, *, expected: int, name: str | None = None) -> State:
-        """Replace the agent state, or the one with this name. Raise `VersionConflict` if it is not at version `expected`."""
+    async def set_state(self, body: object, *, expected_version: int, name: str | None = None) -> State:
+        """Replace the agent state, or the one with this name. Raise `VersionConflict` if it is not at version `expected_version`."""
         text = strict_json(body, "state")
-        return await self.store.set_state(self.session.id, text, expected=expected, name=name)
+        return await self.store.set_state(self.session.id, text, expected_version=expected_version, name=name)
 
 
 _current: ContextVar[SessionContext | None] = ContextVar("holdfast_session", default=None)

@@ -29,13 +29,13 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
         raise Conflict(problem="the session does not wait for an answer")
     setup = session.setup(await session.read())
     point = await find_resume_point(session.store, session.id, waiting.run_id)
-    asked = pending_calls(point.messages)
-    given = await approvals.given_answers(session.store, session.id, point.chain)
-    new = approvals.new_answers(answers, asked=asked, given=given, setup=setup)
+    pending = pending_calls(point.messages)
+    given = await approvals.recorded_answers(session.store, session.id, point.chain)
+    new = approvals.new_answers(answers, pending=pending, given=given, setup=setup)
     events = [
         NewEvent(kind=approvals.ANSWERED, run_id=waiting.run_id, payload=answer.as_json()) for answer in new
     ]
-    if {call.tool_call_id for call in asked} - set(given) - {answer.call_id for answer in new}:
+    if {call.tool_call_id for call in pending} - set(given) - {answer.call_id for answer in new}:
         return Batch(events=events)
     queued = SubmissionChange(
         id=waiting.id, state="queued", run_id=waiting.run_id, attempts=max(waiting.attempts - 1, 0)

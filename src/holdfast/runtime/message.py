@@ -47,8 +47,8 @@ async def prepare_turn(
     if point.chain:
         turn.continue_run(point.chain[0])
         if turn.recovered and submission.attempts > 1:
-            turn.uncounts = await _is_blameless(leased, point)
-    given = await approvals.given_answers(leased.store, leased.id, point.chain)
+            turn.exclude_attempt = await _is_blameless(leased, point)
+    given = await approvals.recorded_answers(leased.store, leased.id, point.chain)
     results = None
     if point.begun:
         check_tools(setup.agent, point.messages)

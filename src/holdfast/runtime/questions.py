@@ -59,13 +59,13 @@ def _parse(item: object) -> ApprovalAnswer:
         ) from None
 
 
-async def asked(store: Store, session_id: str) -> list[dict[str, Any]]:
+async def pending_approvals(store: Store, session_id: str) -> list[dict[str, Any]]:
     """Return the open questions of a session: the calls that have no answer yet."""
     waiting = (await store.submissions(session_id, state="waiting", payloads=False, limit=1)).items
     if not waiting or waiting[0].run_id is None:
         return []
     run = await store.run(waiting[0].run_id)
-    given = await given_answers(store, session_id, [run])
+    given = await recorded_answers(store, session_id, [run])
     questions: list[dict[str, Any]] = []
     after = run.first_seq - 1
     while page := await store.events(session_id, after=after, run_id=run.id):
@@ -76,7 +76,7 @@ async def asked(store: Store, session_id: str) -> list[dict[str, Any]]:
     return [question for question in questions if question["call_id"] not in given]
 
 
-async def given_answers(store: Store, session_id: str, chain: Iterable[Run]) -> dict[str, ApprovalAnswer]:
+async def recorded_answers(store: Store, session_id: str, chain: Iterable[Run]) -> dict[str, ApprovalAnswer]:
     """Return the answers to the open calls, by call id, given to a run or to the runs that it continues.
 
     An answer is for one question. It expires when the call is asked about again, and when the model has responded since, because

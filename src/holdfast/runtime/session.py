@@ -288,7 +288,7 @@ class SessionRunner:
         """Stop or hand over a turn that has not been watched for as long as the session allows."""
         while True:
             try:
-                left = attached.grace - await self._store.unwatched(self._session_id)
+                left = attached.grace - await self._store.seconds_unwatched(self._session_id)
             except HoldfastError as error:
                 _log.warning("session %s: cannot read when it was last watched: %s", self._session_id, error)
                 left = _POLL_SECONDS
@@ -296,7 +296,7 @@ class SessionRunner:
                 break
             await asyncio.sleep(min(left, attached.grace / 4) + 0.01)
         _log.info("session %s was not watched for %g s", self._session_id, attached.grace)
-        if attached.then == "interrupt":
+        if attached.on_unwatched == "interrupt":
             turn.cancel("interrupt")
         else:
             self.hand_over(UNWATCHED)

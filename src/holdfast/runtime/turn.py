@@ -46,8 +46,8 @@ class Turn(RunHost):
     """The run that this one continues; it ends when this one begins."""
     recovered: bool = False
     """Whether that run was interrupted, so that an event records the recovery."""
-    uncounts: bool = False
-    """Whether the interrupted attempt does not count."""
+    exclude_attempt: bool = False
+    """Whether the interrupted attempt is excluded from the count."""
     checkpoint: Checkpoint | None
     """The last checkpoint of the session; None if it has no history yet."""
     recorded: Sequence[ModelMessage]
@@ -80,7 +80,7 @@ class Turn(RunHost):
     @property
     def attempts(self) -> int:
         """The number of attempts that count, including this one."""
-        return self.submission.attempts - self.uncounts
+        return self.submission.attempts - self.exclude_attempt
 
     @property
     def began_at(self) -> datetime:
@@ -134,7 +134,7 @@ class Turn(RunHost):
 
     def _begin(self, batch: Batch, run: Run) -> None:
         self.run_id = run.id
-        attempts = self.attempts if self.uncounts else None
+        attempts = self.attempts if self.exclude_attempt else None
         batch.submissions = [
             SubmissionChange(id=self.submission.id, state="claimed", run_id=run.id, attempts=attempts)
         ]

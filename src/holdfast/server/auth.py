@@ -178,10 +178,10 @@ class Authenticator:
         connection.state.token = token
         principal = connection.state.principal = _LOCAL if token is None else await self.principal(token)
         if rule == "admin" and not principal.is_admin:
-            raise Forbidden(needs="the role admin", who=principal.owner)
+            raise Forbidden(required="the role admin", principal=principal.owner)
         needed = _NEEDED.get(rule) or _NEEDED["read" if connection.scope["method"] in _SAFE else "write"]
         if principal.scopes.isdisjoint(needed):
-            raise Forbidden(needs=f"the scope {' or '.join(needed)}", who=principal.owner)
+            raise Forbidden(required=f"the scope {' or '.join(needed)}", principal=principal.owner)
         if rule in {"read", "write", "delete"}:
             connection.state.session = await self._session(principal, path)
 
@@ -205,7 +205,7 @@ def _check_origin(connection: HTTPConnection) -> None:
     if connection.scope["type"] == "http" and connection.scope["method"] in _SAFE:
         return
     if not is_from(connection.headers.get("origin", ""), connection.headers.get("host")):
-        raise Forbidden(needs="to come from the server's own page", who="this request")
+        raise Forbidden(required="the Origin of the server's own page", principal="this request")
 
 
 def _check_local(connection: HTTPConnection) -> None:
@@ -216,7 +216,7 @@ def _check_local(connection: HTTPConnection) -> None:
     except ValueError:  # not a valid host
         is_local = False
     if not is_local or not (origin is None or is_from(origin, host)):
-        raise Forbidden(needs="to come from this machine and not from another site", who="this request")
+        raise Forbidden(required="the Host and Origin of this machine", principal="this request")
 
 
 def is_from(origin: str, host: str | None) -> bool:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from starlette.types import Send
 
 from holdfast.api.models import event_json
-from holdfast.errors import HoldfastError, NotYet, SessionNotFound
+from holdfast.errors import EventNotFound, HoldfastError, SessionNotFound
 from holdfast.store import Store
 from holdfast.tasks import end
 from holdfast.types import Draft, Event
@@ -180,7 +180,7 @@ class Channel:
         """Record that an attached session is watched, for its worker."""
         while True:
             with suppress(HoldfastError):  # the next attempt makes up for it
-                await self._store.watched([self._session_id])
+                await self._store.mark_watched([self._session_id])
             await asyncio.sleep(min(grace / 4, 30))
 
     def end(self, reason: str) -> None:
@@ -254,7 +254,7 @@ class Channel:
                             self._set_drafts(self.drafts.values())
             except SessionNotFound:
                 self.end("erased")
-            except NotYet:
+            except EventNotFound:
                 self.end("restored")  # clients that reconnect with a higher number are rejected
             except HoldfastError as error:
                 _log.warning("cannot follow session %s, retrying: %s", self._session_id, error)

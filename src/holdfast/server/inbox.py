@@ -7,7 +7,7 @@ from fastapi import Request
 from holdfast.api.models import ApprovalRequest, EffectInfo, Inbox, InboxItem
 from holdfast.errors import SessionNotFound
 from holdfast.leases import why_waiting
-from holdfast.runtime.questions import asked
+from holdfast.runtime.questions import pending_approvals
 from holdfast.server.routes import new_router, principal_of, route, store_of
 from holdfast.store import Store
 from holdfast.types import Session
@@ -33,7 +33,7 @@ async def read_inbox(request: Request) -> Inbox:
     for run in unresolved.items:
         if run.session_id in items:
             calls = await store.effects(run.session_id, run_id=run.id, unresolved=True, limit=_MAX_ITEMS)
-            # A call that waits for an approval is already in `asked`.
+            # A call that waits for an approval is already in `approvals`.
             items[run.session_id].effects += [EffectInfo.of(c) for c in calls.items if c.result is None]
     listed = [item for item in items.values() if item.status == "waiting" or item.problem or item.effects]
     more = any(page.next_cursor for page in (waiting, queued, interrupted, unresolved))
@@ -44,5 +44,8 @@ async def _item(store: Store, session: Session) -> InboxItem:
     item = InboxItem.of(session)
     item.problem = await why_waiting(store, session)
     if session.status == "waiting":
-        item.asked = [ApprovalRequest.model_validate(question) for question in await asked(store, session.id)]
+        item.approvals = [
+            ApprovalRequest.model_validate(question)
+            for question in await pending_approvals(store, session.id)
+        ]
     return item

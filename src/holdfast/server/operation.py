@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from holdfast import __version__
 from holdfast.api.models import AuditRecord, Health, Items, Me, ServerInfo, WorkerInfo
 from holdfast.errors import HoldfastError
-from holdfast.metrics import FRONT, Counts, OfWorkers
+from holdfast.metrics import SERVER, Counts, WorkerCollector
 from holdfast.retention.sweep import DUTY, Result
 from holdfast.server.routes import channels_of, new_router, principal_of, route, store_of
 from holdfast.server.sessions import CursorText, Limit
@@ -26,9 +26,9 @@ class Metrics:
 
     def __init__(self, workers: Path | None = None) -> None:
         self.registry = CollectorRegistry()
-        self.count = Counts(self.registry, FRONT)
+        self.count = Counts(self.registry, SERVER)
         if workers is not None:
-            self.registry.register(OfWorkers(workers))
+            self.registry.register(WorkerCollector(workers))
         self.requests = Counter(
             "holdfast_http_requests",
             "HTTP requests by route and status.",
@@ -47,15 +47,23 @@ class Metrics:
             registry=self.registry,
         )
         self._gauges = {
-            name: Gauge(f"holdfast_{name}{unit}", text, registry=self.registry)
-            for name, unit, text in (
-                ("sessions", "", "Sessions in the store."),
-                ("events", "", "Events in the store."),
-                ("pending", "", "Submissions that have not ended."),
-                ("holders", "", "Registered workers and standalone runs."),
-                ("expired_holders", "", "Holders past their deadline that are not removed yet."),
-                ("leases", "", "Sessions with a lease."),
-                ("lag", "_seconds", "Longest time that a ready session has waited for a worker."),
+            name: Gauge(f"holdfast_{metric}", text, registry=self.registry)
+            for name, metric, text in (
+                ("sessions", "sessions", "Sessions in the store."),
+                ("events", "events", "Events in the store."),
+                ("pending", "pending_submissions", "Submissions that have not ended."),
+                ("holders", "holders", "Registered workers and standalone runs."),
+                (
+                    "expired_holders",
+                    "expired_holders",
+                    "Holders past their deadline that are not removed yet.",
+                ),
+                ("leases", "leases", "Sessions with a lease."),
+                (
+                    "queue_wait",
+                    "queue_wait_seconds",
+                    "Longest time that a ready session has waited for a worker.",
+                ),
             )
         }
         self._swept_at = Gauge(

@@ -109,7 +109,7 @@ def _check_own_page(request: Request) -> None:
     origin = request.headers.get("origin")
     foreign = origin is not None and not is_from(origin, request.headers.get("host"))
     if foreign or request.headers.get("sec-fetch-site") in _FOREIGN:
-        raise Forbidden(needs="to come from the server's own page", who="this request")
+        raise Forbidden(required="the Origin of the server's own page", principal="this request")
 
 
 @route(router, "POST", "/sign-in", "public", body_limit=16 * 1024, include_in_schema=False, status_code=204)

@@ -124,7 +124,8 @@ async def clean(request: Request, session_id: SessionId, body: CleanRequest) -> 
     least = request.app.state.settings.retention_min_idle_days
     if (body.force or body.idle_days < least) and not principal.is_admin:
         raise Forbidden(
-            needs=f"the role admin for force, and for fewer than {least:g} idle days", who=principal.owner
+            required=f"the role admin for force, and for fewer than {least:g} idle days",
+            principal=principal.owner,
         )
     store = store_of(request)
     cleaned = await clean_session(
@@ -163,7 +164,7 @@ async def rehydrate(
     """Restore a cleaned session from the archive in the body, or from the stored archive if there is no body."""
     principal = principal_of(request)
     if force and not principal.is_admin:
-        raise Forbidden(needs="the role admin for force", who=principal.owner)
+        raise Forbidden(required="the role admin for force", principal=principal.owner)
     store, session = store_of(request), session_of(request)
     if session.status != "cleaned":  # before the archive is read; `rehydrate_session` checks it again
         raise NotCleaned(id=session_id, status=session.status)
@@ -206,8 +207,8 @@ async def erase(
         )
     except RetentionRefused as error:
         if guarded and error.facts["guard"] in {"pending", "cursor", "idle"}:
-            lift = "Wait, or use a token with the scope delete."
-            raise RetentionRefused(**error.facts | {"lift": lift}) from None
+            hint = "Wait, or use a token with the scope delete."
+            raise RetentionRefused(**error.facts | {"hint": hint}) from None
         raise
     count("retention", action="erase")
     return EraseResult(
@@ -256,7 +257,7 @@ async def sweep(request: Request, body: SweepRequest) -> SweepResult:
         actor=principal_of(request).owner,
         dry_run=body.dry_run,
         limit=body.limit,
-        tell=outcomes.append,
+        on_outcome=outcomes.append,
     )
     if done is None:
         duty = await store.duty(DUTY)

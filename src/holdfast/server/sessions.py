@@ -36,13 +36,21 @@ from holdfast.api.models import (
     event_json,
 )
 from holdfast.counting import count
-from holdfast.errors import BadInput, Forbidden, IdUnavailable, NotFound, NotYet, SessionErased, SessionExists
+from holdfast.errors import (
+    BadInput,
+    EventNotFound,
+    Forbidden,
+    IdUnavailable,
+    NotFound,
+    SessionErased,
+    SessionExists,
+)
 from holdfast.ids import did_you_mean
 from holdfast.jsontext import strict_json
 from holdfast.leases import why_waiting
 from holdfast.runtime.attachment import attachment
 from holdfast.runtime.attachment import parse as parse_attachment
-from holdfast.runtime.questions import asked
+from holdfast.runtime.questions import pending_approvals
 from holdfast.server.channel import Channel
 from holdfast.server.routes import (
     access_of,
@@ -77,7 +85,7 @@ async def create_session(request: Request, body: NewSession) -> SessionInfo:
     """Create a session. It is idle until the first submission."""
     principal = principal_of(request)
     if body.owner not in {None, principal.owner} and not principal.is_admin:
-        raise Forbidden(needs="the role admin to create sessions for others", who=principal.owner)
+        raise Forbidden(required="the role admin to create sessions for others", principal=principal.owner)
     agents = request.app.state.agents
     if agents and body.agent not in agents:
         hint = did_you_mean(body.agent, agents)
@@ -147,9 +155,9 @@ async def list_sessions(
 async def read_session(request: Request, session_id: SessionId) -> SessionDetail:
     """Return a session: its lease holder, why it waits, and the tool calls that wait for a person."""
     session = session_of(request)
-    questions = await asked(store_of(request), session_id) if session.status == "waiting" else []
+    questions = await pending_approvals(store_of(request), session_id) if session.status == "waiting" else []
     detail = SessionDetail.of(session)
-    detail.asked = [ApprovalRequest.model_validate(question) for question in questions]
+    detail.approvals = [ApprovalRequest.model_validate(question) for question in questions]
     detail.problem = await why_waiting(store_of(request), session)
     return detail
 
@@ -322,7 +330,7 @@ async def events(
     if after > session.seq:
         session = await store.session(session_id)  # it may have grown since
     if after > session.seq:
-        raise NotYet(session_id=session_id, seq=session.seq, number=after)
+        raise EventNotFound(session_id=session_id, seq=session.seq, number=after)
     state, channels = request.app.state, channels_of(request)
     join = partial(channels.join, session_id, session.seq, _grace(request, session))
     watch = access_of(request)
@@ -411,7 +419,7 @@ async def set_state(
 ) -> Response:
     """Replace the agent state, or a named state, if it has the expected version."""
     state = await store_of(request).set_state(
-        session_id, strict_json(body.body, "state"), expected=body.expected, name=name
+        session_id, strict_json(body.body, "state"), expected_version=body.expected_version, name=name
     )
     return _state(state)
 

@@ -23,8 +23,8 @@ from holdfast.config import Settings
 from holdfast.errors import (
     BadInput,
     BadText,
+    FolderNotFound,
     HoldfastError,
-    NoFolder,
     NotFound,
     ShellClosed,
     ShellUnavailable,
@@ -136,7 +136,7 @@ class ShellService:
         """Start a command line with bash, or with sh if there is no bash, and return the recorded command.
 
         It inherits `env` and only the essential variables of the service's environment. `env` is not recorded. `timeout=None`
-        means no limit. Raises `NoFolder`, `BadInput` or `SessionNotFound`; then nothing was started or recorded.
+        means no limit. Raises `FolderNotFound`, `BadInput` or `SessionNotFound`; then nothing was started or recorded.
         """
         holder = self._open()
         _check_command(command)
@@ -369,9 +369,9 @@ def _check_folder(path: str) -> None:
     try:
         result = stat.S_ISDIR(os.stat(path).st_mode)  # noqa: PTH116 - raises the reason for a failure
     except (OSError, ValueError) as error:
-        raise NoFolder(path=path) from error
+        raise FolderNotFound(path=path) from error
     if not result:
-        raise NoFolder(path=path)
+        raise FolderNotFound(path=path)
 
 
 def _environment(given: Mapping[str, str]) -> dict[str, str]:

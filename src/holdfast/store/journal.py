@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from time import monotonic
 from typing import Final
 
-from holdfast.errors import BadInput, NotYet
+from holdfast.errors import BadInput, EventNotFound
 from holdfast.store.hub import READY, Hub, Signal, drafts, inbox
 from holdfast.store.rows import from_row, is_part, page_limit
 from holdfast.store.sql.library import Operation
@@ -74,7 +74,7 @@ class JournalMethods(Transactions):
     async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[Event, None]:
         """Yield every event after number `after`, past and future, each once, in order and without gaps.
 
-        Continues until it is closed. Raises `SessionNotFound` if the session does not exist or was deleted, and `NotYet` if the
+        Continues until it is closed. Raises `SessionNotFound` if the session does not exist or was deleted, and `EventNotFound` if the
         session has fewer events than that, for example after a restore from a backup.
         """
         ahead_since: float | None = None
@@ -96,7 +96,7 @@ class JournalMethods(Transactions):
                 ahead_since = ahead_since or monotonic()
                 left = ahead_since + _AHEAD_SECONDS - monotonic()
                 if left <= 0:
-                    raise NotYet(session_id=session_id, seq=seq, number=signal.after)
+                    raise EventNotFound(session_id=session_id, seq=seq, number=signal.after)
                 await signal.wait(left)
 
     @reading

@@ -15,14 +15,14 @@ class MediaMethods(Transactions):
     """The transactions of media.sql."""
 
     @writing(repeatable=True)
-    def put_blob(self, blob: Blob, *, anew: bool = False, body: bytes | None = None) -> Tx[Blob]:
+    def put_blob(self, blob: Blob, *, reuse: bool = True, body: bytes | None = None) -> Tx[Blob]:
         """Register bytes that are about to be stored. With `body`, which must be small, they are stored at once.
 
-        If the location already has the same content, that blob is touched and returned instead, unless `anew` is set.
+        If the location already has the same content, that blob is touched and returned instead, unless `reuse` is false.
         """
         if body is not None:
             yield op("lock_content", sha256=blob.sha256)
-        if blob.sha256 and not anew:
+        if blob.sha256 and reuse:
             for row in (yield op("touch_stored", location=blob.location, sha256=blob.sha256)):
                 return to_blob(row)
         for text, what in ((blob.media_type, "media type"), (blob.file_name or "", "file name")):
@@ -47,21 +47,21 @@ class MediaMethods(Transactions):
         return to_blob(rows[0])
 
     @writing(repeatable=True)
-    def name_blob(self, blob: Blob, *, anew: bool = False) -> Tx[Blob]:
+    def set_blob_digest(self, blob: Blob, *, reuse: bool = True) -> Tx[Blob]:
         """Complete an entry with the values that were unknown when its upload started: digest, key and size.
 
         As with `put_blob`, another blob with the same content is returned instead. Raises `Conflict` if the entry was collected.
         """
-        if not anew:
+        if reuse:
             for row in (yield op("touch_stored", location=blob.location, sha256=blob.sha256)):
                 return to_blob(row)
-        rows = yield op("name_blob", id=blob.id, sha256=blob.sha256, key=blob.key, size=blob.size)
+        rows = yield op("set_blob_digest", id=blob.id, sha256=blob.sha256, key=blob.key, size=blob.size)
         if not rows:
             raise _collected(blob.id)
         return to_blob(rows[0])
 
     @writing(repeatable=True)
-    def keep_blob(self, blob: Blob, *, replaces: str | None = None) -> Tx[Blob]:
+    def mark_blob_stored(self, blob: Blob, *, replaces: str | None = None) -> Tx[Blob]:
         """Record that the bytes are stored, and return the blob that has them: this one, or another that was first.
 
         `replaces` is the id of a blob whose bytes are lost. Raises `Conflict` if the entry was collected meanwhile.
@@ -71,7 +71,7 @@ class MediaMethods(Transactions):
             yield op("replace_blob", id=replaces)
         for row in (yield op("touch_stored", location=blob.location, sha256=blob.sha256)):
             return to_blob(row)
-        rows = yield op("keep_blob", id=blob.id)
+        rows = yield op("mark_blob_stored", id=blob.id)
         if not rows:
             raise _collected(blob.id)
         return to_blob(rows[0])
@@ -110,7 +110,7 @@ class MediaMethods(Transactions):
         return to_page(rows, limit, [to_blob(row, references=row["refs"]) for row in rows], "id")
 
     @writing(repeatable=True)
-    def condemn_blobs(
+    def mark_blobs_for_deletion(
         self,
         location: str,
         *,
@@ -137,24 +137,24 @@ class MediaMethods(Transactions):
         more = to_cursor(rows[0]["looked"]) if rows and rows[0]["seen"] == limit else None
         results = [row for row in rows if row["unneeded"]]
         if results and not dry_run:
-            results = yield from self._condemn([row["id"] for row in results], ages)
+            results = yield from self._mark_for_deletion([row["id"] for row in results], ages)
         return Page(items=[to_blob(row) for row in results], next_cursor=more)
 
     @writing(repeatable=True)
-    def condemn_blob(self, location: str, sha256: str) -> Tx[Blob]:
+    def mark_blob_for_deletion(self, location: str, sha256: str) -> Tx[Blob]:
         """Mark one blob for deletion. `Conflict` if a session refers to it. Raises `MediaNotFound`."""
         rows = yield op("blob", location=location, sha256=check_id(sha256, "SHA-256"))
         if not rows:
             raise MediaNotFound(uri=f"media+sha256://{sha256}", location=location)
-        condemned = yield from self._condemn([rows[0]["id"]], {"grace_us": 0, "dead_us": 0})
-        if not condemned:
+        marked = yield from self._mark_for_deletion([rows[0]["id"]], {"grace_us": 0, "dead_us": 0})
+        if not marked:
             raise Conflict(problem=f"a session refers to media+sha256://{sha256}; clean the session first")
-        return to_blob(condemned[0])
+        return to_blob(marked[0])
 
-    def _condemn(self, ids: list[str], ages: dict[str, int]) -> Tx[Sequence[Row]]:
+    def _mark_for_deletion(self, ids: list[str], ages: dict[str, int]) -> Tx[Sequence[Row]]:
         """Mark these blobs, unless they were uploaded or referred to since they were looked up."""
         yield op("lock_blobs", ids=ids)
-        return (yield op("condemn_blobs", ids=ids, **ages))
+        return (yield op("mark_blobs_for_deletion", ids=ids, **ages))
 
     @writing(repeatable=True)
     def replace_blob(self, blob: Blob, location: str) -> Tx[bool]:
@@ -173,9 +173,9 @@ class MediaMethods(Transactions):
         return not (yield op("is_stored", id=blob_id))
 
     @writing(repeatable=True)
-    def forget_blob(self, blob_id: str) -> Tx[None]:
+    def delete_blob_entry(self, blob_id: str) -> Tx[None]:
         """Remove the entry of a blob whose bytes are deleted or were never stored. Idempotent."""
-        yield op("forget_blob", id=blob_id)
+        yield op("delete_blob_entry", id=blob_id)
 
     @writing(repeatable=True)
     def put_chunks(self, blob_id: str, first: int, bodies: Sequence[bytes]) -> Tx[None]:

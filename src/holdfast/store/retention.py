@@ -141,7 +141,9 @@ class RetentionMethods(Transactions):
         rows = yield op("some_references", session_id=lease.session_id, limit=page_limit(limit))
         if not rows:
             return 0, []
-        blobs = yield from self._condemn_content([row["sha256"] for row in rows], lease.session_id, grace)
+        blobs = yield from self._mark_content_for_deletion(
+            [row["sha256"] for row in rows], lease.session_id, grace
+        )
         return len(rows), blobs
 
     @writing(changes="lease")
@@ -152,9 +154,11 @@ class RetentionMethods(Transactions):
         yield op("drop_archive", session_id=lease.session_id)
         if state.archive is None:
             return []
-        return (yield from self._condemn_content([state.archive], None, 0.0))
+        return (yield from self._mark_content_for_deletion([state.archive], None, 0.0))
 
-    def _condemn_content(self, digests: list[str], session_id: str | None, grace: float) -> Tx[list[Blob]]:
+    def _mark_content_for_deletion(
+        self, digests: list[str], session_id: str | None, grace: float
+    ) -> Tx[list[Blob]]:
         """Drop the references to content and mark, in the same transaction, blobs that are unneeded now."""
         rows = yield op("blobs_of", digests=digests)
         ids = [row["id"] for row in rows]
@@ -163,7 +167,10 @@ class RetentionMethods(Transactions):
             # These are the rows with these digests, since both statements use the same order.
             yield op("delete_blob_references", session_id=session_id, limit=len(digests) or 1)
         age = int(grace * 1_000_000)
-        return [to_blob(row) for row in (yield op("condemn_blobs", ids=ids, grace_us=age, dead_us=2**62))]
+        return [
+            to_blob(row)
+            for row in (yield op("mark_blobs_for_deletion", ids=ids, grace_us=age, dead_us=2**62))
+        ]
 
     async def finish_cleaning(self, lease: Lease, *, actor: str, detail: Json = "{}") -> datetime:
         """Mark the session `cleaned`, delete its title and metadata, write an audit entry, and return the time."""

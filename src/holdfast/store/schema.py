@@ -68,5 +68,5 @@ class SchemaMethods(Transactions):
             expired_holders=row["expired_holders"],
             leases=row["leases"],
             unsafe=row["unsafe"],
-            lag=max(0, row["lag"]) / 1_000_000,
+            queue_wait=max(0, row["queue_wait"]) / 1_000_000,
         )

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from holdfast.errors import (
     BadInput,
     BadText,
+    EventNotFound,
     Forbidden,
-    NotYet,
     SessionCleaned,
     SessionErased,
     SessionExists,
@@ -118,19 +118,19 @@ class SessionMethods(Transactions):
         rows = yield bounded(wanted, "title", "waiting_for", *["metadata"] * _METADATA_WEIGHT)
         return to_page(rows, limit, [from_row(Session, row) for row in rows], "active_at", "id")
 
-    async def watched(self, session_ids: Sequence[str]) -> None:
+    async def mark_watched(self, session_ids: Sequence[str]) -> None:
         """Record that these sessions are being watched now. Missing sessions are ignored."""
         if session_ids:
             await self._watched(sorted(session_ids))
 
     @writing(repeatable=True)
     def _watched(self, session_ids: list[str]) -> Tx[None]:
-        yield op("watched", session_ids=session_ids)
+        yield op("mark_watched", session_ids=session_ids)
 
     @reading
-    def unwatched(self, session_id: str) -> Tx[float]:
+    def seconds_unwatched(self, session_id: str) -> Tx[float]:
         """Return for how many seconds the session has been neither watched nor sent a submission."""
-        rows = yield op("unwatched", id=check_id(session_id, "session id"))
+        rows = yield op("seconds_unwatched", id=check_id(session_id, "session id"))
         if not rows:
             raise SessionNotFound(id=session_id)
         return rows[0]["microseconds"] / 1_000_000
@@ -177,7 +177,8 @@ class SessionMethods(Transactions):
             yield from self._lock_head(check_id(session_id, "session id"))
             if (yield op("admin_hold", id=session_id)):
                 raise Forbidden(
-                    needs="an administrator, because an administrator set this hold", who="this owner"
+                    required="an administrator, because an administrator set this hold",
+                    principal="this owner",
                 )
         yield op(
             "update_session",
@@ -224,17 +225,21 @@ class SessionMethods(Transactions):
         return from_row(State, rows[0]) if rows else State(version=0, body="null")
 
     @writing(changes="session_id")
-    def set_state(self, session_id: str, body: Json, *, expected: int, name: str | None = None) -> Tx[State]:
-        """Replace the agent state if it is at version `expected`, else raise `VersionConflict`. Writes an event.
+    def set_state(
+        self, session_id: str, body: Json, *, expected_version: int, name: str | None = None
+    ) -> Tx[State]:
+        """Replace the agent state if it is at version `expected_version`, else raise `VersionConflict`. Writes an event.
 
         Each `name` is a separate state with its own version, for sessions with several agents.
         """
         self._check_json(body, "state")
         yield from self._refuse_cleaned(session_id)
         state = yield from self._state(session_id, name)
-        if state.version != expected:
-            raise VersionConflict(session_id=session_id, version=state.version, expected=expected)
-        version = expected + 1
+        if state.version != expected_version:
+            raise VersionConflict(
+                session_id=session_id, version=state.version, expected_version=expected_version
+            )
+        version = expected_version + 1
         if name is None:
             yield op("set_state", session_id=session_id, version=version, body=body)
         else:
@@ -279,7 +284,7 @@ class SessionMethods(Transactions):
         check_id(consumer, "consumer")
         head = yield from self._refuse_cleaned(session_id)
         if not 0 <= seq <= head.seq:
-            raise NotYet(session_id=session_id, seq=head.seq, number=seq)
+            raise EventNotFound(session_id=session_id, seq=head.seq, number=seq)
         yield op("set_cursor", session_id=session_id, consumer=consumer, seq=seq)
         (row,) = yield op("cursor", session_id=session_id, consumer=consumer)
         return from_row(Cursor, row)

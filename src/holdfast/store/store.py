@@ -60,7 +60,7 @@ class Store(
         await self.close()
 
     @abstractmethod
-    def twin(self) -> "Store | None":
+    def clone_for_thread(self) -> "Store | None":
         """Return another, unopened store on the same database for use in another thread; None if that is not possible."""
 
     @abstractmethod

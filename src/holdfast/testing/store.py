@@ -311,7 +311,7 @@ class StoreConformance:
         watching = store.watch(session_id)
         coming = asyncio.ensure_future(anext(watching))
         await asyncio.sleep(0)
-        await store.set_state(session_id=session_id, body="1", expected=0)
+        await store.set_state(session_id=session_id, body="1", expected_version=0)
         async with within(store, 5):
             assert (await coming).kind == "state_changed"
         await watching.aclose()

@@ -19,7 +19,7 @@ function place() {
   const [name = "", given = "", view = "", rest = ""] = location.hash.replace(/^#\/?/, "").split("/");
   const id = decoded(given);
   if (name === "s" && ID.test(id)) {
-    return { name, id, view: ["timeline", "ledger", "retention"].includes(view) ? view : "", call: view === "call" ? decoded(rest) : null };
+    return { name, id, view: ["timeline", "tool-calls", "retention"].includes(view) ? view : "", call: view === "call" ? decoded(rest) : null };
   }
   return { name: ["inbox", "workers", "sign-in"].includes(name) ? name : "", view: id };
 }

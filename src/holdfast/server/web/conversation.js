@@ -131,7 +131,7 @@ function ToolCall({ call }) {
       <span class="tool-brief">${brief(call.arguments)}</span>
       ${call.answer && html`<span class="tool-time decision" title=${moment(call.answer.at)}>${decision(call.answer)}, ${clock(call.answer.at)}</span>`}
       <span class="tool-time">${call.state === "running" ? html`<${Running} since=${call.started} />` : duration}</span>
-      <span class=${`badge ${className}`} title=${meaning}>${label}${call.byHand ? " by hand" : ""}</span>
+      <span class=${`badge ${className}`} title=${meaning}>${label}${call.manual ? " manually" : ""}</span>
     </summary>
     <div class="tool-body">
       ${meaning && html`<p class="hint">${meaning}</p>`}

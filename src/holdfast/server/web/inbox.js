@@ -2,7 +2,7 @@
 import { html, useCallback, useEffect, useState } from "./preact.js";
 import * as api from "./api.js";
 import { Approval } from "./approvals.js";
-import { Settle } from "./ledger.js";
+import { Settle } from "./tool_calls.js";
 import { ago, titleOf } from "./words.js";
 
 const EVERY = 2000;
@@ -45,7 +45,7 @@ export function Inbox() {
       ${(found ?? []).map(
         (session) => html`<article key=${session.id} class="waiting-session" aria-label=${titleOf(session)}>
           <p><a href=${`#/s/${encodeURIComponent(session.id)}`}>${titleOf(session)}</a> <span class="hint">${session.agent} · ${ago(session.active_at)}</span></p>
-          ${session.asked.map((call) => html`<${Approval} key=${`${call.call_id}/${call.digest}`} sessionId=${session.id} call=${call} onSent=${read} />`)}
+          ${session.approvals.map((call) => html`<${Approval} key=${`${call.call_id}/${call.digest}`} sessionId=${session.id} call=${call} onSent=${read} />`)}
           ${session.problem && html`<p class="error">${session.problem}</p>`}
           ${session.effects.map(
             (effect) => html`<section key=${`${effect.run_id}/${effect.call_id}`} class="approval" aria-label=${`Outcome of ${effect.tool}`}>
@@ -53,7 +53,7 @@ export function Inbox() {
               <${Settle} effect=${effect} onSettled=${read} />
             </section>`,
           )}
-          ${session.status === "waiting" && !session.asked.length && html`<p class="hint">Waiting for ${session.waiting_for ?? "an answer"}. Open the session to continue.</p>`}
+          ${session.status === "waiting" && !session.approvals.length && html`<p class="hint">Waiting for ${session.waiting_for ?? "an answer"}. Open the session to continue.</p>`}
         </article>`,
       )}
       ${more && html`<p class="hint">More sessions are waiting. They appear here when these are done.</p>`}

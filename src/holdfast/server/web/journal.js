@@ -251,7 +251,7 @@ export class Journal {
     return item;
   }
 
-  // The last call with this id; the ledger numbers further attempts.
+  // The last call with this id; the server numbers further attempts.
   callOf(id) {
     return this._calls.get(id) ?? this._calls.get(String(id).replace(/~\d+$/, ""));
   }
@@ -268,13 +268,13 @@ export class Journal {
     }
     if (!call) return;
     if (!ended) Object.assign(call, { state: "running", started: event.at, startedIn: event.run_id, ended: null });
-    else if (call.startedIn && call.startedIn !== event.run_id && !payload.answered && !payload.by_hand) {
+    else if (call.startedIn && call.startedIn !== event.run_id && !payload.answered && !payload.manual) {
       // A run that did not start the call reports its end: from the record, or as unknown.
       call.state = call.ended !== null ? "replayed" : "unknown";
     } else {
       Object.assign(call, { state: failed ? "failed" : "done", ended: event.at, endedIn: event.run_id });
       if (payload.error) call.error = payload.error;
-      if (payload.by_hand) call.byHand = true;
+      if (payload.manual) call.manual = true;
     }
     call.item.version++;
   }

@@ -1,11 +1,11 @@
-// One session: its header, its conversation, and the views of its timeline, ledger and retention.
+// One session: its header, its conversation, and the views of its timeline, tool calls and retention.
 import { html, useCallback, useEffect, useRef, useState } from "./preact.js";
 import * as api from "./api.js";
 import { Approval } from "./approvals.js";
 import { Composer, partsOf } from "./composer.js";
 import { Conversation } from "./conversation.js";
 import { Journal } from "./journal.js";
-import { Ledger } from "./ledger.js";
+import { ToolCalls } from "./tool_calls.js";
 import { Restore, Retention } from "./retention.js";
 import { follow } from "./stream.js";
 import { Timeline } from "./timeline.js";
@@ -227,7 +227,7 @@ export function Session({ id, view, call, me, onDetail }) {
     }
   };
   const at = (name) => `#/s/${encodeURIComponent(id)}${name ? `/${name}` : ""}`;
-  const tabs = [["", "Conversation"], ["timeline", "Timeline"], ["ledger", "Ledger"], ["retention", "Retention"]];
+  const tabs = [["", "Conversation"], ["timeline", "Timeline"], ["tool-calls", "Tool calls"], ["retention", "Retention"]];
   const closed = link === "gone" || status === "cleaned" || status === "cleaning";
 
   return html`<section class="session" aria-label="Session">
@@ -248,11 +248,11 @@ export function Session({ id, view, call, me, onDetail }) {
     ${detail?.problem && html`<p class="banner reconnecting" role="status">${detail.problem}</p>`}
     ${background && html`<p class="banner good" role="status">Running in the background. You can close this tab.</p>`}
     ${view === "timeline" && html`<${Timeline} id=${id} journal=${journal} version=${journal.version} />`}
-    ${view === "ledger" && html`<${Ledger} id=${id} journal=${journal} />`}
+    ${view === "tool-calls" && html`<${ToolCalls} id=${id} journal=${journal} />`}
     ${view === "retention" && html`<${Retention} key=${id} id=${id} detail=${detail} admin=${me.role === "admin"} onChanged=${reread} onReset=${() => setLife((n) => n + 1)} />`}
     ${view === "" &&
     html`<${Conversation} key=${id} journal=${journal} version=${journal.version} queued=${queued} call=${call}>
-        ${(journal.seq ? (detail?.asked ?? []) : []).map(
+        ${(journal.seq ? (detail?.approvals ?? []) : []).map(
           (call) => html`<${Approval} key=${`${call.call_id}/${call.digest}`} sessionId=${id} call=${call} failed=${journal.failures} onSent=${reread} />`,
         )}
         ${status === "cleaned" &&

@@ -141,7 +141,7 @@ function NewSession({ agents, onClose }) {
     if (sending) return;
     setSending(true);
     try {
-      const metadata = unwatched ? { attached: { then: unwatched } } : {};
+      const metadata = unwatched ? { attached: { on_unwatched: unwatched } } : {};
       const session = await api.createSession({ agent, title, metadata });
       if (message.trim()) await api.submit(session.id, { kind: "message", text: message, idempotency_key: api.newKey() });
       box.current.close();

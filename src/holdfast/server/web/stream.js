@@ -66,7 +66,7 @@ export function follow(sessionId, after, listener) {
     }
     if (response.status >= 500 || response.status === 429) return "again";
     const body = await response.json().catch(() => ({}));
-    const reason = body.error?.code === "not_yet" ? RESTORED : body.error?.message;
+    const reason = body.error?.code === "event_not_found" ? RESTORED : body.error?.message;
     listener.state("gone", reason ?? "This session cannot be read.");
     return "gone";
   }

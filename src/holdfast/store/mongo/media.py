@@ -30,7 +30,7 @@ async def add_blob(db: Documents, **row: object) -> list[MongoRow]:
     return await touch_storing(db, id=str(row["id"]))
 
 
-async def name_blob(db: Documents, *, id: str, **values: object) -> list[MongoRow]:
+async def set_blob_digest(db: Documents, *, id: str, **values: object) -> list[MongoRow]:
     return await _touch(db, {"_id": id, "state": "storing"}, **values)
 
 
@@ -42,7 +42,7 @@ async def replace_blob(db: Documents, *, id: str) -> list[MongoRow]:
     return await db.change_where("blobs", {"_id": id, "state": "stored"}, state="deleting")
 
 
-async def keep_blob(db: Documents, *, id: str) -> list[MongoRow]:
+async def mark_blob_stored(db: Documents, *, id: str) -> list[MongoRow]:
     return await _touch(db, {"_id": id, "state": "storing"}, state="stored")
 
 
@@ -128,7 +128,9 @@ async def lock_blobs(_: Documents, **__: object) -> list[MongoRow]:
     return []
 
 
-async def condemn_blobs(db: Documents, *, ids: Sequence[str], grace_us: int, dead_us: int) -> list[MongoRow]:
+async def mark_blobs_for_deletion(
+    db: Documents, *, ids: Sequence[str], grace_us: int, dead_us: int
+) -> list[MongoRow]:
     rows = await db.find("blobs", {"_id": {"$in": ids}}, sort=[("_id", 1)])
     return [
         await db.change("blobs", row, state="deleting", held=0)
@@ -144,7 +146,7 @@ async def is_stored(db: Documents, *, id: str) -> list[MongoRow]:
     return await db.find("blobs", {"_id": id, "state": "stored"})
 
 
-async def forget_blob(db: Documents, *, id: str) -> list[MongoRow]:
+async def delete_blob_entry(db: Documents, *, id: str) -> list[MongoRow]:
     return await db.delete("blobs", {"_id": id, "state": {"$ne": "stored"}})
 
 

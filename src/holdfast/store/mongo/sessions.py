@@ -162,14 +162,14 @@ async def open_submissions(db: Documents, ids: Sequence[str]) -> tuple[Counter[s
     return pending, active
 
 
-async def watched(db: Documents, *, session_ids: Sequence[str]) -> list[MongoRow]:
+async def mark_watched(db: Documents, *, session_ids: Sequence[str]) -> list[MongoRow]:
     """Update each head on its own, outside the transaction: within it, one busy session would delay all others, and vice versa."""
     where = {"_id": {"$in": session_ids}}
     await db["heads"].update_many(where, [{"$set": {"watched_at": NOW}}])
     return []
 
 
-async def unwatched(db: Documents, *, id: str) -> list[MongoRow]:
+async def seconds_unwatched(db: Documents, *, id: str) -> list[MongoRow]:
     sessions, heads = await db.get("sessions", id), await db.get("heads", id)
     now = await db.now() if sessions else 0
     return [
@@ -295,6 +295,6 @@ async def totals(db: Documents) -> list[MongoRow]:
             expired_holders=await db.count("holders", {"deadline": {"$lte": now}}),
             leases=await db.count("heads", {"holder": {"$gt": ""}}),
             unsafe="",
-            lag=now - ready[0]["ready_at"] if ready else 0,
+            queue_wait=now - ready[0]["ready_at"] if ready else 0,
         )
     ]

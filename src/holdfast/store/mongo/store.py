@@ -175,7 +175,7 @@ class MongoStore(Store):
         self._clock = Clock()
         self._turns = _Turns()
 
-    def twin(self) -> "MongoStore | None":
+    def clone_for_thread(self) -> "MongoStore | None":
         if not isinstance(self._source, str):
             return None  # another thread cannot use a client of this event loop
         return MongoStore(self._source, upgrade=False, settings=self.settings)

@@ -88,7 +88,7 @@ class PostgresStore(SqlStore):
         self._beacons = ConnectionBeacons(self._connections)
         self._suspects: dict[str, float] = {}
 
-    def twin(self) -> "PostgresStore | None":
+    def clone_for_thread(self) -> "PostgresStore | None":
         if not isinstance(self._source, str):
             return None  # another thread cannot use the connections of this one's event loop
         return PostgresStore(self._source, upgrade=False, settings=self.settings)

@@ -16,7 +16,7 @@ VALUES (:id, :location, :sha256, :state, :key, :size, :media_type, :file_name, :
 ON CONFLICT (id) DO UPDATE SET at = excluded.at WHERE blobs.state = 'storing'
 RETURNING *;
 
--- name: name_blob
+-- name: set_blob_digest
 UPDATE blobs SET sha256 = :sha256, key = :key, size = :size, at = now_us() WHERE id = :id AND state = 'storing'
 RETURNING *;
 
@@ -26,7 +26,7 @@ UPDATE blobs SET at = now_us() WHERE id = :id AND state = 'storing' RETURNING id
 -- name: replace_blob
 UPDATE blobs SET state = 'deleting' WHERE id = :id AND state = 'stored' RETURNING id;
 
--- name: keep_blob
+-- name: mark_blob_stored
 UPDATE blobs SET state = 'stored', at = now_us() WHERE id = :id AND state = 'storing' RETURNING *;
 
 -- name: blob
@@ -78,7 +78,7 @@ ORDER BY id
 --[postgres] FOR UPDATE
 ;
 
--- name: condemn_blobs
+-- name: mark_blobs_for_deletion
 UPDATE blobs SET state = 'deleting'
 --[sqlite] WHERE id IN (SELECT value FROM json_each(:ids))
 --[postgres] WHERE id = ANY(CAST(:ids AS text[]))
@@ -94,7 +94,7 @@ UPDATE blobs SET state = 'deleting' WHERE id = :id AND state = 'storing';
 -- name: is_stored
 SELECT id FROM blobs WHERE id = :id AND state = 'stored';
 
--- name: forget_blob
+-- name: delete_blob_entry
 DELETE FROM blobs WHERE id = :id AND state <> 'stored';
 
 -- name: add_chunk

@@ -38,4 +38,4 @@ SELECT
 --[sqlite]   '' AS unsafe,
 --[postgres]   (SELECT coalesce(string_agg(name, ', ' ORDER BY name), '') FROM pg_settings
 --[postgres]     WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off') AS unsafe,
-  (SELECT coalesce(now_us() - min(ready_at), 0) FROM heads WHERE ready_at IS NOT NULL) AS lag;
+  (SELECT coalesce(now_us() - min(ready_at), 0) FROM heads WHERE ready_at IS NOT NULL) AS queue_wait;

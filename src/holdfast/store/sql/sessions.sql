@@ -51,13 +51,13 @@ WHERE TRUE
 ORDER BY active_at DESC, id DESC
 LIMIT :limit;
 
--- name: watched
+-- name: mark_watched
 UPDATE heads SET watched_at = now_us()
 --[sqlite] WHERE session_id IN (SELECT value FROM json_each(:session_ids))
 --[postgres] WHERE session_id = ANY(CAST(:session_ids AS text[]))
 ;
 
--- name: unwatched
+-- name: seconds_unwatched
 -- A submission counts as watching.
 SELECT now_us() - CASE WHEN h.watched_at > s.active_at THEN h.watched_at ELSE s.active_at END AS microseconds
 FROM sessions s JOIN heads h ON h.session_id = s.id

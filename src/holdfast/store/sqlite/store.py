@@ -83,7 +83,7 @@ class SqliteStore(SqlStore):
         self._beacons = None if path == MEMORY else FileBeacons(Path(f"{self._path}-holders"))
         self._files = self._new_files()
 
-    def twin(self) -> "SqliteStore | None":
+    def clone_for_thread(self) -> "SqliteStore | None":
         if self._path == MEMORY:
             return None
         return SqliteStore(self.url, self._path, upgrade=False, settings=self.settings)

@@ -1,4 +1,4 @@
-// The ledger: every tool call and its outcome, unknown outcomes first.
+// Every tool call of a session and its outcome, unknown outcomes first.
 import { html, useEffect, useState } from "./preact.js";
 import * as api from "./api.js";
 import { Long, Result } from "./conversation.js";
@@ -19,7 +19,7 @@ function stateOf(effect, journal) {
 
 const RANK = { unknown: 0, waiting: 1, running: 1 };
 
-export function Ledger({ id, journal }) {
+export function ToolCalls({ id, journal }) {
   const [found, setFound] = useState(null);
   const [problem, setProblem] = useState(null);
   const runs = [...journal.runs.keys()].slice(-RUNS);
