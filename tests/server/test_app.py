@@ -123,6 +123,12 @@ async def test_errors_carry_their_facts(store: Store, http: httpx2.AsyncClient):
         "worker-1",
     )
     assert datetime.fromisoformat(busy["facts"]["until"]) > datetime.now(UTC)
+    assert busy["message"].endswith(busy["facts"]["hint"])
+    forbidden = (await http.post("/api/sessions", json={"agent": "a", "owner": "other"})).json()["error"]
+    assert forbidden["facts"] == {
+        "required": "the role admin to create sessions for others",
+        "principal": "owner",
+    }
     late = (await http.put("/api/sessions/s/state", json={"body": 1, "expected_version": 3})).json()["error"]
     assert late["facts"] == {"session_id": "s", "version": 0, "expected_version": 3}
     large = (

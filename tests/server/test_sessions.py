@@ -157,9 +157,8 @@ async def test_an_approval_over_http(store: Store, http: httpx2.AsyncClient, ses
 
 async def test_settling_an_effect_by_hand(store: Store, http: httpx2.AsyncClient, session: str):
     lease = await store.acquire(session, await store.join("test"))
-    await store.write(
-        lease, Batch(runs=[Run(id="r1")], effects=[Effect(run_id="r1", call_id="c/1", tool="pay")])
-    )
+    calls = [Effect(run_id="r1", call_id=call_id, tool="pay") for call_id in ("c/1", "c2")]
+    await store.write(lease, Batch(runs=[Run(id="r1")], effects=calls))
     await store.release(lease)
     path = "/api/runs/r1/effects"
     assert (await http.get(path, params={"unresolved": True})).json()["items"][0]["state"] == "started"
@@ -168,6 +167,9 @@ async def test_settling_an_effect_by_hand(store: Store, http: httpx2.AsyncClient
         404,
         422,
     }
+    assert (await http.post(f"{path}/c2", json={"result": "paid"})).json()["state"] == "completed"
+    payload = json.loads((await store.events(session))[-1].payload)
+    assert payload == {"tool": "pay", "call_id": "c2", "manual": True, "actor": "owner"}
 
 
 async def test_events_as_pages_and_as_a_stream(store: Store, http: httpx2.AsyncClient, session: str):
