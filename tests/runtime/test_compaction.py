@@ -32,12 +32,12 @@ async def test_a_compaction_that_is_cut_off_is_handed_over(store: Store, session
     async def shorten(_: object) -> list[ModelMessage]:
         return [ModelRequest(parts=[UserPromptPart("short")]), ModelResponse(parts=[TextPart("yes")])]
 
-    async with working(store, AgentSetup(agent=Agent(scripted()), compact=wait), grace=0):
+    async with working(store, AgentSetup(agent=Agent(scripted()), compactor=wait), grace=0):
         await ended(store, await send(store, session, "hello"))
         asked = await store.submit(session, "compact")
         await asyncio.wait_for(inside.wait(), 10)
     assert (await reread(store, asked)).state == "queued"
-    async with working(store, AgentSetup(agent=Agent(scripted()), compact=shorten)):
+    async with working(store, AgentSetup(agent=Agent(scripted()), compactor=shorten)):
         assert (await ended(store, asked)).state == "done"
 
 
@@ -46,7 +46,7 @@ async def test_a_compactor_may_change_the_messages_in_place(store: Store, sessio
         del messages[:-2]
         return messages
 
-    async with working(store, AgentSetup(agent=Agent(echo()), compact=keep_last)):
+    async with working(store, AgentSetup(agent=Agent(echo()), compactor=keep_last)):
         for text in ("one", "two", "three"):
             await ended(store, await send(store, session, text))
         assert (await ended(store, await store.submit(session, "compact"))).state == "done"
@@ -62,7 +62,7 @@ async def add_note(messages: Any) -> Any:
 @pytest.mark.parametrize("back", ["undo", "rewind"])
 async def test_a_session_is_compacted_after_it_went_back(store: Store, session: str, back: str):
     """The segment has the messages that were taken back, so a compactor that keeps the beginning needs a new one."""
-    async with working(store, AgentSetup(agent=Agent(echo()), compact=add_note)):
+    async with working(store, AgentSetup(agent=Agent(echo()), compactor=add_note)):
         await ended(store, await send(store, session, "one"))
         (first,) = (await store.checkpoints(session_id=session, limit=1)).items
         await ended(store, await send(store, session, "two"))

@@ -217,7 +217,7 @@ async def test_undo_rewind_compact_and_fork(store: Store, session: str):
     async def shorten(messages: Any) -> list[ModelMessage]:
         return [ModelRequest(parts=[UserPromptPart(f"{len(messages)} messages")])]
 
-    setup = AgentSetup(agent=Agent(echo()), name="agent", compact=shorten)
+    setup = AgentSetup(agent=Agent(echo()), name="agent", compactor=shorten)
     async with working(store, setup):
         await ended(store, await send(store, session, "one"))
         (checkpoint,) = (await store.checkpoints(session_id=session, limit=1)).items
@@ -411,7 +411,7 @@ async def forever(*_: object) -> Any:
     await asyncio.Event().wait()
 
 
-@pytest.mark.parametrize("slow", ["deps", "compact"])
+@pytest.mark.parametrize("slow", ["deps", "compactor"])
 async def test_the_time_limit_of_a_run_covers_the_functions_of_its_agent(
     store: Store, session: str, slow: str
 ):
@@ -426,7 +426,7 @@ async def test_the_time_limit_of_a_run_covers_the_functions_of_its_agent(
     assert (failed.state, failed.reason) == ("failed", told)
 
 
-@pytest.mark.parametrize("slow", ["deps", "compact"])
+@pytest.mark.parametrize("slow", ["deps", "compactor"])
 async def test_an_interrupt_reaches_the_functions_of_an_agent(store: Store, session: str, slow: str):
     async with working(store, Agent(scripted())):
         await ended(store, await send(store, session, "hello"))

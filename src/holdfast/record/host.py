@@ -1,7 +1,7 @@
 """The environment of a run: it holds the session, adds to the batches, and decides when the run stops.
 
 The recorder calls a `RunHost`. For a run that an application starts this is a `StandaloneRun`; for a run on a worker it is a
-`holdfast.runtime.turn.Turn`.
+`holdfast.runtime.turn.WorkerTurn`.
 """
 
 import asyncio

@@ -4,13 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.runtime.agents import AgentSetup, load_agents
+    from holdfast.runtime.agents import load_agents
     from holdfast.runtime.context import current_session
+    from holdfast.runtime.pydantic_agent import AgentSetup
     from holdfast.runtime.worker import Worker
 
 __all__ = ["AgentSetup", "Worker", "current_session", "load_agents"]
 
-_HOMES = {"AgentSetup": "agents", "Worker": "worker", "current_session": "context", "load_agents": "agents"}
+_HOMES = {
+    "AgentSetup": "pydantic_agent",
+    "Worker": "worker",
+    "current_session": "context",
+    "load_agents": "agents",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -27,11 +27,11 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
     waiting = await _waiting_turn(session)
     if waiting is None or waiting.run_id is None:
         raise Conflict(problem="the session does not wait for an answer")
-    setup = session.setup(await session.read())
+    runner = session.runner(await session.read())
     point = await find_resume_point(session.store, session.id, waiting.run_id)
     pending = pending_calls(point.messages)
     given = await approvals.recorded_answers(session.store, session.id, point.chain)
-    new = approvals.new_answers(answers, pending=pending, given=given, setup=setup)
+    new = approvals.new_answers(answers, pending=pending, given=given, runner=runner)
     events = [
         NewEvent(kind=approvals.ANSWERED, run_id=waiting.run_id, payload=answer.as_json()) for answer in new
     ]

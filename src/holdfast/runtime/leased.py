@@ -7,7 +7,7 @@ from typing import Literal
 
 from holdfast.errors import Conflict
 from holdfast.record.offloader import MediaOffloader
-from holdfast.runtime.agents import AgentSetup
+from holdfast.runtime.runner import Runner
 from holdfast.store import Store
 from holdfast.types import Batch, Lease, Session, Submission, SubmissionChange
 
@@ -18,7 +18,7 @@ class LeasedSession:
 
     store: Store
     lease: Lease
-    agents: Mapping[str, AgentSetup]
+    agents: Mapping[str, Runner]
 
     @property
     def id(self) -> str:
@@ -29,12 +29,12 @@ class LeasedSession:
         """Return the session as it is now."""
         return await self.store.session(self.id)
 
-    def setup(self, session: Session) -> AgentSetup:
+    def runner(self, session: Session) -> Runner:
         """Return the session's agent. Raises `Conflict` if the worker does not serve it."""
-        setup = self.agents.get(session.agent)
-        if setup is None:
+        runner = self.agents.get(session.agent)
+        if runner is None:
             raise Conflict(problem=f"this worker does not serve the agent {session.agent!r}")
-        return setup
+        return runner
 
     async def end(
         self,

@@ -17,7 +17,6 @@ from holdfast.counting import count
 from holdfast.errors import BadInput, HoldfastError, LeaseLost, StoreError
 from holdfast.logs import log_context
 from holdfast.record.loading import LargeHistories
-from holdfast.runtime.agents import AgentSetup
 from holdfast.runtime.attachment import UNWATCHED, Attachment, detached
 from holdfast.runtime.compaction import prepare_compaction
 from holdfast.runtime.context import SessionContext, start_in
@@ -25,7 +24,8 @@ from holdfast.runtime.handlers import HANDLERS, cancel_queued
 from holdfast.runtime.leased import LeasedSession
 from holdfast.runtime.message import prepare_turn
 from holdfast.runtime.payloads import parse_content
-from holdfast.runtime.turn import Steered, Stop, Turn
+from holdfast.runtime.runner import Runner
+from holdfast.runtime.turn import Steered, Stop, WorkerTurn
 from holdfast.store import Store
 from holdfast.tracing import TURN, span
 from holdfast.types import Batch, NewEvent, Run, Session, Submission, SubmissionChange, Work
@@ -48,7 +48,7 @@ class SessionRunner:
         self,
         store: Store,
         work: Work,
-        agents: Mapping[str, AgentSetup],
+        agents: Mapping[str, Runner],
         *,
         max_attempts: int = 5,
         credential_key: str | None = None,
@@ -63,7 +63,7 @@ class SessionRunner:
         self._leased = LeasedSession(store, work.lease, agents)
         self._max_attempts = max_attempts
         self._credential_key = credential_key
-        self._turn: Turn | None = None
+        self._turn: WorkerTurn | None = None
         self._reason: str | None = None  # why the session is handed over
         self._stopping = asyncio.Event()
         self._left = 0  # how many submissions may still be processed
@@ -206,7 +206,7 @@ class SessionRunner:
         if not await self._gave_up(turn, _error_of(task)):
             await self._leased.end(submission, "done", batch=task.result())
 
-    async def _attend(self, turn: Turn, session: Session, running: Awaitable[Any]) -> asyncio.Task[Any]:
+    async def _attend(self, turn: WorkerTurn, session: Session, running: Awaitable[Any]) -> asyncio.Task[Any]:
         """Run the code of an agent until it has ended. Stop it on request or at its time limit."""
         context = SessionContext(session=session, store=self._store, keys=self._credential_key)
         turn.task = task = start_in(context, running)
@@ -237,7 +237,7 @@ class SessionRunner:
             await asyncio.gather(*watchers, return_exceptions=True)
         return task
 
-    async def _gave_up(self, turn: Turn, error: BaseException | None) -> bool:
+    async def _gave_up(self, turn: WorkerTurn, error: BaseException | None) -> bool:
         """Handle the reason why the code of an agent was stopped; return whether there was one."""
         if turn.stop == "lost" or self._lease.lost:
             self._lease.lost = True
@@ -253,7 +253,7 @@ class SessionRunner:
             return False
         return True
 
-    async def _write_handover(self, turn: Turn) -> None:
+    async def _write_handover(self, turn: WorkerTurn) -> None:
         """Record why the turn is handed over, and queue its submission again without counting this attempt."""
         reason = self._reason = self._reason or "shutdown"
         if reason in {UNWATCHED, "background"}:
@@ -284,7 +284,7 @@ class SessionRunner:
             ),
         )
 
-    async def _watch_attendance(self, turn: Turn, attached: Attachment) -> None:
+    async def _watch_attendance(self, turn: WorkerTurn, attached: Attachment) -> None:
         """Stop or hand over a turn that has not been watched for as long as the session allows."""
         while True:
             try:
@@ -301,7 +301,7 @@ class SessionRunner:
         else:
             self.hand_over(UNWATCHED)
 
-    async def _watch_inbox(self, turn: Turn) -> None:
+    async def _watch_inbox(self, turn: WorkerTurn) -> None:
         """Look for urgent submissions while a turn runs."""
         with self._store.inbox_bell(self._session_id) as bell:
             while True:
@@ -314,7 +314,7 @@ class SessionRunner:
                     _log.warning("session %s: the inbox cannot be read: %s", self._session_id, error)
                 await bell.wait(_POLL_SECONDS)
 
-    async def _process_urgent(self, turn: Turn) -> None:
+    async def _process_urgent(self, turn: WorkerTurn) -> None:
         for urgent in await self._store.urgent(self._session_id):
             if urgent.lane == "main":
                 self._steering = self._steering or urgent.when_busy == "steer"

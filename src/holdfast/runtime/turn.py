@@ -35,7 +35,7 @@ async def _nothing() -> Sequence[Steered]:
 
 
 @dataclass(slots=True, kw_only=True)
-class Turn(RunHost):
+class WorkerTurn(RunHost):
     """The host of a run on a worker."""
 
     handles_interrupts = True  # a worker has its own signal handlers

@@ -1,0 +1,177 @@
+"""Run the turns of a Pydantic AI agent."""
+
+import json
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import isawaitable
+from typing import Any, TypeAlias
+
+from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDenied
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+from pydantic_ai.models import Model
+from pydantic_ai.models.function import FunctionModel
+
+from holdfast.errors import BadInput
+from holdfast.jsontext import lenient_json
+from holdfast.record import ledger
+from holdfast.record.capability import Holdfast, response_facts
+from holdfast.record.ledger import Policy, ended_calls
+from holdfast.record.probes import Probe
+from holdfast.record.recovery import check_tools
+from holdfast.record.validity import pending_calls
+from holdfast.runtime.attachment import Attachment
+from holdfast.runtime.drafts import Drafting
+from holdfast.runtime.questions import ApprovalAnswer
+from holdfast.runtime.runner import TurnStart
+from holdfast.types import NewEvent, Session
+
+_PROMPT = "Summarize this conversation for yourself: goals, decisions, facts, open points. Be brief."
+
+Compactor: TypeAlias = Callable[[Sequence[ModelMessage]], Awaitable[Sequence[ModelMessage]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSetup:
+    """An agent and how its sessions are run.
+
+    `deps` creates the dependencies of a session. A session whose metadata names one of `models` runs on that model.
+    `run_timeout` ends a run that takes longer; for single tools use Pydantic AI's `tool_timeout`. `policies` and `probes` are those of the `Holdfast` capability. `compactor` shortens a
+    history; by default the session's model writes a summary. With `attached`, sessions created over HTTP are
+    attached to their watchers, unless their metadata has its own `attached`.
+    """
+
+    agent: Agent[Any, Any]
+    name: str = ""
+    deps: Callable[[Session], Any] | None = None
+    models: Mapping[str, Model | str] = field(default_factory=dict[str, Model | str])
+    policies: Mapping[str, Policy] = field(default_factory=dict[str, Policy])
+    probes: Mapping[str, Probe] = field(default_factory=dict[str, Probe])
+    run_timeout: float | None = None
+    streaming: bool = True
+    compactor: Compactor | None = None
+    attached: bool | Attachment = False
+
+    async def make_deps(self, session: Session) -> Any:
+        """Return the dependencies of a session."""
+        made = None if self.deps is None else self.deps(session)
+        return await made if isawaitable(made) else made
+
+    def model_of(self, session: Session) -> Model | str | None:
+        """Return the model that the session's metadata names; None for the agent's own model. Raises `BadInput`."""
+        name = json.loads(session.metadata).get("model")
+        if name is None:
+            return None
+        if name not in self.models:
+            allowed = ", ".join(sorted(self.models)) or "none"
+            raise BadInput(
+                problem=f"the session's metadata names model {name!r}, which is not allowed; allowed models: {allowed}"
+            )
+        return self.models[name]
+
+    async def prepare(self, start: TurnStart) -> Awaitable[Any]:
+        """Return the run of the agent. Raises `Conflict` if the agent has lost a tool that a pending call needs."""
+        store, session, point = start.store, start.session, start.point
+        results = None
+        if point.begun:
+            check_tools(self.agent, point.messages)
+            denied = [answer.call_id for answer in start.answers.values() if not answer.approved]
+            ended = await ended_calls(store, session.id, point.messages, denied) if denied else ()
+            results = _results(point.messages, start.answers, ended)
+        recording = Holdfast(
+            store,
+            agent=session.agent,
+            owner=session.owner,
+            metadata={"resumes": point.chain[0].id} if point.chain else {},
+            policies=self.policies,
+            probes=self.probes,
+            host=start.host,
+        )
+        model = self.model_of(session)
+
+        async def run() -> Any:
+            return await self.agent.run(
+                None if point.begun else start.content,
+                message_history=point.messages,
+                deferred_tool_results=results,
+                conversation_id=session.id,
+                output_type=_output_type(self.agent),
+                model=model,
+                deps=await self.make_deps(session),
+                capabilities=[recording],
+                event_stream_handler=(
+                    Drafting(store, start.host.lease) if self.can_stream(model) else None  # pyright: ignore[reportArgumentType]
+                ),
+            )
+
+        return run()
+
+    async def compact(
+        self, session: Session, messages: list[ModelMessage]
+    ) -> tuple[Sequence[ModelMessage], Sequence[NewEvent]]:
+        """Return a shorter history: from the agent's compactor, or a summary by the session's model."""
+        if self.compactor is not None:
+            return await self.compactor(messages), ()
+        return await _summarize(self.model_of(session) or self.agent.model, messages)
+
+    def allows_edits(self, tool: str) -> bool:
+        """Return whether the tool declares `editable` in its metadata."""
+        toolsets: Any = self.agent.toolsets
+        for toolset in toolsets:
+            tools: dict[str, Any] = getattr(toolset, "tools", {})
+            if tool in tools:
+                metadata: dict[str, Any] = tools[tool].metadata or {}
+                return bool(metadata.get("editable"))
+        return False
+
+    def can_stream(self, model: Model | str | None) -> bool:
+        """Return whether the model's response can be streamed. A FunctionModel without a stream function cannot."""
+        used = model or self.agent.model
+        return self.streaming and not (isinstance(used, FunctionModel) and used.stream_function is None)
+
+
+def _results(
+    messages: Sequence[ModelMessage], given: Mapping[str, ApprovalAnswer], ended: Container[str] = ()
+) -> DeferredToolResults | None:
+    """Return the answers in the form in which a run continues with them; None if none of them is for an open call.
+
+    Calls that have `ended` do not run again: their recorded outcome takes precedence over a later answer.
+    """
+    approvals: dict[str, Any] = {}
+    for call in pending_calls(messages):
+        answer = given.get(call.tool_call_id)
+        if answer is None or answer.digest != ledger.digest(call.args_as_dict()):
+            continue
+        if answer.approved or call.tool_call_id in ended:
+            approvals[call.tool_call_id] = ToolApproved(override_args=answer.arguments)
+        else:
+            approvals[call.tool_call_id] = ToolDenied(answer.feedback or "The person denied this call.")
+    return DeferredToolResults(approvals=approvals) if approvals else None
+
+
+def _output_type(agent: Agent[Any, Any]) -> Any:
+    """Return the agent's output type, extended so that tools may wait for a person.
+
+    An agent with output validators runs only with its own output type.
+    """
+    if getattr(agent, "_output_validators", None):
+        return None
+    own: Any = agent.output_type
+    kinds: list[Any] = [*own] if isinstance(own, list | tuple) else [own]
+    return kinds if DeferredToolRequests in kinds else [*kinds, DeferredToolRequests]
+
+
+async def _summarize(
+    model: Any, messages: Sequence[ModelMessage]
+) -> tuple[Sequence[ModelMessage], list[NewEvent]]:
+    """Summarize the history with the session's model. Return the new history, and events for the requests that this took."""
+    result = await Agent(model).run(_PROMPT, message_history=messages)
+    summary = f"Summary of the conversation so far:\n\n{result.output}"
+    requests = [
+        NewEvent(kind="model_request_completed", payload=lenient_json(response_facts(message)))
+        for message in result.new_messages()
+        if isinstance(message, ModelResponse)
+    ]
+    return [
+        ModelRequest(parts=[UserPromptPart(summary)]),
+        ModelResponse(parts=[TextPart("Understood.")]),
+    ], requests

@@ -1,0 +1,60 @@
+"""The seam between a worker and the agents that it serves: a runner runs the turns of one agent.
+
+`AgentSetup` runs a Pydantic AI agent, `FunctionAgent` a plain function. No other module of the runtime knows which one it is.
+"""
+
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pydantic_ai.messages import ModelMessage, UserContent
+
+from holdfast.record.recovery import ResumePoint
+from holdfast.runtime.attachment import Attachment
+from holdfast.runtime.questions import ApprovalAnswer
+from holdfast.runtime.turn import WorkerTurn
+from holdfast.store import Store
+from holdfast.types import NewEvent, Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnStart:
+    """A turn that is about to run: its message, and where the session continues."""
+
+    store: Store
+    session: Session
+    host: WorkerTurn
+    content: str | list[UserContent]
+    """The message that the turn answers."""
+    point: ResumePoint
+    """The history, and the runs of this turn so far if it was interrupted or waited."""
+    answers: Mapping[str, ApprovalAnswer]
+    """The answers to the questions of those runs, by call id."""
+
+
+class Runner(Protocol):
+    """Runs the turns of an agent."""
+
+    @property
+    def run_timeout(self) -> float | None:
+        """How many seconds a run may take."""
+        ...
+
+    @property
+    def attached(self) -> bool | Attachment:
+        """Whether sessions created over HTTP are attached to their watchers."""
+        ...
+
+    async def prepare(self, start: TurnStart) -> Awaitable[Any]:
+        """Return the code that runs a turn and records it. Raises `BadInput` and `Conflict` if it cannot run."""
+        ...
+
+    async def compact(
+        self, session: Session, messages: list[ModelMessage]
+    ) -> tuple[Sequence[ModelMessage], Sequence[NewEvent]]:
+        """Return a shorter history, and events for the requests that this took. May change the list. Raises `Conflict`."""
+        ...
+
+    def allows_edits(self, tool: str) -> bool:
+        """Return whether a person who approves a call of this tool may edit its arguments."""
+        ...
