@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         settle_effect,
         step,
     )
-    from holdfast.runtime import AgentSetup, Worker, current_session
+    from holdfast.runtime import AgentSetup, Decision, FunctionAgent, Turn, Worker, agent, current_session
     from holdfast.store import Store, open_store
     from holdfast.types import Checkpoint
 
@@ -64,7 +64,7 @@ _MODULES = {
         "settle_effect",
         "step",
     ),
-    "runtime": ("AgentSetup", "Worker", "current_session"),
+    "runtime": ("AgentSetup", "Decision", "FunctionAgent", "Turn", "Worker", "agent", "current_session"),
     "store": ("Store", "open_store"),
     "types": ("Checkpoint",),
 }
@@ -74,8 +74,10 @@ __all__ = [
     "AgentSetup",
     "Checkpoint",
     "Client",
+    "Decision",
     "Done",
     "ExternalMedia",
+    "FunctionAgent",
     "Holdfast",
     "HoldfastError",
     "NotDone",
@@ -84,10 +86,12 @@ __all__ = [
     "SessionHandle",
     "Store",
     "SyncClient",
+    "Turn",
     "TurnHandle",
     "Unknown",
     "Unsettled",
     "Worker",
+    "agent",
     "annotate_effect",
     "connect",
     "connect_sync",

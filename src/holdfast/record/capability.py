@@ -22,13 +22,12 @@ from typing import Any
 from pydantic_ai import CallToolsNode, RunContext
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
 from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ToolFailedError, ToolRetryError
-from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart, ToolReturnPart, UserContent
+from pydantic_ai.messages import ModelResponse, ToolCallPart, ToolReturnPart, UserContent
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import ToolDefinition
-from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from holdfast.errors import AgentExited, HoldfastError, OutcomeUnknown, StepsDiffer
+from holdfast.errors import AgentExited, OutcomeUnknown, StepsDiffer
 from holdfast.ids import title_from
 from holdfast.jsontext import lenient_json
 from holdfast.media import MediaStore
@@ -36,16 +35,17 @@ from holdfast.record import ledger
 from holdfast.record.buffer import Beginning, Buffer
 from holdfast.record.calls import Calls, missing_tools
 from holdfast.record.closing import close_open_calls
+from holdfast.record.ending import complete_run, fail_run
 from holdfast.record.history import open_history
-from holdfast.record.host import Failure, RunHost, RunStart, StandaloneRun
+from holdfast.record.host import RunHost, RunStart, StandaloneRun
 from holdfast.record.ledger import CallRef, Policy
-from holdfast.record.offloader import COMPLETED, MediaOffloader
+from holdfast.record.offloader import MediaOffloader
 from holdfast.record.probes import LIMIT_SECONDS, Done, NotDone, Probe, Unsettled, ask_probe
 from holdfast.record.steps import StepApproval, Steps, current_steps, outside
 from holdfast.record.validity import pending_calls
 from holdfast.store import Store, open_store
 from holdfast.tracing import mark_span
-from holdfast.types import Batch, Effect, Json, NewEvent, Run
+from holdfast.types import Effect, NewEvent, Run
 
 _recorder: ContextVar["_Recorder | None"] = ContextVar("holdfast_recorder", default=None)
 """The recorder of the run that calls this code, which is the parent of any run that its tools start."""
@@ -431,56 +431,12 @@ class _Recorder(AbstractCapability[Any]):
     async def _complete(self, result: AgentRunResult[Any]) -> None:
         """Record that the run completed, or that it waits for answers."""
         messages = result.all_messages()
-        waits = pending_calls(messages)
-        ending = NewEvent(kind=COMPLETED, run_id=self.run_id)
-        if not waits:
-            ending.payload = _output_json(result.output, messages[-1] if messages else None)
-        else:
-            payload = lenient_json({"calls": [_approval_request(call) for call in waits]})
-            ending = NewEvent(kind="approval_requested", run_id=self.run_id, payload=payload)
-        batch = self._buffer.take_step(
-            messages,
-            "interrupted" if waits else "settled",
-            None,
-            ending,
-            effects=self._calls.deferred(messages, result.output),
-            thorough=True,
-        )
-        batch.status = "waiting" if waits else "idle"
-        if waits:
-            batch.waiting_for = ", ".join(f"{call.tool_name} ({call.tool_call_id})" for call in waits)
-        run = replace(self._buffer.run, status="waiting" if waits else "completed")
-        self._end(batch, run)
-        await self._buffer.write(batch)
-        self._host.close(run, None)
+        deferred = self._calls.deferred(messages, result.output)
+        await complete_run(self._buffer, self._host, messages, result.output, effects=deferred)
 
     async def _fail(self, error: BaseException) -> None:
-        """Record the end of the run as its host decides. Its earlier steps are already recorded."""
-        run: Run | None = None
-        failure = None if self._buffer.lease.lost else self._host.failure(error, self._buffer.failed)
-        if failure is not None:
-            with suppress(HoldfastError):  # the error that ended the run is the one to raise
-                run = await self._write_failure(failure)
-        self._host.close(run, self._buffer.failed)
-
-    async def _write_failure(self, failure: Failure) -> Run | None:
-        """Write the end of the run and return it; None if it has not ended."""
-        batch = self._buffer.take_pending()
-        if failure.status is None:
-            await self._buffer.write(batch)
-            return None
-        text = ledger.describe(failure.error)
-        payload = lenient_json({"error": text})
-        event = NewEvent(kind=f"run_{failure.status}", run_id=self.run_id, payload=payload)
-        batch.events, batch.status = [*batch.events, event], "idle"
-        run = replace(self._buffer.run, status=failure.status, error=text)
-        self._end(batch, run)
-        await self._buffer.write_failure(batch)
-        return run
-
-    def _end(self, batch: Batch, run: Run) -> None:
-        batch.runs = [*batch.runs[1:], run]  # replaces its start, if that is in the same batch
-        self._host.end(batch, run)
+        """Record the end of the run as its host decides."""
+        await fail_run(self._buffer, self._host, error)
 
     def _event(self, ctx: RunContext[Any], kind: str, **facts: object) -> NewEvent:
         return NewEvent(kind=kind, run_id=self.run_id, step=ctx.run_step, payload=lenient_json(facts))
@@ -506,29 +462,6 @@ def _ended_with(caller: "asyncio.Task[Any] | None") -> Generator[None, None, Non
         yield
     finally:
         caller.remove_done_callback(cancel)
-
-
-def _output_json(output: Any, last: ModelMessage | None) -> Json:
-    """Return the output of a run, unless it is the text of the last message."""
-    if isinstance(last, ModelResponse) and output == last.text:
-        return "{}"
-    try:
-        return lenient_json(
-            {"output": to_jsonable_python(output, bytes_mode="base64", serialize_unknown=True)}
-        )
-    except (PydanticSerializationError, ValueError, RecursionError):
-        return "{}"  # an output that JSON cannot represent stays in the process that made it
-
-
-def _approval_request(call: ToolCallPart) -> dict[str, Any]:
-    """Return a call for a person to approve, with the digest that binds the answer to its arguments."""
-    arguments = call.args_as_dict()
-    return {
-        "call_id": call.tool_call_id,
-        "tool": call.tool_name,
-        "arguments": arguments,
-        "digest": ledger.digest(arguments),
-    }
 
 
 def _can_be_recorded(error: BaseException, task: "asyncio.Task[Any] | None") -> bool:

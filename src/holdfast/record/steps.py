@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from inspect import isawaitable, iscoroutinefunction
-from typing import Any, Final, NoReturn, TypeVar, TypeVarTuple, cast, overload
+from typing import Any, Final, TypeVar, TypeVarTuple, cast, overload
 
 from pydantic_ai.exceptions import ApprovalRequired, ModelRetry
 
@@ -99,11 +99,14 @@ class Steps:
     """Whether a person decided to repeat the steps that wait for it."""
     settled: Callable[[], Awaitable[None]] | None = None
     """Called before a step if no other one runs. May stop the run."""
+    decide: Callable[[str, str, int], Awaitable[bool]] | None = None
+    """Ask a person whether a step may run again, given its name, entry and attempts. By default the tool call waits for an approval."""
     _recorded: dict[str, Effect] = field(default_factory=dict[str, Effect])
     """The steps on record that the code has not asked for yet."""
     _requested: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     _running: dict[CallRef, Effect] = field(default_factory=dict[CallRef, Effect])
     _replayed: asyncio.Event = field(default_factory=asyncio.Event)
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _task: "asyncio.Task[Any] | None" = None
     _closed: bool = False
 
@@ -132,9 +135,23 @@ class Steps:
             raise StepsDiffer(asked="it has ended", recorded=self._label(entry, effect))
 
     @property
-    def running(self) -> int:
-        """How many steps run."""
-        return len(self._running)
+    def is_replaying(self) -> bool:
+        """Whether the code has not asked for all recorded steps yet."""
+        return bool(self._recorded)
+
+    def take_recorded(self, name: str) -> tuple[CallRef, Effect | None]:
+        """Return the next entry with this name, and its effect if it is on record."""
+        before = self._requested[self.ref[1], name]
+        self._requested[self.ref[1], name] += 1
+        entry = ledger.step_entry(self.ref[1], name, before)
+        self._replayed.set()
+        return (self.ref[0], entry), self._recorded.pop(entry, None)
+
+    async def idle(self) -> None:
+        """Wait until no step runs, so that all outcomes are known."""
+        while self._running:
+            self._ended.clear()
+            await self._ended.wait()
 
     async def run(self, request: _Request) -> Any:
         """Run a step, or return its recorded result."""
@@ -150,7 +167,7 @@ class Steps:
                 (known,) = await self.offloader.effects_back([known])
                 return _replay(known, request)
             if ledger.waits_for(known) == "again" and not self.approved:
-                _require_approval(request)
+                await self._ask(request, known)
             if ledger.waits_for(known) is None:
                 answer = await self._probe(request, known)
                 if isinstance(answer, Done):
@@ -242,9 +259,17 @@ class Steps:
             return
         if request.policy == "ask":
             await self.buffer.write_effects([replace(known, result=ledger.deferred("again"))])
-            _require_approval(request)
+            await self._ask(request, known)
+            return
         await self.buffer.write_effects([])  # with the answer of the probe
         raise OutcomeUnknown(step=request.name, call_id=request.ref[1])
+
+    async def _ask(self, request: _Request, known: Effect) -> None:
+        """Return if a person allows the step to run again."""
+        if self.decide is None:
+            raise StepApproval({"step": request.name, "call_id": request.ref[1]})
+        if not await self.decide(request.name, request.ref[1], known.attempts):
+            raise OutcomeUnknown(step=request.name, call_id=request.ref[1])
 
     async def _attempt(self, request: _Request, known: Effect | None) -> Any:
         """Run the step until it succeeds, fails, or may not be tried again. Continue after a pause that a crash interrupted."""
@@ -283,6 +308,7 @@ class Steps:
                 return await self._complete(request, self._running[request.ref], value)
             finally:
                 self._running.pop(request.ref, None)
+                self._ended.set()
 
     async def _call(self, request: _Request) -> Any:
         token = ledger.current_call.set(request.ref)
@@ -452,10 +478,6 @@ def _unserializable(name: str, problem: str) -> BadInput:
 
 class StepApproval(ApprovalRequired):
     """A person must decide whether a step runs again that may have taken effect."""
-
-
-def _require_approval(request: _Request) -> NoReturn:
-    raise StepApproval({"step": request.name, "call_id": request.ref[1]})
 
 
 def _is_outcome(error: BaseException) -> bool:

@@ -6,13 +6,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.runtime.agents import load_agents
     from holdfast.runtime.context import current_session
+    from holdfast.runtime.function_agent import Decision, FunctionAgent, Turn, agent
     from holdfast.runtime.pydantic_agent import AgentSetup
     from holdfast.runtime.worker import Worker
 
-__all__ = ["AgentSetup", "Worker", "current_session", "load_agents"]
+__all__ = [
+    "AgentSetup",
+    "Decision",
+    "FunctionAgent",
+    "Turn",
+    "Worker",
+    "agent",
+    "current_session",
+    "load_agents",
+]
 
 _HOMES = {
     "AgentSetup": "pydantic_agent",
+    **dict.fromkeys(("Decision", "FunctionAgent", "Turn", "agent"), "function_agent"),
     "Worker": "worker",
     "current_session": "context",
     "load_agents": "agents",

@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 from pydantic_ai import Agent
 
 from holdfast.errors import BadInput
+from holdfast.runtime.function_agent import FunctionAgent
 from holdfast.runtime.pydantic_agent import AgentSetup
 
-Served: TypeAlias = AgentSetup
+Served: TypeAlias = AgentSetup | FunctionAgent
 """The implementations of `Runner`."""
 AnyAgent: TypeAlias = Agent[Any, Any] | Served
 Agents: TypeAlias = AnyAgent | Iterable[AnyAgent]
@@ -20,14 +21,14 @@ Agents: TypeAlias = AnyAgent | Iterable[AnyAgent]
 
 def by_name(agents: Agents) -> dict[str, Served]:
     """Return the agents by the name that sessions refer to."""
-    given = [agents] if isinstance(agents, Agent | AgentSetup) else list(agents)
+    given = [agents] if isinstance(agents, Agent | AgentSetup | FunctionAgent) else list(agents)
     named: dict[str, Served] = {}
     for item in given:
-        setup = item if isinstance(item, AgentSetup) else AgentSetup(agent=item)
-        name = setup.name or setup.agent.name or "agent"
+        runner = AgentSetup(agent=item) if isinstance(item, Agent) else item
+        name = runner.name or (isinstance(runner, AgentSetup) and runner.agent.name) or "agent"
         if name in named:
             raise BadInput(problem=f"two agents have the name {name!r}; give each its own name")
-        named[name] = setup
+        named[name] = runner
     if not named:
         raise BadInput(problem="there is no agent to serve")
     return named
@@ -57,9 +58,13 @@ def load_object(app: str) -> Any:
 
 
 def load_agents(app: str) -> dict[str, Served]:
-    """Import the agents named by `module:attribute`: an agent, an `AgentSetup`, or several of them."""
+    """Import the agents named by `module:attribute`: an agent, an `AgentSetup`, a plain agent, or several of them."""
     loaded = load_object(app)
-    if not isinstance(loaded, Agent | AgentSetup | list | tuple):
-        kind = type(loaded).__name__
-        raise BadInput(problem=f"{app} is of type {kind}, not a pydantic_ai.Agent or a list of them")
-    return by_name(loaded)  # pyright: ignore[reportUnknownArgumentType]
+    several: list[Any] = list(loaded) if isinstance(loaded, list | tuple) else [loaded]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    for item in several:
+        if not isinstance(item, Agent | AgentSetup | FunctionAgent):
+            kind = type(item).__name__
+            raise BadInput(
+                problem=f"{app} is of type {kind}, not a pydantic_ai.Agent, a function with @holdfast.agent, or a list of them"
+            )
+    return by_name(several)

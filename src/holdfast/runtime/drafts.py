@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterable
+from dataclasses import replace
 from typing import Any
 
 from pydantic_ai import RunContext
@@ -24,8 +25,8 @@ _SECONDS = 0.05
 _log = logging.getLogger(__name__)
 
 
-class Drafting:
-    """The event stream handler of one run."""
+class Drafts:
+    """Writes the drafts of one run. Nothing is lost that matters if a write fails: the complete message follows."""
 
     def __init__(self, store: Store, lease: Lease) -> None:
         self._store = store
@@ -33,38 +34,29 @@ class Drafting:
         self._parts: dict[int, Draft] = {}
         self._changed: set[int] = set()
         self._bell = asyncio.Event()
+        self._writing: asyncio.Task[None] | None = None
         self._over = False
 
-    async def __call__(self, ctx: RunContext[Any], events: AsyncIterable[AgentStreamEvent]) -> None:
-        """Follow one stream. When it ends, no write is in progress: the message replaces the drafts."""
-        self._parts, self._changed, self._over = {}, set(), False
-        writing: asyncio.Task[None] | None = None
-        try:
-            async for event in events:
-                if self._note(ctx.run_id or "", event):
-                    self._bell.set()
-                    writing = writing or asyncio.create_task(self._write())
-        finally:
-            self._over = True
-            self._bell.set()
-            if writing is not None:
-                await writing
+    def put(self, draft: Draft) -> None:
+        """Replace a part by this one, and write it soon."""
+        self._parts[draft.part] = draft
+        self._changed.add(draft.part)
+        self._bell.set()
+        self._over = False
+        self._writing = self._writing or asyncio.create_task(self._write())
 
-    def _note(self, run_id: str, event: AgentStreamEvent) -> bool:
-        match event:
-            case PartStartEvent(index=index, part=TextPart() | ThinkingPart() as part):
-                kind = "text" if isinstance(part, TextPart) else "thinking"
-                self._parts[index] = Draft(run_id=run_id, part=index, kind=kind, text=part.content)
-            case PartDeltaEvent(index=index, delta=TextPartDelta() | ThinkingPartDelta() as delta):
-                before = self._parts.get(index)
-                if before is None or not delta.content_delta:
-                    return False
-                text = before.text + delta.content_delta
-                self._parts[index] = Draft(run_id=run_id, part=index, kind=before.kind, text=text)
-            case _:
-                return False
-        self._changed.add(index)
-        return True
+    def get(self, part: int) -> Draft | None:
+        """Return a part as it is now."""
+        return self._parts.get(part)
+
+    async def close(self) -> None:
+        """Forget all parts. When this returns, no write is in progress: the message replaces the drafts."""
+        self._over = True
+        self._bell.set()
+        if self._writing is not None:
+            await self._writing
+        self._writing = None
+        self._parts, self._changed = {}, set()
 
     async def _write(self) -> None:
         while not self._over:
@@ -77,7 +69,7 @@ class Drafting:
                 await self._store.put_drafts(self._lease, [self._parts[index] for index in sorted(changed)])
             except HoldfastError as error:
                 _log.info("a draft of session %s was not written: %s", self._lease.session_id, error)
-                return  # drafts may be lost; if the lease is lost, the next write fails
+                return  # if the lease is lost, the next write fails
             await self._pause()
 
     async def _pause(self) -> None:
@@ -85,3 +77,32 @@ class Drafting:
             if self._over:
                 return
             await asyncio.sleep(_SECONDS / 5)
+
+
+class Drafting:
+    """The event stream handler of one run of a Pydantic AI agent."""
+
+    def __init__(self, store: Store, lease: Lease) -> None:
+        self._drafts = Drafts(store, lease)
+
+    async def __call__(self, ctx: RunContext[Any], events: AsyncIterable[AgentStreamEvent]) -> None:
+        """Follow one stream."""
+        try:
+            async for event in events:
+                if (draft := self._draft(ctx.run_id or "", event)) is not None:
+                    self._drafts.put(draft)
+        finally:
+            await self._drafts.close()
+
+    def _draft(self, run_id: str, event: AgentStreamEvent) -> Draft | None:
+        match event:
+            case PartStartEvent(index=index, part=TextPart() | ThinkingPart() as part):
+                kind = "text" if isinstance(part, TextPart) else "thinking"
+                return Draft(run_id=run_id, part=index, kind=kind, text=part.content)
+            case PartDeltaEvent(index=index, delta=TextPartDelta() | ThinkingPartDelta() as delta):
+                before = self._drafts.get(index)
+                if before is None or not delta.content_delta:
+                    return None
+                return replace(before, text=before.text + delta.content_delta)
+            case _:
+                return None

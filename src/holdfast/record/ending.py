@@ -1,0 +1,101 @@
+"""Record the end of a run: completed, waiting for answers, failed or interrupted."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from holdfast.errors import HoldfastError
+from holdfast.jsontext import lenient_json
+from holdfast.record import ledger
+from holdfast.record.buffer import Buffer
+from holdfast.record.host import Failure, RunHost
+from holdfast.record.offloader import COMPLETED
+from holdfast.record.validity import pending_calls
+from holdfast.types import Batch, Effect, Json, NewEvent, Run
+
+
+async def complete_run(
+    buffer: Buffer,
+    host: RunHost,
+    messages: list[ModelMessage],
+    output: Any,
+    *,
+    effects: Sequence[Effect] = (),
+) -> None:
+    """Record that a run completed with this history and output, or that it waits for answers to its last calls."""
+    waits = pending_calls(messages)
+    run_id = buffer.run.id
+    ending = NewEvent(kind=COMPLETED, run_id=run_id)
+    if not waits:
+        ending.payload = _output_json(output, messages[-1] if messages else None)
+    else:
+        payload = lenient_json({"calls": [_approval_request(call) for call in waits]})
+        ending = NewEvent(kind="approval_requested", run_id=run_id, payload=payload)
+    kind = "interrupted" if waits else "settled"
+    batch = buffer.take_step(messages, kind, None, ending, effects=effects, thorough=True)
+    batch.status = "waiting" if waits else "idle"
+    if waits:
+        batch.waiting_for = ", ".join(f"{call.tool_name} ({call.tool_call_id})" for call in waits)
+    run = replace(buffer.run, status="waiting" if waits else "completed")
+    _end(batch, run, host)
+    await buffer.write(batch)
+    host.close(run, None)
+
+
+async def fail_run(buffer: Buffer, host: RunHost, error: BaseException) -> None:
+    """Record the end of a run as its host decides. Its earlier steps are already recorded."""
+    run: Run | None = None
+    failure = None if buffer.lease.lost else host.failure(error, buffer.failed)
+    if failure is not None:
+        with suppress(HoldfastError):  # the error that ended the run is the one to raise
+            run = await _write_failure(buffer, host, failure)
+    host.close(run, buffer.failed)
+
+
+async def _write_failure(buffer: Buffer, host: RunHost, failure: Failure) -> Run | None:
+    """Write the end of the run and return it; None if it has not ended."""
+    batch = buffer.take_pending()
+    if failure.status is None:
+        await buffer.write(batch)
+        return None
+    text = ledger.describe(failure.error)
+    event = NewEvent(
+        kind=f"run_{failure.status}", run_id=buffer.run.id, payload=lenient_json({"error": text})
+    )
+    batch.events, batch.status = [*batch.events, event], "idle"
+    run = replace(buffer.run, status=failure.status, error=text)
+    _end(batch, run, host)
+    await buffer.write_failure(batch)
+    return run
+
+
+def _end(batch: Batch, run: Run, host: RunHost) -> None:
+    batch.runs = [*batch.runs[1:], run]  # replaces its start, if that is in the same batch
+    host.end(batch, run)
+
+
+def _output_json(output: Any, last: ModelMessage | None) -> Json:
+    """Return the output of a run, unless it is the text of the last message."""
+    if isinstance(last, ModelResponse) and output == last.text:
+        return "{}"
+    try:
+        return lenient_json(
+            {"output": to_jsonable_python(output, bytes_mode="base64", serialize_unknown=True)}
+        )
+    except (PydanticSerializationError, ValueError, RecursionError):
+        return "{}"  # an output that JSON cannot represent stays in the process that made it
+
+
+def _approval_request(call: ToolCallPart) -> dict[str, Any]:
+    """Return a call for a person to approve, with the digest that binds the answer to its arguments."""
+    arguments = call.args_as_dict()
+    return {
+        "call_id": call.tool_call_id,
+        "tool": call.tool_name,
+        "arguments": arguments,
+        "digest": ledger.digest(arguments),
+    }
