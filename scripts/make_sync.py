@@ -44,6 +44,7 @@ from holdfast.client.loop import EventLoop, SyncHandle
 from holdfast.store import Store
 
 if TYPE_CHECKING:
+    from holdfast.runtime import FunctionAgent
     from holdfast.runtime.agents import Agents
 """
 

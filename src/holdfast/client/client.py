@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from pydantic_ai import Agent
 
@@ -25,6 +25,9 @@ from holdfast.client.shell import ShellHandle
 from holdfast.client.transport import LONG, Transport
 from holdfast.errors import BadInput, Conflict, SessionExists
 from holdfast.types import Status
+
+if TYPE_CHECKING:
+    from holdfast.runtime import FunctionAgent
 
 T = TypeVar("T")
 
@@ -52,6 +55,16 @@ class Client:
         self,
         id: str | None = None,
         *,
+        agent: "FunctionAgent",
+        title: str = "",
+        metadata: dict[str, Any] | None = None,
+        owner: str | None = None,
+    ) -> SessionHandle[Any]: ...
+    @overload
+    async def session(
+        self,
+        id: str | None = None,
+        *,
         agent: str | None = None,
         output_type: type[T],
         title: str = "",
@@ -73,7 +86,7 @@ class Client:
         self,
         id: str | None = None,
         *,
-        agent: "str | Agent[Any, Any] | None" = None,
+        agent: "str | Agent[Any, Any] | FunctionAgent | None" = None,
         output_type: Any = None,
         title: str = "",
         metadata: dict[str, Any] | None = None,
@@ -83,7 +96,7 @@ class Client:
         self,
         id: str | None = None,
         *,
-        agent: "str | Agent[Any, Any] | None" = None,
+        agent: "str | Agent[Any, Any] | FunctionAgent | None" = None,
         output_type: Any = None,
         title: str = "",
         metadata: dict[str, Any] | None = None,
@@ -91,7 +104,7 @@ class Client:
     ) -> SessionHandle[Any]:
         """Open a session. With an `agent`, create it if it does not exist.
 
-        `agent` is the name of the agent, or the agent itself. The results of turns then have the agent's output type. With a name
+        `agent` is the name of the agent, or the agent itself. The results of turns then have the agent's output type; those of a plain agent are text or JSON. With a name
         they are text, or of the given `output_type`. Without an `id`, a new session gets one. `title`, `metadata` and `owner` are
         those of a new session; only administrators may set the owner. Raises `SessionNotFound`, and `Conflict` if the session
         belongs to another agent.
@@ -100,6 +113,9 @@ class Client:
         if isinstance(agent, Agent):
             output = output_type_of(agent) if output_type is None else output
             agent = agent.name or "agent"
+        elif agent is not None and not isinstance(agent, str):
+            output = OutputType(Any) if output_type is None else output
+            agent = agent.name
         if agent is not None:
             given = {"agent": agent, "id": id, "title": title, "metadata": metadata, "owner": owner}
             body = {name: value for name, value in given.items() if value}

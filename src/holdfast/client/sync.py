@@ -45,6 +45,7 @@ from holdfast.store import Store
 from holdfast.types import CheckpointKind, Status, SubmissionState, WhenBusy
 
 if TYPE_CHECKING:
+    from holdfast.runtime import FunctionAgent
     from holdfast.runtime.agents import Agents
 
 T = TypeVar("T")
@@ -376,6 +377,16 @@ class SyncClient(SyncHandle[Client]):
         self,
         id: str | None = None,
         *,
+        agent: "FunctionAgent",
+        title: str = "",
+        metadata: dict[str, Any] | None = None,
+        owner: str | None = None,
+    ) -> "SyncSessionHandle[Any]": ...
+    @overload
+    def session(
+        self,
+        id: str | None = None,
+        *,
         agent: str | None = None,
         output_type: type[T],
         title: str = "",
@@ -397,7 +408,7 @@ class SyncClient(SyncHandle[Client]):
         self,
         id: str | None = None,
         *,
-        agent: "str | Agent[Any, Any] | None" = None,
+        agent: "str | Agent[Any, Any] | FunctionAgent | None" = None,
         output_type: Any = None,
         title: str = "",
         metadata: dict[str, Any] | None = None,
@@ -407,7 +418,7 @@ class SyncClient(SyncHandle[Client]):
         self,
         id: str | None = None,
         *,
-        agent: "str | Agent[Any, Any] | None" = None,
+        agent: "str | Agent[Any, Any] | FunctionAgent | None" = None,
         output_type: Any = None,
         title: str = "",
         metadata: dict[str, Any] | None = None,
@@ -415,7 +426,7 @@ class SyncClient(SyncHandle[Client]):
     ) -> "SyncSessionHandle[Any]":
         """Open a session. With an `agent`, create it if it does not exist.
 
-        `agent` is the name of the agent, or the agent itself. The results of turns then have the agent's output type. With a name
+        `agent` is the name of the agent, or the agent itself. The results of turns then have the agent's output type; those of a plain agent are text or JSON. With a name
         they are text, or of the given `output_type`. Without an `id`, a new session gets one. `title`, `metadata` and `owner` are
         those of a new session; only administrators may set the owner. Raises `SessionNotFound`, and `Conflict` if the session
         belongs to another agent.
