@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -15,12 +15,16 @@ from holdfast.errors import HoldfastError, ServerError, ServerUnavailable, error
 from holdfast.media import walker
 
 M = TypeVar("M", bound=BaseModel)
+R = TypeVar("R")
 _PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 5.0
 LONG = httpx2.Timeout(30, read=None)
 """For requests that read or write all of a session: they are answered when that is done."""
 _STREAM = httpx2.Timeout(10, read=60)
-_UNAVAILABLE = 503
+_PATIENCE_SECONDS = 300.0
+"""How long a reader waits for a server that is restarting."""
+_GATEWAY = {502, 503, 504}
+"""The statuses of a server that is stopping, and of a proxy whose server is away."""
 
 
 def new_http(url: str, token: str | None, *, timeout: float = 30.0) -> httpx2.AsyncClient:
@@ -99,14 +103,18 @@ class Transport:
         return (await self.request("GET", f"/api/media/{sha256}", timeout=LONG)).content
 
     async def stream(self, path: str, *, after: int) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
-        """Yield every block of an event stream, as its kind and its data, and reconnect until the session is erased."""
-        pause = _PAUSE_SECONDS
+        """Yield every block of an event stream, as its kind and its data, and reconnect until the session is erased.
+
+        Raises `ServerUnavailable` if the server has been away for minutes.
+        """
+        pause, loop = _PAUSE_SECONDS, asyncio.get_running_loop()
+        since: float | None = None  # when the server was first missed
         while True:
             headers = {"accept": "text/event-stream", "last-event-id": str(after)}
             try:
                 async with self.download(path, headers=headers, timeout=_STREAM) as response:
                     async for kind, text in _blocks(response):
-                        pause = _PAUSE_SECONDS
+                        pause, since = _PAUSE_SECONDS, None
                         data = json.loads(await self._with_media(text))
                         if kind == "end":
                             if data.get("reason") == "erased":
@@ -115,9 +123,22 @@ class Transport:
                         after = data.get("seq", after)
                         yield kind, data
             except HoldfastError as error:
-                if getattr(error, "status", _UNAVAILABLE) != _UNAVAILABLE:
+                since = since or loop.time()
+                if not _may_return(error) or loop.time() - since > _PATIENCE_SECONDS:
                     raise
             await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+
+    async def patiently(self, read: Callable[[], Awaitable[R]]) -> R:
+        """Return the result of a request that can be repeated, and repeat it while the server is restarting."""
+        pause, end = _PAUSE_SECONDS, asyncio.get_running_loop().time() + _PATIENCE_SECONDS
+        while True:
+            try:
+                return await read()
+            except HoldfastError as error:
+                if not _may_return(error) or asyncio.get_running_loop().time() > end:
+                    raise
+            await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def _with_media(self, text: str) -> str:
@@ -134,6 +155,11 @@ class Transport:
         except (httpx2.RequestError, httpx2.InvalidURL) as error:
             problem = str(error).rstrip(".") or type(error).__name__
             raise ServerUnavailable(url=str(self._http.base_url), problem=problem) from error
+
+
+def _may_return(error: HoldfastError) -> bool:
+    """Return whether an error may be over when the server has restarted."""
+    return isinstance(error, ServerUnavailable) or error.status in _GATEWAY
 
 
 def _given(params: Mapping[str, Any]) -> dict[str, Any]:

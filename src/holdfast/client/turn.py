@@ -108,16 +108,19 @@ class TurnHandle(Generic[T]):
                 case SubmissionFailed(submission_id=self.id, reason=reason, state=state):
                     raise TurnFailed(id=self.id, session_id=self.session_id, state=state, reason=reason)
                 case ApprovalRequested() if event.seq >= newest:
-                    newest = (await self._session()).seq
+                    newest = (await self._transport.patiently(self._session)).seq
                 case _:
                     pass
-            if questions.are_open and event.seq >= newest and (await self.info()).state == "waiting":
+            if questions.are_open and event.seq >= newest and await self._is_waiting():
                 self._raise_needed(questions.calls)
         return output
 
     def _raise_needed(self, calls: list[ApprovalRequest]) -> None:
         tools = ", ".join(call.tool for call in calls)
         raise ApprovalNeeded(id=self.id, session_id=self.session_id, tools=tools, calls=calls)
+
+    async def _is_waiting(self) -> bool:
+        return (await self._transport.patiently(self.info)).state == "waiting"
 
     async def _session(self) -> SessionDetail:
         return await self._transport.call(SessionDetail, "GET", f"/api/sessions/{self.session_id}")

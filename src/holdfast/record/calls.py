@@ -135,7 +135,12 @@ class Calls:
         """Register that a call is started, possibly again. The caller must record this before it runs the tool."""
         known = self._effects.get(ref)
         effect = self._effects[ref] = _effect(
-            ref, tool, arguments, step=step, attempts=1 if known is None else known.attempts + 1
+            ref,
+            tool,
+            arguments,
+            step=step,
+            attempts=1 if known is None else known.attempts + 1,
+            summary=known and known.summary,
         )
         return effect
 

@@ -316,17 +316,18 @@ class _Recorder(AbstractCapability[Any]):
             name=call.tool_name,
             key=effect.idempotency_key or ledger.key(effect.run_id, effect.call_id),
             arguments=args,
-            summary=effect.summary,
+            summary=ledger.noted(effect),
             attempts=effect.attempts,
             started_at=effect.started_at,
         )
         answer, error = await ask_probe(probe, unsettled, LIMIT_SECONDS)
         facts = {"name": call.tool_name, "call_id": effect.call_id, "answer": ledger.ANSWERS[type(answer)]}
         self._buffer.add(self._event(ctx, "probe_answered", **facts, **({"error": error} if error else {})))
+        state = "completed" if isinstance(answer, Done) else "started"
+        self._calls.note(effect, state=state, summary=ledger.with_answer(effect, answer).summary or "")
         if isinstance(answer, Done):
             part = ToolReturnPart(call.tool_name, answer.result, call.tool_call_id)
             self._calls.returns((effect.run_id, effect.call_id), part)
-            self._calls.note(effect, state="completed")
         return isinstance(answer, NotDone)
 
     async def _steps(

@@ -49,6 +49,7 @@ current_call: ContextVar[CallRef | None] = ContextVar("holdfast_call", default=N
 UNSERIALIZABLE: Final = '{"kind":"unserializable"}'
 ANSWERS: Final[Mapping[type[Any], str]] = {Done: "done", NotDone: "not_done", Unknown: "unknown"}
 """The answers of a probe, in events."""
+_PROBED = re.compile(r"(?:^|; )probe: [a-z ]+$")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _SORTED = json.JSONEncoder(sort_keys=True, default=repr)
 
@@ -267,6 +268,17 @@ def describe(error: BaseException) -> str:
 def without_result(effect: Effect) -> Effect:
     """Return the effect as one whose result could not be recorded."""
     return effect if effect.result is None else replace(effect, result=UNSERIALIZABLE)
+
+
+def with_answer(effect: Effect, answer: Any) -> Effect:
+    """Return the effect with the answer of its probe in its summary."""
+    summary = "; ".join(filter(None, (noted(effect), f"probe: {ANSWERS[type(answer)].replace('_', ' ')}")))
+    return replace(effect, summary=summary)
+
+
+def noted(effect: Effect) -> str | None:
+    """Return the summary that the application set, without the answer of a probe."""
+    return _PROBED.sub("", effect.summary or "") or None
 
 
 def is_cut_off(effect: Effect) -> bool:

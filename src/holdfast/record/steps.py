@@ -170,6 +170,8 @@ class Steps:
                 await self._ask(request, known)
             if ledger.waits_for(known) is None:
                 answer = await self._probe(request, known)
+                if answer is not None:
+                    known = ledger.with_answer(known, answer)
                 if isinstance(answer, Done):
                     return await self._complete(request, known, answer.result, probed=True)
                 if not isinstance(answer, NotDone):
@@ -243,7 +245,7 @@ class Steps:
             name=request.name,
             key=known.idempotency_key or ledger.key(*request.ref),
             arguments=tuple(request.arguments),
-            summary=known.summary,
+            summary=ledger.noted(known),
             attempts=known.attempts,
             started_at=known.started_at,
         )
@@ -261,7 +263,7 @@ class Steps:
             await self.buffer.write_effects([replace(known, result=ledger.deferred("again"))])
             await self._ask(request, known)
             return
-        await self.buffer.write_effects([])  # with the answer of the probe
+        await self.buffer.write_effects([known])  # with the answer of the probe
         raise OutcomeUnknown(step=request.name, call_id=request.ref[1])
 
     async def _ask(self, request: _Request, known: Effect) -> None:

@@ -86,9 +86,10 @@ class GuardedRoute(APIRoute):
         """Return a handler that authorizes the request first."""
         handler = super().get_route_handler()
         ((rule, limit),) = {
-            (RULES[method, self.path], _LIMITS.get((method, self.path))) for method in self.methods or ()
+            (RULES[method, self.path_format], _LIMITS.get((method, self.path_format)))
+            for method in self.methods or ()
         }
-        is_lenient = any((method, self.path) in _LENIENT for method in self.methods or ())
+        is_lenient = any((method, self.path_format) in _LENIENT for method in self.methods or ())
         known = {parameter.alias for parameter in self.dependant.query_params}
         lists = {p.alias for p in self.dependant.query_params if get_origin(p.field_info.annotation) is list}
 
@@ -134,11 +135,12 @@ def route(
 
     A `lenient` route ignores unknown query parameters, for compatibility with clients of another server.
     """
-    RULES[method, path] = rule
+    key = method, path.replace(":path}", "}")
+    RULES[key] = rule
     if lenient:
-        _LENIENT.add((method, path))
+        _LENIENT.add(key)
     if body_limit is not None:
-        _LIMITS[method, path] = body_limit
+        _LIMITS[key] = body_limit
     errors = {status: {"model": ErrorBody, "description": _MEANING[status]} for status in _ERRORS[rule]}
     options["responses"] = {**errors, **options.get("responses", {})}
     extra: dict[str, Any] = {"x-rule": rule}

@@ -118,14 +118,14 @@ async def effects(
     return Items[EffectInfo].of(page)
 
 
-@route(router, "POST", "/api/runs/{run_id}/effects/{call_id}", "write")
+@route(router, "POST", "/api/runs/{run_id}/effects/{call_id:path}", "write")
 async def settle(
     request: Request,
     run_id: RunId,
-    call_id: Annotated[str, Path(max_length=500, pattern=r"^[ -~]+$")],
+    call_id: Annotated[str, Path(max_length=1000, pattern=r"^[^\x00-\x1f\x7f]+$")],
     body: CallOutcome,
 ) -> EffectInfo:
-    """Record the outcome of a tool call whose outcome is unknown."""
+    """Record the outcome of a tool call or step whose outcome is unknown. Its id may contain slashes."""
     from holdfast.record.recovery import settle_effect  # imports Pydantic AI
 
     settled = await settle_effect(

@@ -122,6 +122,23 @@ function decision({ approved, by, edited }) {
   return `${approved ? "approved" : "denied"}${edited ? " with edits" : ""}${by ? ` by ${by}` : ""}`;
 }
 
+// The steps of a tool call, or of the turn of a plain agent.
+function Steps({ steps }) {
+  return html`<ul class="steps">${[...steps.values()].map((step) => {
+    const { label, meaning, className } = outcome(step.state);
+    const duration = step.started && step.ended ? lasting(Date.parse(step.ended) - Date.parse(step.started)) : null;
+    const pause = step.state === "waiting" ? "waits to be tried again" : label;
+    return html`<li key=${step.entry} style=${`--depth: ${step.depth}`}>
+      <span class="tool-name">${step.name}</span>
+      ${step.attempt > 1 && html`<span class="tool-time">attempt ${step.attempt}</span>`}
+      ${step.probe && html`<span class="tool-time">probe: ${step.probe}</span>`}
+      <span class="tool-time">${step.state === "running" ? html`<${Running} since=${step.started} />` : duration}</span>
+      <span class=${`badge ${className}`} title=${meaning}>${pause}</span>
+      ${step.error && html`<p class="error">${step.error}</p>`}
+    </li>`;
+  })}</ul>`;
+}
+
 function ToolCall({ call }) {
   const { label, meaning, className } = outcome(call.state);
   const duration = call.started && call.ended ? lasting(Date.parse(call.ended) - Date.parse(call.started)) : null;
@@ -136,6 +153,7 @@ function ToolCall({ call }) {
     <div class="tool-body">
       ${meaning && html`<p class="hint">${meaning}</p>`}
       <${Long} text=${argumentsText(call.arguments)} label="arguments" />
+      ${call.steps && html`<${Steps} steps=${call.steps} />`}
       ${call.result !== undefined && !hasPicture(call.result) && html`<${Result} value=${call.result} />`}
       ${call.error && html`<p class="error">${call.error}</p>`}
     </div>
@@ -205,6 +223,9 @@ class Entry extends Component {
       return html`<article class=${`user${gone}`} aria-label=${item.undone ? "Your message, undone" : "Your message"}>
         <${Content} content=${item.content} />
       </article>`;
+    }
+    if (item.type === "steps") {
+      return html`<article class=${`answer${gone}`} aria-label="Steps"><${Steps} steps=${item.steps} /></article>`;
     }
     return html`<article class=${`answer${gone}`} aria-label=${item.undone ? "Agent message, undone" : "Agent message"}>
       ${item.parts.map((part) => html`<${Part} part=${part} />`)}

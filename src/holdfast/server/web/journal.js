@@ -74,6 +74,12 @@ export class Journal {
       case "tool_call_failed":
         this._toolCall(event, payload);
         break;
+      case "step_started":
+      case "step_completed":
+      case "step_failed":
+      case "probe_answered":
+        this._step(event, payload);
+        break;
       case "approval_requested":
         this._ran(event, "waiting");
         for (const call of payload.calls ?? []) this._waits(call.call_id);
@@ -277,6 +283,30 @@ export class Journal {
       if (payload.manual) call.manual = true;
     }
     call.item.version++;
+  }
+
+  // A step belongs to a tool call, or to the turn of a plain agent.
+  _step(event, payload) {
+    const entry = String(payload.call_id);
+    const call = this.callOf(entry.split("/")[0]);
+    const run = this.runs.get(event.run_id);
+    const owner = call ?? (run && (run.steps ??= { item: this._add(event, "steps", { steps: new Map() }) }));
+    if (!owner) return;
+    const steps = call ? (call.steps ??= new Map()) : owner.item.steps;
+    const step = steps.get(entry) ?? { entry, name: payload.name, state: "running", depth: entry.split("/").length - 2, attempt: 1 };
+    steps.set(entry, step);
+    if (event.kind === "step_started") {
+      Object.assign(step, { state: "running", started: event.at, ended: null, attempt: payload.attempt ?? 1 });
+      if (!call) this._open(event, "tool", payload.name, entry);
+    } else if (event.kind === "probe_answered") {
+      step.probe = payload.answer.replace("_", " ");
+      if (payload.answer === "unknown") step.state = "unknown";
+    } else {
+      const state = event.kind === "step_completed" ? "done" : payload.retry_at ? "waiting" : "failed";
+      Object.assign(step, { state, ended: event.at, error: payload.error ?? null });
+      if (!call) this._close(event, "tool", state, payload.name, entry);
+    }
+    owner.item.version++;
   }
 
   _waits(id) {
