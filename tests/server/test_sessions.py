@@ -163,8 +163,8 @@ async def test_settling_an_effect_by_hand(store: Store, http: httpx2.AsyncClient
     path = "/api/runs/r1/effects"
     assert (await http.get(path, params={"unresolved": True})).json()["items"][0]["state"] == "started"
     assert (await http.post(f"{path}/nothing", json={"result": 1})).status_code == 404
-    assert (await http.post(f"{path}/c%2F1", json={"result": "paid", "error": "no"})).status_code == 422
-    assert (await http.post(f"{path}/c%2F1", json={"result": "paid"})).json()["state"] == "completed"
+    failed = (await http.post(f"{path}/c%2F1", json={"error": "no money"})).json()
+    assert (failed["call_id"], failed["state"], failed["error"]) == ("c/1", "failed", "no money")
     assert (await http.post(f"{path}/c2", json={"result": "paid"})).json()["state"] == "completed"
     payload = json.loads((await store.events(session))[-1].payload)
     assert payload == {"tool": "pay", "call_id": "c2", "manual": True, "actor": "owner"}
