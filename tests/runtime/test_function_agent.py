@@ -1,0 +1,381 @@
+"""Plain agents: a function runs on workers like any other agent, and runs again from its top."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from pydantic_ai import BinaryContent
+
+import holdfast
+from holdfast import SessionHandle, Turn, TurnHandle, connect
+from holdfast.client.client import Client
+from holdfast.errors import ApprovalNeeded, BadInput, OutcomeUnknown, TurnFailed
+from holdfast.events import Draft
+from holdfast.runtime.function_agent import FunctionAgent
+from holdfast.store import Store
+from holdfast.testing.agents import Killed, ManualClock, killed_after, ledger, memory_store
+from holdfast.types import Lease
+
+done: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_done():
+    done.clear()
+
+
+async def do(what: str) -> str:
+    done.append(what)
+    return f"{what} done"
+
+
+@pytest.fixture
+async def memory() -> AsyncGenerator[Store, None]:
+    async with memory_store() as store:
+        yield store
+        assert await store.check() == []
+
+
+async def answer(hf: Client, agent: FunctionAgent, text: Any = "Hello", **options: Any) -> Any:
+    session = await hf.session("s", agent=agent)
+    return await (await session.send(text, **options)).result(timeout=20)
+
+
+async def test_a_function_answers_with_text_or_json(memory: Store):
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> None:
+        done.append(turn.text)
+        await turn.answer("text" if turn.text == "Hello" else {"n": [1, None]})
+
+    async with connect(memory, agents=[clerk]) as hf:
+        assert await answer(hf, clerk) == "text"
+        assert await answer(hf, clerk, "json") == {"n": [1, None]}
+        named = await hf.session("s")
+        assert json.loads(await (await named.send("json")).result(timeout=20)) == {"n": [1, None]}
+
+
+async def test_a_return_value_is_the_answer_and_none_is_no_answer(memory: Store):
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> Any:
+        return turn.text or None
+
+    async with connect(memory, agents=clerk) as hf:
+        assert await answer(hf, clerk, "back") == "back"
+        assert await answer(hf, clerk, [BinaryContent(b"x", media_type="text/plain")]) is None
+
+
+async def test_messages_are_the_history_up_to_this_message(memory: Store):
+    seen: list[Any] = []
+
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> Any:
+        seen.append(turn.messages)
+        if turn.text == "one":
+            await turn.add({"role": "tool", "content": "7", "tool_call_id": "x"})
+            await turn.add([1, 2])
+            return {"answer": 1}
+        return "two!"
+
+    async with connect(memory, agents=clerk) as hf:
+        await answer(hf, clerk, "one")
+        await answer(hf, clerk, "two")
+    assert seen[0] == [{"role": "user", "content": "one"}]
+    assert seen[1] == [
+        {"role": "user", "content": "one"},
+        {"role": "tool", "content": "7", "tool_call_id": "x"},
+        {"role": "assistant", "content": [1, 2]},
+        {"role": "assistant", "content": {"answer": 1}},
+        {"role": "user", "content": "two"},
+    ]
+
+
+@holdfast.agent("publisher")
+async def publisher(turn: Turn) -> str:
+    text = await turn.step("write", do, turn.text)
+    await turn.add(f"draft of {turn.text}")
+    decision = await turn.ask("Publish?", {"text": text})
+    if not decision:
+        return f"not published: {decision.feedback}"
+    return await turn.step("publish", do, "publish")
+
+
+@pytest.mark.parametrize("approved", [True, False])
+async def test_a_question_needs_no_process(memory: Store, approved: bool):
+    async with connect(memory, agents=publisher) as hf:
+        session = await hf.session("s", agent=publisher)
+        turn = await session.send("news")
+        with pytest.raises(ApprovalNeeded) as needed:
+            await turn.result(timeout=20)
+    (call,) = needed.value.calls
+    assert (call.tool, call.arguments) == ("ask", {"question": "Publish?", "detail": {"text": "news done"}})
+    assert (await memory.session("s")).status == "waiting"
+    assert [holder for holder in await memory.holders() if holder.agents] == []
+
+    async with connect(memory) as hf:  # answered while no worker runs
+        session = await hf.session("s")
+        await (session.approve(call) if approved else session.deny(call, feedback="too early"))
+    async with connect(memory, agents=publisher) as hf:
+        session = await hf.session("s", agent=publisher)
+        turn = await session.turn(turn.id)
+        answered = await turn.result(timeout=20)
+    assert answered == ("publish done" if approved else "not published: too early")
+    assert done == (["news", "publish"] if approved else ["news"])
+    entries = {entry.call_id: entry.state for entry in await ledger(memory, "s")}
+    assert entries == {"turn/write": "completed", **({"turn/publish": "completed"} if approved else {})}
+
+
+async def test_an_interrupt_ends_a_waiting_turn_and_the_next_message_works(memory: Store):
+    async with connect(memory, agents=publisher) as hf:
+        session = await hf.session("s", agent=publisher)
+        turn = await session.send("news")
+        with pytest.raises(ApprovalNeeded):
+            await turn.result(timeout=20)
+        await session.interrupt()
+        with pytest.raises(TurnFailed, match="interrupted"):
+            await turn.result(timeout=20)
+        turn = await session.send("more")
+        with pytest.raises(ApprovalNeeded) as needed:
+            await turn.result(timeout=20)
+        await session.approve(needed.value.calls[0])
+        assert await turn.result(timeout=20) == "publish done"
+    assert done == ["news", "more", "publish"]
+
+
+async def only_turn(store: Store, session: SessionHandle[Any]) -> TurnHandle[Any]:
+    """Return the turn of the message in the session."""
+    messages = [one for one in (await store.submissions("s")).items if one.kind == "message"]
+    return await session.turn(messages[0].id)
+
+
+async def killed_in(store: Store, agent: FunctionAgent, kind: str, number: int = 1) -> None:
+    """Send a message and kill the worker in this process after an event."""
+    async with connect(store) as hf:
+        session = await hf.session("s", agent=agent)
+        await session.send("Hello")
+    with killed_after(store, kind, number=number):
+        worker = holdfast.Worker(store, agent, ttl=1.0)
+        running = asyncio.create_task(worker.run())
+        killed = asyncio.Event()
+        write = store.write
+
+        async def watched(lease: Lease, batch: Any) -> int:
+            try:
+                return await write(lease, batch)
+            except Killed:
+                killed.set()
+                raise
+
+        store.write = watched
+        await asyncio.wait_for(killed.wait(), 20)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        del store.write
+        store.write = write
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+async def test_a_killed_turn_continues_and_repeats_no_recorded_step(number: int):
+    clock = ManualClock()
+
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> str:
+        first = await turn.step("one", do, turn.text, recovery="retry")
+        await turn.add("between")
+        second, third = await asyncio.gather(
+            turn.step("two", do, "two", recovery="retry"), turn.step("three", do, "three", recovery="retry")
+        )
+        return f"{first}, {second}, {third}"
+
+    async with memory_store(clock) as store:
+        await killed_in(store, clerk, "step_completed", number)
+        completed = {entry.tool for entry in await ledger(store, "s") if entry.state == "completed"}
+        before = list(done)
+        clock.advance(60)
+        async with connect(store, agents=clerk) as hf:
+            session = await hf.session("s", agent=clerk)
+            await (await only_turn(store, session)).result(timeout=20)
+            messages = [message async for message in session.messages()]
+        texts = [getattr(message.parts[0], "content", None) for message in messages]
+        assert texts == ["Hello", "between", "Hello done, two done, three done"]
+        repeated = set(done[len(before) :])
+        assert not repeated & {{"one": "Hello"}.get(name, name) for name in completed}
+        assert await store.check() == []
+
+
+async def test_other_code_than_on_record_fails_the_turn_with_the_first_difference():
+    clock = ManualClock()
+
+    def clerk(*names: str) -> FunctionAgent:
+        @holdfast.agent("clerk")
+        async def run(turn: Turn) -> str:
+            for name in names:
+                await turn.step(name, do, name, recovery="retry")
+            return "done"
+
+        return run
+
+    async with memory_store(clock) as store:
+        await killed_in(store, clerk("a", "b"), "step_started", 2)
+        clock.advance(60)
+        async with connect(store, agents=clerk("x", "b")) as hf:
+            session = await hf.session("s")
+            with pytest.raises(
+                TurnFailed, match="it calls step 'x', while the next one on record is step 'a'"
+            ):
+                await (await only_turn(store, session)).result(timeout=20)
+            assert done == ["a"]
+            assert await (await session.send("again")).result(timeout=20) == "done"
+
+
+async def test_a_step_of_a_turn_that_may_have_happened_is_asked_about():
+    clock = ManualClock()
+
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> str:
+        try:
+            return await turn.step("pay", do, "pay", recovery="ask")
+        except OutcomeUnknown:
+            return "not repeated"
+
+    for approved in (True, False):
+        done.clear()
+        async with memory_store(clock) as store:
+            await killed_in(store, clerk, "step_started")
+            clock.advance(60)
+            async with connect(store, agents=clerk) as hf:
+                session = await hf.session("s", agent=clerk)
+                while not (calls := (await session.info()).approvals):
+                    await asyncio.sleep(0.02)
+                assert "Run it again?" in calls[0].arguments["question"]
+                await (session.approve(calls[0]) if approved else session.deny(calls[0]))
+                answered = await (await only_turn(store, session)).result(timeout=20)
+            assert answered == ("pay done" if approved else "not repeated")
+            assert done == (["pay"] if approved else [])
+
+
+async def test_steering_messages_reach_the_turn(memory: Store):
+    began = asyncio.Event()
+
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> str:
+        began.set()
+        await turn.step("wait", asyncio.sleep, 0)
+        incoming: list[Any] = []
+        while not incoming:
+            await asyncio.sleep(0.02)
+            incoming = await turn.incoming()
+        return f"{turn.text} and {incoming[0]}"
+
+    async with connect(memory, agents=clerk) as hf:
+        session = await hf.session("s", agent=clerk)
+        first = await session.send("Hello")
+        await began.wait()
+        second = await session.send("hurry", when_busy="steer")
+        assert await first.result(timeout=20) == "Hello and hurry"
+        assert (await second.info()).state == "done"
+
+
+async def test_drafts_are_shown_while_the_answer_is_made(memory: Store):
+    go = asyncio.Event()
+
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> str:
+        await turn.draft("Once upon")
+        await turn.draft(" a time")
+        await go.wait()
+        return "Once upon a time, the end."
+
+    async with connect(memory, agents=clerk) as hf:
+        session = await hf.session("s", agent=clerk)
+        turn = await session.send("Tell.")
+        seen = ""
+        async for event in turn.events(drafts=True):
+            if isinstance(event, Draft):
+                seen = seen[: event.offset] + event.text
+            if seen == "Once upon a time":
+                go.set()
+        assert await turn.result(timeout=20) == "Once upon a time, the end."
+        assert await memory.drafts("s") == []
+
+
+async def test_state_and_credentials_of_the_session_can_be_used(memory: Store):
+    @holdfast.agent("counter")
+    async def counter(turn: Turn) -> int:
+        state = await turn.session.state()
+        number = json.loads(state.body)["n"] + 1 if state.version else 1
+        await turn.session.set_state({"n": number}, expected_version=state.version)
+        return number
+
+    async with connect(memory, agents=counter) as hf:
+        assert [await answer(hf, counter), await answer(hf, counter)] == [1, 2]
+
+
+async def test_errors_of_the_function_fail_the_turn(memory: Store):
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> str:
+        if turn.text == "exit":
+            raise SystemExit(3)
+        return str(1 // len(turn.text[5:]))
+
+    async with connect(memory, agents=clerk) as hf:
+        with pytest.raises(TurnFailed, match="ZeroDivisionError"):
+            await answer(hf, clerk, "Hello")
+        with pytest.raises(TurnFailed, match="AgentExited"):
+            await answer(hf, clerk, "exit")
+        assert await answer(hf, clerk, "Hello.") == "1"
+
+
+async def test_a_turn_cannot_be_used_wrongly(memory: Store):
+    kept: list[Turn] = []
+
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> None:
+        kept.append(turn)
+
+        async def asks() -> str:
+            with pytest.raises(BadInput, match="within a step"):
+                await turn.ask("Really?")
+            return "asked"
+
+        await turn.step("asks", asks)
+        with pytest.raises(BadInput, match="cannot be written as JSON"):
+            await turn.answer(float("nan"))
+        await turn.answer("one")
+        with pytest.raises(BadInput, match="already has an answer"):
+            await turn.answer("two")
+
+    async with connect(memory, agents=clerk) as hf:
+        assert await answer(hf, clerk) == "one"
+        (turn,) = kept
+        for late in (
+            turn.step("x", do, "x"),
+            turn.ask("?"),
+            turn.answer("x"),
+            turn.draft("x"),
+            turn.add("x"),
+        ):
+            with pytest.raises(BadInput, match="the turn has ended"):
+                await late
+        session = await hf.session("s", agent=clerk)
+        with pytest.raises(BadInput, match="async function"):
+            holdfast.agent("sync")(lambda turn: None)  # pyright: ignore[reportArgumentType]
+        compaction = await session.compact()
+        with pytest.raises(TurnFailed, match="cannot compact"):
+            await compaction.result(timeout=20)
+    assert done == []
+
+
+async def test_thousands_of_steps_of_one_turn_are_recorded(memory: Store):
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> int:
+        total = 0
+        for number in range(2_000):
+            total += await turn.step("add", int, str(number % 2))
+        return total
+
+    async with connect(memory, agents=clerk) as hf:
+        session = await hf.session("s", agent=clerk)
+        assert await (await session.send("count")).result(timeout=120) == 1_000
+    assert len(await ledger(memory, "s")) == 2_000
