@@ -429,6 +429,7 @@ async def runs_a_test(store: Store, text: str) -> None:
 
 
 AMONG: dict[str, Callable[[Store, str], Any]] = {
+    "docs/how-to/steps.md#1": runs_a_test,
     "docs/how-to/testing.md#0": runs_a_test,
     "docs/how-to/testing.md#1": runs_a_test,
     "docs/how-to/approvals.md#0": asks,
