@@ -1,4 +1,4 @@
-"""One client in two ways: on a store in this process, and against a real server process on the same store."""
+"""One client in two ways: on a store, and through a server on a real port that has its own connections to that store."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from holdfast import Client, Worker, connect, open_store
+from holdfast.config import load_settings
+from holdfast.server import create_app
 from tests.client.agents import AGENTS
-from tests.server.fronts import front
+from tests.server.serving import serving
 
+TOKEN = "hf_the_clients_own"
 TRANSPORTS = ("in process", "server")
 
 
@@ -21,13 +24,14 @@ async def hf(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[C
         async with connect(url, agents=AGENTS) as client:
             yield client
         return
-    async with open_store(url) as store:
+    settings = load_settings(token=TOKEN, credential_key="a key that is long enough")
+    async with open_store(url) as store, open_store(url) as served:
         worker = Worker(store, AGENTS)
-        serving = asyncio.create_task(worker.run())
+        working = asyncio.create_task(worker.run())
         async with (
-            front(url, "--role", "front", credential_key="a key that is long enough") as server,
-            connect(server.url, token=server.token) as client,
+            serving(create_app(settings, served)) as address,
+            connect(address, token=TOKEN) as client,
         ):
             yield client
         worker.stop()
-        await serving
+        await working
