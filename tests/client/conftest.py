@@ -1,16 +1,15 @@
 """One client in two ways: on a store, and through a server on a real port that has its own connections to that store."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 
-from holdfast import Client, Worker, connect, open_store
+from holdfast import Client, connect, open_store
 from holdfast.config import load_settings
 from holdfast.server import create_app
 from tests.client.agents import AGENTS
-from tests.server.serving import serving
+from tests.server.serving import serving, working
 
 TOKEN = "hf_the_clients_own"
 TRANSPORTS = ("in process", "server")
@@ -25,13 +24,11 @@ async def hf(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[C
             yield client
         return
     settings = load_settings(token=TOKEN, credential_key="a key that is long enough")
-    async with open_store(url) as store, open_store(url) as served:
-        worker = Worker(store, AGENTS)
-        working = asyncio.create_task(worker.run())
-        async with (
-            serving(create_app(settings, served)) as address,
-            connect(address, token=TOKEN) as client,
-        ):
-            yield client
-        worker.stop()
-        await working
+    async with (
+        open_store(url) as store,
+        open_store(url) as served,
+        working(store, AGENTS),
+        serving(create_app(settings, served)) as address,
+        connect(address, token=TOKEN) as client,
+    ):
+        yield client
