@@ -1,8 +1,8 @@
 """Starts Python processes quickly: a server has imported what takes long, and forks.
 
 `Forked` is a `subprocess.Popen` for `python -m module`, `python -c program` and the `holdfast` command. The process is a real
-one: it has its own pid, signals, working directory, environment and files. With another PYTHONPATH than that of the tests, and
-on other systems than Linux, it is an ordinary process.
+one: it has its own pid, signals, working directory, environment and files. Where the environment changes what imports do, and on
+other systems than Linux, it is an ordinary process.
 """
 
 import asyncio
@@ -32,23 +32,30 @@ LIBRARIES = (
     "jwt",
     "obstore",
     "pydantic_ai.models.function",
+    "pydantic_ai.models.test",
+    "pydantic_ai.ui.ag_ui",
+    "pydantic_ai.ui.vercel_ai",
     "pydantic_settings",
     "pymongo",
     "rich.console",
+    "rich.markdown",
     "rich.table",
     "typer",
     "uvicorn",
     "websockets",
     "holdfast.cli",
+    "holdfast.client.sync",
     "holdfast.record",
-    "holdfast.runtime",
-    "holdfast.api.models",
+    "holdfast.runtime.worker",
+    "holdfast.server",
+    "holdfast.store.mongo.store",
     "holdfast.store.postgres.store",
     "holdfast.store.sqlite.store",
 )
-"""Nothing that looks at the environment when it is imported, as `prometheus_client` and what imports it do."""
+_IMPORTS = ("PROMETHEUS_MULTIPROC_DIR", "PYTHONPATH")
+"""The variables of the environment that change what an import does."""
 COMMAND = Path(sys.executable).parent / "holdfast"
-_PYTHONPATH = os.environ.get("PYTHONPATH")
+_IMPORTED = [os.environ.get(name) for name in _IMPORTS]
 _LENGTH = 8
 _server: "tuple[int, socket.socket] | None" = None
 _lock = threading.Lock()
@@ -65,7 +72,7 @@ class Forked(subprocess.Popen[Any]):
         named: dict[str, Any] = inspect.signature(start).bind(*given).arguments  # pyright: ignore[reportUnknownArgumentType]
         program = _program(named["args"])
         environment = dict(named["env"] if named["env"] is not None else os.environ)
-        imports_alike = environment.get("PYTHONPATH") == _PYTHONPATH
+        imports_alike = [environment.get(name) for name in _IMPORTS] == _IMPORTED
         if program is None or not imports_alike or not sys.platform.startswith("linux"):
             start(*given)
             return
