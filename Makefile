@@ -1,6 +1,8 @@
 # The two commands you need: `make run` and `make test`. Both set everything up by themselves.
 PYTHON ?= python3
 BIN := .venv/bin
+# Keep compiled modules even where the environment says otherwise: every process of the tests would compile them again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help run tour test test-all mongo-test browser-test check format docs dist wheel-test oldest-test bench bench-compare torture audit clean
 

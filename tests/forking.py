@@ -1,8 +1,8 @@
 """Starts Python processes quickly: a server has imported what takes long, and forks.
 
-`Forked` is a `subprocess.Popen` for `python -m module` and for the `holdfast` command. The process is a real one: it has its own
-pid, signals, working directory, environment and files. With another PYTHONPATH than that of the tests, and on other systems than
-Linux, it is an ordinary process.
+`Forked` is a `subprocess.Popen` for `python -m module`, `python -c program` and the `holdfast` command. The process is a real
+one: it has its own pid, signals, working directory, environment and files. Where the environment changes what imports do, and on
+other systems than Linux, it is an ordinary process.
 """
 
 import asyncio
@@ -32,23 +32,30 @@ LIBRARIES = (
     "jwt",
     "obstore",
     "pydantic_ai.models.function",
+    "pydantic_ai.models.test",
+    "pydantic_ai.ui.ag_ui",
+    "pydantic_ai.ui.vercel_ai",
     "pydantic_settings",
     "pymongo",
     "rich.console",
+    "rich.markdown",
     "rich.table",
     "typer",
     "uvicorn",
     "websockets",
     "holdfast.cli",
+    "holdfast.client.sync",
     "holdfast.record",
-    "holdfast.runtime",
-    "holdfast.api.models",
+    "holdfast.runtime.worker",
+    "holdfast.server",
+    "holdfast.store.mongo.store",
     "holdfast.store.postgres.store",
     "holdfast.store.sqlite.store",
 )
-"""Nothing that looks at the environment when it is imported, as `prometheus_client` and what imports it do."""
+_IMPORTS = ("PROMETHEUS_MULTIPROC_DIR", "PYTHONPATH")
+"""The variables of the environment that change what an import does."""
 COMMAND = Path(sys.executable).parent / "holdfast"
-_PYTHONPATH = os.environ.get("PYTHONPATH")
+_IMPORTED = [os.environ.get(name) for name in _IMPORTS]
 _LENGTH = 8
 _server: "tuple[int, socket.socket] | None" = None
 _lock = threading.Lock()
@@ -63,17 +70,16 @@ class Forked(subprocess.Popen[Any]):
         """Start the process. Its name and parameters are those that `Popen` calls."""
         start = super()._execute_child  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
         named: dict[str, Any] = inspect.signature(start).bind(*given).arguments  # pyright: ignore[reportUnknownArgumentType]
-        module = _module(named["args"])
+        program = _program(named["args"])
         environment = dict(named["env"] if named["env"] is not None else os.environ)
-        imports_alike = environment.get("PYTHONPATH") == _PYTHONPATH
-        if module is None or not imports_alike or not sys.platform.startswith("linux"):
+        imports_alike = [environment.get(name) for name in _IMPORTS] == _IMPORTED
+        if program is None or not imports_alike or not sys.platform.startswith("linux"):
             start(*given)
             return
         pipes = [named["p2cread"], named["c2pwrite"], named["errwrite"]]
         files = [number if pipe == -1 else pipe for number, pipe in enumerate(pipes)]
         asked = {
-            "module": module[0],
-            "argv": module[1],
+            **program,
             "cwd": os.fspath(named["cwd"] or Path.cwd()),
             "env": environment,
             "session": bool(named["start_new_session"]),
@@ -193,13 +199,15 @@ def run(
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
-def _module(command: Any) -> tuple[str, list[str]] | None:
-    """Return the module that a command runs and its arguments, if it runs one of Python."""
+def _program(command: Any) -> dict[str, Any] | None:
+    """Return the kind of program that a command runs, the program and its arguments, if it runs one of Python."""
     words: list[str] = [os.fspath(word) for word in command]
     if words[0] == os.fspath(COMMAND):
-        return "", words
+        return {"kind": "command", "program": "", "argv": words}
     if words[:2] == [sys.executable, "-m"]:
-        return words[2], [words[2], *words[3:]]
+        return {"kind": "module", "program": words[2], "argv": words[2:]}
+    if words[:2] == [sys.executable, "-c"]:
+        return {"kind": "text", "program": words[2], "argv": ["-c", *words[3:]]}
     return None
 
 
@@ -308,14 +316,17 @@ def _become(asked: Mapping[str, Any], files: list[int]) -> None:
     sys.dont_write_bytecode = bool(asked["env"].get("PYTHONDONTWRITEBYTECODE"))
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=-1), open(2, "w", buffering=1)  # noqa: SIM115
     sys.argv = asked["argv"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
     sys.path[0] = asked["cwd"]
     code = 1
     try:
-        if asked["module"]:
-            runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
-        else:
-            sys.exit(importlib.import_module("holdfast.cli").main())
+        match asked["kind"]:
+            case "module":
+                runpy.run_module(asked["program"], run_name="__main__", alter_sys=True)
+            case "text":
+                exec(compile(asked["program"], "<string>", "exec"), vars(main))
+            case _:
+                sys.exit(importlib.import_module("holdfast.cli").main())
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else _said(end.code)

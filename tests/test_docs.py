@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from holdfast.policy import Policy
 from holdfast.server.app import create_app
 from holdfast.shell import ShellService
 from holdfast.store import open_store
+from tests import forking
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -68,13 +68,8 @@ def test_every_setting_is_documented():
 
 @pytest.mark.parametrize("page", ["agents.md", "store.md", "media.md", "types.md", "errors.md", "http.md"])
 def test_the_reference_is_up_to_date(page: str):
-    made = subprocess.run(
-        [sys.executable, "-c", f"import make_reference; print(make_reference.MADE['{page}'](), end='')"],
-        cwd=DOCS,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    program = f"import make_reference; print(make_reference.MADE['{page}'](), end='')"
+    made = forking.run([sys.executable, "-c", program], cwd=DOCS)
     assert (DOCS / "reference" / page).read_text() == made.stdout, "run: python docs/make_reference.py"
 
 
@@ -125,9 +120,7 @@ def test_every_picture_has_a_description():
 
 def test_the_example_of_the_readme_runs(tmp_path: Path):
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    done = subprocess.run(
-        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = forking.run([sys.executable, "-c", example], cwd=tmp_path)
     answer, *events = done.stdout.splitlines()
     assert answer == '{"send_letter":"sent"}'
     assert [int(event.split()[0]) for event in events] == list(range(1, 16))
@@ -137,16 +130,12 @@ def test_the_example_of_the_readme_runs(tmp_path: Path):
 def test_the_store_by_itself(tmp_path: Path):
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / "how-to" / "stores.md").read_text(), re.DOTALL)
     (example,) = [block for block in blocks if "asyncio.run" in block]
-    done = subprocess.run(
-        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = forking.run([sys.executable, "-c", example], cwd=tmp_path)
     assert done.stdout == '1 hello {"to": "world"}\n'
 
 
 def test_the_tour_runs():
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "tour.py"], capture_output=True, text=True, check=True
-    )
+    done = forking.run([sys.executable, "-m", "examples.tour"], cwd=ROOT)
     assert "Nothing acknowledged is lost" in done.stdout
     assert "refused: The lease on session" in done.stdout
     assert "every invariant of the store holds" in done.stdout
@@ -154,21 +143,19 @@ def test_the_tour_runs():
 
 def test_the_worker_runs_and_goes_on_after_a_kill(tmp_path: Path):
     def worker(*arguments: str) -> list[str]:
-        return [
-            sys.executable,
-            str(ROOT / "examples" / "worker.py"),
-            f"sqlite:///{tmp_path}/w.db",
-            *arguments,
-        ]
+        return [sys.executable, "-m", "examples.worker", f"sqlite:///{tmp_path}/w.db", *arguments]
+
+    def run(*arguments: str) -> None:
+        done = forking.run(worker(*arguments), cwd=ROOT)
+        assert done.returncode == 0, done.stderr
 
     for text in ("hello", "again"):
-        subprocess.run(worker("--submit", "talk", text), check=True, capture_output=True)
-    running = subprocess.Popen(worker())
-    running.kill()
-    running.wait()
-    subprocess.run(worker("--until-idle"), check=True)
-    subprocess.run(worker("--submit", "talk", "bye"), check=True, capture_output=True)
-    subprocess.run(worker("--until-idle"), check=True)
+        run("--submit", "talk", text)
+    with forking.Forked(worker(), cwd=ROOT) as running:
+        running.kill()
+    run("--until-idle")
+    run("--submit", "talk", "bye")
+    run("--until-idle")
 
     async def read() -> list[str]:
         async with open_store(f"sqlite:///{tmp_path}/w.db") as store:
@@ -180,17 +167,13 @@ def test_the_worker_runs_and_goes_on_after_a_kill(tmp_path: Path):
 
 def test_the_example_of_media_runs(tmp_path: Path):
     example, *_ = re.findall(r"```python\n(.*?)```", (DOCS / "how-to" / "media.md").read_text(), re.DOTALL)
-    done = subprocess.run(
-        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = forking.run([sys.executable, "-c", example], cwd=tmp_path)
     assert done.stdout == "media+sha256://20bb5 b'\\x89PNG...'\n90\n2\n"
 
 
 def test_the_example_of_messages_with_media_runs(tmp_path: Path):
     _, example, *_ = re.findall(r"```python\n(.*?)```", (DOCS / "how-to" / "media.md").read_text(), re.DOTALL)
-    done = subprocess.run(
-        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = forking.run([sys.executable, "-c", example], cwd=tmp_path)
     assert done.stdout == "True 1\nTrue\n"
 
 
@@ -209,16 +192,12 @@ def test_the_example_of_a_policy_is_accepted(tmp_path: Path, monkeypatch: pytest
 
 def test_the_example_of_recording_runs(tmp_path: Path):
     example, *_ = re.findall(r"```python\n(.*?)```", (DOCS / "how-to" / "record.md").read_text(), re.DOTALL)
-    done = subprocess.run(
-        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = forking.run([sys.executable, "-c", example], cwd=tmp_path)
     assert done.stdout == "completed 0 0\n"
 
 
 def test_the_example_of_the_shell_runs(tmp_path: Path):
     example, *_ = re.findall(r"```python\n(.*?)```", (DOCS / "how-to" / "shell.md").read_text(), re.DOTALL)
-    done = subprocess.run(
-        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = forking.run([sys.executable, "-c", example], cwd=tmp_path)
     assert done.stdout.startswith("hello done 3\n0 1\n")
     assert done.stdout.endswith(" 0\n")

@@ -41,6 +41,7 @@ from holdfast.runtime.credentials import new_key
 from holdfast.shell import ShellService
 from holdfast.store import Store
 from holdfast.types import Batch, NewEvent, Run, SubmissionChange
+from tests import forking
 from tests.builders import until
 from tests.server.fronts import front
 
@@ -160,9 +161,7 @@ def test_python_examples_in_docstrings():
 
 @pytest.mark.parametrize("block", WHOLE, ids=lambda block: block.name)
 def test_a_program_runs_as_it_stands(block: Block, tmp_path: Path):
-    done = subprocess.run(
-        [sys.executable, "-c", block.text], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = forking.run([sys.executable, "-c", block.text], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
@@ -181,13 +180,9 @@ async def test_the_quickstart_runs_unchanged_on_a_store_and_on_a_server(tmp_path
             {"HOLDFAST_STORE": url},
             {"HOLDFAST_URL": server.url, "HOLDFAST_TOKEN": server.token},
         ):
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", program.text),
-                cwd=tmp_path,
-                env=os.environ | settings,
-                stdout=asyncio.subprocess.PIPE,
-            )
-            assert (await process.communicate())[0] == b"Hello, Ada.\n"
+            command = [sys.executable, "-c", program.text]
+            done = await asyncio.to_thread(forking.run, command, cwd=tmp_path, env=os.environ | settings)
+            assert done.stdout == "Hello, Ada.\n", done.stderr
             (tmp_path / "talk.jsonl").unlink()
         worker.stop()
         await serving
@@ -512,8 +507,9 @@ def typed() -> Iterator[tuple[str, list[str]]]:
 
 def test_every_command_in_the_docs_exists_with_its_options():
     seen = 0
+    root: Any = typer.main.get_command(app)
     for where, words in typed():
-        command: Any = typer.main.get_command(app)
+        command = root
         rest = list(words)
         while rest and hasattr(command, "commands"):
             name = rest.pop(0)

@@ -1,15 +1,17 @@
-"""One client in two ways: on a store in this process, and against a real server process on the same store."""
+"""One client in two ways: on a store, and through a server on a real port that has its own connections to that store."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 
-from holdfast import Client, Worker, connect, open_store
+from holdfast import Client, connect, open_store
+from holdfast.config import load_settings
+from holdfast.server import create_app
 from tests.client.agents import AGENTS
-from tests.server.fronts import front
+from tests.server.serving import serving, working
 
+TOKEN = "hf_the_clients_own"
 TRANSPORTS = ("in process", "server")
 
 
@@ -21,13 +23,12 @@ async def hf(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[C
         async with connect(url, agents=AGENTS) as client:
             yield client
         return
-    async with open_store(url) as store:
-        worker = Worker(store, AGENTS)
-        serving = asyncio.create_task(worker.run())
-        async with (
-            front(url, "--role", "api", credential_key="a key that is long enough") as server,
-            connect(server.url, token=server.token) as client,
-        ):
-            yield client
-        worker.stop()
-        await serving
+    settings = load_settings(token=TOKEN, credential_key="a key that is long enough")
+    async with (
+        open_store(url) as store,
+        open_store(url) as served,
+        working(store, AGENTS),
+        serving(create_app(settings, served)) as address,
+        connect(address, token=TOKEN) as client,
+    ):
+        yield client

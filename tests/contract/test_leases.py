@@ -46,10 +46,11 @@ async def test_a_stale_epoch_is_refused_everywhere_and_changes_nothing(store: St
 
 
 async def test_nobody_takes_from_a_live_holder(store: Store):
-    lease, holder = await held_session(store, ttl=brief(store))
+    ttl = 4 * brief(store)
+    lease, holder = await held_session(store, ttl=ttl)
     other = await store.join("other", ttl=60)
-    for _ in range(8):
-        await asyncio.sleep(0.1)
+    for _ in range(6):
+        await asyncio.sleep(ttl / 5)
         holder = await store.renew(holder)
         assert await store.reclaim() == []
         with pytest.raises(SessionBusy):

@@ -230,9 +230,11 @@ async def test_a_session_whose_agent_no_live_worker_serves_waits_for_a_worker(st
 
 
 async def test_a_session_whose_run_ended_with_its_process_waits_to_be_resumed(store: Store):
-    lease, holder = await held_session(store, ttl=brief(store))
+    alive, _ = await held_session(store)
+    await store.write(alive, Batch(runs=[Run(id="alive")], status="running"))
+    assert (await store.session(alive.session_id)).waiting_for is None
+    lease, _ = await held_session(store, ttl=brief(store))
     await store.write(lease, Batch(runs=[Run(id="cut-off")], status="running"))
-    assert (await store.session(lease.session_id)).waiting_for is None
 
     async def is_interrupted() -> bool:
         return (await store.session(lease.session_id)).waiting_for == "resume"
@@ -241,7 +243,6 @@ async def test_a_session_whose_run_ended_with_its_process_waits_to_be_resumed(st
     assert (await store.session(lease.session_id)).status == "idle"
     await store.reclaim()
     assert await is_interrupted()
-    del holder
     again = await store.acquire(lease.session_id, await store.join("another"))
     assert not await is_interrupted()
     await store.release(again)

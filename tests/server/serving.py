@@ -1,4 +1,4 @@
-"""An application on a real port, in this process."""
+"""An application on a real port, and a worker, in this process."""
 
 import asyncio
 import socket
@@ -8,6 +8,7 @@ from typing import Any
 
 import uvicorn
 
+from holdfast import Store, Worker
 from holdfast.server.protocol import MAX_HEAD_BYTES, Protocol, SocketProtocol
 
 
@@ -34,3 +35,15 @@ async def serving(app: Any, http: Any = Protocol, *, keep_alive: int = 5) -> Asy
             app.state.channels.close()
             server.should_exit = True
             await task
+
+
+@asynccontextmanager
+async def working(store: Store, agents: Any) -> AsyncGenerator[None, None]:
+    """Run a worker for these agents until the end of the block."""
+    worker = Worker(store, agents)
+    running = asyncio.create_task(worker.run())
+    try:
+        yield
+    finally:
+        worker.stop()
+        await running

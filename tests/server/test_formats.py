@@ -12,16 +12,19 @@ import pytest
 from ag_ui.core import Event as AgUiEvent
 from pydantic import TypeAdapter
 
-from holdfast import Store
+from holdfast import Store, open_store
+from holdfast.config import load_settings
 from holdfast.errors import MissingExtra
+from holdfast.server import create_app
 from holdfast.server.formats import stream_factory
 from tests.conftest import Engine
 from tests.raw_client import AsyncClient
-from tests.server.fronts import Front, front
-from tests.server.talker import SAID
+from tests.server.serving import serving, working
+from tests.server.talker import SAID, agent
 
 pytestmark = pytest.mark.processes
 FORMATS = ["vercel", "ag-ui"]
+TOKEN = "hf_a_front_ends_own"
 AG_UI: TypeAdapter[Any] = TypeAdapter(AgUiEvent)
 
 
@@ -83,9 +86,15 @@ def text_of(found: list[Block]) -> str:
 
 
 @pytest.fixture
-async def server(engine: Engine, store: Store) -> AsyncGenerator[Front, None]:
-    async with front(engine.url, "tests.server.talker:agent") as running:
-        yield running
+async def client(engine: Engine, store: Store) -> AsyncGenerator[AsyncClient, None]:
+    """A client of a server that has its own connections to the store of a worker."""
+    async with (
+        open_store(engine.url) as served,
+        working(store, agent),
+        serving(create_app(load_settings(token=TOKEN), served)) as url,
+        AsyncClient(url, TOKEN) as client,
+    ):
+        yield client
 
 
 async def ended(client: AsyncClient, session: str, text: str, *kinds: str) -> int:
@@ -98,111 +107,107 @@ async def ended(client: AsyncClient, session: str, text: str, *kinds: str) -> in
     raise AssertionError
 
 
-async def test_a_turn_is_told_whole_and_from_any_number_on(server: Front):
-    async with server.client() as client:
-        session = (await client.create_session("agent"))["id"]
-        end = await ended(client, session, "use")
-        for format in FORMATS:  # noqa: A001
-            whole = await all_of(client, session, format)
-            numbers = [block.number for block in whole if block.number is not None]
-            assert numbers == sorted(set(numbers))
-            assert text_of(whole) == "Looking. It says nothing here"
-            if format == "vercel":
-                assert whole[-1].done
-                assert kinds(whole)[0] == "start"
-                assert kinds(whole)[-1] == "finish"
-                (given,) = [b.facts for b in whole if kinds([b]) == ["tool-input-available"]]
-                (result,) = [b.facts for b in whole if kinds([b]) == ["tool-output-available"]]
-                assert (given["input"], result["output"]) == ({"where": "here"}, "nothing here")
-            else:
-                assert (kinds(whole)[0], kinds(whole)[-1]) == ("RUN_STARTED", "RUN_FINISHED")
-                assert whole[-1].facts["threadId"] == session
-                (result,) = [b.facts for b in whole if kinds([b]) == ["TOOL_CALL_RESULT"]]
-                assert result["content"] == "nothing here"
-            # Whoever has a number gets what follows it, and nothing that it has.
-            for number in range(1, numbers[-1]):
-                place = next(n for n, block in enumerate(whole) if (block.number or 0) > number)
-                while place and whole[place - 1].number is None:
-                    place -= 1  # what is said of the next event, before its last block
-                assert await all_of(client, session, format, after=number) == whole[place:], number
-            # Nothing runs: there is nothing to wait for.
-            http: Any = client._http  # pyright: ignore[reportPrivateUsage]
-            path = f"/api/sessions/{session}/events?format={format}&follow=false"
-            idle: httpx2.Response = await http.get(path, headers={"last-event-id": str(end)})
-            assert idle.status_code == 204
-
-
-@pytest.mark.parametrize("format", FORMATS)
-async def test_what_is_being_said_is_told_as_it_comes(server: Front, format: str):
-    async with server.client() as client:
-        session = (await client.create_session("agent"))["id"]
-        sent = await client.submit(session, "talk to me")
-        live = await all_of(client, session, format, after=sent["position"])
-        assert text_of(live) == "".join(SAID)
-        without_number = [b for b in live if b.number is None and text_of([b])]
-        assert len(without_number) > 2  # it came in pieces, before the message was complete
-        replayed = await all_of(client, session, format)
-        assert text_of(replayed) == "".join(SAID)
-        assert {b.facts["id"] for b in live if kinds([b]) == ["text-start"]} == {
-            b.facts["id"] for b in replayed if kinds([b]) == ["text-start"]
-        }
-        # Who comes back in the middle gets what is being said from its beginning.
-        again = await client.submit(session, "once more")
-        watching = blocks(client, session, format, after=again["position"])
-        seen: list[Block] = []
-        async for block in watching:
-            seen.append(block)
-            if len(text_of(seen)) > 30:
-                break
-        await watching.aclose()
-        number = max(block.number for block in seen if block.number is not None)
-        rest = await all_of(client, session, format, after=number)
-        assert text_of(rest) == "".join(SAID)
-
-
-@pytest.mark.parametrize("format", FORMATS)
-async def test_ends_that_are_none(server: Front, format: str):
-    """What fails, what is interrupted, what asks for leave and goes on: each in the words of the protocol."""
-    async with server.client() as client:
-        session = (await client.create_session("agent"))["id"]
-        number = await ended(client, session, "fail")
-        failed = kinds(await all_of(client, session, format))
-        assert ("error" if format == "vercel" else "RUN_ERROR") in failed
-        sent = await client.submit(session, "hang")
-        async for block in blocks(client, session, format, after=sent["position"]):
-            if "Still here" in text_of([block]):
-                await client.interrupt(session)
-                break
-        stopped = kinds(await all_of(client, session, format, after=number))
-        assert ("abort" if format == "vercel" else "RUN_FINISHED") in stopped
-        number = await ended(client, session, "ask", "approval_requested")
-        asked = await all_of(client, session, format, after=number - 1)
+async def test_a_turn_is_told_whole_and_from_any_number_on(client: AsyncClient):
+    session = (await client.create_session("agent"))["id"]
+    end = await ended(client, session, "use")
+    for format in FORMATS:  # noqa: A001
+        whole = await all_of(client, session, format)
+        numbers = [block.number for block in whole if block.number is not None]
+        assert numbers == sorted(set(numbers))
+        assert text_of(whole) == "Looking. It says nothing here"
         if format == "vercel":
-            assert "tool-approval-request" in kinds(asked)
+            assert whole[-1].done
+            assert kinds(whole)[0] == "start"
+            assert kinds(whole)[-1] == "finish"
+            (given,) = [b.facts for b in whole if kinds([b]) == ["tool-input-available"]]
+            (result,) = [b.facts for b in whole if kinds([b]) == ["tool-output-available"]]
+            assert (given["input"], result["output"]) == ({"where": "here"}, "nothing here")
         else:
-            (finished,) = [b.facts for b in asked if kinds([b]) == ["RUN_FINISHED"]]
-            assert finished["outcome"]["type"] == "interrupt"
-        question = (await client.session(session))["approvals"][0]
-        await client.approve(session, question)
-        answered = await all_of(client, session, format, after=number)
-        assert "launched it" in json.dumps([block.facts for block in answered])
-        assert text_of(answered) == "Done."
+            assert (kinds(whole)[0], kinds(whole)[-1]) == ("RUN_STARTED", "RUN_FINISHED")
+            assert whole[-1].facts["threadId"] == session
+            (result,) = [b.facts for b in whole if kinds([b]) == ["TOOL_CALL_RESULT"]]
+            assert result["content"] == "nothing here"
+        # Whoever has a number gets what follows it, and nothing that it has.
+        for number in range(1, numbers[-1]):
+            place = next(n for n, block in enumerate(whole) if (block.number or 0) > number)
+            while place and whole[place - 1].number is None:
+                place -= 1  # what is said of the next event, before its last block
+            assert await all_of(client, session, format, after=number) == whole[place:], number
+        # Nothing runs: there is nothing to wait for.
+        http: Any = client._http  # pyright: ignore[reportPrivateUsage]
+        path = f"/api/sessions/{session}/events?format={format}&follow=false"
+        idle: httpx2.Response = await http.get(path, headers={"last-event-id": str(end)})
+        assert idle.status_code == 204
 
 
-async def test_a_stream_that_follows_goes_on_over_turns(server: Front):
-    async with server.client() as client:
-        session = (await client.create_session("agent"))["id"]
-        watching = blocks(client, session, "vercel", follow=True)
-        await client.submit(session, "use")
-        seen: list[Block] = []
-        async for block in watching:
-            seen.append(block)
-            if block.done and kinds(seen).count("finish") == 1:
-                await client.submit(session, "use")
-            elif block.done:
-                break
-        await watching.aclose()
-        assert kinds(seen).count("start") == 2
+@pytest.mark.parametrize("format", FORMATS)
+async def test_what_is_being_said_is_told_as_it_comes(client: AsyncClient, format: str):
+    session = (await client.create_session("agent"))["id"]
+    sent = await client.submit(session, "talk to me")
+    live = await all_of(client, session, format, after=sent["position"])
+    assert text_of(live) == "".join(SAID)
+    without_number = [b for b in live if b.number is None and text_of([b])]
+    assert len(without_number) > 2  # it came in pieces, before the message was complete
+    replayed = await all_of(client, session, format)
+    assert text_of(replayed) == "".join(SAID)
+    assert {b.facts["id"] for b in live if kinds([b]) == ["text-start"]} == {
+        b.facts["id"] for b in replayed if kinds([b]) == ["text-start"]
+    }
+    # Who comes back in the middle gets what is being said from its beginning.
+    again = await client.submit(session, "once more")
+    watching = blocks(client, session, format, after=again["position"])
+    seen: list[Block] = []
+    async for block in watching:
+        seen.append(block)
+        if len(text_of(seen)) > 30:
+            break
+    await watching.aclose()
+    number = max(block.number for block in seen if block.number is not None)
+    rest = await all_of(client, session, format, after=number)
+    assert text_of(rest) == "".join(SAID)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_ends_that_are_none(client: AsyncClient, format: str):
+    """What fails, what is interrupted, what asks for leave and goes on: each in the words of the protocol."""
+    session = (await client.create_session("agent"))["id"]
+    number = await ended(client, session, "fail")
+    failed = kinds(await all_of(client, session, format))
+    assert ("error" if format == "vercel" else "RUN_ERROR") in failed
+    sent = await client.submit(session, "hang")
+    async for block in blocks(client, session, format, after=sent["position"]):
+        if "Still here" in text_of([block]):
+            await client.interrupt(session)
+            break
+    stopped = kinds(await all_of(client, session, format, after=number))
+    assert ("abort" if format == "vercel" else "RUN_FINISHED") in stopped
+    number = await ended(client, session, "ask", "approval_requested")
+    asked = await all_of(client, session, format, after=number - 1)
+    if format == "vercel":
+        assert "tool-approval-request" in kinds(asked)
+    else:
+        (finished,) = [b.facts for b in asked if kinds([b]) == ["RUN_FINISHED"]]
+        assert finished["outcome"]["type"] == "interrupt"
+    question = (await client.session(session))["approvals"][0]
+    await client.approve(session, question)
+    answered = await all_of(client, session, format, after=number)
+    assert "launched it" in json.dumps([block.facts for block in answered])
+    assert text_of(answered) == "Done."
+
+
+async def test_a_stream_that_follows_goes_on_over_turns(client: AsyncClient):
+    session = (await client.create_session("agent"))["id"]
+    watching = blocks(client, session, "vercel", follow=True)
+    await client.submit(session, "use")
+    seen: list[Block] = []
+    async for block in watching:
+        seen.append(block)
+        if block.done and kinds(seen).count("finish") == 1:
+            await client.submit(session, "use")
+        elif block.done:
+            break
+    await watching.aclose()
+    assert kinds(seen).count("start") == 2
 
 
 async def test_bad_formats(http: httpx2.AsyncClient, store: Store):

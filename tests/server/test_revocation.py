@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,18 @@ async def client(memory: Store, tmp_path: Path) -> AsyncGenerator[httpx2.AsyncCl
             yield http
 
 
-def short_lived(seconds: int) -> str:
-    claims = {"sub": "owner", "aud": "holdfast", "exp": int(time.time()) + seconds, "scope": "shell"}
+def signed() -> str:
+    """Return a JWT that is valid for a minute."""
+    claims = {"sub": "owner", "aud": "holdfast", "exp": int(time.time()) + 60, "scope": "shell"}
     return jwt.encode(claims, KEY, algorithm="ES256", headers={"kid": "one"})
+
+
+class InAnHour(datetime):
+    """The time by which every `signed` token has expired."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return datetime.now(tz) + timedelta(hours=1)
 
 
 async def read_to_end(
@@ -73,7 +83,7 @@ async def read_to_end(
 ) -> str:
     headers = {"authorization": f"Bearer {token}", "accept": "text/event-stream"}
     text = ""
-    async with asyncio.timeout(10), client.stream("GET", path, headers=headers) as answer:
+    async with asyncio.timeout(30), client.stream("GET", path, headers=headers) as answer:
         assert answer.status_code == 200
         if opened is not None:
             opened.set()
@@ -94,8 +104,14 @@ async def test_a_revoked_token_ends_its_event_streams(memory: Store, client: htt
 
 
 @pytest.mark.parametrize("query", ["", "?format=vercel"])
-async def test_an_expired_jwt_ends_its_event_streams(client: httpx2.AsyncClient, query: str):
-    assert "unauthenticated" in await read_to_end(client, EVENTS + query, short_lived(2))
+async def test_an_expired_jwt_ends_its_event_streams(
+    client: httpx2.AsyncClient, query: str, monkeypatch: pytest.MonkeyPatch
+):
+    opened = asyncio.Event()
+    reading = asyncio.create_task(read_to_end(client, EVENTS + query, signed(), opened=opened))
+    await opened.wait()
+    monkeypatch.setattr("jwt.api_jwt.datetime", InAnHour)
+    assert "unauthenticated" in await reading
 
 
 async def test_a_revoked_token_ends_the_output_of_a_shell_command(memory: Store, client: httpx2.AsyncClient):
@@ -157,7 +173,7 @@ async def test_a_revoked_token_ends_its_upload_of_an_archive(memory: Store, clie
     sending = asyncio.create_task(client.post(path, content=endless(), headers=BEARER))
     await opened.wait()
     await memory.revoke_token(made.id)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         with suppress(httpx2.TransportError):  # the server closes the connection of a client that still sends
             assert (await sending).status_code == 401
 
@@ -172,7 +188,7 @@ async def test_a_revoked_token_gets_no_output_of_a_command_that_it_executes(
     async def is_running() -> bool:
         return bool((await memory.commands()).items)
 
-    await until(is_running, 10)
+    await until(is_running)
     await memory.revoke_token(made.id)
     assert (await answering).status_code == 401
 
@@ -180,8 +196,9 @@ async def test_a_revoked_token_gets_no_output_of_a_command_that_it_executes(
 async def test_an_expired_jwt_ends_its_socket(client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sockets, "_CHECK_SECONDS", 0.05)
     address = str(client.base_url).replace("http://", "ws://").rstrip("/") + "/sockets/bash-events"
-    headers = {"authorization": f"Bearer {short_lived(2)}"}
-    async with asyncio.timeout(10), connect(address, additional_headers=headers) as socket:
+    headers = {"authorization": f"Bearer {signed()}"}
+    async with asyncio.timeout(30), connect(address, additional_headers=headers) as socket:
+        monkeypatch.setattr("jwt.api_jwt.datetime", InAnHour)
         with pytest.raises(ConnectionClosed):
             await socket.recv()
         assert socket.close_code == 4001
