@@ -379,6 +379,7 @@ def http() -> str:
             decorator = node.decorator_list[0]
             if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "route":
                 method, path, rule = [ast.literal_eval(argument) for argument in decorator.args[1:4]]
+                path = path.replace(":path}", "}")
                 what = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
                 names = ", ".join(
                     f"[{name}](#{name.lower()})" for name in body_of.get(f"{method} `{path}`", ())
