@@ -105,6 +105,8 @@ def test_a_block_can_be_pasted(block: Block):
             defined.add(node.name)
         elif isinstance(node, ast.arg):
             defined.add(node.arg)
+        elif isinstance(node, ast.ExceptHandler) and node.name is not None:
+            defined.add(node.name)
     assert {node.id for node in names} - defined - set(dir(builtins)) <= PLACEHOLDERS
 
 

@@ -171,9 +171,9 @@ async def test_the_client_knows_its_rights_workers_and_runs(hf: Client):
     assert (await hf.ready()).status == "ok"
     assert (await hf.server_info()).title == "Holdfast"
     assert "holdfast_sessions" in await hf.metrics()
-    assert [sorted(worker.agents or ()) for worker in await hf.workers() if worker.agents]
     session = await hf.session(agent="echo")
     await (await session.send("one"))
+    assert [sorted(worker.agents or ()) for worker in await hf.workers() if worker.agents]
     (run,) = [run async for run in hf.runs(session_id=session.id)]
     assert (await hf.run(run.id).info()).session_id == session.id
     assert "run_completed" in [event.kind async for event in hf.run(run.id).events()]
