@@ -120,6 +120,8 @@ def media() -> str:
 
 _AGENTS: dict[str, tuple[str, ...]] = {
     "Record a run": ("Holdfast", "ExternalMedia", "idempotency_key", "annotate_effect"),
+    "Steps and probes": ("step", "Retry", "Unsettled", "Done", "NotDone", "Unknown"),
+    "Plain agents": ("agent", "Turn", "Decision"),
     "Continue a run or a session": ("resume", "continue_session", "fork", "rewind", "settle_effect"),
     "Inspect": ("inspect_run", "RunReport", "load_history", "is_provider_valid"),
     "Run sessions on a worker": ("Worker", "AgentSetup", "Attachment", "current_session", "SessionContext"),
@@ -137,8 +139,8 @@ def agents() -> str:
     """Return the page of the functions and classes that take an agent: signatures and docstrings."""
     parts = [
         "# Python API: record and run agents\n",
-        "Functions and classes that work with a Pydantic AI agent. How to use them: [record an agent](../how-to/record.md),",
-        "[run sessions in the background](../how-to/worker.md). They raise the [errors](errors.md) of Holdfast; values such as",
+        "Functions and classes that record and run agents. How to use them: [record an agent](../how-to/record.md),",
+        "[steps and probes](../how-to/steps.md), [bring your own loop](../how-to/plain-agents.md), [run sessions in the background](../how-to/worker.md). They raise the [errors](errors.md) of Holdfast; values such as",
         "`Checkpoint` and `Effect` are [types](types.md).\n",
     ]
     for title, names in _AGENTS.items():
@@ -151,7 +153,7 @@ def _public(name: str) -> str:
     module = next(module for module in _MODULES if hasattr(import_module(module), name))
     value: Any = getattr(import_module(module), name)
     tree = ast.parse(Path(inspect.getfile(value)).read_text())
-    (node,) = [
+    *_, node = [
         n
         for n in tree.body
         if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and n.name == name
@@ -159,8 +161,10 @@ def _public(name: str) -> str:
     imported = f"from {module} import {name}"
     if not isinstance(node, ast.ClassDef):
         return _function(node, imported=imported)
-    methods = {n.name: n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
-    if init := methods.get("__init__"):
+    methods = {n.name: n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}  # the last overload
+    if name == "Turn":  # workers make it
+        shape = "class Turn"
+    elif init := methods.get("__init__"):
         init.args.args = init.args.args[1:]
         shape = _signature(name, init.args)
     else:
