@@ -225,6 +225,28 @@ async def test_a_probe_settles_an_unknown_outcome(
     assert f'"answer": "{name}"' in event.payload
 
 
+@pytest.mark.parametrize("answer", [Done("found"), Unknown()])
+async def test_steps_within_an_interrupted_step_are_not_expected_if_it_does_not_run_again(
+    memory: Store, clock: ManualClock, answer: Any
+):
+    async def outer() -> str:
+        await step("inner", do, "inner")
+        return await step("inner", do, "inner again")
+
+    async def book(trip: str) -> str:
+        try:
+            result = await step("outer", outer, probe=lambda _: answer)
+        except OutcomeUnknown:
+            result = "unknown"
+        return f"{result}, {await step('after', do, 'after')}"
+
+    with pytest.raises(Killed), killed_after(memory, "step_started", number=3):
+        await run(tool_agent(book), memory)
+    expected = "found" if isinstance(answer, Done) else "unknown"
+    assert await rerun(tool_agent(book), memory, clock) == f"{expected}, after done"
+    assert done == ["inner", "after"]
+
+
 async def test_a_probe_that_hangs_does_not_know(memory: Store, clock: ManualClock):
     async def hang(call: Unsettled) -> Unknown:
         while True:

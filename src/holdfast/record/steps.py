@@ -171,6 +171,7 @@ class Steps:
             if ledger.waits_for(known) is None:
                 answer = await self._probe(request, known)
                 if isinstance(answer, Done):
+                    self._drop_inner(request)
                     return await self._complete(request, known, answer.result, probed=True)
                 if not isinstance(answer, NotDone):
                     await self._apply_policy(request, known)
@@ -262,14 +263,24 @@ class Steps:
             await self._ask(request, known)
             return
         await self.buffer.write_effects([])  # with the answer of the probe
-        raise OutcomeUnknown(step=request.name, call_id=request.ref[1])
+        raise self._unknown(request)
 
     async def _ask(self, request: _Request, known: Effect) -> None:
         """Return if a person allows the step to run again."""
         if self.decide is None:
             raise StepApproval({"step": request.name, "call_id": request.ref[1]})
         if not await self.decide(request.name, request.ref[1], known.attempts):
-            raise OutcomeUnknown(step=request.name, call_id=request.ref[1])
+            raise self._unknown(request)
+
+    def _unknown(self, request: _Request) -> OutcomeUnknown:
+        self._drop_inner(request)
+        return OutcomeUnknown(step=request.name, call_id=request.ref[1])
+
+    def _drop_inner(self, request: _Request) -> None:
+        """Do not expect the recorded steps within a step that does not run again."""
+        for entry in [entry for entry in self._recorded if entry.startswith(request.ref[1] + "/")]:
+            del self._recorded[entry]
+        self._replayed.set()
 
     async def _attempt(self, request: _Request, known: Effect | None) -> Any:
         """Run the step until it succeeds, fails, or may not be tried again. Continue after a pause that a crash interrupted."""
