@@ -42,6 +42,7 @@ from holdfast.record.ledger import Policy
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.probes import LIMIT_SECONDS, Probe
 from holdfast.record.steps import Retry, Steps, step
+from holdfast.record.validity import pending_calls
 from holdfast.runtime.attachment import Attachment
 from holdfast.runtime.context import SessionContext, current_session
 from holdfast.runtime.drafts import Drafts
@@ -339,9 +340,13 @@ class _FunctionRun:
 
     @property
     def _kind(self) -> Literal["settled", "interrupted"]:
-        last = self._messages[-1] if self._messages else None
-        waits = isinstance(last, ModelResponse) and any(isinstance(part, ToolCallPart) for part in last.parts)
-        return "interrupted" if waits else "settled"
+        return "interrupted" if pending_calls(self._messages) else "settled"
+
+    @property
+    def _is_replaying(self) -> bool:
+        """Whether the function has not repeated all that is recorded yet, so that it must receive what it received before."""
+        recorded = self._added or self._decided or pending_calls(self._messages)
+        return self._steps.is_replaying or bool(recorded)
 
     async def _call(self) -> None:
         with suppress(_Suspended), self._steps.open():
@@ -410,7 +415,7 @@ class _FunctionRun:
         if known is not None:
             (whole,) = await self._offloader.effects_back([known])
             return json.loads(whole.result or "{}")["value"]
-        if self._steps.is_replaying:
+        if self._is_replaying:
             return []
         contents: list[Any] = []
         for content in await self.start.host.incoming():
