@@ -362,6 +362,28 @@ async def test_a_pause_between_attempts_survives_a_crash(memory: Store, clock: M
     assert flaky.calls == 2
 
 
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
+async def test_another_attempt_repeats_no_recorded_step_within(
+    memory: Store, clock: ManualClock, number: int
+):
+    async def outer() -> str:
+        seat = await step("inner", do, "seat", recovery="retry")
+        if done.count("outer") == 0:
+            done.append("outer")
+            raise OSError
+        return f"{seat}, {await step('inner', do, 'pay', recovery='retry')}"
+
+    async def book(trip: str) -> str:
+        rule = Retry(on=OSError, backoff=0)
+        booked = await step("outer", outer, recovery="retry", retry=rule)
+        return f"{booked}, {await step('after', do, 'after', recovery='retry')}"
+
+    with suppress(Killed), killed_after(memory, "step_started", number=number):
+        await run(tool_agent(book), memory)
+    assert await rerun(tool_agent(book), memory, clock) == "seat done, pay done, after done"
+    assert done == ["seat", "outer", "pay", "after"]
+
+
 async def test_the_message_of_a_tool_for_the_model_remains_one(memory: Store):
     async def unclear() -> str:
         message = "Which Rome?"

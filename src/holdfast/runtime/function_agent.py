@@ -46,7 +46,6 @@ from holdfast.record.validity import pending_calls
 from holdfast.runtime.attachment import Attachment
 from holdfast.runtime.context import SessionContext, current_session
 from holdfast.runtime.drafts import Drafts
-from holdfast.runtime.questions import ApprovalAnswer
 from holdfast.runtime.runner import TurnStart
 from holdfast.tracing import mark_span
 from holdfast.types import Draft, Effect, NewEvent, Run, Session
@@ -402,7 +401,7 @@ class _FunctionRun:
             raise _Suspended
         if given.digest != digest:
             raise StepsDiffer(asked=f"it asks {call.args_as_dict()}", recorded="another question")
-        decision = _decision(given)
+        decision = Decision(given.approved, given.feedback, given.by)
         content = {"approved": decision.approved, "feedback": decision.feedback, "by": decision.by}
         self._messages.append(
             ModelRequest(parts=[ToolReturnPart(call.tool_name, content, call.tool_call_id)])
@@ -455,10 +454,6 @@ class _FunctionRun:
         if not isinstance(value, str):
             strict_json(to_jsonable_python(value), "answer")
         self._answer = _Answer(value)
-
-
-def _decision(answer: ApprovalAnswer) -> Decision:
-    return Decision(answer.approved, answer.feedback, answer.by)
 
 
 def _texts(message: ModelMessage) -> list[Any]:
