@@ -22,7 +22,7 @@ WHOLE = "first done, left done, right done, outer done, flaky done, last done"
 UNKNOWN = re.compile(r"[Ss]tep '(\w+)' was started, but it is unknown whether it took effect")
 
 
-@pytest.mark.parametrize("policy", ["probe", "retry", "report"])
+@pytest.mark.parametrize("policy", ["probe", "report", pytest.param("retry", marks=pytest.mark.thorough)])
 async def test_a_killed_tool_repeats_no_recorded_step(crash: Crash, boundaries: Boundaries, policy: str):
     runs = crash.of("step_tools")
     (undisturbed,) = await runs.run(policy, "resume", ["none"])
@@ -36,7 +36,14 @@ async def test_a_killed_tool_repeats_no_recorded_step(crash: Crash, boundaries: 
             assert facts["recorded"][name][0] == "started", facts
 
 
-@pytest.mark.parametrize("policy", ["probe", "retry", "report"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "probe",
+        pytest.param("report", marks=pytest.mark.thorough),
+        pytest.param("retry", marks=pytest.mark.thorough),
+    ],
+)
 async def test_a_killed_plain_agent_repeats_no_recorded_step_and_no_question(
     crash: Crash, boundaries: Boundaries, policy: str
 ):
