@@ -161,7 +161,9 @@ def _public(name: str) -> str:
     imported = f"from {module} import {name}"
     if not isinstance(node, ast.ClassDef):
         return _function(node, imported=imported)
-    methods = {n.name: n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}  # the last overload
+    methods = {
+        n.name: n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+    }  # the last overload
     if name == "Turn":  # workers make it
         shape = "class Turn"
     elif init := methods.get("__init__"):

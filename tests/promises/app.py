@@ -2,7 +2,7 @@
 
 `work N MARK` calls the tool `act` N times, one after the other; `act` appends a line to the file that MARK names, then
 takes the seconds in HOLD. `stall MARK` does so and blocks the whole event loop. `leave HOW` calls a tool that tries to end the
-process, and `leave dynamic` does so in the agent's instructions. Everything else is answered at once.
+process, and `leave dynamic` does so in the agent's instructions. Everything else is answered at once. The plain agent `steady` does the same work in steps.
 """
 
 import asyncio
@@ -23,6 +23,9 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+from holdfast import Turn
+from holdfast import agent as function_agent
 
 
 def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -89,3 +92,12 @@ async def leave(how: str) -> str:
         await asyncio.sleep(0.1)
         raise SystemExit(6)
     raise {"exit": SystemExit(3), "interrupt": KeyboardInterrupt(), "close": GeneratorExit()}[how]
+
+
+@function_agent("steady")
+async def steady(turn: Turn) -> str:
+    """Do `work N MARK` in N steps."""
+    _, count, mark = turn.text.split()
+    for number in range(int(count)):
+        await turn.step("act", act, mark, number)
+    return f"done after {count}"

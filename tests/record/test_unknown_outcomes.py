@@ -1,6 +1,7 @@
 """Steps and calls that a crash cut off: policies, probes and retry rules."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -230,3 +231,45 @@ async def test_a_pause_between_attempts_survives_a_crash(timed: Store, clock: Ma
     clock.advance(1000)
     assert await rerun(tool_agent(book), timed, clock) == "ok"
     assert flaky.calls == 2
+
+
+@pytest.mark.parametrize("answer", [Done("found"), Unknown()])
+async def test_steps_within_an_interrupted_step_are_not_expected_if_it_does_not_run_again(
+    timed: Store, clock: ManualClock, answer: Any
+):
+    async def outer() -> str:
+        await step("inner", do, "inner")
+        return await step("inner", do, "inner again")
+
+    async def book(trip: str) -> str:
+        try:
+            result = await step("outer", outer, probe=lambda _: answer)
+        except OutcomeUnknown:
+            result = "unknown"
+        return f"{result}, {await step('after', do, 'after')}"
+
+    with pytest.raises(Killed), killed_after(timed, "step_started", number=3):
+        await run(tool_agent(book), timed)
+    expected = "found" if isinstance(answer, Done) else "unknown"
+    assert await rerun(tool_agent(book), timed, clock) == f"{expected}, after done"
+    assert done == ["inner", "after"]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
+async def test_another_attempt_repeats_no_recorded_step_within(timed: Store, clock: ManualClock, number: int):
+    async def outer() -> str:
+        seat = await step("inner", do, "seat", recovery="retry")
+        if done.count("outer") == 0:
+            done.append("outer")
+            raise OSError
+        return f"{seat}, {await step('inner', do, 'pay', recovery='retry')}"
+
+    async def book(trip: str) -> str:
+        rule = Retry(on=OSError, backoff=0)
+        booked = await step("outer", outer, recovery="retry", retry=rule)
+        return f"{booked}, {await step('after', do, 'after', recovery='retry')}"
+
+    with suppress(Killed), killed_after(timed, "step_started", number=number):
+        await run(tool_agent(book), timed)
+    assert await rerun(tool_agent(book), timed, clock) == "seat done, pay done, after done"
+    assert done == ["seat", "outer", "pay", "after"]

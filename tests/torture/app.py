@@ -2,6 +2,9 @@
 
 A plan is a list of steps, a step a list of calls that are made at once, a call a tool and the seconds it takes. Every tool
 appends to one real file when it has begun and when it has ended, with its idempotency key: what ran twice is seen there.
+
+The tool `steps` has steps with a probe. Their effects are files, one for each key, as at a service that deduplicates requests. The
+agent `function` is a plain one: each call of its plan is a step with the policy of the tool.
 """
 
 import asyncio
@@ -10,6 +13,8 @@ import os
 import time
 import zlib
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from pydantic_ai import Agent, RunContext
@@ -23,10 +28,18 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
-from holdfast import idempotency_key
+from holdfast import Done, NotDone, Turn, Unsettled, idempotency_key, step
+from holdfast import agent as function_agent
+from holdfast.errors import OutcomeUnknown
 from holdfast.runtime import AgentSetup, current_session
 
-POLICIES: dict[str, Any] = {"act": "report", "stall": "report", "again": "retry", "ask": "ask"}
+POLICIES: dict[str, Any] = {
+    "act": "report",
+    "stall": "report",
+    "again": "retry",
+    "ask": "ask",
+    "steps": "steps",
+}
 """Each tool, and what becomes of a call of it whose outcome is not known."""
 
 
@@ -97,44 +110,115 @@ def _append(**facts: object) -> None:
         os.close(file)
 
 
-async def _do(ctx: RunContext[None], tool: str, call: str, seconds: float) -> str:
+async def _do(tool: str, call: str, seconds: float, key: str) -> str:
     here = current_session()
     epoch = None if here is None else here.session.epoch
-    facts = {
-        "tool": tool,
-        "call": call,
-        "key": idempotency_key(ctx),
-        "run": ctx.run_id,
-        "epoch": epoch,
-        "pid": os.getpid(),
-    }
+    probed = tool == "steps"
+    facts = {"tool": tool, "call": call, "key": key, "epoch": epoch, "pid": os.getpid(), "probed": probed}
     _append(phase="begun", **facts)
     if tool == "stall":
         time.sleep(seconds)  # and nothing else of this worker goes on
     else:
         await asyncio.sleep(seconds)
+    if probed:
+        _store_effect(key, facts)
+        await asyncio.sleep(seconds)
     _append(phase="ended", **facts)
     return f"did {call} at epoch {epoch}{LARGE if is_large(call) else ''}"
 
 
+def effects_folder(file: Path) -> Path:
+    """Return where the effects of steps with a probe are, next to the file of all others."""
+    return file.with_name("stored")
+
+
+def _store_effect(key: str, facts: dict[str, Any]) -> None:
+    """Store an effect under its key, whole or not at all. A repetition changes nothing."""
+    folder = effects_folder(Path(os.environ["TORTURE_EFFECTS"]))
+    draft = folder / f"{key}.{os.getpid()}"
+    draft.write_text(json.dumps(facts))
+    with suppress(FileExistsError):
+        os.link(draft, folder / key)
+    draft.unlink()
+
+
+def _find(unsettled: Unsettled) -> Done[str] | NotDone:
+    stored = effects_folder(Path(os.environ["TORTURE_EFFECTS"])) / unsettled.key
+    if not stored.exists():
+        return NotDone()
+    facts = json.loads(stored.read_text())
+    return Done(f"did {facts['call']} at epoch {facts['epoch']}")
+
+
 async def act(ctx: RunContext[None], call: str, seconds: float) -> str:
-    return await _do(ctx, "act", call, seconds)
+    return await _do("act", call, seconds, idempotency_key(ctx))
 
 
 async def stall(ctx: RunContext[None], call: str, seconds: float) -> str:
-    return await _do(ctx, "stall", call, seconds)
+    return await _do("stall", call, seconds, idempotency_key(ctx))
 
 
 async def again(ctx: RunContext[None], call: str, seconds: float) -> str:
-    return await _do(ctx, "again", call, seconds)
+    return await _do("again", call, seconds, idempotency_key(ctx))
 
 
 async def ask(ctx: RunContext[None], call: str, seconds: float) -> str:
-    return await _do(ctx, "ask", call, seconds)
+    return await _do("ask", call, seconds, idempotency_key(ctx))
 
 
-plain: Agent[None, str] = Agent(FunctionModel(respond), name="plain", tools=[act, stall, again, ask])
-talker: Agent[None, str] = Agent(
-    FunctionModel(stream_function=stream), name="talker", tools=[act, stall, again, ask]
-)
-agents = [AgentSetup(agent=agent, policies=POLICIES) for agent in (plain, talker)]
+async def steps(ctx: RunContext[None], call: str, seconds: float) -> str:
+    """Do one thing, then two at once, then one within another one."""
+
+    async def do(name: str) -> str:
+        return await _do("steps", f"{call}/{name}", seconds / 4, idempotency_key())
+
+    async def outer() -> None:
+        _append(phase="begun", tool="steps", call=f"{call}/outer", key=idempotency_key())
+        await step("inner", do, "outer/inner", recovery="probe", probe=_find)
+
+    key = idempotency_key(ctx)
+    _append(phase="begun", tool="steps", call=call, key=key)
+    await step("one", do, "one", recovery="probe", probe=_find)
+    await asyncio.gather(*(step(name, do, name, recovery="probe", probe=_find) for name in ("two", "three")))
+    await step("outer", outer, recovery="retry")
+    _append(phase="ended", tool="steps", call=call, key=key)
+    here = current_session()
+    return f"did {call} at epoch {here.session.epoch if here else None}"
+
+
+@function_agent("function")
+async def function(turn: Turn) -> None:
+    """Follow the plan without a model. A person approves each plan with a call that may ask one."""
+    key, plan = turn.text.split(" ", 1)
+    planned: list[list[tuple[str, float]]] = json.loads(plan)
+    results: dict[str, str] = {}
+
+    async def do(tool: str, call: str, seconds: float) -> str:
+        return await _do(tool, call, seconds, idempotency_key())
+
+    async def carry_out(call: str, tool: str, seconds: float) -> None:
+        options: dict[str, Any] = {"recovery": POLICIES[tool]}
+        if tool == "steps":
+            options = {"recovery": "probe", "probe": _find}
+        try:
+            results[call] = await turn.step(call, do, tool, call, seconds, **options)
+        except OutcomeUnknown as error:
+            results[call] = str(error)
+
+    if any(tool == "ask" for calls in planned for tool, _ in calls):
+        await turn.ask(f"Carry out {key}?")
+    for number, calls in enumerate(planned):
+        await asyncio.gather(
+            *(
+                carry_out(call_id(key, number, place), tool, seconds)
+                for place, (tool, seconds) in enumerate(calls)
+            )
+        )
+    await turn.add({"results": results})
+    await turn.answer(answer(key))
+
+
+tools = [act, stall, again, ask, steps]
+plain: Agent[None, str] = Agent(FunctionModel(respond), name="plain", tools=tools)
+talker: Agent[None, str] = Agent(FunctionModel(stream_function=stream), name="talker", tools=tools)
+agents = [*(AgentSetup(agent=agent, policies=POLICIES) for agent in (plain, talker)), function]

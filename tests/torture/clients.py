@@ -65,7 +65,7 @@ def new_plan(chance: random.Random) -> list[list[tuple[str, float]]]:
     for _ in range(chance.choice([0, 1, 1, 2, 2, 3])):
         calls: list[tuple[str, float]] = []
         for _ in range(chance.choice([1, 1, 2, 3])):
-            (tool,) = chance.choices(list(POLICIES), [60, 4, 28, 8])
+            (tool,) = chance.choices(list(POLICIES), [45, 4, 21, 8, 22])
             most = 0.1 if tool == "stall" else chance.choice([0, 0.05, 0.3, 1.2])
             calls.append((tool, round(chance.uniform(0, most), 3)))
         steps.append(calls)
@@ -97,9 +97,9 @@ class Clients:
         await self.streams.aclose()
 
     async def create(self) -> None:
-        """Create the sessions, half of them with an agent whose model streams."""
+        """Create the sessions, a third of them with an agent whose model streams, and a third with one that has no model."""
         for number, reader in enumerate(self.readers):
-            agent = "talker" if number % 2 else "plain"
+            agent = ("plain", "talker", "function")[number % 3]
             await self._until_answered("POST", "/api/sessions", {"agent": agent, "id": reader.session_id})
 
     async def submit(self, *, at_most_open: int) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from holdfast.store import open_store
 from tests.servers import Postgres, free_port, postgres
+from tests.torture.app import effects_folder
 from tests.torture.clients import Clients
 from tests.torture.faults import Driver
 from tests.torture.fleet import ROOT, Member, front, worker
@@ -73,6 +74,7 @@ async def torture(plan: Plan, folder: Path, say: Callable[[str], None]) -> Outco
         else:
             url = f"sqlite:///{disk or folder}/store.db"
         (folder / "counted").mkdir()
+        effects_folder(folder / "effects").mkdir()
         settings = {
             "HOLDFAST_TOKEN": "hf_torture",
             "HOLDFAST_LEASE_TTL_SECONDS": str(_TTL),

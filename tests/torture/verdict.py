@@ -14,15 +14,16 @@ from holdfast.errors import NotFound
 from holdfast.record import is_provider_valid
 from holdfast.record.recovery import find_resume_point
 from holdfast.store import Store
-from holdfast.types import Event, Submission
-from tests.torture.app import POLICIES, answer, call_id
+from holdfast.types import Effect, Event, Submission
+from tests.torture.app import POLICIES, answer, call_id, effects_folder
 from tests.torture.clients import Clients, Fork, Reader, Sent, digest
 
 _UNKNOWN = "it is unknown whether it took effect"
-_OF_A_RUN = ("run_", "model_request_", "tool_call_", "message")
+_OF_A_RUN = ("run_", "model_request_", "tool_call_", "step_", "message")
 _ATTEMPTS = 5
 _DID = re.compile(r"did (\S+) at epoch (\d+)")
 UNRECORDED = "results without an effect, or effects without a record"
+STILL_UNKNOWN = "effects with a probe that stay unknown, 1 % or more"
 
 
 class Verdict:
@@ -36,6 +37,7 @@ class Verdict:
                 "submissions done twice, or done wrongly",
                 "completed effects repeated",
                 UNRECORDED,
+                STILL_UNKNOWN,
                 "stale writes accepted",
                 "gaps or duplicates in the store",
                 "gaps or duplicates seen by clients",
@@ -72,6 +74,11 @@ class Effects:
                 self.begun[facts["call"]].append(facts)
             else:
                 self.ended[facts["call"]] += 1
+        self.stored: defaultdict[str, list[str]] = defaultdict(list)
+        """The keys of the effects of steps with a probe."""
+        for stored in effects_folder(file).glob("*"):
+            if "." not in stored.name:  # else a worker was killed while it stored this one
+                self.stored[json.loads(stored.read_text())["call"]].append(stored.name)
 
 
 async def judge(store: Store, clients: Clients, effects: Effects, verdict: Verdict) -> None:
@@ -87,6 +94,10 @@ async def judge(store: Store, clients: Clients, effects: Effects, verdict: Verdi
     verdict.add(
         UNRECORDED, [f"{call} is not in the ledger" for call in effects.begun if call not in recorded]
     )
+    probed = verdict.counts["effects with a probe"]
+    unknown = verdict.counts["effects with a probe that stay unknown"]
+    if unknown and 100 * unknown >= probed:
+        verdict.add(STILL_UNKNOWN, [f"{unknown} of {probed}"])
     for fork in clients.forks:
         await _judge_fork(store, fork, verdict)
     holders = await store.holders()
@@ -228,6 +239,9 @@ async def _judge_history(
         for part in message.parts
         if isinstance(part, ToolReturnPart)
     }
+    for text in words:
+        if text.startswith('{"results"'):  # a plain agent has added them
+            results |= json.loads(text)["results"]
     wrong = "submissions done twice, or done wrongly"
     for each in sent:
         if states.get(each.key) != "done":
@@ -240,7 +254,7 @@ async def _judge_history(
                 result = results.get(call, "")
                 if result.startswith(f"did {call} "):
                     verdict.counts["results recorded"] += 1
-                    if not effects.ended[call]:
+                    if not (effects.ended[call] or effects.stored.get(call)):
                         verdict.add(UNRECORDED, [call])
                 elif _UNKNOWN in result:
                     verdict.counts["results unknown, and the model told so"] += 1
@@ -281,10 +295,10 @@ async def _judge_effects(
     starts: Counter[str] = Counter()
     over: set[str] = set()
     for event in events:
-        if not event.kind.startswith("tool_call_"):
+        if not event.kind.startswith(("tool_call_", "step_")):
             continue
-        call = json.loads(event.payload)["call_id"]
-        if event.kind == "tool_call_started":
+        call = _call(json.loads(event.payload)["call_id"])
+        if event.kind.endswith("_started"):
             starts[call] += 1
             if call in over:
                 verdict.add(repeated, [f"{session_id}: {call} was begun again after its end"])
@@ -295,22 +309,43 @@ async def _judge_effects(
     while True:
         page = await store.effects(session_id, cursor=cursor)
         for effect in page.items:
-            recorded.add(effect.call_id)
-            verdict.counts[f"ledger {effect.state}"] += 1
-            begun = effects.begun.get(effect.call_id, [])
-            most = starts[effect.call_id] if POLICIES[effect.tool] in {"retry", "ask"} else 1
-            if len(begun) > most:
-                problem = f"{session_id}: {effect.tool} {effect.call_id} ran {len(begun)} times, not {most}"
-                verdict.add(repeated, [problem])
-            if len(begun) > 1:
-                verdict.counts["safe calls that were run again"] += 1
-            if any(facts["key"] != effect.idempotency_key for facts in begun):
-                verdict.add(repeated, [f"{session_id}: {effect.call_id} ran under several keys"])
-            if effect.state == "completed" and not begun:
-                verdict.add(UNRECORDED, [f"{session_id}: {effect.call_id}"])
+            call = _call(effect.call_id)
+            recorded.add(call)
+            _judge_effect(effect, call, starts[call], effects, verdict)
         cursor = page.next_cursor
         if cursor is None:
             return recorded
+
+
+def _call(entry: str) -> str:
+    """Return the name of a call, or of a step of a tool or of a plain agent, as it is in the file of effects."""
+    return entry.removeprefix("turn/")
+
+
+def _judge_effect(effect: Effect, call: str, starts: int, effects: Effects, verdict: Verdict) -> None:
+    repeated = "completed effects repeated"
+    where = f"{effect.session_id}: {effect.tool} {call}"
+    verdict.counts[f"ledger {effect.state}"] += 1
+    begun = effects.begun.get(call, [])
+    is_safe = begun and POLICIES[begun[0]["tool"]] in {"retry", "ask", "steps"}
+    most = starts if is_safe else 1
+    if len(begun) > most:
+        verdict.add(repeated, [f"{where} ran {len(begun)} times, not {most}"])
+    if len(begun) > 1:
+        verdict.counts["safe calls that were run again"] += 1
+    if any(facts["key"] != effect.idempotency_key for facts in begun):
+        verdict.add(repeated, [f"{where} ran under several keys"])
+    if effect.state == "completed" and not begun:
+        verdict.add(UNRECORDED, [where])
+    if not any(facts.get("probed") for facts in begun):
+        return
+    stored = effects.stored.get(call, [])
+    if len(stored) > 1:
+        verdict.add(repeated, [f"{where} was stored {len(stored)} times"])
+    if effect.state == "completed" and not stored:
+        verdict.add(UNRECORDED, [where])
+    verdict.counts["effects with a probe"] += 1
+    verdict.counts["effects with a probe that stay unknown"] += effect.state == "started"
 
 
 async def _all_events(store: Store, session_id: str) -> list[Event]:

@@ -110,16 +110,13 @@ class Steps:
     _task: "asyncio.Task[Any] | None" = None
     _closed: bool = False
 
-    async def load(self) -> None:
-        """Read the recorded steps. Those within a step that has ended are not needed."""
-        entries = await ledger.step_entries(self.store, *self._session_and_ref())
+    async def load(self, parent: CallRef | None = None) -> None:
+        """Read the recorded steps of the call, or of one of its steps. Those within a step that has ended are not needed."""
+        entries = await ledger.step_entries(self.store, self.buffer.lease.session_id, *(parent or self.ref))
         ended = [entry + "/" for entry, effect in entries.items() if effect.state != "started"]
-        self._recorded = {
+        self._recorded |= {
             entry: effect for entry, effect in entries.items() if not entry.startswith(tuple(ended))
         }
-
-    def _session_and_ref(self) -> tuple[str, str, str]:
-        return self.buffer.lease.session_id, *self.ref
 
     @contextmanager
     def open(self) -> Generator[None, None, None]:
@@ -173,6 +170,7 @@ class Steps:
                 if answer is not None:
                     known = ledger.with_answer(known, answer)
                 if isinstance(answer, Done):
+                    self._drop_inner(request)
                     return await self._complete(request, known, answer.result, probed=True)
                 if not isinstance(answer, NotDone):
                     await self._apply_policy(request, known)
@@ -264,14 +262,32 @@ class Steps:
             await self._ask(request, known)
             return
         await self.buffer.write_effects([known])  # with the answer of the probe
-        raise OutcomeUnknown(step=request.name, call_id=request.ref[1])
+        raise self._unknown(request)
 
     async def _ask(self, request: _Request, known: Effect) -> None:
         """Return if a person allows the step to run again."""
         if self.decide is None:
             raise StepApproval({"step": request.name, "call_id": request.ref[1]})
         if not await self.decide(request.name, request.ref[1], known.attempts):
-            raise OutcomeUnknown(step=request.name, call_id=request.ref[1])
+            raise self._unknown(request)
+
+    def _unknown(self, request: _Request) -> OutcomeUnknown:
+        self._drop_inner(request)
+        return OutcomeUnknown(step=request.name, call_id=request.ref[1])
+
+    async def _repeat_inner(self, request: _Request) -> None:
+        """Let the next attempt repeat the recorded steps of the one that failed, as it would after a crash."""
+        requested = [place for place in self._requested if _is_within(place[0], request.ref[1])]
+        for place in requested:
+            del self._requested[place]
+        if requested:
+            await self.load(request.ref)
+
+    def _drop_inner(self, request: _Request) -> None:
+        """Do not expect the recorded steps within a step that does not run again."""
+        for entry in [entry for entry in self._recorded if entry.startswith(request.ref[1] + "/")]:
+            del self._recorded[entry]
+        self._replayed.set()
 
     async def _attempt(self, request: _Request, known: Effect | None) -> Any:
         """Run the step until it succeeds, fails, or may not be tried again. Continue after a pause that a crash interrupted."""
@@ -306,6 +322,7 @@ class Steps:
                 effect = replace(effect, result=pause.as_json())
                 failed = request.facts(error=ledger.describe(error), retry_at=pause.until.isoformat())
                 await self.buffer.write_effects([effect], self._event("step_failed", failed))
+                await self._repeat_inner(request)
             else:
                 return await self._complete(request, self._running[request.ref], value)
             finally:

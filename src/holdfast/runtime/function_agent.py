@@ -42,10 +42,10 @@ from holdfast.record.ledger import Policy
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.probes import LIMIT_SECONDS, Probe
 from holdfast.record.steps import Retry, Steps, step
+from holdfast.record.validity import pending_calls
 from holdfast.runtime.attachment import Attachment
 from holdfast.runtime.context import SessionContext, current_session
 from holdfast.runtime.drafts import Drafts
-from holdfast.runtime.questions import ApprovalAnswer
 from holdfast.runtime.runner import TurnStart
 from holdfast.tracing import mark_span
 from holdfast.types import Draft, Effect, NewEvent, Run, Session
@@ -339,9 +339,13 @@ class _FunctionRun:
 
     @property
     def _kind(self) -> Literal["settled", "interrupted"]:
-        last = self._messages[-1] if self._messages else None
-        waits = isinstance(last, ModelResponse) and any(isinstance(part, ToolCallPart) for part in last.parts)
-        return "interrupted" if waits else "settled"
+        return "interrupted" if pending_calls(self._messages) else "settled"
+
+    @property
+    def _is_replaying(self) -> bool:
+        """Whether the function has not repeated all that is recorded yet, so that it must receive what it received before."""
+        recorded = self._added or self._decided or pending_calls(self._messages)
+        return self._steps.is_replaying or bool(recorded)
 
     async def _call(self) -> None:
         with suppress(_Suspended), self._steps.open():
@@ -397,7 +401,7 @@ class _FunctionRun:
             raise _Suspended
         if given.digest != digest:
             raise StepsDiffer(asked=f"it asks {call.args_as_dict()}", recorded="another question")
-        decision = _decision(given)
+        decision = Decision(given.approved, given.feedback, given.by)
         content = {"approved": decision.approved, "feedback": decision.feedback, "by": decision.by}
         self._messages.append(
             ModelRequest(parts=[ToolReturnPart(call.tool_name, content, call.tool_call_id)])
@@ -410,7 +414,7 @@ class _FunctionRun:
         if known is not None:
             (whole,) = await self._offloader.effects_back([known])
             return json.loads(whole.result or "{}")["value"]
-        if self._steps.is_replaying:
+        if self._is_replaying:
             return []
         contents: list[Any] = []
         for content in await self.start.host.incoming():
@@ -450,10 +454,6 @@ class _FunctionRun:
         if not isinstance(value, str):
             strict_json(to_jsonable_python(value), "answer")
         self._answer = _Answer(value)
-
-
-def _decision(answer: ApprovalAnswer) -> Decision:
-    return Decision(answer.approved, answer.feedback, answer.by)
 
 
 def _texts(message: ModelMessage) -> list[Any]:

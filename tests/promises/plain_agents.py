@@ -1,0 +1,121 @@
+"""Runs a plain agent on a worker, kills the process at a chosen point, and continues in another one.
+
+`python -m tests.promises.plain_agents URL FOLDER POLICY MODE [POINT …]` prints one line of JSON per point, as tests/promises/crash.py
+does. Each process has a worker and a client that sends the message, answers the question, and steers the turn. The policy is that of all steps.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic_ai.messages import ModelMessage, TextPart, UserPromptPart
+
+from holdfast import FunctionAgent, Retry, Turn, agent
+from holdfast.record import Policy
+from holdfast.record.recovery import find_resume_point
+from holdfast.runtime.questions import pending_approvals
+from holdfast.store import Store, open_store
+from holdfast.types import Submission
+from tests.promises.crash import Points, drill
+from tests.promises.step_tools import Effects, recorded_steps
+from tests.runtime.agents import kinds, send, working
+
+
+def make_agent(talk: str, log: Path, points: Points, policy: Policy) -> FunctionAgent:
+    """Return an agent for one session only: several drills may share a database, and each has its own workers."""
+    effects = Effects(log, points, policy)
+    options = effects.options
+
+    @agent(f"clerk of {talk}")
+    async def clerk(turn: Turn) -> None:
+        if turn.text == "hurry":  # the turn that it was meant for has ended without it
+            await turn.answer("late")
+            return
+        done = [await turn.step("first", effects.act, "first", **options)]
+        while not (heard := await turn.incoming()):
+            await asyncio.sleep(0.01)
+        points.here("heard")
+        done += await asyncio.gather(
+            turn.step("left", effects.act, "left", **options),
+            turn.step("right", effects.act, "right", **options),
+        )
+        done.append(await turn.step("outer", effects.act_with_inner_step, "outer", **options))
+        await turn.add(f"heard {', '.join(heard)}")
+        if not await turn.ask("Pay?", done):
+            await turn.answer("denied")
+            return
+        points.here("approved")
+        await turn.add("approved")
+        rule = Retry(on=OSError, backoff=0)
+        done.append(await turn.step("flaky", effects.fail_once, "flaky", **options, retry=rule))
+        done.append(await turn.step("last", effects.act, "last", **options))
+        await turn.answer(f"{', '.join(heard)}: {', '.join(done)}")
+
+    return clerk
+
+
+async def talk_to(store: Store, session_id: str, points: Points) -> None:
+    """Send the message, steer its turn, answer its question, and wait for the end. A second client continues where one was killed."""
+    await store.create_session(agent=f"clerk of {session_id}", owner="you", id=session_id, exist_ok=True)
+    await send(store, session_id, "go", idempotency_key="go")
+    while {found.ended_at for found in await _submissions(store, session_id)} >= {None}:
+        session = await store.session(session_id)
+        if session.status == "running":
+            await send(store, session_id, "hurry", idempotency_key="hurry", when_busy="steer")
+        elif session.status == "waiting" and session.holder is None:
+            await _answer(store, session_id, points)
+        await asyncio.sleep(0.02)
+
+
+async def _answer(store: Store, session_id: str, points: Points) -> None:
+    for call in await pending_approvals(store, session_id):
+        points.here("asked")
+        answer = {"call_id": call["call_id"], "digest": call["digest"], "approved": True}
+        await store.submit(
+            session_id, "approval", json.dumps(answer), lane="control", idempotency_key=call["call_id"]
+        )
+
+
+async def _submissions(store: Store, session_id: str) -> Sequence[Submission]:
+    return (await store.submissions(session_id, payloads=False, limit=100)).items
+
+
+async def first(url: str, talk: str, log: Path, policy: Policy, point: str | None) -> None:
+    points = Points(point)
+    async with open_store(url) as store:
+        points.watch_writes(store)
+        async with working(store, make_agent(talk, log, points, policy)):
+            await talk_to(store, talk, points)
+        (log.parent / "points.json").write_text(json.dumps({"points": points.passed}))
+
+
+async def second(url: str, talk: str, log: Path, policy: Policy, mode: str) -> dict[str, Any]:
+    del mode
+    async with open_store(url) as store:
+        recorded = await recorded_steps(store, talk)
+        async with working(store, make_agent(talk, log, Points(None), policy)):
+            await talk_to(store, talk, Points(None))
+        history = _texts((await find_resume_point(store, talk, None)).messages)
+        submissions = await _submissions(store, talk)
+        return {
+            "output": history[-1],
+            "history": history,
+            "recorded": recorded,
+            "steps": await recorded_steps(store, talk),
+            "kinds": await kinds(store, talk),
+            "submissions": sorted([found.kind, found.state, found.reason] for found in submissions),
+            "violations": [str(violation) for violation in await store.check()],
+            "status": (await store.session(talk)).status,
+        }
+
+
+def _texts(messages: list[ModelMessage]) -> list[str]:
+    parts = [part for message in messages for part in message.parts]
+    return [str(part.content) for part in parts if isinstance(part, TextPart | UserPromptPart)]
+
+
+if __name__ == "__main__":
+    drill(first, second, *sys.argv[1:])  # pyright: ignore[reportArgumentType]
