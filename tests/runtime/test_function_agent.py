@@ -349,8 +349,9 @@ async def test_a_turn_cannot_be_used_wrongly(memory: Store):
     async with connect(memory, agents=clerk) as hf:
         assert await answer(hf, clerk) == "one"
         (turn,) = kept
+        with pytest.raises(BadInput, match="outside a recorded turn"):
+            await turn.step("x", do, "x")
         for late in (
-            turn.step("x", do, "x"),
             turn.ask("?"),
             turn.answer("x"),
             turn.draft("x"),

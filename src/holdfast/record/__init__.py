@@ -14,7 +14,8 @@ from holdfast.record.recovery import (
     rewind,
     settle_effect,
 )
-from holdfast.record.steps import Retry, step
+from holdfast.record.retrying import Retry
+from holdfast.record.steps import step
 from holdfast.record.validity import is_provider_valid
 
 __all__ = [

@@ -7,13 +7,12 @@ same write.
 
 import asyncio
 import json
-import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from inspect import isawaitable, iscoroutinefunction
 from typing import Any, Final, TypeVar, TypeVarTuple, cast, overload
 
@@ -26,6 +25,7 @@ from holdfast.record.buffer import Buffer
 from holdfast.record.ledger import CallRef, Policy
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.probes import LIMIT_SECONDS, Done, NotDone, Probe, ProbeAnswer, Unsettled, ask_probe
+from holdfast.record.retrying import Pause, Retry
 from holdfast.store import Store
 from holdfast.types import Effect, NewEvent
 
@@ -36,34 +36,6 @@ _PATIENCE_SECONDS: Final = 30.0
 """How long a new step of concurrent code waits for the other parts to repeat their recorded steps."""
 _LONGEST_NAME: Final = 100
 _POLICIES: Final = ("retry", "report", "ask", "probe")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retry:
-    """How a step is repeated that raises one of the errors `on`, which must mean that it had no effect.
-
-    It is tried `attempts` times. The first pause is `backoff` seconds, each further one twice as long up to `max_backoff`, and
-    each is shortened at random by up to a half. No attempt begins later than `deadline` seconds after the first one.
-    """
-
-    on: type[Exception] | tuple[type[Exception], ...]
-    attempts: int = 3
-    backoff: float = 1.0
-    max_backoff: float = 60.0
-    deadline: float | None = None
-
-    def __post_init__(self) -> None:
-        """Raise `BadInput` for values that make no sense."""
-        kinds = self.on if isinstance(self.on, tuple) else (self.on,)
-        if not kinds or not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise BadInput(problem="`on` of a Retry must be an exception class, or a tuple of them")
-        if self.attempts < 1 or self.backoff < 0 or self.max_backoff < 0:
-            raise BadInput(problem="a Retry needs at least one attempt, and pauses that are not negative")
-
-    def pause(self, attempt: int) -> float:
-        """Return how many seconds to wait after this attempt."""
-        seconds = min(self.backoff * 2 ** min(attempt - 1, 30), self.max_backoff)
-        return seconds * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +71,8 @@ class Steps:
     """Whether a person decided to repeat the steps that wait for it."""
     settled: Callable[[], Awaitable[None]] | None = None
     """Called before a step if no other one runs. May stop the run."""
+    check: Callable[[], None] | None = None
+    """Called when a step is asked for. Raises if it must not run."""
     decide: Callable[[str, str, int], Awaitable[bool]] | None = None
     """Ask a person whether a step may run again, given its name, entry and attempts. By default the tool call waits for an approval."""
     _recorded: dict[str, Effect] = field(default_factory=dict[str, Effect])
@@ -203,6 +177,8 @@ class Steps:
         """Check a request for a step and give it its place: the next one of its name. Raises `BadInput`."""
         if self._closed:
             raise BadInput(problem=f"step {name!r} was asked for after its tool call or turn had ended")
+        if self.check is not None:
+            self.check()
         _check_name(name)
         if not callable(function):
             raise BadInput(problem=f"step {name!r} needs a function, not {type(function).__name__}")
@@ -300,7 +276,7 @@ class Steps:
             idempotency_key=ledger.key(*request.ref),
             attempts=0,
         )
-        pause = _Pause.of(effect)
+        pause = Pause.of(effect)
         while True:
             if pause is not None:
                 await asyncio.sleep(max(0.0, (pause.until - await self.store.now()).total_seconds()))
@@ -340,8 +316,8 @@ class Steps:
             ledger.current_call.reset(token)
 
     async def _next_pause(
-        self, request: _Request, effect: Effect, last: "_Pause | None", error: BaseException
-    ) -> "_Pause | None":
+        self, request: _Request, effect: Effect, last: "Pause | None", error: BaseException
+    ) -> "Pause | None":
         """Return the pause before the next attempt; None if there is none."""
         rule = request.retry
         if rule is None or not isinstance(error, rule.on) or effect.attempts >= rule.attempts:
@@ -351,7 +327,7 @@ class Steps:
         until = now + timedelta(seconds=rule.pause(effect.attempts))
         if rule.deadline is not None and until > since + timedelta(seconds=rule.deadline):
             return None
-        return _Pause(until=until, since=since)
+        return Pause(until=until, since=since)
 
     async def _complete(self, request: _Request, effect: Effect, value: Any, *, probed: bool = False) -> Any:
         """Record the result and return it as its record returns it."""
@@ -446,25 +422,6 @@ async def step(
         name, function, arguments, recovery=recovery, probe=probe, probe_timeout=probe_timeout, retry=retry
     )
     return await steps.run(request)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pause:
-    """The time until the next attempt of a step. It is recorded, so that it continues after a crash."""
-
-    until: datetime
-    since: datetime
-    """When the first attempt was made."""
-
-    @staticmethod
-    def of(effect: Effect) -> "_Pause | None":
-        if ledger.waits_for(effect) != "pause":
-            return None
-        record = json.loads(effect.result or "{}")
-        return _Pause(**{name: datetime.fromisoformat(record[name]) for name in ("until", "since")})
-
-    def as_json(self) -> str:
-        return json.dumps({"kind": "pause", "until": self.until.isoformat(), "since": self.since.isoformat()})
 
 
 def _replay(effect: Effect, request: _Request) -> Any:

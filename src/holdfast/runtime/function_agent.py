@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, TypeVarTuple, overload
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from pydantic_ai.messages import (
     ModelMessage,
@@ -38,10 +38,8 @@ from holdfast.record.buffer import Beginning, Buffer
 from holdfast.record.calls import Calls
 from holdfast.record.ending import complete_run, fail_run
 from holdfast.record.history import open_history
-from holdfast.record.ledger import Policy
 from holdfast.record.offloader import MediaOffloader
-from holdfast.record.probes import LIMIT_SECONDS, Probe
-from holdfast.record.steps import Retry, Steps, step
+from holdfast.record.steps import Steps, step
 from holdfast.record.validity import pending_calls
 from holdfast.runtime.attachment import Attachment
 from holdfast.runtime.context import SessionContext, current_session
@@ -51,7 +49,6 @@ from holdfast.tracing import mark_span
 from holdfast.types import Draft, Effect, NewEvent, Run, Session
 
 T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 Role: TypeAlias = Literal["user", "assistant"]
 _ENTRY = "turn"
 """The ledger entry that the steps of a turn belong to."""
@@ -80,7 +77,7 @@ class Turn:
     """One turn of a plain agent: the message to answer, the history before it, and what the agent can do.
 
     `messages` has the role and the content of each entry of the history up to the message of this turn, in the form that most model
-    APIs take. `content` is that message, `session` the session with its state and credentials.
+    APIs take. `content` is that message, `session` the session with its state and credentials. `step` is `holdfast.step`.
     """
 
     def __init__(self, run: "_FunctionRun") -> None:
@@ -88,6 +85,7 @@ class Turn:
         self.content: str | Sequence[UserContent] = run.start.content
         self.messages: list[Any] = [entry for message in run.before for entry in _entries(message)]
         self.run_id = run.run_id
+        self.step = step
 
     @property
     def text(self) -> str:
@@ -102,50 +100,6 @@ class Turn:
         if session is None:
             raise BadInput(problem="the turn was used outside its agent")
         return session
-
-    @overload
-    async def step(
-        self,
-        name: str,
-        function: Callable[[*Ts], Awaitable[T]],
-        *arguments: *Ts,
-        recovery: Policy = ...,
-        probe: Probe | None = None,
-        probe_timeout: float = ...,
-        retry: Retry | None = None,
-    ) -> T: ...
-    @overload
-    async def step(
-        self,
-        name: str,
-        function: Callable[[*Ts], T],
-        *arguments: *Ts,
-        recovery: Policy = ...,
-        probe: Probe | None = None,
-        probe_timeout: float = ...,
-        retry: Retry | None = None,
-    ) -> T: ...
-    async def step(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        *arguments: Any,
-        recovery: Policy = "report",
-        probe: Probe | None = None,
-        probe_timeout: float = LIMIT_SECONDS,
-        retry: Retry | None = None,
-    ) -> Any:
-        """Run `function(*arguments)` once, and return its recorded result when the function runs again. See `holdfast.step`."""
-        self._run.check_open()
-        return await step(
-            name,
-            function,
-            *arguments,
-            recovery=recovery,
-            probe=probe,
-            probe_timeout=probe_timeout,
-            retry=retry,
-        )
 
     async def ask(self, question: str, detail: Any = None) -> Decision:
         """Ask a person, and return the decision. While nobody has answered, the turn needs no process.
@@ -287,6 +241,7 @@ class _FunctionRun:
                 buffer=self._buffer,
                 offloader=offloader,
                 settled=host.settled,
+                check=self.check_open,
                 decide=self._decide,
             )
             started = NewEvent(

@@ -1,0 +1,57 @@
+"""When a step that failed is tried again. The time is recorded, so that it survives a crash."""
+
+import json
+import random
+from dataclasses import dataclass
+from datetime import datetime
+
+from holdfast.errors import BadInput
+from holdfast.record import ledger
+from holdfast.types import Effect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """How a step is repeated that raises one of the errors `on`, which must mean that it had no effect.
+
+    It is tried `attempts` times. The first pause is `backoff` seconds, each further one twice as long up to `max_backoff`, and
+    each is shortened at random by up to a half. No attempt begins later than `deadline` seconds after the first one.
+    """
+
+    on: type[Exception] | tuple[type[Exception], ...]
+    attempts: int = 3
+    backoff: float = 1.0
+    max_backoff: float = 60.0
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raise `BadInput` for values that make no sense."""
+        kinds = self.on if isinstance(self.on, tuple) else (self.on,)
+        if not kinds or not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise BadInput(problem="`on` of a Retry must be an exception class, or a tuple of them")
+        if self.attempts < 1 or self.backoff < 0 or self.max_backoff < 0:
+            raise BadInput(problem="a Retry needs at least one attempt, and pauses that are not negative")
+
+    def pause(self, attempt: int) -> float:
+        """Return how many seconds to wait after this attempt."""
+        seconds = min(self.backoff * 2 ** min(attempt - 1, 30), self.max_backoff)
+        return seconds * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """The time until the next attempt of a step. It is recorded, so that it continues after a crash."""
+
+    until: datetime
+    since: datetime
+    """When the first attempt was made."""
+
+    @staticmethod
+    def of(effect: Effect) -> "Pause | None":
+        if ledger.waits_for(effect) != "pause":
+            return None
+        record = json.loads(effect.result or "{}")
+        return Pause(**{name: datetime.fromisoformat(record[name]) for name in ("until", "since")})
+
+    def as_json(self) -> str:
+        return json.dumps({"kind": "pause", "until": self.until.isoformat(), "since": self.since.isoformat()})
