@@ -23,7 +23,9 @@ async def do(what: str) -> str:
     return f"{what} done"
 
 
-def tool_agent(tool: Callable[..., Awaitable[Any]], **metadata: Any) -> Agent[None, str]:
+def tool_agent(
+    tool: Callable[..., Awaitable[Any]], *, recorder: Holdfast | None = None, **metadata: Any
+) -> Agent[None, str]:
     """Return an agent whose model calls the tool once and reports its result."""
 
     def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -33,7 +35,7 @@ def tool_agent(tool: Callable[..., Awaitable[Any]], **metadata: Any) -> Agent[No
             return ModelResponse(parts=[ToolCallPart("book", {"trip": "Rome"}, "call-1")])
         return ModelResponse(parts=[TextPart(f"{getattr(last, 'content', '')}")])
 
-    agent = Agent(FunctionModel(model), name="clerk")
+    agent = Agent(FunctionModel(model), name="clerk", capabilities=[recorder] if recorder else [])
     agent.tool_plain(name="book", metadata={"recovery": "steps", **metadata})(tool)
     return agent
 

@@ -9,6 +9,7 @@ from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults
 
 from holdfast import (
     Done,
+    Holdfast,
     NotDone,
     Retry,
     Unknown,
@@ -134,7 +135,8 @@ async def test_a_probe_that_hangs_does_not_know(timed: Store, clock: ManualClock
     done.append("let the probe end")
 
 
-async def test_a_probe_can_belong_to_a_whole_tool(timed: Store, clock: ManualClock):
+@pytest.mark.parametrize("declared", ["tool", "capability"])
+async def test_a_probe_can_belong_to_a_whole_tool(timed: Store, clock: ManualClock, declared: str):
     def find(call: Unsettled) -> Done[str]:
         assert call.arguments == {"trip": "Rome"}
         return Done(f"found {call.summary}")
@@ -142,9 +144,11 @@ async def test_a_probe_can_belong_to_a_whole_tool(timed: Store, clock: ManualClo
     async def book(trip: str) -> str:
         return await do(trip)
 
-    agent = tool_agent(book, recovery="ask", probe=find)
+    recorder = Holdfast(timed, probes={"book": find} if declared == "capability" else {})
+    probe: dict[str, Any] = {"probe": find} if declared == "tool" else {}
+    agent = tool_agent(book, recorder=recorder, recovery="ask", **probe)
     with pytest.raises(Killed), killed_after(timed, "tool_call_started"):
-        await run(agent, timed)
+        await agent.run("Book.", conversation_id="s")
     assert await rerun(agent, timed, clock) == "found None"
     assert done == []
     kinds = [e.kind for e in await timed.events("s") if e.kind.startswith(("probe", "tool"))]

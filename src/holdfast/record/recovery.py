@@ -316,6 +316,7 @@ async def _recording(
         owner=owner,
         metadata=own.metadata | metadata,
         policies=own.policies,
+        probes=own.probes,
         lease_ttl=own.lease_ttl,
         media=own.media,
         media_threshold=own.media_threshold,
