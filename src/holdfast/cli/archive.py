@@ -98,21 +98,14 @@ def build(
     Examples:
         holdfast archive build lines.jsonl --to s1.ndjson
     """
+    from holdfast.client.files import replaced_file
     from holdfast.importers.build import build_archive
 
-    partial = to.with_name(f"{to.name}.partial")
-    try:
-        with (
-            sys.stdin.buffer if str(lines) == "-" else lines.open("rb") as given,
-            partial.open("wb") as target,
-        ):
+    with replaced_file(to) as target:
+        with sys.stdin.buffer if str(lines) == "-" else lines.open("rb") as given:
             target.writelines(build_archive(given, source=str(lines)))
-        archive = _verified(partial)
-        partial.replace(to)
-    except OSError as error:
-        raise ArchiveFailed(problem=str(error)) from error
-    finally:
-        partial.unlink(missing_ok=True)
+        target.flush()
+        archive = _verified(Path(target.name))
     result = {"session_id": archive.session_id, "sha256": archive.sha256, "counts": archive.counts}
     if as_json:
         print_json(result)
