@@ -32,6 +32,7 @@ from holdfast.cli.terminal import (
     print_counts,
     print_json,
     progress_bar,
+    record,
     time_text,
 )
 from holdfast.errors import ArchiveFailed, BadInput
@@ -310,7 +311,7 @@ def audit(
 
     page = asyncio.run(work())
     if as_json:
-        print_json({"entries": [asdict(entry) for entry in page.items], "next_cursor": page.next_cursor})
+        print_json({"entries": [record(entry) for entry in page.items], "next_cursor": page.next_cursor})
         return
     table = TextTable("session", "at", "actor", "action", "detail")
     for entry in page.items:
