@@ -201,7 +201,7 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
         """Yield every event after a number, each once: those on record, then new ones as they happen.
 
         The stream resumes by itself after a lost connection or a restarted server, and ends when the session is erased. With
-        `drafts` it also yields the text that the model is streaming. Without `follow` it ends at the last event on record. The
+        `drafts` it also yields `Draft` objects, the text that the model is streaming. Without `follow` it ends at the last event on record. The
         classes of the events are in `holdfast.events`.
         """
         return self._loop.iterate(self._handle.events(after=after, drafts=drafts, follow=follow))
