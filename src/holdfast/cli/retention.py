@@ -61,8 +61,8 @@ def export(
     The archive is a snapshot. The session may be running. A file that --to names can only be read by its owner.
 
     Examples:
-        holdfast sessions export s1 --to s1.ndjson
-        holdfast sessions export s1 --gzip > s1.ndjson.gz
+        holdfast sessions export s1 --to talk.ndjson
+        holdfast sessions export s1 --gzip > talk.ndjson.gz
     """
 
     async def write(pieces: "AsyncGenerator[bytes, None]", target: IO[bytes]) -> None:
@@ -196,7 +196,7 @@ def rehydrate(
 
     Examples:
         holdfast sessions rehydrate s1
-        holdfast sessions rehydrate s1 --from s1.ndjson
+        holdfast sessions rehydrate s1 --from talk.ndjson
     """
 
     async def work() -> dict[str, object]:
