@@ -228,7 +228,7 @@ Store state, change the title, export an archive, and erase a session:
 ```sh
 curl -X PUT "$URL/api/sessions/s1/state" -H "$AUTH" --json '{"body": {"step": 3}, "expected_version": 0}'
 curl -X PATCH "$URL/api/sessions/s1" -H "$AUTH" --json '{"title": "Renamed", "metadata": {"case": 12}}'
-curl "$URL/api/sessions/s1/export" -H "$AUTH" -o s1.ndjson
+curl "$URL/api/sessions/s1/export" -H "$AUTH" -o talk.ndjson
 curl "$URL/api/sessions" -H "$AUTH" --json '{"agent": "bot", "id": "s2"}'
 curl -X DELETE "$URL/api/sessions/s2" -H "$AUTH"
 ```

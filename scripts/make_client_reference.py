@@ -19,6 +19,7 @@ from scripts import operations
 
 PAGES = Path(__file__).parent.parent / "docs" / "reference"
 HANDLES: tuple[type[Any], ...] = (Client, SessionHandle, TurnHandle, RunHandle, ShellHandle)
+Function: typing.TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _COMMON = ("seq", "at", "run_id", "step", "kind")
 
 
@@ -39,17 +40,22 @@ def client_page() -> str:
     ]
     for handle in HANDLES:
         parts += [f"## {handle.__name__}\n", f"{inspect.getdoc(handle)}\n"]
-        for name, method in _methods(handle):
-            parts.append(_entry(name, method))
+        parts += [_entry(name, method, *overloads) for name, method, overloads in _methods(handle)]
     return "\n".join(parts)
 
 
-def _methods(handle: type[Any]) -> Iterator[tuple[str, Any]]:
+def _methods(handle: type[Any]) -> Iterator[tuple[str, Function, list[Function]]]:
+    """Yield the name of each public method, the method, and its overloads."""
     (tree,) = ast.parse(inspect.getsource(handle)).body
+    overloads: list[Function] = []
     for node in cast("ast.ClassDef", tree).body:
-        is_method = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if is_method and not node.name.startswith("_") and ast.get_docstring(node):  # overloads have none
-            yield node.name, node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("_"):
+            continue
+        if any(isinstance(each, ast.Name) and each.id == "overload" for each in node.decorator_list):
+            overloads.append(node)
+        elif ast.get_docstring(node):
+            yield node.name, node, overloads
+            overloads = []
 
 
 def _function(function: Any) -> ast.AsyncFunctionDef:
@@ -57,7 +63,12 @@ def _function(function: Any) -> ast.AsyncFunctionDef:
     return cast("ast.AsyncFunctionDef", tree)
 
 
-def _entry(name: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+def _entry(name: str, node: Function, *overloads: Function) -> str:
+    signatures = "\n".join(f"    {_signature(name, each)}" for each in overloads or [node])
+    return f"### {name}\n\n{signatures}\n\n{ast.get_docstring(node)}\n"
+
+
+def _signature(name: str, node: Function) -> str:
     node.args.args = [arg for arg in node.args.args if arg.arg != "self"]
     arguments = re.sub(r": '([^']+)'", r": \1", ast.unparse(node.args))
     arguments = re.sub(r"(?<=[\w\]])=(?=\S)", " = ", arguments)
@@ -65,7 +76,7 @@ def _entry(name: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     is_awaited = isinstance(node, ast.AsyncFunctionDef) and not returns.startswith("AsyncGenerator")
     returns = f"AsyncContextManager[{returns[15:-7]}]" if name.startswith("holdfast.") else returns
     awaited = "await " if is_awaited else ""
-    return f"### {name}\n\n    {awaited}{name}({arguments}) -> {returns}\n\n{ast.get_docstring(node)}\n"
+    return f"{awaited}{name}({arguments}) -> {returns}"
 
 
 def events_page() -> str:

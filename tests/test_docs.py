@@ -20,6 +20,7 @@ from holdfast.policy import Policy
 from holdfast.server.app import create_app
 from holdfast.shell import ShellService
 from holdfast.store import open_store
+from holdfast.tables import BY_NAME, TABLES
 from tests import forking
 
 ROOT = Path(__file__).parent.parent
@@ -201,3 +202,25 @@ def test_the_example_of_the_shell_runs(tmp_path: Path):
     done = forking.run([sys.executable, "-c", example], cwd=tmp_path)
     assert done.stdout.startswith("hello done 3\n0 1\n")
     assert done.stdout.endswith(" 0\n")
+
+
+def test_the_columns_of_an_archive_are_documented():
+    page = (DOCS / "reference" / "archive.md").read_text()
+    for table in BY_NAME.values():
+        names = [f"`{column.name}{'?' * column.optional}`" for column in table.columns]
+        columns = [
+            name if column.is_text else f"*{name}*" for name, column in zip(names, table.columns, strict=True)
+        ]
+        key = ", ".join(f"`{name}`" for name in table.key)
+        assert f"| `{table.name}` | {key} | {', '.join(columns)} |" in page
+    order = [f"`{table.name}`" for table in TABLES]
+    assert ", ".join(order) in page.replace("\n", " ")
+
+
+def test_an_export_has_the_same_file_name_everywhere():
+    """Another name would suggest another format: that of `holdfast archive build` has the ending .jsonl."""
+    sources = [*PAGES, *(ROOT / "src" / "holdfast" / "cli").glob("*.py")]
+    named = {
+        name for page in sources for name in re.findall(r"[\w.-]+\.(?:ndjson|jsonl)\b", page.read_text())
+    }
+    assert named == {"talk.ndjson", "lines.jsonl"}

@@ -17,8 +17,8 @@ import subprocess
 import sys
 import textwrap
 import tomllib
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -43,6 +43,7 @@ from holdfast.store import Store
 from holdfast.types import Batch, NewEvent, Run, SubmissionChange
 from tests import forking
 from tests.builders import until
+from tests.forking import Forked
 from tests.server.fronts import front
 
 ROOT = Path(__file__).parent.parent
@@ -77,6 +78,7 @@ def fenced() -> list[Block]:
     return found
 
 
+QUICKSTART = ROOT / "docs" / "quickstart.md"
 SERVED = "docs/quickstart.md#0"
 """A program that needs the server of its page."""
 WHOLE = [b for b in fenced() if b.language == "python" and b.is_whole and b.name != SERVED]
@@ -169,9 +171,8 @@ def test_a_program_runs_as_it_stands(block: Block, tmp_path: Path):
 
 
 async def test_the_quickstart_runs_unchanged_on_a_store_and_on_a_server(tmp_path: Path):
-    page = ROOT / "docs" / "quickstart.md"
     (program,) = [block for block in fenced() if block.name == SERVED]
-    (module,) = [block for block in indented() if block.page == page]
+    module, _ = [block for block in indented() if block.page == QUICKSTART]
     names: dict[str, Any] = {}
     exec(module.text.replace("sleep(10)", "sleep(0)"), names)
     url = f"sqlite:///{tmp_path}/holdfast.db"
@@ -185,9 +186,51 @@ async def test_the_quickstart_runs_unchanged_on_a_store_and_on_a_server(tmp_path
             command = [sys.executable, "-c", program.text]
             done = await asyncio.to_thread(forking.run, command, cwd=tmp_path, env=os.environ | settings)
             assert done.stdout == "Hello, Ada.\n", done.stderr
-            (tmp_path / "talk.jsonl").unlink()
+            (tmp_path / "talk.ndjson").unlink()
         worker.stop()
         await serving
+
+
+async def test_the_approval_of_the_quickstart_is_asked_and_answered(tmp_path: Path):
+    _, module = [block for block in indented() if block.page == QUICKSTART]
+    (tmp_path / "clerk.py").write_text(module.text)
+    section = QUICKSTART.read_text().partition("into `clerk.py`")[2]
+    commands = re.findall(r"^    holdfast (.+)$", section, re.MULTILINE)
+    worker, send, inbox, approve, tail = [shlex.split(line, comments=True) for line in commands]
+
+    def start(arguments: list[str]) -> Forked:
+        command = [sys.executable, "-m", "holdfast", *arguments]
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return Forked(command, cwd=tmp_path, env=inherited, **pipes)
+
+    def follow() -> None:
+        with ended(start(worker)) as working:
+            assert working.stderr is not None
+            assert any(" serves " in line for line in working.stderr)
+            with ended(start(send)) as sending:
+                assert sending.communicate()[1].startswith("waiting: pay (")
+            with ended(start(inbox)) as listing:
+                (row,) = listing.communicate()[0].splitlines()[1:]
+            assert row.split()[:3] == ["bill", "clerk", "pay"]
+            with ended(start(approve)) as approving:
+                assert "approved" in approving.communicate()[0]
+            with ended(start(tail)) as tailing:
+                assert tailing.stdout is not None
+                assert any("The bill is paid." in line for line in tailing.stdout)
+
+    await asyncio.wait_for(asyncio.to_thread(follow), 60)
+
+
+@contextmanager
+def ended(process: Forked) -> Generator[Forked, None, None]:
+    """Stop a process at the end."""
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate()
 
 
 async def run(text: str, names: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 Read them with `session.events()`, and distinguish them by class or by `kind`:
 
+    from holdfast.events import MessageAdded, ToolCallStarted
+
     async for event in session.events():
         match event:
             case ToolCallStarted(tool=tool):

@@ -169,7 +169,11 @@ class SubmissionChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One execution of the agent loop. A delegate run has a parent run. The store sets `first_seq` and the times."""
+    """One execution of the agent loop. A delegate run has a parent run. The store sets `first_seq` and the times.
+
+    `first_seq` is the number of the session's latest event after the write that recorded the start of the run. The runs of a
+    session are listed in this order.
+    """
 
     id: str
     agent: str = ""

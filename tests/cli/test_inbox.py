@@ -7,7 +7,9 @@ from typer.testing import CliRunner
 
 from holdfast import connect
 from holdfast.cli import app
-from holdfast.errors import ApprovalNeeded
+from holdfast.errors import ApprovalNeeded, BadInput
+from holdfast.store import open_store
+from holdfast.types import Batch, Effect, Run
 from tests.client.agents import AGENTS
 
 
@@ -26,3 +28,41 @@ def test_a_session_that_waits_for_a_decision_is_listed(tmp_path: Path):
     assert "pay, pay" in listed.stdout
     (item,) = json.loads(CliRunner().invoke(app, ["inbox", "--store", url, "--json"]).stdout)["items"]
     assert (item["id"], len(item["approvals"])) == ("payment", 2)
+
+
+def test_a_call_with_an_unknown_outcome_is_listed_with_the_command_that_settles_it(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/store.db"
+
+    async def cut_off() -> None:
+        async with open_store(url) as store:
+            await store.create_session(agent="clerk", owner="ada", id="letters", metadata='{"team": "mail"}')
+            lease = await store.acquire("letters", holder := await store.join("gone"))
+            run = Run(id="run-1", agent="clerk", metadata='{"by": "test"}')
+            effect = Effect(run_id="run-1", call_id="call 1", tool="send_letter")
+            await store.write(lease, Batch(runs=[run], effects=[effect], status="running"))
+            await store.leave(holder)
+
+    asyncio.run(cut_off())
+
+    def holdfast(*arguments: str, code: int = 0) -> str:
+        done = CliRunner(env={"HOLDFAST_STORE": url}).invoke(app, arguments)
+        assert done.exit_code == code, done.output
+        return done.output
+
+    command = "holdfast settle run-1 'call 1' --result JSON"
+    assert "send_letter (outcome unknown)" in holdfast("inbox")
+    assert command in holdfast("inbox").splitlines()
+    assert f"unknown     send_letter: {command}" in holdfast("sessions", "show", "letters").splitlines()
+    shown = json.loads(holdfast("sessions", "show", "letters", "--json"))
+    assert [effect["call_id"] for effect in shown["effects"]] == ["call 1"]
+    assert shown["session"]["metadata"] == {"team": "mail"}
+    (run,) = json.loads(holdfast("runs", "list", "letters", "--json"))["runs"]
+    assert run["metadata"] == {"by": "test"}
+    done = CliRunner().invoke(app, ["settle", "run-1", "call 1", "--result", "sent", "--store", url])
+    assert isinstance(done.exception, BadInput)
+    assert "--result '\"text\"'" in str(done.exception)
+    settled = json.loads(holdfast("settle", "run-1", "call 1", "--result", '"sent"', "--json"))
+    assert settled["effect"]["state"] == "completed"
+    assert isinstance(settled["effect"]["result"], dict)
+    assert json.loads(holdfast("inbox", "--json"))["items"] == []
+    assert "waiting for" not in holdfast("sessions", "show", "letters")

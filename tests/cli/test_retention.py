@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import stat
 import subprocess
 import sys
 from contextlib import suppress
@@ -28,6 +29,8 @@ async def test_there_and_back(tmp_path: Path):
         file = tmp_path / "talk"
         done = holdfast(tmp_path, "sessions", "export", session_id, "--to", "talk", *gzip, "--store", url)
         assert (done.returncode, done.stderr) == (0, "")
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        file.chmod(0o644)  # the next export replaces it
         shown = json.loads(holdfast(tmp_path, "archive", "show", "talk", "--json").stdout)
         assert (shown["session_id"], shown["counts"]["messages"]) == (session_id, 2)
         assert "Valid" in holdfast(tmp_path, "archive", "verify", "talk").stdout

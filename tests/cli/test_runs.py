@@ -229,12 +229,12 @@ async def test_events(recorded: Recorded):
     events = recorded.json("events", "lost")["events"]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert (events[0]["kind"], events[-1]["kind"]) == ("run_started", "run_failed")
-    assert json.loads(events[0]["payload"])["agent"] == "bot"
+    assert events[0]["payload"]["agent"] == "bot"
     lines = recorded.text("events", "lost", COLUMNS="70").splitlines()
     assert len(lines) == len(events)
     assert re.match(r' +1  [\d:]+Z  run_started +0  \{"agent": "bot", "pa…', lines[0])
     assert max(map(len, lines)) == 70
-    assert lines[1].endswith("…")
+    assert lines[1].endswith("  hello")
     assert not any("…" in line for line in recorded.text("events", "lost").splitlines())
 
 

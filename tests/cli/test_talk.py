@@ -409,7 +409,10 @@ async def test_a_worker_ends_although_a_tool_swallows_its_cancellation(terminal:
         ("broken:agent", "importing broken failed: OSError: no licence"),
         ("nowhere:agent", "module nowhere was not found, neither here nor installed"),
         ("bot:nobody", "module bot has no attribute nobody"),
-        ("bot:number", "bot:number is of type int, not a pydantic_ai.Agent or a list of them"),
+        (
+            "bot:number",
+            "bot:number is of type int, not a pydantic_ai.Agent, a function with @holdfast.agent, or a list of them",
+        ),
         ("bot", "'bot' does not name an agent; use module:attribute"),
     ],
 )

@@ -192,7 +192,8 @@ async def test_history_and_retention_over_a_server(tmp_path: Path):
 async def change_history(boss: Shell) -> None:
     assert await boss.text("send", "s", "one", "--agent", "bot", "--wait") == "one\n"
     assert await boss.text("send", "s", "two", "--wait") == "one | two\n"
-    (run, _) = (await boss.json("runs", "list", "s"))["runs"]
+    (run, second) = (await boss.json("runs", "list", "s"))["runs"]
+    assert 0 < run["first_seq"] < second["first_seq"]
     shown = await boss.json("runs", "show", run["id"])
     assert (shown["run"]["status"], shown["settled"]["session_id"]) == ("completed", "s")
     assert (await boss.json("runs", "tree", run["id"]))["delegates"] == []
@@ -214,9 +215,14 @@ async def find_and_settle(boss: Shell) -> None:
     assert (cut["id"], cut["status"]) == ("cut-1", "interrupted")
     assert "cut-1" in await boss.text("runs", "list", "--unresolved")
     assert "call 1" in await boss.text("runs", "effects", "cut-1", "--unresolved")
+    command = "holdfast settle cut-1 'call 1' --result JSON\n"
+    assert command in await boss.text("inbox")
+    assert f"unknown     pay: {command}" in await boss.text("sessions", "show", "cut")
     settled = await boss.text("settle", "cut-1", "call 1", "--result", '{"paid": 5}')
     assert settled == "Call call 1 of pay is completed.\n"
     assert (await boss.json("runs", "list", "--unresolved"))["runs"] == []
+    assert (await boss.json("sessions", "show", "cut"))["effects"] == []
+    assert "holdfast settle" not in await boss.text("inbox")
 
 
 async def end_sessions(boss: Shell, folder: Path) -> None:

@@ -1,11 +1,17 @@
+import ast
 import json
+import re
+import textwrap
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pydantic import AliasPath
+from pydantic_ai import Agent
+from pydantic_ai.models.test import TestModel
 
-from holdfast import connect
+from holdfast import connect, events
 from holdfast.events import KINDS, MessageAdded, OtherEvent, RunCompleted, parse_event
 from holdfast.store import open_store
 from tests.client.agents import AGENTS
@@ -38,6 +44,28 @@ def test_an_output_of_none_differs_from_no_output():
     assert isinstance(absent, RunCompleted)
     assert isinstance(none, RunCompleted)
     assert ("output" in absent.model_fields_set, "output" in none.model_fields_set) == (False, True)
+
+
+async def test_the_example_of_the_page_runs_with_its_own_imports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (example,) = re.findall(r"(?:^ {4}.*\n|^\n)+(?=^An event)", events.__doc__ or "", re.MULTILINE)
+    example = textwrap.dedent(example).replace("events()", "events(follow=False)")
+    code = compile(example, "<example>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    agent = Agent(TestModel(), name="clerk")
+
+    @agent.tool_plain
+    async def send_letter() -> str:
+        return "sent"
+
+    async with connect(f"sqlite:///{tmp_path}/store.db", agents=[agent]) as hf:
+        session = await hf.session(agent=agent)
+        await (await session.send("Write to Ada."))
+        await eval(code, {"session": session})
+    assert "running send_letter" in capsys.readouterr().out
+    assert example.strip() in (
+        Path(__file__).parents[2] / "docs" / "reference" / "events.md"
+    ).read_text().replace("events()", "events(follow=False)")
 
 
 async def test_a_large_output_is_stored_as_media_and_not_in_the_event(tmp_path: Path):

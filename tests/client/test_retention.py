@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import stat
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,10 @@ async def test_there_and_back(tmp_path: Path):
 async def round_trip(client: Client, session_id: str, folder: Path, before: bytes) -> None:
     session = await client.session(session_id)
     file = folder / "talk"
+    for leftover in (file, folder / "talk.partial"):
+        leftover.touch(0o644)
     assert await session.export(file) == len(before)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert file.read_bytes() == before
     await session.export(folder / "talk.gz", gzip=True)
     assert b"".join([piece async for piece in session.archive()]) == before

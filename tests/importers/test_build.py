@@ -1,6 +1,7 @@
 """An archive that is built from JSON lines is one that every reader accepts."""
 
 import json
+import stat
 import sys
 from io import BytesIO
 from pathlib import Path
@@ -104,6 +105,7 @@ def test_the_command_writes_a_verified_archive(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["session_id"], result["counts"]["messages"]) == ("moved-in", 1)
+    assert stat.S_IMODE((tmp_path / "talk.ndjson").stat().st_mode) == 0o600
     with (tmp_path / "talk.ndjson").open("rb") as file:
         assert verify_archive(file, longest=10**6).sha256 == result["sha256"]
     (tmp_path / "bad.jsonl").write_text("{")

@@ -16,7 +16,7 @@ from pydantic_ai import (
 )
 from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.exceptions import ApprovalRequired, UnexpectedModelBehavior
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserPromptPart
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolReturnPart, UserPromptPart
 from pydantic_ai.usage import UsageLimits
 from pydantic_core import PydanticSerializationError
 
@@ -39,6 +39,7 @@ from holdfast.errors import (
     HoldfastError,
     LeaseLost,
     NotFound,
+    OutcomeUnknown,
     SessionBusy,
     SessionCleaned,
     SessionNotFound,
@@ -213,6 +214,16 @@ async def test_a_tool_that_raises_base_exception(store: Store):
     assert is_provider_valid(result.all_messages())
 
 
+async def test_a_call_whose_step_has_an_unknown_outcome_is_answered_as_interrupted(store: Store):
+    async def book() -> str:
+        raise OutcomeUnknown(step="pay", call_id="call-1/pay")
+
+    result = await recorded(store, [call("book")], tools=[book]).run("hi", conversation_id="talk")
+    (part,) = [p for m in result.all_messages() for p in m.parts if isinstance(p, ToolReturnPart)]
+    assert "its step 'pay' was started" in str(part.content)
+    assert (part.tool_name, part.tool_call_id, part.outcome) == ("book", "call-1", "interrupted")
+
+
 async def test_a_cancelled_run_is_interrupted_and_its_call_unknown(store: Store):
     started = asyncio.Event()
 
@@ -231,7 +242,10 @@ async def test_a_cancelled_run_is_interrupted_and_its_call_unknown(store: Store)
     report = await inspect_run(store, run.id)
     assert (report.run.status, [e.tool for e in report.unresolved]) == ("interrupted", ["slow"])
     result = await resume(agent, store, run.id)
-    assert "it is unknown whether it took effect" in str(result.all_messages())
+    (part,) = [p for m in result.all_messages() for p in m.parts if isinstance(p, ToolReturnPart)]
+    assert "it is unknown whether it took effect" in str(part.content)
+    assert (part.tool_name, part.outcome) == ("slow", "interrupted")
+    assert [effect.state for effect in (await store.effects("talk")).items] == ["started"]
     (told,) = [event for event in await store.events("talk") if event.kind == "tool_call_completed"]
     assert json.loads(told.payload)["outcome"] == "unknown"
 

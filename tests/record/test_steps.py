@@ -275,7 +275,8 @@ async def test_bad_options_are_refused(timed: Store):
         return "refused"
 
     assert await run(tool_agent(book), timed) == "refused"
-    for metadata in ({"recovery": "sometimes"}, {"recovery": "probe"}, {"probe": "find"}):
+    cases: list[dict[str, Any]] = [{"recovery": "sometimes"}, {"recovery": "probe"}, {"probe": "find"}]
+    for metadata in cases:
         with pytest.raises(BadInput):
             await tool_agent(book, **metadata).run("Book.", capabilities=[Holdfast(timed)])
     assert done == []

@@ -122,6 +122,15 @@ def test_the_sdist_is_the_repository(dist: Path):
     assert packed == {*listed.stdout.splitlines(), "PKG-INFO"}
 
 
+def test_the_installation_of_the_readme_works(tmp_path: Path):
+    create, activate, install = re.findall(r"^    (.+)$", README.partition("## Install")[2], re.MULTILINE)[:3]
+    checkout = install.replace("'.[", f"'{ROOT}[")
+    assert (create, checkout != install) == ("python3 -m venv .venv", True)
+    script = f"{sys.executable} -m venv .venv && {activate}\n {checkout}\n holdfast --version"
+    done = subprocess.run(["sh", "-ec", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.endswith(f"holdfast {holdfast.__version__}\n"), done.stderr
+
+
 @with_extras(*EACH)
 def test_the_package_imports_without_loading_pydantic(environment: Environment):
     code = "import holdfast, sys; print(holdfast.__version__, 'pydantic' in sys.modules)"

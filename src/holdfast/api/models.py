@@ -335,6 +335,11 @@ class RunInfo(ResponseBody):
     status: RunStatus
     parent_id: str | None
     error: str | None
+    first_seq: int = Field(
+        0,
+        description="The number of the session's latest event after the write that recorded the start of the run. The runs of a session"
+        " are listed in this order.",
+    )
     started_at: datetime | None
     ended_at: datetime | None
     metadata: StoredObject

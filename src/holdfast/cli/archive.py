@@ -39,7 +39,7 @@ def verify(file: File, as_json: AsJson = False) -> None:
     Reads the whole archive and checks every record.
 
     Examples:
-        holdfast archive verify s1.ndjson
+        holdfast archive verify talk.ndjson
     """
     archive = _verified(file)
     if as_json:
@@ -60,7 +60,7 @@ def show(file: File, as_json: AsJson = False) -> None:
     The archive is verified first.
 
     Examples:
-        holdfast archive show s1.ndjson.gz
+        holdfast archive show talk.ndjson.gz
     """
     archive = _verified(file)
     if as_json:
@@ -93,26 +93,19 @@ def build(
 ) -> None:
     """Build an archive from messages, states and metadata in JSON lines.
 
-    Needs no store. Import the archive with `holdfast archive import`.
+    Needs no store. Import the archive with `holdfast archive import`. The format of the lines is not that of an archive.
 
     Examples:
-        holdfast archive build lines.jsonl --to s1.ndjson
+        holdfast archive build lines.jsonl --to talk.ndjson
     """
+    from holdfast.client.files import replaced_file
     from holdfast.importers.build import build_archive
 
-    partial = to.with_name(f"{to.name}.partial")
-    try:
-        with (
-            sys.stdin.buffer if str(lines) == "-" else lines.open("rb") as given,
-            partial.open("wb") as target,
-        ):
+    with replaced_file(to) as target:
+        with sys.stdin.buffer if str(lines) == "-" else lines.open("rb") as given:
             target.writelines(build_archive(given, source=str(lines)))
-        archive = _verified(partial)
-        partial.replace(to)
-    except OSError as error:
-        raise ArchiveFailed(problem=str(error)) from error
-    finally:
-        partial.unlink(missing_ok=True)
+        target.flush()
+        archive = _verified(Path(target.name))
     result = {"session_id": archive.session_id, "sha256": archive.sha256, "counts": archive.counts}
     if as_json:
         print_json(result)
@@ -133,7 +126,7 @@ def import_(
     All ids stay the same. The store must not have the session.
 
     Examples:
-        holdfast archive import s1.ndjson --store postgresql://localhost/holdfast
+        holdfast archive import talk.ndjson --store postgresql://localhost/holdfast
     """
 
     async def work() -> dict[str, object]:

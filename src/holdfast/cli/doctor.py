@@ -20,7 +20,7 @@ from rich.text import Text
 
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, chosen_sessions, chosen_store
-from holdfast.cli.terminal import TextTable, coloured, new_console, one_line, print_json
+from holdfast.cli.terminal import TextTable, coloured, new_console, one_line, print_json, record
 from holdfast.config import FILE, Settings, load_settings
 from holdfast.errors import HoldfastError, StoreTooOld
 from holdfast.leases import no_worker
@@ -235,7 +235,7 @@ async def _top(store: str | None, url: str | None, interval: float, *, live: boo
         async for sessions, holders in snapshots:
             if as_json:
                 results = {
-                    "sessions": [asdict(each) for each in sessions],
+                    "sessions": [record(each) for each in sessions],
                     "workers": [asdict(each) for each in holders],
                 }
                 print_json(results)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +10,7 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, actor, chosen_sessions
 from holdfast.cli.runs import RunId
 from holdfast.cli.talk import outcome, print_sent
-from holdfast.cli.terminal import echo, print_json
+from holdfast.cli.terminal import echo, print_json, record
 from holdfast.errors import BadInput
 from holdfast.store import Store
 from holdfast.types import Effect, Submission
@@ -145,7 +144,8 @@ def settle(
     try:
         value: Any = None if result is None else json.loads(result)
     except ValueError as problem:
-        raise BadInput(problem=f"--result is not JSON: {problem}") from problem
+        text = "a text needs quotes of its own, as in --result '\"text\"'"
+        raise BadInput(problem=f"--result is not JSON ({problem}); {text}") from problem
 
     async def work() -> Effect:
         async with chosen_sessions(store, url) as opened:
@@ -157,6 +157,6 @@ def settle(
 
     settled = asyncio.run(work())
     if as_json:
-        print_json({"effect": asdict(settled)})
+        print_json({"effect": record(settled)})
     else:
         echo(f"Call {settled.call_id} of {settled.tool} is {settled.state}.")

@@ -4,7 +4,15 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, chosen_server, chosen_store
-from holdfast.cli.terminal import TextTable, echo, new_console, one_line, print_json, time_text
+from holdfast.cli.terminal import (
+    TextTable,
+    echo,
+    new_console,
+    one_line,
+    print_json,
+    settle_command,
+    time_text,
+)
 
 if TYPE_CHECKING:
     from holdfast.api.models import Inbox
@@ -14,6 +22,7 @@ def inbox(store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False
     """List the sessions that wait for a person, oldest first.
 
     A session waits for a decision about a tool call, for the outcome of a call that was cut off, for a worker, or to be resumed.
+    A call that was cut off stays in the inbox until you record its outcome, or the session is cleaned or erased.
 
     Examples:
         holdfast inbox
@@ -35,11 +44,17 @@ def inbox(store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False
         return
     table = TextTable("id", "agent", "waits for", "since")
     for item in waiting.items:
-        unknown = [f"{effect.tool} (outcome unknown)" for effect in item.effects]
-        calls = ", ".join([*(call.tool for call in item.approvals), *unknown])
+        cut_off = [f"{effect.tool} (outcome unknown)" for effect in item.effects]
+        calls = ", ".join([*(call.tool for call in item.approvals), *cut_off])
         reason = calls or item.problem or item.waiting_for or ""
         table.add_row(one_line(item.id), one_line(item.agent), one_line(reason), time_text(item.active_at))
-    new_console().print(table)
+    console = new_console()
+    console.print(table)
+    unknown = [effect for item in waiting.items for effect in item.effects]
+    if unknown:
+        console.print("\nRecord the outcome of the calls that were cut off. If a call failed, use --error.")
+    for effect in unknown:
+        console.print(settle_command(effect.run_id, effect.call_id), soft_wrap=True)
     if waiting.more:
         echo(
             "More sessions wait. Answer these first, or list all with `holdfast sessions list --status waiting`."

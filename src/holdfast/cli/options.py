@@ -9,7 +9,7 @@ import typer
 from holdfast.config import load_settings
 from holdfast.errors import BadInput
 from holdfast.store import Store, open_store
-from holdfast.types import Json
+from holdfast.types import Effect, Json
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -86,6 +86,14 @@ async def pending_approvals(opened: "Sessions", session_id: str) -> list[dict[st
     from holdfast.runtime import questions
 
     return await questions.pending_approvals(opened, session_id)
+
+
+async def unknown_calls(opened: "Sessions", session_id: str) -> list[Effect]:
+    """Return the tool calls of a session that were cut off, so that their outcome is unknown."""
+    runs = (await opened.find_runs(session_id=session_id, unresolved=True, limit=100)).items
+    pages = [await opened.effects(session_id, run_id=run.id, unresolved=True) for run in runs]
+    # A call with a result waits for an answer.
+    return [effect for page in pages for effect in page.items if effect.result is None]
 
 
 async def why_waiting(opened: "Sessions", session_id: str) -> str | None:

@@ -2,9 +2,10 @@
 
 import asyncio
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -31,6 +32,7 @@ from holdfast.cli.terminal import (
     print_counts,
     print_json,
     progress_bar,
+    record,
     time_text,
 )
 from holdfast.errors import ArchiveFailed, BadInput
@@ -56,45 +58,37 @@ def export(
 ) -> None:
     """Write an archive of a session to a file or standard output.
 
-    The archive is a snapshot. The session may be running.
+    The archive is a snapshot. The session may be running. A file that --to names can only be read by its owner.
 
     Examples:
-        holdfast sessions export s1 --to s1.ndjson
-        holdfast sessions export s1 --gzip > s1.ndjson.gz
+        holdfast sessions export s1 --to talk.ndjson
+        holdfast sessions export s1 --gzip > talk.ndjson.gz
     """
-    partial = None if file is None else file.with_name(f"{file.name}.partial")
 
-    async def write(pieces: "AsyncGenerator[bytes, None]") -> None:
-        target = sys.stdout.buffer if partial is None else partial.open("wb")
-        try:
-            with progress_bar("exporting", as_bytes=True, shown=partial is not None) as advance:
-                async for piece in pieces:
-                    target.write(piece)
-                    advance(len(piece))
-            target.flush()
-        finally:
-            if partial is not None:
-                target.close()
+    async def write(pieces: "AsyncGenerator[bytes, None]", target: IO[bytes]) -> None:
+        with progress_bar("exporting", as_bytes=True, shown=file is not None) as advance:
+            async for piece in pieces:
+                target.write(piece)
+                advance(len(piece))
+        target.flush()
 
-    async def work() -> None:
+    async def work(target: IO[bytes]) -> None:
         if (server := _server(store, url, media)) is not None:
             async with server:
-                await write(server.archive(session_id, gzip=compress))
+                await write(server.archive(session_id, gzip=compress), target)
             return
         from holdfast.retention import write_archive
 
         async with opened_media(store, media) as opened:
-            await write(write_archive(opened.store, opened, session_id, compress=compress))
+            await write(write_archive(opened.store, opened, session_id, compress=compress), target)
+
+    from holdfast.client.files import replaced_file
 
     try:
-        asyncio.run(work())
-        if partial is not None and file is not None:
-            partial.replace(file)
-    except OSError as error:
+        with nullcontext(sys.stdout.buffer) if file is None else replaced_file(file) as target:
+            asyncio.run(work(target))
+    except OSError as error:  # of standard output
         raise ArchiveFailed(problem=str(error)) from error
-    finally:
-        if partial is not None:
-            partial.unlink(missing_ok=True)
 
 
 @sessions.command()
@@ -202,7 +196,7 @@ def rehydrate(
 
     Examples:
         holdfast sessions rehydrate s1
-        holdfast sessions rehydrate s1 --from s1.ndjson
+        holdfast sessions rehydrate s1 --from talk.ndjson
     """
 
     async def work() -> dict[str, object]:
@@ -317,7 +311,7 @@ def audit(
 
     page = asyncio.run(work())
     if as_json:
-        print_json({"entries": [asdict(entry) for entry in page.items], "next_cursor": page.next_cursor})
+        print_json({"entries": [record(entry) for entry in page.items], "next_cursor": page.next_cursor})
         return
     table = TextTable("session", "at", "actor", "action", "detail")
     for entry in page.items:

@@ -4,13 +4,14 @@ import asyncio
 import json
 import sys
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 from rich.text import Text
 from rich.tree import Tree
 
+from holdfast.cli.events import print_event
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.help import Commands
 from holdfast.cli.options import (
@@ -29,11 +30,11 @@ from holdfast.cli.terminal import (
     duration,
     echo,
     error_text,
-    event_line,
     new_console,
     one_line,
     plain,
     print_json,
+    record,
     time_text,
 )
 from holdfast.errors import BadInput, HoldfastError
@@ -97,7 +98,7 @@ def list_(
 
     page = asyncio.run(work())
     if as_json:
-        print_json({"runs": [asdict(run) for run in page.items], "next_cursor": page.next_cursor})
+        print_json({"runs": [record(run) for run in page.items], "next_cursor": page.next_cursor})
         return
     of_all = ["session"] if session_id is None else []
     table = TextTable("id", *of_all, "status", "agent", "error", "started", "duration", "parent")
@@ -143,11 +144,11 @@ def show(run_id: RunId, store: StoreUrl = None, url: ServerUrl = None, as_json: 
     if as_json:
         print_json(
             {
-                "run": asdict(run),
-                "latest": None if report.latest is None else asdict(report.latest),
-                "settled": None if report.settled is None else asdict(report.settled),
+                "run": record(run),
+                "latest": None if report.latest is None else record(report.latest),
+                "settled": None if report.settled is None else record(report.settled),
                 "effects": counts,
-                "unresolved": [asdict(effect) for effect in report.unresolved],
+                "unresolved": [record(effect) for effect in report.unresolved],
             }
         )
         return
@@ -191,7 +192,7 @@ def tree(run_id: RunId, store: StoreUrl = None, url: ServerUrl = None, as_json: 
 
 @app.command()
 def events(run_id: RunId, store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False) -> None:
-    """Print the events of a run, one line each.
+    """Print the events of a run.
 
     Long lines are cut at the width of the terminal. With --json, events are complete.
 
@@ -213,12 +214,11 @@ def events(run_id: RunId, store: StoreUrl = None, url: ServerUrl = None, as_json
 
     results = asyncio.run(work())
     if as_json:
-        print_json({"events": [asdict(event) for event in results]})
+        print_json({"events": [record(event) for event in results]})
         return
     console = new_console()
     for event in results:
-        line = event_line(event, event.message or event.payload, console)
-        console.print(line, no_wrap=True, overflow="ellipsis")
+        print_event(event, console)
 
 
 @app.command()
@@ -246,7 +246,7 @@ def effects(
 
     result = asyncio.run(work())
     if as_json:
-        print_json({"effects": [asdict(effect) for effect in result]})
+        print_json({"effects": [record(effect) for effect in result]})
         return
     table = TextTable("call", "tool", "state", "error", "summary", "step", "attempts", "started", "duration")
     for effect in result:
@@ -356,7 +356,7 @@ async def _grow(store: "Sessions", run: Run, seen: set[tuple[str, str]], depth: 
 
 def _nested(node: _Node) -> dict[str, object]:
     delegates = [_nested(delegate) for delegate in node.delegates]
-    return {**asdict(node.run), "delegates": delegates, "truncated": node.truncated}
+    return {**record(node.run), "delegates": delegates, "truncated": node.truncated}
 
 
 def _branch(node: _Node, tree: Tree) -> Tree:

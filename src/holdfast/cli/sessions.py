@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -18,11 +17,21 @@ from holdfast.cli.options import (
     StoreUrl,
     chosen_sessions,
     pending_approvals,
+    unknown_calls,
     why_waiting,
 )
-from holdfast.cli.terminal import TextTable, coloured, new_console, one_line, print_json, time_text
+from holdfast.cli.terminal import (
+    TextTable,
+    coloured,
+    new_console,
+    one_line,
+    print_json,
+    record,
+    settle_command,
+    time_text,
+)
 from holdfast.ids import check_choice
-from holdfast.types import STATUSES, Page, Session, Submission
+from holdfast.types import STATUSES, Effect, Page, Session, Submission
 
 app = Commands("List, show, export, clean and erase sessions.")
 
@@ -65,7 +74,7 @@ def list_(
 
     page = asyncio.run(work())
     if as_json:
-        print_json({"sessions": [asdict(item) for item in page.items], "next_cursor": page.next_cursor})
+        print_json({"sessions": [record(item) for item in page.items], "next_cursor": page.next_cursor})
         return
     table = TextTable("id", "status", "waiting for", "title", "agent", "active", "owner", "pending", "holder")
     for item in page.items:
@@ -92,11 +101,13 @@ def show(
 ) -> None:
     """Show a session, its queue and the calls that wait for a person.
 
+    A call that was cut off is shown with the command that records its outcome.
+
     Examples:
         holdfast sessions show s1
     """
 
-    async def work() -> tuple[Session, list[Submission], list[dict[str, Any]], str | None]:
+    async def work() -> tuple[Session, list[Submission], list[dict[str, Any]], list[Effect], str | None]:
         async with chosen_sessions(store, url) as opened:
             session = await opened.session(session_id)
             waiting = [
@@ -105,15 +116,17 @@ def show(
                 for item in (await opened.submissions(session_id, state=state, limit=100)).items
             ]
             questions = await pending_approvals(opened, session_id)
-            return session, waiting, questions, await why_waiting(opened, session_id)
+            unknown = await unknown_calls(opened, session_id)
+            return session, waiting, questions, unknown, await why_waiting(opened, session_id)
 
-    session, waiting, questions, problem = asyncio.run(work())
+    session, waiting, questions, unknown, problem = asyncio.run(work())
     if as_json:
         print_json(
             {
-                "session": asdict(session),
-                "submissions": [asdict(s) for s in waiting],
+                "session": record(session),
+                "submissions": [record(s) for s in waiting],
                 "approvals": questions,
+                "effects": [record(effect) for effect in unknown],
                 "problem": problem,
             }
         )
@@ -126,7 +139,7 @@ def show(
         ("agent", one_line(session.agent)),
         ("owner", one_line(session.owner)),
         ("status", coloured(session.status)),
-        ("waiting for", one_line(session.waiting_for)),
+        *([] if session.waiting_for is None else [("waiting for", one_line(session.waiting_for))]),
         *([] if problem is None else [("problem", one_line(problem))]),
         ("held by", one_line(held)),
         ("events", Text(str(session.seq))),
@@ -136,6 +149,13 @@ def show(
         *(
             ("approval", one_line(f"{q['call_id']}: {q['tool']} {json.dumps(q['arguments'])}"))
             for q in questions
+        ),
+        *(
+            (
+                "unknown",
+                Text(f"{effect.tool}: ").append_text(settle_command(effect.run_id, effect.call_id)),
+            )
+            for effect in unknown
         ),
     ]
     for name, value in lines:

@@ -3,11 +3,12 @@
 import asyncio
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.events import print_event
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.options import (
     AsJson,
@@ -19,7 +20,7 @@ from holdfast.cli.options import (
     why_waiting,
     with_media,
 )
-from holdfast.cli.terminal import all_pages, echo, event_line, new_console, print_json, time_text
+from holdfast.cli.terminal import all_pages, echo, new_console, print_json, record, time_text
 from holdfast.errors import BadInput, Conflict, SessionExists
 from holdfast.ids import check_choice
 from holdfast.types import WHEN_BUSY, Event, Submission
@@ -96,7 +97,7 @@ def send(
 
     submission, answer = asyncio.run(work())
     if as_json:
-        print_json({"submission": asdict(submission), "answer": answer})
+        print_json({"submission": record(submission), "answer": answer})
     elif not wait:
         echo(submission.id)
     elif answer is not None:
@@ -166,14 +167,6 @@ def _text(event: Event) -> str | None:
     return "".join(part["content"] for part in message["parts"] if part.get("part_kind") == "text") or None
 
 
-def _prompt(event: Event) -> str | None:
-    """Return the text of a user prompt; None for other events, and for prompts with other content."""
-    message: dict[str, Any] = {} if event.message is None else json.loads(event.message)
-    parts = message.get("parts", ())
-    prompts = [part["content"] for part in parts if part.get("part_kind") == "user-prompt"]
-    return prompts[0] if len(parts) == len(prompts) == 1 and isinstance(prompts[0], str) else None
-
-
 def tail(
     session_id: SessionId,
     store: StoreUrl = None,
@@ -186,7 +179,7 @@ def tail(
 ) -> None:
     """Print the events of a session and follow new ones.
 
-    With --json, each event is one line.
+    Lines are cut at the width of the terminal. With --json, each event is one complete line.
 
     Examples:
         holdfast tail s1
@@ -196,10 +189,9 @@ def tail(
 
     def show(event: Event) -> None:
         if as_json:
-            print_json(asdict(event))
+            print_json(record(event))
             return
-        content = _text(event) or _prompt(event) or event.message or event.payload
-        console.print(event_line(event, content, console), no_wrap=True, overflow="ellipsis")
+        print_event(event, console)
 
     async def work() -> None:
         async with chosen_sessions(store, url) as opened:
@@ -304,6 +296,6 @@ def approve(
 def print_sent(submission: Submission, *, as_json: bool, **more: object) -> None:
     """Print the id of a submission, or all of it as JSON."""
     if as_json:
-        print_json({"submission": asdict(submission), **more})
+        print_json({"submission": record(submission), **more})
     else:
         echo(submission.id)

@@ -3,11 +3,13 @@
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from pydantic_core import to_jsonable_python
@@ -23,12 +25,14 @@ from rich.progress import (
 from rich.segment import Segment
 from rich.text import Text
 
-from holdfast.types import Event, Page
+from holdfast.types import Page
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 T = TypeVar("T")
 
 _UNLIMITED = 1_000_000
-_WIDE = 100
 _CAN_SHRINK_TO = {
     **dict.fromkeys(("title", "error", "summary", "detail", "command", "file name"), 12),
     **dict.fromkeys(
@@ -36,6 +40,7 @@ _CAN_SHRINK_TO = {
     ),
 }
 """The smallest width of columns whose text may be cut."""
+_JSON_FIELDS = frozenset({"body", "detail", "message", "metadata", "payload", "result"})
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters except newline and tab, characters that change the direction of text, and lone surrogates."""
 _COLOURS = {
@@ -145,16 +150,6 @@ def _total(widths: Mapping[int, int]) -> int:
     return sum(widths.values()) + 2 * (len(widths) - 1)
 
 
-def event_line(event: Event, content: str, console: Console) -> Text:
-    """Return an event as one line; without the date if the terminal is narrow."""
-    at = time_text(event.at).plain
-    if console.width < _WIDE:
-        at = at.partition(" ")[2]
-    step = "" if event.step is None else event.step
-    start = f"{event.seq:>6}  {at}  {one_line(event.kind)!s:<24} {step:>3}  "
-    return Text(start).append_text(one_line(content))
-
-
 @contextmanager
 def progress_bar(
     title: str, total: int | None = None, *, shown: bool = True, as_bytes: bool = False
@@ -175,6 +170,15 @@ def print_json(value: object) -> None:
     typer.echo(json.dumps(plain(value)))
 
 
+def record(stored: "DataclassInstance") -> dict[str, Any]:
+    """Return what the store returned for `--json`. JSON that is stored as text becomes the value that it represents."""
+    fields = asdict(stored)
+    return {
+        name: json.loads(value) if name in _JSON_FIELDS and isinstance(value, str) else value
+        for name, value in fields.items()
+    }
+
+
 def plain(value: object) -> Any:
     """Return a value that can be written as JSON."""
     return to_jsonable_python(value, bytes_mode="base64", fallback=repr)
@@ -188,6 +192,11 @@ def safe(text: str) -> str:
 def one_line(text: str | None) -> Text:
     """Return text on one line."""
     return Text(safe(" ".join((text or "").split())))
+
+
+def settle_command(run_id: str, call_id: str) -> Text:
+    """Return the command that records the outcome of a tool call."""
+    return one_line(f"holdfast settle {shlex.quote(run_id)} {shlex.quote(call_id)} --result JSON")
 
 
 def error_text(error: Exception) -> str:

@@ -1,9 +1,11 @@
 """Archives as files: read in pieces, and written completely or not at all."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+import os
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing, contextmanager
 from pathlib import Path
+from typing import IO
 
 from holdfast.client.transport import LONG, Transport
 from holdfast.errors import ArchiveFailed, ServerUnavailable
@@ -36,17 +38,29 @@ async def download_archive(
 
 async def write_file(file: Path, pieces: AsyncGenerator[bytes, None]) -> int:
     """Write a file, and return its size. The file appears when all pieces are written."""
-    partial = file.with_name(f"{file.name}.partial")
     size = 0
+    with replaced_file(file) as target:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                await asyncio.to_thread(target.write, piece)
+                size += len(piece)
+    return size
+
+
+@contextmanager
+def replaced_file(file: Path) -> Generator[IO[bytes], None, None]:
+    """Yield a file to write to, which takes the place of `file` if no error is raised. Only its owner can read it."""
+    partial = file.with_name(f"{file.name}.partial")
     try:
-        with partial.open("wb") as target:
-            async with aclosing(pieces):
-                async for piece in pieces:
-                    await asyncio.to_thread(target.write, piece)
-                    size += len(piece)
+        partial.unlink(missing_ok=True)  # the mode only applies to a new file
+        with open(partial, "xb", opener=_open_private) as target:
+            yield target
         partial.replace(file)
     except OSError as error:
         raise ArchiveFailed(problem=str(error)) from error
     finally:
         partial.unlink(missing_ok=True)
-    return size
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

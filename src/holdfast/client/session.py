@@ -172,7 +172,8 @@ class SessionHandle(Generic[T]):
         """Yield every event after a number, each once: those on record, then new ones as they happen.
 
         The stream resumes by itself after a lost connection or a restarted server, and ends when the session is erased. With
-        `drafts` it also yields the text that the model is streaming. Without `follow` it ends at the last event on record.
+        `drafts` it also yields `Draft` objects, the text that the model is streaming. Without `follow` it ends at the last event on record. The
+        classes of the events are in `holdfast.events`.
         """
         if not follow:
             return read(self._transport, f"{self._path}/events", after=after)
@@ -245,7 +246,10 @@ class SessionHandle(Generic[T]):
         return download_archive(self._transport, self.id, gzip=gzip)
 
     async def export(self, path: str | Path, *, gzip: bool = False) -> int:
-        """Write the session to an archive file, and return its size. The file exists only if it is complete."""
+        """Write the session to an archive file, and return its size.
+
+        The file exists only if it is complete, and only its owner can read it.
+        """
         return await write_file(Path(path), self.archive(gzip=gzip))
 
     async def clean(

@@ -201,7 +201,8 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
         """Yield every event after a number, each once: those on record, then new ones as they happen.
 
         The stream resumes by itself after a lost connection or a restarted server, and ends when the session is erased. With
-        `drafts` it also yields the text that the model is streaming. Without `follow` it ends at the last event on record.
+        `drafts` it also yields `Draft` objects, the text that the model is streaming. Without `follow` it ends at the last event on record. The
+        classes of the events are in `holdfast.events`.
         """
         return self._loop.iterate(self._handle.events(after=after, drafts=drafts, follow=follow))
 
@@ -258,7 +259,10 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
         return self._loop.iterate(self._handle.archive(gzip=gzip))
 
     def export(self, path: str | Path, *, gzip: bool = False) -> int:
-        """Write the session to an archive file, and return its size. The file exists only if it is complete."""
+        """Write the session to an archive file, and return its size.
+
+        The file exists only if it is complete, and only its owner can read it.
+        """
         return self._loop.run(self._handle.export(path, gzip=gzip))
 
     def clean(

@@ -129,7 +129,7 @@ class Calls:
         if policy == "ask" and effect.state == "started":
             waiting = self.note(effect, result=ledger.deferred("again"))
             return lambda: ledger.replay(waiting)
-        return lambda: ledger.unknown(effect)
+        return lambda: ledger.report_unknown(effect, tool.name, ctx.tool_call_id or effect.call_id)
 
     def begin(self, ref: CallRef, tool: str, step: int, arguments: Any) -> Effect:
         """Register that a call is started, possibly again. The caller must record this before it runs the tool."""

@@ -297,7 +297,7 @@ class _Recorder(AbstractCapability[Any]):
         except OutcomeUnknown as error:
             unknown = self._event(ctx, "tool_call_completed", **facts, outcome="unknown")
             await self._buffer.write_effects([], unknown)
-            return ledger.unknown(effect, str(error.facts["step"]))
+            ledger.report_unknown(effect, call.tool_name, call.tool_call_id, str(error.facts["step"]))
         except BaseException as error:
             if _can_be_recorded(error, task):
                 await self._record_error(ctx, effect, error)

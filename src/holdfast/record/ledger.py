@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 from pydantic import TypeAdapter
 from pydantic_ai import RunContext
@@ -293,6 +293,13 @@ def is_known(effect: Effect) -> bool:
         and effect.result is not None
         and "unserializable" not in effect.result[:40]
     )
+
+
+def report_unknown(effect: Effect, tool: str, call_id: str, step: str | None = None) -> NoReturn:
+    """Answer a call with an unknown outcome: raise what makes Pydantic AI add a result with the outcome `interrupted`."""
+    raise ToolFailedError(
+        ToolReturnPart(tool, unknown(effect, step), call_id, outcome="interrupted")
+    ) from None
 
 
 def unknown(effect: Effect, step: str | None = None) -> str:
