@@ -214,7 +214,7 @@ async def function(turn: Turn) -> None:
                 for place, (tool, seconds) in enumerate(calls)
             )
         )
-    await turn.add({"results": results})
+    await turn.add({"results": dict(sorted(results.items()))})
     await turn.answer(answer(key))
 
 

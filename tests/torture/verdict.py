@@ -95,6 +95,7 @@ async def judge(store: Store, clients: Clients, effects: Effects, verdict: Verdi
         UNRECORDED, [f"{call} is not in the ledger" for call in effects.begun if call not in recorded]
     )
     probed = verdict.counts["effects with a probe"]
+    verdict.counts["effects with a probe that stay unknown"] += 0  # for the report
     unknown = verdict.counts["effects with a probe that stay unknown"]
     if unknown and 100 * unknown >= probed:
         verdict.add(STILL_UNKNOWN, [f"{unknown} of {probed}"])
@@ -125,7 +126,8 @@ async def _judge_session(
     _judge_submissions(submissions, sent, events, verdict)
     _judge_runs(session.id, events, verdict)
     await _judge_history(store, session.id, submissions, sent, effects, verdict)
-    return await _judge_effects(store, session.id, events, effects, verdict)
+    given_up = {str(found.idempotency_key) for found in submissions if found.state == "dead"}
+    return await _judge_effects(store, session.id, events, effects, given_up, verdict)
 
 
 def _judge_reader(reader: Reader, events: list[Event], verdict: Verdict) -> None:
@@ -288,7 +290,12 @@ async def _judge_fork(store: Store, fork: Fork, verdict: Verdict) -> None:
 
 
 async def _judge_effects(
-    store: Store, session_id: str, events: list[Event], effects: Effects, verdict: Verdict
+    store: Store,
+    session_id: str,
+    events: list[Event],
+    effects: Effects,
+    given_up: set[str],
+    verdict: Verdict,
 ) -> set[str]:
     """What was begun once stays begun once, unless its tool is safe to retry, or a person said so."""
     repeated = "completed effects repeated"
@@ -311,7 +318,10 @@ async def _judge_effects(
         for effect in page.items:
             call = _call(effect.call_id)
             recorded.add(call)
-            _judge_effect(effect, call, starts[call], effects, verdict)
+            if _judge_effect(effect, call, starts[call], effects, verdict):
+                # No probe is asked about a step whose turn is not continued any more.
+                where = " in turns given up" if call.partition(".")[0] in given_up else ""
+                verdict.counts[f"effects with a probe that stay unknown{where}"] += 1
         cursor = page.next_cursor
         if cursor is None:
             return recorded
@@ -322,7 +332,8 @@ def _call(entry: str) -> str:
     return entry.removeprefix("turn/")
 
 
-def _judge_effect(effect: Effect, call: str, starts: int, effects: Effects, verdict: Verdict) -> None:
+def _judge_effect(effect: Effect, call: str, starts: int, effects: Effects, verdict: Verdict) -> bool:
+    """Judge one entry of the ledger, and return whether it has a probe and stays unknown."""
     repeated = "completed effects repeated"
     where = f"{effect.session_id}: {effect.tool} {call}"
     verdict.counts[f"ledger {effect.state}"] += 1
@@ -338,14 +349,14 @@ def _judge_effect(effect: Effect, call: str, starts: int, effects: Effects, verd
     if effect.state == "completed" and not begun:
         verdict.add(UNRECORDED, [where])
     if not any(facts.get("probed") for facts in begun):
-        return
+        return False
     stored = effects.stored.get(call, [])
     if len(stored) > 1:
         verdict.add(repeated, [f"{where} was stored {len(stored)} times"])
     if effect.state == "completed" and not stored:
         verdict.add(UNRECORDED, [where])
     verdict.counts["effects with a probe"] += 1
-    verdict.counts["effects with a probe that stay unknown"] += effect.state == "started"
+    return effect.state == "started"
 
 
 async def _all_events(store: Store, session_id: str) -> list[Event]:

@@ -299,8 +299,13 @@ class _FunctionRun:
     @property
     def _is_replaying(self) -> bool:
         """Whether the function has not repeated all that is recorded yet, so that it must receive what it received before."""
-        recorded = self._added or self._decided or pending_calls(self._messages)
+        recorded = self._added or self._unasked or pending_calls(self._messages)
         return self._steps.is_replaying or bool(recorded)
+
+    @property
+    def _unasked(self) -> list[str]:
+        """The decided questions that the function has not asked again. One about a step is not asked after that has run."""
+        return [call_id for call_id in self._decided if "/" not in call_id]
 
     async def _call(self) -> None:
         with suppress(_Suspended), self._steps.open():
@@ -315,7 +320,7 @@ class _FunctionRun:
             self._messages.append(ModelResponse(parts=list(self._questions), run_id=self._origin))
             await complete_run(self._buffer, self.start.host, self._messages, None)
             return
-        if left := [*self._decided, *(_texts(message)[0].content for message in self._added)]:
+        if left := [*self._unasked, *(_texts(message)[0].content for message in self._added)]:
             raise StepsDiffer(asked="it has ended", recorded=f"{left[0]!r:.80}")
         output: Any = None
         if self._answer is not None:

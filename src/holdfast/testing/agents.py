@@ -62,7 +62,7 @@ def killed_after(store: Store, kind: str, *, number: int = 1) -> Generator[None,
     async def write(lease: Lease, batch: Batch) -> int:
         nonlocal left
         if left <= 0:
-            raise StoreClosed
+            raise StoreClosed(url=store.url)
         seq: int = await original["write"](lease, batch)
         left -= sum(event.kind == kind for event in batch.events)
         if left <= 0:
@@ -72,7 +72,7 @@ def killed_after(store: Store, kind: str, *, number: int = 1) -> Generator[None,
     def rejecting(name: str) -> Callable[..., Any]:
         async def method(*args: Any, **options: Any) -> Any:
             if left <= 0:
-                raise StoreClosed
+                raise StoreClosed(url=store.url)
             return await original[name](*args, **options)
 
         return method
