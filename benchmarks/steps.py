@@ -7,7 +7,6 @@ The sides take turns. Run it as `python -m benchmarks.steps --peer`; without `--
 import argparse
 import asyncio
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 import asyncpg
 
@@ -26,6 +26,9 @@ from benchmarks.steps_peers import MOST_WORKFLOWS, clock, serve_rounds
 from holdfast.runtime import Turn, Worker
 from holdfast.store import open_store
 from tests.servers import postgres
+
+if TYPE_CHECKING:
+    import subprocess
 
 PEERS = {"dbos": ["dbos==3.3.0"], "absurd": ["absurd-sdk==0.5.1", "absurdctl==0.5.1"]}
 FASTER = 1.5
@@ -44,7 +47,7 @@ class Scale:
     long_turns: int
 
 
-FULL = Scale(sequential=300, concurrent=30, rounds=7, long_turns=7)
+FULL = Scale(sequential=300, concurrent=30, rounds=5, long_turns=5)
 QUICK = Scale(sequential=50, concurrent=5, rounds=1, long_turns=1)
 
 
