@@ -7,8 +7,10 @@ The sides take turns. Run it as `python -m benchmarks.steps --peer`; without `--
 import argparse
 import asyncio
 import json
+import os
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -47,7 +49,7 @@ class Scale:
     long_turns: int
 
 
-FULL = Scale(sequential=300, concurrent=30, rounds=5, long_turns=5)
+FULL = Scale(sequential=300, concurrent=30, rounds=5, long_turns=15)
 QUICK = Scale(sequential=50, concurrent=5, rounds=1, long_turns=1)
 
 
@@ -124,6 +126,19 @@ def _growth(report: Report, engine: str, side: Side, scale: Scale) -> None:
     )
 
 
+def _sync_seconds(path: Path) -> float:
+    """Return how long it takes to sync one page, which every side does for each step of a lone workflow."""
+    took: list[float] = []
+    with path.open("wb", buffering=0) as file:
+        for _ in range(200):
+            file.seek(0)
+            file.write(bytes(8192))
+            before = time.perf_counter()
+            os.fdatasync(file.fileno())
+            took.append(time.perf_counter() - before)
+    return median(took)
+
+
 @holdfast.agent("bench")
 async def _agent(turn: Turn) -> None:
     await clock.arrive()
@@ -179,6 +194,7 @@ def _measure(scale: Scale, topics: Sequence[str], *, with_peer: bool, peer_venv:
             sides = {"holdfast": ours}
             for name in PEERS:
                 sides[name] = _start(stack, python, "-m", "benchmarks.steps_peers", name, server.url(name))
+            report.add("sync of one page, p50", _sync_seconds(Path(folder, "page")) * 1e3, "ms")
             _compare(report, sides, scale)
         if "growth" in topics:
             progress("growth")
