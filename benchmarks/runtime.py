@@ -15,10 +15,10 @@ import sys
 import tempfile
 import time
 import tracemalloc
-import venv
-from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -27,6 +27,7 @@ from typing import Any
 import asyncpg
 
 from benchmarks import runtime_peers
+from benchmarks.peers import ROOT, peer_python, process, ready
 from benchmarks.report import Report, progress
 from benchmarks.runtime_app import agent
 from holdfast.runtime import Worker
@@ -35,7 +36,6 @@ from holdfast.types import Event, Submission
 from tests.promises.workers import WorkerProcess, worker
 from tests.servers import mongo, mongod, postgres
 
-ROOT = Path(__file__).parents[1]
 APP = "benchmarks.runtime_app:agent"
 PEERS = {"dbos": "dbos==3.3.0", "procrastinate": "procrastinate==3.10.0"}
 COUNTED = {
@@ -281,13 +281,13 @@ async def _rate(side: str, python: Path, url: str, jobs: int, job: str) -> float
                 for _ in range(WORKERS):
                     await workers.enter_async_context(worker(url, app=APP))
                 await _warm_up(url)
-                return await _clocked(side, stack.enter_context(_process(*ours)), url, jobs)
+                return await _clocked(side, stack.enter_context(process(*ours)), url, jobs)
         peer = [str(python), "-m", "benchmarks.runtime_peers", side]
         subprocess.run([*peer, "schema", url], check=True, capture_output=True, cwd=ROOT)
         for _ in range(WORKERS):
-            await asyncio.to_thread(_ready, stack.enter_context(_process(*peer, "worker", url)))
+            await asyncio.to_thread(ready, stack.enter_context(process(*peer, "worker", url)))
         return await _clocked(
-            side, stack.enter_context(_process(*peer, "client", url, str(jobs), job)), url, jobs
+            side, stack.enter_context(process(*peer, "client", url, str(jobs), job)), url, jobs
         )
 
 
@@ -302,7 +302,7 @@ async def _warm_up(url: str) -> None:
 
 
 async def _clocked(side: str, client: "subprocess.Popen[str]", url: str, jobs: int) -> float:
-    await asyncio.to_thread(_ready, client)
+    await asyncio.to_thread(ready, client)
     connection = await asyncpg.connect(url)
     try:
         assert client.stdin is not None
@@ -315,25 +315,6 @@ async def _clocked(side: str, client: "subprocess.Popen[str]", url: str, jobs: i
         return jobs / (time.perf_counter() - started)
     finally:
         await connection.close()
-
-
-def _ready(process: "subprocess.Popen[str]") -> None:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if line != "ready\n":
-        message = f"{process.args} ended"
-        raise RuntimeError(message)
-
-
-@contextmanager
-def _process(*command: str) -> Generator["subprocess.Popen[str]", None, None]:
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 async def _be_client(url: str, jobs: int) -> None:
@@ -464,21 +445,9 @@ _MEASURES: dict[str, Any] = {"idle": _idle_memory, "running": _running_memory, "
 # All of it
 
 
-@contextmanager
-def _peer_python(folder: Path | None) -> Generator[Path, None, None]:
-    """Install the peers into an environment of their own and hand out its interpreter."""
-    from importlib.metadata import version
-
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as temporary:
-        place = folder or Path(temporary)
-        python = place / "bin" / "python"
-        needed = [*PEERS.values(), f"pydantic-ai-slim=={version('pydantic-ai-slim')}"]
-        progress(f"installing {', '.join(needed)} into {place}")
-        if not python.exists():
-            venv.create(place, with_pip=True)
-        command = [python, "-m", "pip", "install", "--quiet", *needed]
-        subprocess.run(command, check=True, capture_output=True, text=True)
-        yield python
+def _packages() -> list[str]:
+    """Return the peers, and the framework of the agent that they run."""
+    return [*PEERS.values(), f"pydantic-ai-slim=={version('pydantic-ai-slim')}"]
 
 
 async def _measure(scale: Scale, topics: Sequence[str], *, with_peer: bool, peer_venv: Path | None) -> int:
@@ -511,7 +480,7 @@ async def _measure(scale: Scale, topics: Sequence[str], *, with_peer: bool, peer
                     await topic(report, engine, await new_url(engine), scale)
         if "throughput" in topics:
             progress("throughput")
-            python = stack.enter_context(_peer_python(peer_venv)) if with_peer else None
+            python = stack.enter_context(peer_python(peer_venv, _packages())) if with_peer else None
             await _throughput(report, python, new_url, scale)
         if "memory" in topics:
             progress("memory")
