@@ -213,22 +213,26 @@ class StepStarted(_Event):
 
 
 class StepCompleted(_Event):
-    """A step has a result. `probe`: the step was interrupted, and its probe found the result."""
+    """A step has a result. `probe`: the step was interrupted, and its probe found the result. `manual`: a person, `actor`, recorded it."""
 
     kind: Literal["step_completed"] = "step_completed"
     name: str = _payload("name")
     call_id: str = _payload("call_id")
     probe: bool = _payload("probe", False)
+    manual: bool = _payload("manual", False)
+    actor: str | None = _payload("actor", None)
 
 
 class StepFailed(_Event):
-    """An attempt of a step failed. With `retry_at` the step is tried again at that time."""
+    """An attempt of a step failed. With `retry_at` the step is tried again at that time. `manual`: a person, `actor`, recorded it."""
 
     kind: Literal["step_failed"] = "step_failed"
     name: str = _payload("name")
     call_id: str = _payload("call_id")
     error: str | None = _payload("error", None)
     retry_at: datetime | None = _payload("retry_at", None)
+    manual: bool = _payload("manual", False)
+    actor: str | None = _payload("actor", None)
 
 
 class ProbeAnswered(_Event):

@@ -1,10 +1,12 @@
 """Steps and calls that a crash cut off: policies, probes and retry rules."""
 
 import asyncio
+import json
 from contextlib import suppress
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults
 
 from holdfast import (
@@ -79,6 +81,12 @@ async def test_a_person_decides_whether_a_step_runs_again(timed: Store, clock: M
     assert waiting.metadata["call-1"] == {"step": "pay", "call_id": "call-1/pay"}
     answers = DeferredToolResults(approvals={"call-1": approved})
     answer = await rerun(agent, timed, clock, deferred_tool_results=answers, **options)
+    (request,) = [e.payload for e in await timed.events("s") if e.kind == "approval_requested"]
+    assert "Its step 'pay' was started before an interruption" in json.loads(request)["calls"][0]["note"]
+    (pay,) = [entry for entry in await ledger(timed, "s") if entry.tool == "pay"]
+    assert (pay.state, pay.result is None) == (("completed", False) if approved else ("started", False))
+    book = await timed.effects("s", run_id=pay.run_id, call_id="call-1")
+    assert approved or book.items[0].result is None  # it is unresolved, as before the question
     assert done == (["Rome", "pay"] if approved else ["Rome"])
     assert answer == ("Rome done, pay done" if approved else "The tool call was denied.")
 
@@ -153,6 +161,27 @@ async def test_a_probe_can_belong_to_a_whole_tool(timed: Store, clock: ManualClo
     assert done == []
     kinds = [e.kind for e in await timed.events("s") if e.kind.startswith(("probe", "tool"))]
     assert kinds == ["tool_call_started", "probe_answered", "tool_call_completed"]
+
+
+class Receipt(BaseModel):
+    number: str
+
+
+async def test_a_settled_step_has_the_declared_type(timed: Store, clock: ManualClock):
+    async def pay() -> Receipt:
+        return Receipt(number="1")
+
+    async def book(trip: str) -> str:
+        return (await step("pay", pay)).number
+
+    with pytest.raises(Killed), killed_after(timed, "step_started"):
+        await run(tool_agent(book), timed)
+    clock.advance(60)
+    (run_,) = (await timed.runs(session_id="s")).items
+    await settle_effect(timed, run_.id, "call-1/pay", actor="ada", result={"number": "7"})
+    assert await rerun(tool_agent(book), timed, clock) == "7"
+    (event,) = [e.payload for e in await timed.events("s") if e.kind == "step_completed"]
+    assert json.loads(event) == {"name": "pay", "call_id": "call-1/pay", "manual": True, "actor": "ada"}
 
 
 async def test_a_person_can_settle_a_step(timed: Store, clock: ManualClock):

@@ -153,6 +153,9 @@ class ApprovalRequest(BaseModel):
     tool: str
     arguments: dict[str, Any]
     digest: str
+    note: str | None = Field(
+        None, description="What to know before the decision, if the call was started before."
+    )
 
 
 class SessionDetail(SessionInfo):

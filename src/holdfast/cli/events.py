@@ -103,7 +103,12 @@ def _probe_answered(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _approval_requested(facts: Mapping[str, Any]) -> list[str]:
-    return [f"{call['tool']} {_text(call['arguments'])} ({call['call_id']})" for call in facts["calls"]]
+    return [
+        " ".join(
+            filter(None, [f"{call['tool']} {_text(call['arguments'])} ({call['call_id']})", call.get("note")])
+        )
+        for call in facts["calls"]
+    ]
 
 
 def _approval_answered(facts: Mapping[str, Any]) -> list[str]:

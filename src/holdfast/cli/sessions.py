@@ -147,7 +147,14 @@ def show(
         ("active", time_text(session.active_at)),
         *((item.state, one_line(f"{item.id} {item.kind}, attempts {item.attempts}")) for item in waiting),
         *(
-            ("approval", one_line(f"{q['call_id']}: {q['tool']} {json.dumps(q['arguments'])}"))
+            (
+                "approval",
+                one_line(
+                    " ".join(
+                        [f"{q['call_id']}: {q['tool']} {json.dumps(q['arguments'])}", q.get("note") or ""]
+                    )
+                ),
+            )
             for q in questions
         ),
         *(

@@ -55,6 +55,15 @@ class Calls:
         """The names of the called tools."""
         return {effect.tool for effect in self._effects.values()}
 
+    @property
+    def notes(self) -> dict[str, str]:
+        """What a person must know about calls that may have taken effect before they are approved again, by call id."""
+        return {
+            call_id: ledger.again_note(self._effects[ref])
+            for call_id, ref in self._refs.items()
+            if ref in self._effects and ledger.waits_for(self._effects[ref]) == "again"
+        }
+
     def made_by(self, response: ModelResponse) -> None:
         """Count the calls in a model response."""
         self._made.update((self._run_id, call.tool_call_id) for call in pending_calls([response]))
@@ -183,6 +192,8 @@ class Calls:
             elif (ended := ledger.answered(effect, part, message)) is not None:
                 moved.append(ended)
                 answered[part.tool_call_id] = ended
+            elif ledger.waits_for(effect) == "again":  # denied: it is still unknown whether it took effect
+                moved.append(replace(effect, result=None))
         return moved, answered
 
     def deferred(self, messages: Sequence[ModelMessage], output: object) -> list[Effect]:

@@ -433,7 +433,9 @@ class _Recorder(AbstractCapability[Any]):
         """Record that the run completed, or that it waits for answers."""
         messages = result.all_messages()
         deferred = self._calls.deferred(messages, result.output)
-        await complete_run(self._buffer, self._host, messages, result.output, effects=deferred)
+        await complete_run(
+            self._buffer, self._host, messages, result.output, effects=deferred, notes=self._calls.notes
+        )
 
     async def _fail(self, error: BaseException) -> None:
         """Record the end of the run as its host decides."""

@@ -1,8 +1,9 @@
 """Record the end of a run: completed, waiting for answers, failed or interrupted."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
@@ -25,15 +26,19 @@ async def complete_run(
     output: Any,
     *,
     effects: Sequence[Effect] = (),
+    notes: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Record that a run completed with this history and output, or that it waits for answers to its last calls."""
+    """Record that a run completed with this history and output, or that it waits for answers to its last calls.
+
+    `notes` has, by call id, what a person must know to decide.
+    """
     waits = pending_calls(messages)
     run_id = buffer.run.id
     ending = NewEvent(kind=COMPLETED, run_id=run_id)
     if not waits:
         ending.payload = _output_json(output, messages[-1] if messages else None)
     else:
-        payload = lenient_json({"calls": [_approval_request(call) for call in waits]})
+        payload = lenient_json({"calls": [_approval_request(call, notes) for call in waits]})
         ending = NewEvent(kind="approval_requested", run_id=run_id, payload=payload)
     kind = "interrupted" if waits else "settled"
     batch = buffer.take_step(messages, kind, None, ending, effects=effects, thorough=True)
@@ -90,7 +95,7 @@ def _output_json(output: Any, last: ModelMessage | None) -> Json:
         return "{}"  # an output that JSON cannot represent stays in the process that made it
 
 
-def _approval_request(call: ToolCallPart) -> dict[str, Any]:
+def _approval_request(call: ToolCallPart, notes: Mapping[str, str]) -> dict[str, Any]:
     """Return a call for a person to approve, with the digest that binds the answer to its arguments."""
     arguments = call.args_as_dict()
     return {
@@ -98,4 +103,5 @@ def _approval_request(call: ToolCallPart) -> dict[str, Any]:
         "tool": call.tool_name,
         "arguments": arguments,
         "digest": ledger.digest(arguments),
+        **({"note": notes[call.tool_call_id]} if call.tool_call_id in notes else {}),
     }

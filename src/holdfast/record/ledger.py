@@ -230,6 +230,15 @@ def waits_for(effect: Effect) -> Deferral | None:
     return json.loads(effect.result)["kind"]
 
 
+def again_note(effect: Effect) -> str:
+    """Return what a person must know who decides whether a call runs again."""
+    metadata: dict[str, Any] = json.loads(effect.result or "{}").get("metadata") or {}
+    step = metadata.get("step")
+    what = f"Its step {step!r}" if step else "It"
+    summary = f" ({effect.summary})" if effect.summary else ""
+    return f"{what} was started before an interruption, and it is unknown whether it took effect{summary}. Approve to run it again."
+
+
 def answered(effect: Effect, part: Any, message: tuple[int, int]) -> Effect | None:
     """Return the final effect of a waiting call, from the message that answers it; None if its outcome is still unknown."""
     kind, outcome = waits_for(effect), getattr(part, "outcome", "success")

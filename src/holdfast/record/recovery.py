@@ -12,7 +12,7 @@ from pydantic_ai.run import AgentRunResult
 
 from holdfast.errors import Conflict, NotFound
 from holdfast.ids import new_id
-from holdfast.jsontext import read_recorded
+from holdfast.jsontext import lenient_json, read_recorded
 from holdfast.leases import hold_lease
 from holdfast.media import MediaStore
 from holdfast.record import ledger
@@ -256,13 +256,16 @@ async def settle_effect(
             raise Conflict(problem=f"call {call_id} of run {run_id} is already {effect.state}")
         if ledger.waits_for(effect) == "approval":
             raise Conflict(problem=f"call {call_id} of run {run_id} was not started; approve or deny it")
-        recorded = (
-            None if error is not None else ledger.returned(ToolReturnPart(effect.tool, result, call_id))
-        )
+        recorded = None
+        if error is None and ledger.is_step(effect):
+            recorded = lenient_json({"kind": "value", "value": result})
+        elif error is None:
+            recorded = ledger.returned(ToolReturnPart(effect.tool, result, call_id))
         state = "completed" if error is None else "failed"
         settled = replace(effect, state=state, result=recorded, error=error)
-        kind = "tool_call_completed" if error is None else "tool_call_failed"
-        payload = json.dumps({"tool": settled.tool, "call_id": call_id, "manual": True, "actor": actor})
+        what, name = ("step", "name") if ledger.is_step(effect) else ("tool_call", "tool")
+        kind = f"{what}_{state}"
+        payload = json.dumps({name: settled.tool, "call_id": call_id, "manual": True, "actor": actor})
         event = NewEvent(kind=kind, run_id=run_id, payload=payload)
         batch = Batch(effects=[settled], events=[event])
         # Before the change: an audit entry without a change is better than a change without an audit entry.

@@ -73,8 +73,8 @@ class Steps:
     """Called before a step if no other one runs. May stop the run."""
     check: Callable[[], None] | None = None
     """Called when a step is asked for. Raises if it must not run."""
-    decide: Callable[[str, str, int], Awaitable[bool]] | None = None
-    """Ask a person whether a step may run again, given its name, entry and attempts. By default the tool call waits for an approval."""
+    decide: Callable[[str, str, int, Any], Awaitable[bool]] | None = None
+    """Ask a person whether a step may run again, given its name, entry, attempts and arguments. By default the tool call waits for an approval."""
     _recorded: dict[str, Effect] = field(default_factory=dict[str, Effect])
     """The steps on record that the code has not asked for yet."""
     _requested: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
@@ -244,7 +244,9 @@ class Steps:
         """Return if a person allows the step to run again."""
         if self.decide is None:
             raise StepApproval({"step": request.name, "call_id": request.ref[1]})
-        if not await self.decide(request.name, request.ref[1], known.attempts):
+        arguments = json.loads(values.digest_text(_all_arguments(request.function, request.arguments)))
+        if not await self.decide(request.name, request.ref[1], known.attempts, arguments):
+            await self.buffer.write_effects([replace(known, result=None)])
             raise self._unknown(request)
 
     def _unknown(self, request: _Request) -> OutcomeUnknown:
@@ -416,7 +418,7 @@ async def step(
     steps = _current.get()
     if steps is None:
         raise BadInput(
-            problem=f"step {name!r} is outside a recorded turn; use it in a tool with recovery `steps` of an agent with the Holdfast capability"
+            problem=f"step {name!r} is outside a recorded turn; use it in a plain agent, or in a tool with recovery `steps` of an agent with the Holdfast capability"
         )
     request = steps.request(
         name, function, arguments, recovery=recovery, probe=probe, probe_timeout=probe_timeout, retry=retry

@@ -342,10 +342,10 @@ class _FunctionRun:
         self._asked += 1
         return await self._question(ToolCallPart(tool, arguments, call_id))
 
-    async def _decide(self, name: str, entry: str, attempts: int) -> bool:
+    async def _decide(self, name: str, entry: str, attempts: int, arguments: Any) -> bool:
         """Return whether a step may run again although it may have taken effect."""
         question = f"Step {name!r} was interrupted, and it is unknown whether it took effect. Run it again?"
-        call = ToolCallPart(name, {"question": question}, f"{entry}#{attempts}")
+        call = ToolCallPart(name, {"question": question, "arguments": arguments}, f"{entry}#{attempts}")
         return bool(await self._question(call))
 
     async def _question(self, call: ToolCallPart) -> Decision:

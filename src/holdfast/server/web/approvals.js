@@ -67,6 +67,7 @@ export function Approval({ sessionId, call, failed = null, onSent }) {
 
   return html`<section class="approval" aria-label=${`Approval of ${call.tool}`}>
     <h3>Run <code>${call.tool}</code>?</h3>
+    ${call.note && html`<p class="banner bad">${call.note}</p>`}
     ${mode !== "edit" && html`<pre tabindex="0" aria-label="Arguments">${pretty(call.arguments)}</pre>`}
     ${problem && html`<p class="error" role="alert">${problem}</p>`}
     ${sent !== null && html`<p class="hint" role="status">Answer sent. The session continues when a worker picks it up.</p>`}
