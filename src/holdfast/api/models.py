@@ -154,7 +154,7 @@ class ApprovalRequest(BaseModel):
     arguments: dict[str, Any]
     digest: str
     note: str | None = Field(
-        None, description="What to know before the decision, if the call was started before."
+        default=None, description="What to know before the decision, if the call was started before."
     )
 
 
