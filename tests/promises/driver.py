@@ -15,12 +15,12 @@ class Crash:
 
     def __init__(self, folder: Path, url: str, module: str = "crash") -> None:
         self._folder = folder
-        self._url = url
+        self.url = url
         self._module = module
 
     def of(self, module: str) -> "Crash":
         """Return the same with the runs of another module in tests/promises."""
-        return Crash(self._folder, self._url, module)
+        return Crash(self._folder, self.url, module)
 
     async def run(self, policy: str, mode: str, points: list[str]) -> list[dict[str, Any]]:
         """Kill a run at each of the points, go on with it, and return what was found, in two processes at once."""
@@ -32,7 +32,7 @@ class Crash:
         place = self._folder / f"{policy}-{mode}-{len(list(self._folder.iterdir()))}-{points[0]}"
         place.mkdir()
         process = await start_forked(
-            *(sys.executable, "-m", f"tests.promises.{self._module}", self._url, str(place)),
+            *(sys.executable, "-m", f"tests.promises.{self._module}", self.url, str(place)),
             *(policy, mode, *points),
             stdout=asyncio.subprocess.PIPE,
         )

@@ -23,14 +23,12 @@ UNKNOWN = re.compile(r"[Ss]tep '(\w+)' was started, but it is unknown whether it
 
 
 @pytest.mark.parametrize("policy", ["probe", "report", pytest.param("retry", marks=pytest.mark.thorough)])
-async def test_a_killed_tool_repeats_no_recorded_step(
-    crash: Crash, boundaries: Boundaries, engine: Engine, policy: str
-):
+async def test_a_killed_tool_repeats_no_recorded_step(crash: Crash, boundaries: Boundaries, policy: str):
     runs = crash.of("step_tools")
     (undisturbed,) = await runs.run(policy, "resume", ["none"])
     assert undisturbed["output"] == WHOLE
     assert len(undisturbed["points"]) >= 40
-    for facts in await runs.run(policy, "resume", boundaries.of(undisturbed["points"], engine)):
+    for facts in await runs.run(policy, "resume", boundaries.of(undisturbed["points"], crash.url)):
         _check(facts, policy)
         if facts["output"] != WHOLE:
             assert policy == "report", facts
@@ -47,7 +45,7 @@ async def test_a_killed_tool_repeats_no_recorded_step(
     ],
 )
 async def test_a_killed_plain_agent_repeats_no_recorded_step_and_no_question(
-    crash: Crash, boundaries: Boundaries, engine: Engine, policy: str
+    crash: Crash, boundaries: Boundaries, policy: str
 ):
     """Each steering message and each decision is in the history once, and the turn has the answer of an undisturbed one."""
     runs = crash.of("plain_agents")
@@ -61,7 +59,7 @@ async def test_a_killed_plain_agent_repeats_no_recorded_step_and_no_question(
     points = undisturbed["points"]
     assert len(points) >= 40
     assert {"heard#0", "asked#0", "approved#0"} <= set(points)
-    for facts in await runs.run(policy, "continue", boundaries.of(points, engine)):
+    for facts in await runs.run(policy, "continue", boundaries.of(points, crash.url)):
         _check(facts, policy)
         if facts["history"] != undisturbed["history"]:
             assert policy == "report", facts
