@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import typer
 from pydantic_core import to_jsonable_python
@@ -26,9 +26,6 @@ from rich.segment import Segment
 from rich.text import Text
 
 from holdfast.types import Page
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 T = TypeVar("T")
 
@@ -170,7 +167,7 @@ def print_json(value: object) -> None:
     typer.echo(json.dumps(plain(value)))
 
 
-def record(stored: "DataclassInstance") -> dict[str, Any]:
+def record(stored: Any) -> dict[str, Any]:
     """Return what the store returned for `--json`. JSON that is stored as text becomes the value that it represents."""
     fields = asdict(stored)
     return {
