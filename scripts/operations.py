@@ -75,6 +75,7 @@ OPERATIONS = (
     Operation("TurnHandle.info", f"GET {_S}/submissions/{{submission_id}}", None, _SHOWN),
     Operation("TurnHandle.events", f"GET {_S}/events", "tail"),
     Operation("TurnHandle.result", f"GET {_S}/events", "send", "`holdfast send --wait`"),
+    Operation("TurnHandle.retry", f"POST {_S}/retry", "retry"),
     Operation("TurnHandle.cancel", f"POST {_S}/interrupt", "interrupt"),
     Operation("RunHandle.info", f"GET {_R}", "runs show"),
     Operation("RunHandle.delegates", f"GET {_R}/runs", "runs tree"),

@@ -15,7 +15,7 @@ import typer
 from pydantic_ai import Agent
 from typer.testing import CliRunner, Result
 
-from holdfast import Store, open_store
+from holdfast import Store, Turn, agent, open_store
 from holdfast.cli import app
 from holdfast.config import load_settings
 from holdfast.server import create_app
@@ -172,9 +172,38 @@ class Shell:
         return json.loads(await self.text(*arguments, "--json"))
 
 
+@pytest.mark.parametrize("over_a_server", [False, True])
+async def test_retry_continues_the_last_turn_if_it_failed(tmp_path: Path, over_a_server: bool):
+    broken = [True]
+
+    @agent("bot")
+    async def bot(turn: Turn) -> str:
+        if turn.text == "fail" and broken:
+            broken.clear()
+            message = "no network"
+            raise ConnectionError(message)
+        return "done"
+
+    path = f"sqlite:///{tmp_path}/s.db"
+    async with open_store(path) as store:
+        await store.add_token(digest("hf_boss"), owner="ada", scopes=["admin"])
+        async with serving(create_app(load_settings(), store, ["bot"])) as url, working(store, bot):
+            server = {"HOLDFAST_URL": url, "HOLDFAST_TOKEN": "hf_boss"}
+            boss = Shell(server if over_a_server else {"HOLDFAST_STORE": path})
+            assert await boss.text("send", "s", "work", "--agent", "bot", "--wait") == "done\n"
+            refused = await boss.holdfast("retry", "s")
+            assert "only a turn that failed" in str(refused.exception)
+            failed = await boss.holdfast("send", "s", "fail", "--wait")
+            assert (failed.exit_code, "no network" in failed.stderr) == (1, True)
+            retried = (await boss.json("retry", "s", "--wait"))["submission"]
+            assert (retried["kind"], retried["state"]) == ("retry", "done")
+            missing = await boss.holdfast("retry", "s", "nothing")
+            assert "nothing" in str(missing.exception)
+
+
 @pytest.mark.thorough
 async def test_history_and_retention_over_a_server(tmp_path: Path):
-    agent = Agent(echo(), name="bot")
+    bot = Agent(echo(), name="bot")
     async with open_store(f"sqlite:///{tmp_path}/s.db") as store:
         await store.add_token(digest("hf_boss"), owner="ada", scopes=["admin"])
         await store.create_session(agent="other", owner="bob", id="cut")
@@ -182,7 +211,7 @@ async def test_history_and_retention_over_a_server(tmp_path: Path):
         unknown = Effect(run_id="cut-1", call_id="call 1", tool="pay")
         await store.write(lease, Batch(runs=[Run(id="cut-1")], effects=[unknown], status="running"))
         await store.leave(holder)
-        async with serving(create_app(load_settings(), store, ["bot"])) as url, working(store, agent):
+        async with serving(create_app(load_settings(), store, ["bot"])) as url, working(store, bot):
             boss = Shell({"HOLDFAST_URL": url, "HOLDFAST_TOKEN": "hf_boss"})
             await change_history(boss)
             await find_and_settle(boss)

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_ai import Agent, RunContext, Tool
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
@@ -24,6 +24,7 @@ from holdfast.record import Policy, buffer, is_provider_valid
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, Lease
 
+T = TypeVar("T")
 LARGE = "0123456789 " * 30
 """More than the threshold: it goes to the media store. The prompt, one response and one result have it; the others are small."""
 
@@ -148,7 +149,7 @@ async def second(url: str, talk: str, log: Path, policy: Policy, mode: str) -> d
         }
 
 
-async def when_free(store: Store, work: Callable[[], Awaitable[str]]) -> str:
+async def when_free(store: Store, work: Callable[[], Awaitable[T]]) -> T:
     """Do the work as soon as no process holds the session."""
     while True:
         try:

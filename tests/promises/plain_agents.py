@@ -2,12 +2,14 @@
 
 `python -m tests.promises.plain_agents URL FOLDER POLICY MODE [POINT …]` prints one line of JSON per point, as tests/promises/crash.py
 does. Each process has a worker and a client that sends the message, answers the question, and steers the turn. The policy is that of all steps.
+In the mode `settle`, a person then looks up what became of the steps whose outcome is unknown, and retries the turn that failed.
 """
 
 import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,13 @@ from pydantic_ai.messages import ModelMessage, TextPart, UserPromptPart
 
 from holdfast import FunctionAgent, Retry, Turn, agent
 from holdfast.record import Policy
-from holdfast.record.recovery import find_resume_point
+from holdfast.record.ledger import is_cut_off
+from holdfast.record.recovery import find_resume_point, settle_effect
 from holdfast.runtime.questions import pending_approvals
 from holdfast.store import Store, open_store
+from holdfast.testing.agents import ledger
 from holdfast.types import Submission
-from tests.promises.crash import Points, drill
+from tests.promises.crash import Points, drill, when_free
 from tests.promises.step_tools import Effects, recorded_steps
 from tests.runtime.agents import kinds, send, working
 
@@ -79,6 +83,23 @@ async def _answer(store: Store, session_id: str, points: Points) -> None:
         )
 
 
+async def _settle_and_retry(store: Store, session_id: str, log: Path) -> None:
+    """Settle the steps whose outcome is unknown by looking into the log, and retry the turn until it is done."""
+    failed = next(found for found in await _submissions(store, session_id) if found.kind == "message")
+    while failed.state == "failed":
+        keys = {line.split()[1] for line in log.read_text().splitlines()}
+        for effect in await ledger(store, session_id):
+            if is_cut_off(effect):
+                known = (
+                    {"result": f"{effect.tool} done"} if effect.idempotency_key in keys else {"error": "no"}
+                )
+                settling = partial(settle_effect, store, effect.run_id, effect.call_id, actor="you", **known)
+                await when_free(store, settling)
+        retry = await store.submit(session_id, "retry", json.dumps({"submission_id": failed.id}))
+        await talk_to(store, session_id, Points(None))
+        failed = await store.submission(retry.id)
+
+
 async def _submissions(store: Store, session_id: str) -> Sequence[Submission]:
     return (await store.submissions(session_id, payloads=False, limit=100)).items
 
@@ -93,11 +114,12 @@ async def first(url: str, talk: str, log: Path, policy: Policy, point: str | Non
 
 
 async def second(url: str, talk: str, log: Path, policy: Policy, mode: str) -> dict[str, Any]:
-    del mode
     async with open_store(url) as store:
         recorded = await recorded_steps(store, talk)
         async with working(store, make_agent(talk, log, Points(None), policy)):
             await talk_to(store, talk, Points(None))
+            if mode == "settle":
+                await _settle_and_retry(store, talk, log)
         history = _texts((await find_resume_point(store, talk, None)).messages)
         submissions = await _submissions(store, talk)
         return {

@@ -126,6 +126,7 @@ def bodies(known: dict[str, str]) -> dict[tuple[str, str], Any]:
         ("POST", "/approvals"): {"call_id": known["call_id"], "digest": "0" * 64, "approved": True},
         ("POST", "/interrupt"): {"submission_id": known["submission_id"]},
         ("POST", "/rewind"): place,
+        ("POST", "/retry"): {"submission_id": known["submission_id"]},
         ("POST", "/fork"): place,
         ("PUT", "/state"): {"body": "taken over", "expected_version": 1},
         ("PUT", "/{consumer}"): {"seq": 1},
@@ -373,6 +374,8 @@ async def test_ids_of_others_in_ones_own_session_open_nothing(engine: Engine, kn
             place = {"checkpoint_id": known["checkpoint_id"]}
             await _have_done(stranger, own, {"text": f"media+sha256://{known['sha256']}#text"})
             await _have_done(stranger, own, {"kind": "rewind", **place})
+            refused = await stranger.post(f"{own}/retry", json={"submission_id": known["submission_id"]})
+            assert refused.status_code == 404
             await _have_done(stranger, own, {"kind": "fork", **place})
             await _have_done(stranger, own, {"kind": "fork", "session_id": known["session_id"]})
             await _have_done(stranger, own, {"kind": "fork"})

@@ -72,6 +72,21 @@ async def test_a_killed_plain_agent_repeats_no_recorded_step_and_no_question(
             assert facts["kinds"].count("approval_answered") == 1, facts
 
 
+async def test_a_plain_agent_with_unknown_steps_has_the_same_answer_once_they_are_settled(
+    crash: Crash, boundaries: Boundaries
+):
+    """A person settles what the policy `report` leaves open, and retries the turn that failed for it."""
+    runs = crash.of("plain_agents")
+    (undisturbed,) = await runs.run("report", "settle", ["none"])
+    points = [point for point in undisturbed["points"] if point.startswith(("in-", "did-", "write"))]
+    retried = 0
+    for facts in await runs.run("report", "settle", boundaries.of(points, crash.url)):
+        _check(facts, "probe")
+        assert facts["history"] == undisturbed["history"], facts
+        retried += ["retry", "done", None] in facts["submissions"]
+    assert retried
+
+
 async def test_a_stopped_worker_hands_a_plain_agent_over_between_two_steps(
     engine: Engine, store: Store, tmp_path: Path
 ):

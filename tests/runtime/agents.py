@@ -9,9 +9,10 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from holdfast import Store
+from holdfast import FunctionAgent, Store
 from holdfast.runtime import Worker
-from holdfast.types import Event, Submission
+from holdfast.testing.agents import Killed, killed_after
+from holdfast.types import Batch, Event, Lease, Submission
 from tests.builders import within
 
 
@@ -93,3 +94,26 @@ def echo() -> FunctionModel:
         yield " | ".join(said(messages))
 
     return FunctionModel(respond, stream_function=stream)
+
+
+async def kill_worker(store: Store, agent: FunctionAgent, kind: str, number: int = 1) -> None:
+    """Run a worker in this process until an event of a kind is recorded, as if it were killed then."""
+    with killed_after(store, kind, number=number):
+        worker = Worker(store, agent, ttl=1.0)
+        running = asyncio.create_task(worker.run())
+        killed = asyncio.Event()
+        write = store.write
+
+        async def watched(lease: Lease, batch: Batch) -> int:
+            try:
+                return await write(lease, batch)
+            except Killed:
+                killed.set()
+                raise
+
+        store.write = watched
+        await asyncio.wait_for(killed.wait(), 20)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        del store.write
+        store.write = write

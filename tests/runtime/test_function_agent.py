@@ -15,8 +15,8 @@ from holdfast.errors import ApprovalNeeded, BadInput, OutcomeUnknown, TurnFailed
 from holdfast.events import Draft
 from holdfast.runtime.function_agent import FunctionAgent
 from holdfast.store import Store
-from holdfast.testing.agents import Killed, ManualClock, killed_after, ledger, memory_store
-from holdfast.types import Lease
+from holdfast.testing.agents import ManualClock, ledger, memory_store
+from tests.runtime.agents import kill_worker
 
 done: list[str] = []
 
@@ -154,25 +154,7 @@ async def killed_in(store: Store, agent: FunctionAgent, kind: str, number: int =
     async with connect(store) as hf:
         session = await hf.session("s", agent=agent)
         await session.send("Hello")
-    with killed_after(store, kind, number=number):
-        worker = holdfast.Worker(store, agent, ttl=1.0)
-        running = asyncio.create_task(worker.run())
-        killed = asyncio.Event()
-        write = store.write
-
-        async def watched(lease: Lease, batch: Any) -> int:
-            try:
-                return await write(lease, batch)
-            except Killed:
-                killed.set()
-                raise
-
-        store.write = watched
-        await asyncio.wait_for(killed.wait(), 20)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        del store.write
-        store.write = write
+    await kill_worker(store, agent, kind, number)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])

@@ -36,6 +36,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/api/sessions/{session_id}/submissions"): {"text": "hi"},
     ("POST", "/api/sessions/{session_id}/approvals"): {"call_id": "c", "digest": "0" * 64, "approved": True},
     ("POST", "/api/sessions/{session_id}/rewind"): {"checkpoint_id": "c"},
+    ("POST", "/api/sessions/{session_id}/retry"): {"submission_id": "m"},
     ("POST", "/api/sessions/{session_id}/fork"): {},
     ("PUT", "/api/sessions/{session_id}/state"): {"body": 1, "expected_version": 0},
     ("PUT", "/api/sessions/{session_id}/cursors/{consumer}"): {"seq": 0},

@@ -209,6 +209,13 @@ class Rewind(_Submitted):
     checkpoint_id: Id = Field(description="The checkpoint to continue from.")
 
 
+class RetryTurn(_Submitted):
+    """Continue a turn that failed, was interrupted or was given up."""
+
+    kind: Literal["retry"]
+    submission_id: Id = Field(description="The turn to continue.")
+
+
 class Fork(_Submitted):
     """Copy the history into a new session."""
 
@@ -222,7 +229,7 @@ def _kind(body: Any) -> str:
     kind: Any = given.get("kind", "message")
     if kind == "message":
         return "(content)" if "content" in given and "text" not in given else "(text)"
-    return f"({kind})" if kind in ("rewind", "fork") else "(command)"
+    return f"({kind})" if kind in ("rewind", "retry", "fork") else "(command)"
 
 
 NewSubmission = Annotated[
@@ -230,6 +237,7 @@ NewSubmission = Annotated[
     | Annotated[ContentMessage, Tag("(content)")]
     | Annotated[HistoryCommand, Tag("(command)")]
     | Annotated[Rewind, Tag("(rewind)")]
+    | Annotated[RetryTurn, Tag("(retry)")]
     | Annotated[Fork, Tag("(fork)")],
     Discriminator(_kind),
 ]
@@ -263,6 +271,12 @@ class InterruptTarget(RequestBody):
     submission_id: Id | None = Field(
         None, description="The submission to cancel; by default the running turn."
     )
+
+
+class RetryTarget(RequestBody):
+    """The turn to continue."""
+
+    submission_id: Id = Field(description="The submission of the turn that failed.")
 
 
 class ForkTarget(RequestBody):

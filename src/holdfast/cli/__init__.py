@@ -48,6 +48,7 @@ for panel, commands in {
         inbox.inbox,
         history.undo,
         history.rewind,
+        history.retry,
         history.fork,
         history.compact,
         history.settle,

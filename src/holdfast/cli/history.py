@@ -1,8 +1,8 @@
-"""`holdfast undo | rewind | compact | fork | settle`: change the history of a session, and settle tool calls."""
+"""`holdfast undo | rewind | retry | compact | fork | settle`: change the history of a session, and settle tool calls."""
 
 import asyncio
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,10 +10,15 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, actor, chosen_sessions
 from holdfast.cli.runs import RunId
 from holdfast.cli.talk import outcome, print_sent
-from holdfast.cli.terminal import echo, print_json, record
-from holdfast.errors import BadInput
+from holdfast.cli.terminal import all_pages, echo, print_json, record
+from holdfast.errors import BadInput, Conflict, NotFound
 from holdfast.store import Store
 from holdfast.types import Effect, Submission
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from holdfast.cli.options import Sessions
 
 Wait = Annotated[
     bool, typer.Option("--wait", help="Wait until a worker has done it. Exit with 1 if it failed.")
@@ -56,6 +61,50 @@ def rewind(
     """
     payload = {"checkpoint_id": checkpoint_id}
     _submit(session_id, "rewind", payload, store, url, wait=wait, as_json=as_json)
+
+
+def retry(
+    session_id: SessionId,
+    submission_id: Annotated[
+        str | None, typer.Argument(help="Id of the turn. Default: the last turn of the session.")
+    ] = None,
+    store: StoreUrl = None,
+    url: ServerUrl = None,
+    wait: Wait = False,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a turn that failed, was interrupted or was given up.
+
+    Recorded tool calls and steps are not done again. Settle calls with an unknown outcome first.
+
+    Examples:
+        holdfast retry s1 --wait
+        holdfast retry s1 019a8f4c-77aa-7c1e-9d3f-2b6f0a1c5e77
+    """
+
+    async def payload(sessions: "Sessions") -> dict[str, str]:
+        from holdfast.runtime.payloads import check_retriable  # imports Pydantic AI
+
+        turn = await _turn(sessions, session_id, submission_id)
+        check_retriable(turn)
+        return {"submission_id": turn.id}
+
+    _submit(session_id, "retry", payload, store, url, wait=wait, as_json=as_json)
+
+
+async def _turn(sessions: "Sessions", session_id: str, submission_id: str | None) -> Submission:
+    """Return a turn of a session, by default its last one."""
+    from holdfast.runtime.payloads import TURNS  # imports Pydantic AI
+
+    found = await all_pages(
+        lambda cursor: sessions.submissions(session_id, payloads=False, cursor=cursor, limit=1000)
+    )
+    for submission in reversed(found):
+        if submission.id == submission_id or (submission_id is None and submission.kind in TURNS):
+            return submission
+    if submission_id is not None:
+        raise NotFound(what=f"submission of session {session_id} with the id", id=submission_id)
+    raise Conflict(problem=f"session {session_id} has no turn yet")
 
 
 def compact(
@@ -101,7 +150,7 @@ def fork(
 def _submit(
     session_id: str,
     kind: str,
-    payload: dict[str, str],
+    payload: "dict[str, str] | Callable[[Sessions], Awaitable[dict[str, str]]]",
     store: str | None,
     url: str | None,
     *,
@@ -110,7 +159,8 @@ def _submit(
 ) -> None:
     async def work() -> Submission:
         async with chosen_sessions(store, url) as opened:
-            sent = await opened.submit(session_id, kind, json.dumps(payload))
+            given = await payload(opened) if callable(payload) else payload
+            sent = await opened.submit(session_id, kind, json.dumps(given))
             return await outcome(opened, sent) if wait else sent
 
     sent = asyncio.run(work())

@@ -87,6 +87,16 @@ class TurnHandle(Generic[T]):
             warning.cancel()
             await asyncio.gather(warning, return_exceptions=True)
 
+    async def retry(self) -> "TurnHandle[T]":
+        """Continue a turn that failed, was interrupted or was given up, and return a handle on the new attempt.
+
+        Recorded tool calls and steps are not done again; a step whose failure ended a plain agent's turn is. Raises `Conflict` if the
+        turn did not fail. The new attempt fails if the session has continued since.
+        """
+        path = f"/api/sessions/{self.session_id}/retry"
+        accepted = await self._transport.call(SubmissionInfo, "POST", path, json={"submission_id": self.id})
+        return TurnHandle(self._transport, accepted, self._parse)
+
     async def cancel(self) -> None:
         """Stop the turn if it runs or waits, and remove it from the queue if it has not started. Then `result` raises `TurnFailed`."""
         path = f"/api/sessions/{self.session_id}/interrupt"

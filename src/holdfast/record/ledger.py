@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
@@ -50,6 +50,8 @@ UNSERIALIZABLE: Final = '{"kind":"unserializable"}'
 ANSWERS: Final[Mapping[type[Any], str]] = {Done: "done", NotDone: "not_done", Unknown: "unknown"}
 """The answers of a probe, in events."""
 _PROBED = re.compile(r"(?:^|; )probe: [a-z ]+$")
+_AGAIN: Final = "~again"
+"""Precedes the number of an entry for a step that runs again after its failure ended the turn."""
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _SORTED = json.JSONEncoder(sort_keys=True, default=repr)
 
@@ -82,6 +84,21 @@ def entry(call_id: str, before: int) -> str:
 def step_entry(parent: str, name: str, before: int) -> str:
     """Return the entry name of a step of a call or of another step, after `before` steps with the same name."""
     return f"{parent}/{name}" if before == 0 else f"{parent}/{name}~{before + 1}"
+
+
+def next_entry(place: str, redone: Collection[str]) -> str:
+    """Return the entry name of a step at a place of the code, after those of its entries that failed and run again."""
+    entry, times = place, 0
+    while entry in redone:
+        times += 1
+        entry = f"{place}{_AGAIN}{times}"
+    return entry
+
+
+def place(entry: str) -> str:
+    """Return the place in the code of a step's entry."""
+    start, _, times = entry.rpartition(_AGAIN)
+    return start if times.isdigit() else entry
 
 
 def is_step(effect: Effect) -> bool:

@@ -8,7 +8,7 @@ same write.
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -44,6 +44,9 @@ class _Request:
 
     name: str
     ref: CallRef
+    """Its place in the code, which the steps within it belong to."""
+    entry: str
+    """Its ledger entry: its place, numbered if it runs again after a failure that ended the turn."""
     function: Callable[..., Any]
     arguments: Sequence[Any]
     digest: str
@@ -53,7 +56,7 @@ class _Request:
     retry: Retry | None
 
     def facts(self, **more: object) -> dict[str, object]:
-        return {"name": self.name, "call_id": self.ref[1], **more}
+        return {"name": self.name, "call_id": self.entry, **more}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,6 +70,8 @@ class Steps:
     offloader: MediaOffloader
     step: int | None = None
     """The step of the run, for the events."""
+    redone: Collection[str] = ()
+    """The entries of failed steps that run again, each as a new entry."""
     approved: bool = False
     """Whether a person decided to repeat the steps that wait for it."""
     settled: Callable[[], Awaitable[None]] | None = None
@@ -87,10 +92,11 @@ class Steps:
     async def load(self, parent: CallRef | None = None) -> None:
         """Read the recorded steps of the call, or of one of its steps. Those within a step that has ended are not needed."""
         entries = await ledger.step_entries(self.store, self.buffer.lease.session_id, *(parent or self.ref))
-        ended = [entry + "/" for entry, effect in entries.items() if effect.state != "started"]
-        self._recorded |= {
-            entry: effect for entry, effect in entries.items() if not entry.startswith(tuple(ended))
-        }
+        entries = {entry: effect for entry, effect in entries.items() if entry not in self.redone}
+        ended = tuple(
+            ledger.place(entry) + "/" for entry, effect in entries.items() if effect.state != "started"
+        )
+        self._recorded |= {entry: effect for entry, effect in entries.items() if not entry.startswith(ended)}
 
     @contextmanager
     def open(self) -> Generator[None, None, None]:
@@ -126,14 +132,15 @@ class Steps:
 
     async def run(self, request: _Request) -> Any:
         """Run a step, or return its recorded result."""
-        known = self._recorded.pop(request.ref[1], None)
+        known = self._recorded.pop(request.entry, None)
         if known is None:
-            await self._wait_for_recorded(request)
+            if request.entry == request.ref[1]:  # else it is on record, as one that failed
+                await self._wait_for_recorded(request)
         else:
             self._replayed.set()
             if known.arguments_digest != request.digest:
                 asked = f"it calls step {request.name!r} with other arguments"
-                raise StepsDiffer(asked=asked, recorded=self._label(request.ref[1], known))
+                raise StepsDiffer(asked=asked, recorded=self._label(request.entry, known))
             if known.state != "started":
                 (known,) = await self.offloader.effects_back([known])
                 return _replay(known, request)
@@ -184,12 +191,14 @@ class Steps:
             raise BadInput(problem=f"step {name!r} needs a function, not {type(function).__name__}")
         policy = ledger.check_policy(recovery, probe, allowed=_POLICIES, what=f"step {name!r}")
         parent = ledger.current_call.get() or self.ref
-        entry = parent[1] if parent[0] == self.ref[0] and _is_within(parent[1], self.ref[1]) else self.ref[1]
-        before = self._requested[entry, name]
-        self._requested[entry, name] += 1
+        within = parent[1] if parent[0] == self.ref[0] and _is_within(parent[1], self.ref[1]) else self.ref[1]
+        before = self._requested[within, name]
+        self._requested[within, name] += 1
+        place = ledger.step_entry(within, name, before)
         return _Request(
             name=name,
-            ref=(self.ref[0], ledger.step_entry(entry, name, before)),
+            ref=(self.ref[0], place),
+            entry=ledger.next_entry(place, self.redone),
             function=function,
             arguments=arguments,
             digest=ledger.digest(values.digest_text(_all_arguments(function, arguments))),
@@ -243,15 +252,15 @@ class Steps:
     async def _ask(self, request: _Request, known: Effect) -> None:
         """Return if a person allows the step to run again."""
         if self.decide is None:
-            raise StepApproval({"step": request.name, "call_id": request.ref[1]})
+            raise StepApproval({"step": request.name, "call_id": request.entry})
         arguments = json.loads(values.digest_text(_all_arguments(request.function, request.arguments)))
-        if not await self.decide(request.name, request.ref[1], known.attempts, arguments):
+        if not await self.decide(request.name, request.entry, known.attempts, arguments):
             await self.buffer.write_effects([replace(known, result=None)])
             raise self._unknown(request)
 
     def _unknown(self, request: _Request) -> OutcomeUnknown:
         self._drop_inner(request)
-        return OutcomeUnknown(step=request.name, call_id=request.ref[1])
+        return OutcomeUnknown(step=request.name, call_id=request.entry)
 
     async def _repeat_inner(self, request: _Request) -> None:
         """Let the next attempt repeat the recorded steps of the one that failed, as it would after a crash."""
@@ -271,7 +280,7 @@ class Steps:
         """Run the step until it succeeds, fails, or may not be tried again. Continue after a pause that a crash interrupted."""
         effect = known or Effect(
             run_id=request.ref[0],
-            call_id=request.ref[1],
+            call_id=request.entry,
             tool=request.name,
             step=self.step,
             arguments_digest=request.digest,
@@ -296,7 +305,7 @@ class Steps:
                 if pause is None:
                     text = ledger.describe(error)
                     self._end(request, replace(effect, state="failed", error=text), "step_failed", error=text)
-                    raise _failure(request.name, text) from error
+                    raise _failure(request, text) from error
                 effect = replace(effect, result=pause.as_json())
                 failed = request.facts(error=ledger.describe(error), retry_at=pause.until.isoformat())
                 await self.buffer.write_effects([effect], self._event("step_failed", failed))
@@ -429,7 +438,7 @@ async def step(
 def _replay(effect: Effect, request: _Request) -> Any:
     """Return the recorded result of a step, or raise its recorded failure."""
     if effect.state == "failed":
-        raise _failure(request.name, effect.error or "")
+        raise _failure(request, effect.error or "")
     if not ledger.is_known(effect):
         raise _unserializable(request.name, effect.error or "")
     record: dict[str, Any] = json.loads(effect.result or "{}")
@@ -442,10 +451,30 @@ def _replay(effect: Effect, request: _Request) -> Any:
         raise StepsDiffer(asked="the function returns another type", recorded=recorded) from None
 
 
-def _failure(name: str, error: str) -> Exception:
+def _failure(request: _Request, error: str) -> Exception:
     """Return the error of a failed step. The message of a tool for the model remains one."""
     kind, _, text = error.partition(": ")
-    return ModelRetry(text) if kind == ModelRetry.__name__ else StepFailed(step=name, error=error)
+    if kind == ModelRetry.__name__:
+        return ModelRetry(text)
+    return StepFailed(step=request.name, error=error, call_id=request.entry)
+
+
+def causes(error: BaseException) -> list[str]:
+    """Return the entries of the steps whose failure or unknown outcome led to an error."""
+    found: list[str] = []
+    left: list[BaseException] = [error]
+    while left:
+        cause = left.pop()
+        is_step = isinstance(cause, StepFailed | OutcomeUnknown)
+        if is_step:
+            found.append(str(cause.facts.get("call_id")))
+        elif isinstance(cause, BaseExceptionGroup):
+            left += cast("BaseExceptionGroup[BaseException]", cause).exceptions
+        # A failure that was being handled when a step failed is not its cause.
+        before = cause.__cause__ or (None if is_step or found else cause.__context__)
+        if before is not None:
+            left.append(before)
+    return found
 
 
 def _unserializable(name: str, problem: str) -> BadInput:

@@ -14,7 +14,7 @@ return their results. Code outside steps must be harmless to repeat.
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import iscoroutinefunction
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
@@ -39,7 +39,7 @@ from holdfast.record.calls import Calls
 from holdfast.record.ending import complete_run, fail_run
 from holdfast.record.history import open_history
 from holdfast.record.offloader import MediaOffloader
-from holdfast.record.steps import Steps, step
+from holdfast.record.steps import Steps, causes, step
 from holdfast.record.validity import pending_calls
 from holdfast.runtime.attachment import Attachment
 from holdfast.runtime.context import SessionContext, current_session
@@ -221,7 +221,9 @@ class _FunctionRun:
             self._continue()
             history = await open_history(start.store, session_id, entered.checkpoint, entered.messages)
             self._offloader = offloader = MediaOffloader(start.store)
-            metadata = {"origin": self._origin, "prompt": len(self.before) - 1}
+            metadata: dict[str, Any] = {"origin": self._origin, "prompt": len(self.before) - 1}
+            if redone := await self._redone():
+                metadata["redone"] = redone
             if start.point.chain:
                 metadata["resumes"] = start.point.chain[0].id
             agent = start.session.agent
@@ -240,6 +242,7 @@ class _FunctionRun:
                 store=start.store,
                 buffer=self._buffer,
                 offloader=offloader,
+                redone=redone,
                 settled=host.settled,
                 check=self.check_open,
                 decide=self._decide,
@@ -260,6 +263,9 @@ class _FunctionRun:
                 await fail_run(self._buffer, host, exited)
                 raise exited from error
             except BaseException as error:
+                if ended_by := causes(error):
+                    ended = lenient_json({**metadata, "ended_by": ended_by})
+                    self._buffer.run = replace(self._buffer.run, metadata=ended)
                 await fail_run(self._buffer, host, error)
                 raise
             finally:
@@ -291,6 +297,22 @@ class _FunctionRun:
                     digest = ledger.digest(calls[part.tool_call_id].args_as_dict())
                     content: Any = part.content
                     self._decided[part.tool_call_id] = digest, Decision(**content)
+
+    async def _redone(self) -> list[str]:
+        """Return the entries of failed steps that run again, because a person retries the turn that they ended."""
+        point, submission = self.start.point, self.start.host.submission
+        if not point.begun:
+            return []
+        last: dict[str, Any] = json.loads(point.chain[0].metadata)
+        known: list[str] = last.get("redone", [])
+        ended_by: list[str] = last.get("ended_by", [])
+        if submission.kind != "retry" or submission.run_id is not None or not ended_by:
+            return known
+        recorded = await ledger.step_entries(self.start.store, self.start.session.id, self._origin, _ENTRY)
+        return [
+            *known,
+            *(entry for entry in ended_by if entry in recorded and recorded[entry].state == "failed"),
+        ]
 
     @property
     def _kind(self) -> Literal["settled", "interrupted"]:

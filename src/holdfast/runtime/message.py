@@ -1,12 +1,13 @@
-"""Prepare the turn of a message: find where the session continues, and let the runner of its agent run it."""
+"""Prepare a turn: find its message and where the session continues, and let the runner of its agent run it."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from holdfast.errors import Conflict, NotFound
 from holdfast.record.recovery import ResumePoint, find_resume_point
 from holdfast.runtime.attachment import attachment
 from holdfast.runtime.leased import LeasedSession
-from holdfast.runtime.payloads import parse_content
+from holdfast.runtime.payloads import check_retriable, parse_content, parse_payload
 from holdfast.runtime.questions import recorded_answers
 from holdfast.runtime.runner import TurnStart
 from holdfast.runtime.turn import Steered, WorkerTurn
@@ -22,15 +23,18 @@ async def prepare_turn(
     last: bool,
     take_steered: Callable[[], Awaitable[Sequence[Steered]]],
 ) -> tuple[WorkerTurn, Awaitable[Any]]:
-    """Return the turn of a message, and the run that processes it. An interrupted turn continues.
+    """Return the turn of a message, and the run that processes it. An interrupted turn continues, and so does a retried one.
 
     A `fresh` session has no history yet. After the `last` message the session is released. Raises `BadInput` and `Conflict`.
     """
     runner = leased.runner(session)
-    content = parse_content(submission)
+    message, run_id = await _origin(leased, submission)
+    content = parse_content(message)
     point = ResumePoint(messages=[])
     if not fresh:
-        point = await find_resume_point(leased.store, leased.id, submission.run_id)
+        point = await find_resume_point(leased.store, leased.id, run_id)
+    if submission.kind == "retry" and submission.run_id is None:
+        _check_unchanged(message, point)
     turn = WorkerTurn(
         lease=leased.lease,
         submission=submission,
@@ -50,6 +54,28 @@ async def prepare_turn(
         store=leased.store, session=session, host=turn, content=content, point=point, answers=answers
     )
     return turn, await runner.prepare(start)
+
+
+async def _origin(leased: LeasedSession, submission: Submission) -> tuple[Submission, str | None]:
+    """Return the message that a turn answers, and the run that it continues. A retry names the turn that it continues."""
+    message, run_id = submission, submission.run_id
+    while message.kind == "retry":
+        message = await leased.store.submission(str(parse_payload(message).get("submission_id")))
+        if message.session_id != leased.id:
+            raise NotFound(what="submission", id=message.id)  # as if it did not exist
+        check_retriable(message)
+        run_id = run_id or message.run_id
+    return message, run_id
+
+
+def _check_unchanged(message: Submission, point: ResumePoint) -> None:
+    """Raise `Conflict` if the session has continued elsewhere since its turn failed."""
+    latest = point.checkpoint
+    if latest is None or latest.seq < message.position or latest.run_id in {run.id for run in point.chain}:
+        return
+    raise Conflict(
+        problem=f"the session has continued since turn {message.id} failed; send the message again"
+    )
 
 
 async def _is_blameless(leased: LeasedSession, point: ResumePoint) -> bool:

@@ -1,4 +1,4 @@
-"""Parse the payload of a submission."""
+"""Parse and check submissions."""
 
 import json
 from typing import Any
@@ -7,9 +7,11 @@ from pydantic import TypeAdapter
 from pydantic_ai.messages import UserContent
 
 from holdfast.content import check_content
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, Conflict
 from holdfast.types import Submission
 
+TURNS = ("message", "retry")
+"""The kinds of submissions that run a turn of the agent."""
 _CONTENT: TypeAdapter[list[UserContent]] = TypeAdapter(list[UserContent])
 
 
@@ -25,3 +27,13 @@ def parse_content(submission: Submission) -> str | list[UserContent]:
     """Return the content of a message: its `text`, or the parts of its `content`. Raises `BadInput`."""
     content = check_content(parse_payload(submission))
     return content if isinstance(content, str) else _CONTENT.validate_python(content)
+
+
+def check_retriable(submission: Submission) -> None:
+    """Raise `Conflict` unless a submission is a turn that failed, was interrupted or was given up."""
+    if submission.kind not in TURNS:
+        raise Conflict(problem=f"submission {submission.id} is not a turn, but {submission.kind!r}")
+    if submission.state not in {"failed", "dead"}:
+        raise Conflict(
+            problem=f"turn {submission.id} is {submission.state}; only a turn that failed can be retried"
+        )

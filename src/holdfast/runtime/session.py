@@ -23,7 +23,7 @@ from holdfast.runtime.context import SessionContext, start_in
 from holdfast.runtime.handlers import HANDLERS, cancel_queued
 from holdfast.runtime.leased import LeasedSession
 from holdfast.runtime.message import prepare_turn
-from holdfast.runtime.payloads import parse_content
+from holdfast.runtime.payloads import TURNS, parse_content
 from holdfast.runtime.runner import Runner
 from holdfast.runtime.turn import Steered, Stop, WorkerTurn
 from holdfast.store import Store
@@ -125,7 +125,7 @@ class SessionRunner:
                 self._histories.turn(self._work.session.owner),
                 span(f"holdfast {submission.kind}", TURN, within=submission.trace, **facts),
             ):
-                if submission.kind == "message":
+                if submission.kind in TURNS:
                     return await self._message(submission, session or await self._leased.read())
                 await self._command(submission)
         except (LeaseLost, StoreError) as error:
@@ -186,14 +186,14 @@ class SessionRunner:
         return False
 
     async def _command(self, submission: Submission) -> None:
-        """Process any submission that is not a message."""
+        """Process any submission that is not a turn."""
         if submission.kind == "compact":
             await self._compact(submission)
             return
         handle = HANDLERS.get(submission.kind)
         if handle is None:
             raise BadInput(
-                problem=f"unknown submission kind {submission.kind!r}; use one of {', '.join(sorted(['message', 'compact', *HANDLERS]))}"
+                problem=f"unknown submission kind {submission.kind!r}; use one of {', '.join(sorted([*TURNS, 'compact', *HANDLERS]))}"
             )
         await self._leased.end(submission, "done", batch=await handle(self._leased, submission))
         if submission.kind == "shutdown":

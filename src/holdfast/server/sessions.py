@@ -24,6 +24,8 @@ from holdfast.api.models import (
     NewState,
     NewSubmission,
     ReadCursor,
+    RetryTarget,
+    RetryTurn,
     RewindTarget,
     RunInfo,
     SessionChange,
@@ -50,6 +52,7 @@ from holdfast.jsontext import strict_json
 from holdfast.leases import why_waiting
 from holdfast.runtime.attachment import attachment
 from holdfast.runtime.attachment import parse as parse_attachment
+from holdfast.runtime.payloads import check_retriable
 from holdfast.runtime.questions import pending_approvals
 from holdfast.server.channel import Channel
 from holdfast.server.routes import (
@@ -202,6 +205,8 @@ async def _submit(
 async def submit(request: Request, session_id: SessionId, body: NewSubmission) -> SubmissionInfo:
     """Submit a message or another request to a session. An accepted submission is durable: it ends, or visibly waits."""
     given = body.model_dump(exclude_none=True, exclude={"kind", "when_busy", "idempotency_key"})
+    if isinstance(body, RetryTurn):
+        await _check_retry(request, session_id, body.submission_id)
     return await _submit(
         request,
         session_id,
@@ -233,10 +238,14 @@ async def read_submission(
     request: Request, session_id: SessionId, submission_id: Annotated[Id, Path()]
 ) -> SubmissionDetail:
     """Show one submission with its payload."""
+    return SubmissionDetail.of(await _submission(request, session_id, submission_id))
+
+
+async def _submission(request: Request, session_id: str, submission_id: str) -> Submission:
     submission = await store_of(request).submission(submission_id)
     if submission.session_id != session_id:
         raise NotFound(what="submission", id=submission_id)
-    return SubmissionDetail.of(submission)
+    return submission
 
 
 @route(router, "POST", "/api/sessions/{session_id}/interrupt", "write", status_code=202)
@@ -246,7 +255,7 @@ async def interrupt(
     """Stop the turn that runs or waits now; the next message continues from there. With a body, cancel one submission."""
     payload = {} if body is None else body.model_dump(exclude_none=True)
     if "submission_id" in payload:
-        await read_submission(request, session_id, payload["submission_id"])
+        await _submission(request, session_id, payload["submission_id"])
     return await _submit(request, session_id, "interrupt", payload, lane="control")
 
 
@@ -267,6 +276,17 @@ async def undo(request: Request, session_id: SessionId) -> SubmissionInfo:
 async def rewind(request: Request, session_id: SessionId, body: RewindTarget) -> SubmissionInfo:
     """Continue from an earlier checkpoint. The events after it are kept."""
     return await _submit(request, session_id, "rewind", {"checkpoint_id": body.checkpoint_id})
+
+
+@route(router, "POST", "/api/sessions/{session_id}/retry", "write", status_code=202)
+async def retry(request: Request, session_id: SessionId, body: RetryTarget) -> SubmissionInfo:
+    """Continue a turn that failed, was interrupted or was given up. What is recorded of it is not done again."""
+    await _check_retry(request, session_id, body.submission_id)
+    return await _submit(request, session_id, "retry", {"submission_id": body.submission_id})
+
+
+async def _check_retry(request: Request, session_id: str, submission_id: str) -> None:
+    check_retriable(await _submission(request, session_id, submission_id))
 
 
 @route(router, "POST", "/api/sessions/{session_id}/compact", "write", status_code=202)

@@ -1,15 +1,17 @@
 """Test your own agents: a store in memory, a clock that you control, a process that dies where you want, and the ledger.
 
-async def test_a_letter_is_sent_once():
-clock = ManualClock()
-async with memory_store(clock) as store:
-with pytest.raises(Killed), killed_after(store, "tool_call_started"):
-await agent.run("Write to Ada.", conversation_id="letters", capabilities=[Holdfast(store)])
-clock.advance(60)  # the lease of the dead process expires
-async with connect(store, agents=[agent]) as hf:
-session = await hf.session("letters")
-await (await session.send("Go on."))
-assert [(call.tool, call.attempts) for call in await ledger(store, "letters")] == [("send_letter", 1)]
+    async def test_a_letter_is_sent_once():
+        clock = ManualClock()
+        async with memory_store(clock) as store:
+            with pytest.raises(Killed), killed_after(store, "tool_call_started"):
+                await agent.run("Write to Ada.", conversation_id="letters", capabilities=[Holdfast(store)])
+            clock.advance(60)  # the lease of the dead process expires
+            async with connect(store, agents=[agent]) as hf:
+                session = await hf.session("letters")
+                await (await session.send("Go on."))
+            assert [(call.tool, call.attempts) for call in await ledger(store, "letters")] == [("send_letter", 1)]
+
+`docs/how-to/testing.md` has the whole example.
 """
 
 import time

@@ -24,6 +24,7 @@ export class Journal {
     this.usage = { requests: 0, input: 0, output: 0, cost: null };
     this.forks = [];
     this.failures = new Map(); // submission id -> why it failed
+    this.retriable = null; // the submission of the last turn, if it failed and nothing has continued the session since
     this._calls = new Map(); // call id -> the last call that had it
     this._path = []; // the items of each message of the current history
     this._items = new Map(); // key of a message or part -> its item, since a replaced history repeats messages
@@ -47,9 +48,11 @@ export class Journal {
       case "submission_started":
       case "submission_done":
         this.queue.delete(payload.submission_id);
+        if (this._isTurn(payload)) this.retriable = null;
         break;
       case "submission_failed":
         this.queue.delete(payload.submission_id);
+        if (this._isTurn(payload)) this.retriable = payload.submission_id;
         this._failed(event, payload);
         break;
       case "run_started":
@@ -324,6 +327,10 @@ export class Journal {
     call.item.version++;
   }
 
+  _isTurn(payload) {
+    return ["message", "retry"].includes(this._kinds.get(payload.submission_id));
+  }
+
   _failed(event, payload) {
     const reason = payload.reason ?? payload.state;
     this.failures.set(payload.submission_id, reason);
@@ -354,6 +361,7 @@ export class Journal {
   }
 
   _rewound(event, payload) {
+    this.retriable = null;
     this._mark(event, "note", payload.by === "undo" ? "Undone." : "Rewound to an earlier point.");
     if (typeof payload.length !== "number") return;
     for (const items of this._path.splice(payload.length)) {

@@ -1,0 +1,260 @@
+"""Retry: a turn that failed, was interrupted or was given up continues, and nothing on record is done again."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+import holdfast
+from holdfast import Turn, connect, step
+from holdfast.errors import Conflict, NotFound, StepFailed, TurnFailed
+from holdfast.store import Store
+from holdfast.testing.agents import ManualClock, ledger, memory_store
+from tests.runtime.agents import kill_worker
+
+done: list[str] = []
+broken: set[str] = set()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_done():
+    done.clear()
+    broken.clear()
+
+
+@pytest.fixture
+async def memory() -> AsyncGenerator[Store, None]:
+    async with memory_store() as store:
+        yield store
+        assert await store.check() == []
+
+
+async def do(what: str) -> str:
+    done.append(what)
+    if what in broken:
+        message = f"{what} is broken"
+        raise ConnectionError(message)
+    return f"{what} done"
+
+
+@holdfast.agent("worker")
+async def worker(turn: Turn) -> Any:
+    first = await turn.step("first", do, "first")
+    return [first, await turn.step("second", do, "second")]
+
+
+async def fail(turn: Any) -> TurnFailed:
+    with pytest.raises(TurnFailed) as failed:
+        await turn.result(timeout=20)
+    return failed.value
+
+
+async def test_a_step_whose_failure_ended_the_turn_runs_again(memory: Store):
+    broken.add("second")
+    async with connect(memory, agents=[worker]) as hf:
+        session = await hf.session("s", agent=worker)
+        turn = await session.send("Hello")
+        await fail(turn)
+        again = await turn.retry()
+        assert "second is broken" in str(await fail(again))
+        broken.clear()
+        assert await (await again.retry()).result(timeout=20) == ["first done", "second done"]
+        assert await (await session.send("Next")).result(timeout=20) == ["first done", "second done"]
+        prompts = [
+            part.content
+            async for message in session.messages()
+            for part in message.parts
+            if isinstance(part, UserPromptPart)
+        ]
+    assert done == ["first", "second", "second", "second", "first", "second"]
+    assert prompts == ["Hello", "Next"]
+
+
+@pytest.mark.parametrize(("kind", "number"), [("run_started", 1), ("step_started", 1), ("run_completed", 1)])
+async def test_a_retried_turn_that_is_killed_continues(kind: str, number: int):
+    clock = ManualClock()
+    async with memory_store(clock) as store:
+        broken.add("second")
+        async with connect(store, agents=[worker]) as hf:
+            turn = await (await hf.session("s", agent=worker)).send("Hello")
+            await fail(turn)
+        broken.clear()
+        async with connect(store) as hf:
+            again = await (await (await hf.session("s", agent=worker)).turn(turn.id)).retry()
+        await kill_worker(store, worker, kind, number)
+        clock.advance(60)
+        async with connect(store, agents=[worker]) as hf:
+            session = await hf.session("s", agent=worker)
+            if kind == "step_started":
+                assert "unknown whether it took effect" in str(await fail(await session.turn(again.id)))
+                return
+            assert await (await session.turn(again.id)).result(timeout=20) == ["first done", "second done"]
+        assert done == ["first", "second", "second"]
+        assert await store.check() == []
+
+
+async def test_a_failure_that_the_code_caught_stays(memory: Store):
+    broken.update(("first", "second"))
+
+    @holdfast.agent("careful")
+    async def careful(turn: Turn) -> Any:
+        try:
+            return await turn.step("first", do, "first")
+        except StepFailed:
+            return await turn.step("second", do, "second")
+
+    async with connect(memory, agents=[careful]) as hf:
+        session = await hf.session("s", agent=careful)
+        turn = await session.send("Hello")
+        await fail(turn)
+        broken.clear()
+        assert await (await turn.retry()).result(timeout=20) == "second done"
+    assert done == ["first", "second", "second"]
+
+
+async def test_failed_concurrent_and_nested_steps_run_again_and_completed_ones_do_not(memory: Store):
+    broken.update(("left", "inner"))
+
+    async def outer() -> list[str]:
+        return [await step("before", do, "before"), await step("inner", do, "inner")]
+
+    @holdfast.agent("wide")
+    async def wide(turn: Turn) -> Any:
+        found = await asyncio.gather(
+            turn.step("left", do, "left"),
+            turn.step("right", do, "right"),
+            turn.step("outer", outer),
+            return_exceptions=True,
+        )
+        if errors := [error for error in found if isinstance(error, Exception)]:
+            message = "some parts failed"
+            raise ExceptionGroup(message, errors)
+        return found
+
+    async with connect(memory, agents=[wide]) as hf:
+        session = await hf.session("s", agent=wide)
+        turn = await session.send("Hello")
+        await fail(turn)
+        broken.clear()
+        again = await turn.retry()
+        assert await again.result(timeout=20) == ["left done", "right done", ["before done", "inner done"]]
+    assert sorted(done) == ["before", "inner", "inner", "left", "left", "right"]
+    keys = {entry.call_id: entry.idempotency_key for entry in await ledger(memory, "s")}
+    assert keys["turn/left"] == keys["turn/left~again1"]
+
+
+async def test_a_settled_step_and_a_retry_finish_a_turn_with_an_unknown_outcome():
+    clock = ManualClock()
+    async with memory_store(clock) as store:
+        async with connect(store) as hf:
+            turn = await (await hf.session("s", agent=worker)).send("Hello")
+        await kill_worker(store, worker, "step_started", 2)
+        clock.advance(60)
+        async with connect(store, agents=[worker]) as hf:
+            session = await hf.session("s", agent=worker)
+            assert "'second'" in str(await fail(await session.turn(turn.id)))
+            runs = [run async for run in session.runs()]
+            await hf.run(runs[0].id).settle("turn/second", result="settled")
+            again = await (await session.turn(turn.id)).retry()
+            assert await again.result(timeout=20) == ["first done", "settled"]
+    assert done == ["first"]
+
+
+def calling(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+    del info
+    results = [part for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
+    if not results:
+        return ModelResponse(parts=[ToolCallPart("act", {}, "call-1")])
+    if "model" in broken:
+        message = "the model is broken"
+        raise ConnectionError(message)
+    return ModelResponse(parts=[TextPart(f"{results[-1].content}")])
+
+
+async def act() -> str:
+    return await do("act")
+
+
+clerk = Agent(FunctionModel(calling), name="clerk", tools=[act])
+
+
+async def test_a_failed_turn_of_a_model_continues_after_its_last_tool_result(memory: Store):
+    broken.add("model")
+    async with connect(memory, agents=[clerk]) as hf:
+        session = await hf.session("s", agent=clerk)
+        turn = await session.send("Hello")
+        await fail(turn)
+        broken.clear()
+        assert await (await turn.retry()).result(timeout=20) == "act done"
+        prompts = [
+            part
+            async for message in session.messages()
+            for part in message.parts
+            if isinstance(part, UserPromptPart)
+        ]
+    assert done == ["act"]
+    assert len(prompts) == 1
+
+
+async def test_an_interrupted_turn_continues(memory: Store):
+    waiting = asyncio.Event()
+
+    @holdfast.agent("patient")
+    async def patient(turn: Turn) -> Any:
+        first = await turn.step("first", do, "first")
+        waiting.set()
+        if "second" not in broken:
+            broken.add("second")
+            await asyncio.sleep(60)
+        return first
+
+    async with connect(memory, agents=[patient]) as hf:
+        session = await hf.session("s", agent=patient)
+        turn = await session.send("Hello")
+        await waiting.wait()
+        await turn.cancel()
+        await fail(turn)
+        assert await (await turn.retry()).result(timeout=20) == "first done"
+    assert done == ["first"]
+
+
+async def test_only_the_last_turn_can_be_retried_and_only_if_it_failed(memory: Store):
+    async with connect(memory, agents=[worker]) as hf:
+        session = await hf.session("s", agent=worker)
+        turn = await session.send("Hello")
+        await turn.result(timeout=20)
+        with pytest.raises(Conflict, match="is done; only a turn that failed"):
+            await turn.retry()
+        undone = await session.undo()
+        with pytest.raises(Conflict, match="is not a turn, but 'undo'"):
+            await undone.retry()
+        broken.add("second")
+        failed = await session.send("Hello")
+        await fail(failed)
+        broken.clear()
+        await (await session.send("Next")).result(timeout=20)
+        assert "the session has continued" in str(await fail(await failed.retry()))
+        other = await hf.session("t", agent=worker)
+        with pytest.raises(NotFound):
+            await (await other.turn(failed.id)).retry()
+
+
+async def test_a_message_that_never_began_is_run(memory: Store):
+    """Its agent was not served when its turn was taken."""
+    async with connect(memory, agents=[worker, clerk]) as hf:
+        session = await hf.session("s", agent=clerk, metadata={"model": "unknown"})
+        turn = await session.send("Hello")
+        assert "not allowed" in str(await fail(turn))
+        await session.update(metadata={})
+        assert await (await turn.retry()).result(timeout=20) == "act done"
