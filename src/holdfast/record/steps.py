@@ -151,7 +151,11 @@ class Steps:
                 if answer is not None:
                     known = ledger.with_answer(known, answer)
                 if isinstance(answer, Done):
-                    self._drop_inner(request)
+                    for inner in self._drop_inner(request):
+                        if inner.state == "started":  # a part of what was done
+                            self.buffer.add_effect(
+                                replace(inner, state="completed", result=ledger.UNSERIALIZABLE)
+                            )
                     return await self._complete(request, known, answer.result, probed=True)
                 if not isinstance(answer, NotDone):
                     await self._apply_policy(request, known)
@@ -270,11 +274,11 @@ class Steps:
         if requested:
             await self.load(request.ref)
 
-    def _drop_inner(self, request: _Request) -> None:
-        """Do not expect the recorded steps within a step that does not run again."""
-        for entry in [entry for entry in self._recorded if entry.startswith(request.ref[1] + "/")]:
-            del self._recorded[entry]
+    def _drop_inner(self, request: _Request) -> list[Effect]:
+        """Do not expect the recorded steps within a step that does not run again. Return them."""
+        inner = [entry for entry in self._recorded if entry.startswith(request.ref[1] + "/")]
         self._replayed.set()
+        return [self._recorded.pop(entry) for entry in inner]
 
     async def _attempt(self, request: _Request, known: Effect | None) -> Any:
         """Run the step until it succeeds, fails, or may not be tried again. Continue after a pause that a crash interrupted."""
