@@ -180,6 +180,7 @@ TABLES: Final = (
     ),
     Table("states", ("session_id",), _columns("session_id id, version count, body json, at time")),
     Table("named_states", ("name",), _columns("session_id id, name name, version count, body json, at time")),
+    Table("records", ("kind", "key"), _columns("session_id id, kind name, key name, body json, seq count")),
     Table("cursors", ("consumer",), _columns("session_id id, consumer id, seq count, at time")),
     Table(
         "commands",
@@ -220,7 +221,7 @@ CLEANED: Final = Table(
 )
 """Cleaned sessions, which have no content and therefore no archive of their own in a copy."""
 
-RECORDS: Final = {
+SHARED: Final = {
     "cleaned": CLEANED,
     "tombstones": Table("tombstones", ("session_id",), _columns("session_id id, at time")),
     "tokens": Table(

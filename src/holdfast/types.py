@@ -289,6 +289,16 @@ class Effect:
     ended_at: datetime | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A small row of a session with a kind and a key, for what other frameworks store. The store sets `seq` when it is written."""
+
+    kind: str
+    key: str
+    body: Json
+    seq: int = 0
+
+
 @dataclass(slots=True)
 class Chain:
     """Batches that build on each other. Once one has `failed`, all later ones fail, even if they were already sent."""
@@ -300,7 +310,8 @@ class Chain:
 class Batch:
     """All changes of one step, each object in its new state. A batch is written completely or not at all.
 
-    `drafts_done` names the runs whose drafts are now complete messages. `blobs` are the SHA-256s of the media that its
+    `drafts_done` names the runs whose drafts are now complete messages. `records_dropped` has the kinds and keys of the records to
+    delete. `blobs` are the SHA-256s of the media that its
     messages, effects and events refer to; from now on the session keeps them alive. `release` releases the session
     in the same transaction, with a `status` that is not running. A batch of a `chain` is written only if no earlier one failed.
     """
@@ -313,6 +324,8 @@ class Batch:
     effects: Sequence[Effect] = ()
     submissions: Sequence[SubmissionChange] = ()
     drafts_done: Sequence[str] = ()
+    records: Sequence[Record] = ()
+    records_dropped: Sequence[tuple[str, str]] = ()
     blobs: Sequence[str] = ()
     status: Status | None = None
     waiting_for: str | None = None

@@ -57,6 +57,8 @@ DAMAGE = {
     "cursors have session": "UPDATE cursors SET session_id = 'ghost'",
     "states have session": "UPDATE states SET session_id = 'ghost'",
     "named states have session": "INSERT INTO named_states (session_id, name, version, body, at) VALUES ('ghost', 'n', 1, '1', 0)",
+    "records have session": "INSERT INTO records (session_id, kind, key, body, seq) VALUES ('ghost', 'k', 'n', '1', 0)",
+    "record within events": "INSERT INTO records (session_id, kind, key, body, seq) VALUES ('other', 'k', 'n', '1', 99)",
     "credentials have session": "INSERT INTO credentials (session_id, name, sealed, expires_at) VALUES ('ghost', 'token', 'x', NULL)",
     "blob references have session": "INSERT INTO blob_references (session_id, sha256) VALUES ('ghost', 'abc')",
     "reference has blob": "UPDATE blobs SET state = 'deleting'",

@@ -20,6 +20,7 @@ from holdfast.types import (
     Lease,
     Message,
     NewEvent,
+    Record,
     Run,
     Segment,
     SubmissionChange,
@@ -45,6 +46,7 @@ async def fill(store: Store, lease: Lease, rows: int = 20) -> None:
             runs=[Run(id=f"{lease.session_id}-r", error=MARKER)],
             effects=[Effect(run_id="r", call_id="c", tool="t", state="completed", result=f'"{MARKER}"')],
             submissions=[SubmissionChange(id=submission.id, state="done")],
+            records=[Record(kind=MARKER, key=MARKER, body=f'"{MARKER}"')],
         ),
     )
     await store.set_state(lease.session_id, f'"{MARKER}"', expected_version=0)
@@ -76,6 +78,7 @@ async def test_content_is_deleted_in_bounded_batches(store: Store):
         "cursors": 1,
         "states": 1,
         "named_states": 1,
+        "records": 1,
         "credentials": 1,
     }
     assert await store.events(lease.session_id) == []

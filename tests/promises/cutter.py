@@ -34,7 +34,7 @@ STEPS = (
     "delete_chunks",
     "move_session",
     "import_cleaned",
-    "add_records",
+    "add_shared_rows",
     "keep_archive",
     "drop_archive",
     "drop_references",

@@ -12,7 +12,7 @@ from holdfast.errors import BadInput, RetentionRefused, SessionMoved, StoreInUse
 from holdfast.media import open_media
 from holdfast.retention import Copied, clean, copy, erase, rehydrate, undo_copy
 from holdfast.store import Store, open_store
-from holdfast.tables import RECORDS
+from holdfast.tables import SHARED
 from holdfast.types import Batch, Command, Output, SubmissionChange
 from tests.builders import claim, held_session
 from tests.conftest import Engine
@@ -42,8 +42,8 @@ async def waiting_session(store: Store) -> tuple[str, str]:
     return lease.session_id, submission.id
 
 
-async def all_records(store: Store, name: str) -> list[dict[str, object]]:
-    return await store.records(name, limit=10_000)
+async def all_shared(store: Store, name: str) -> list[dict[str, object]]:
+    return await store.shared_rows(name, limit=10_000)
 
 
 @pytest.mark.thorough("postgres")
@@ -181,7 +181,7 @@ async def test_shell_commands_without_a_session_are_copied(engine: Engine):
         await source.leave(holder)
         assert (await copy(source, target, actor="ada")).failed == ()
         for name in ("commands", "outputs"):
-            assert await all_records(target, name) == await all_records(source, name) != []
+            assert await all_shared(target, name) == await all_shared(source, name) != []
 
 
 async def test_every_table_is_copied(store: Store):
@@ -190,7 +190,7 @@ async def test_every_table_is_copied(store: Store):
     from holdfast.tables import TABLES
 
     own = {"heads", "holders", "duties", "drafts", "blobs", "blob_chunks"}
-    copied = {table.name for table in (*TABLES, *RECORDS.values())}
+    copied = {table.name for table in (*TABLES, *SHARED.values())}
     assert copied | own == set(KEYS)
-    for name in RECORDS:
-        assert json.dumps(await all_records(store, name)) == "[]"
+    for name in SHARED:
+        assert json.dumps(await all_shared(store, name)) == "[]"

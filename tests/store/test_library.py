@@ -16,7 +16,15 @@ from holdfast.types import DUE_BY
 FOLDER = Path(sql.__file__).parent
 
 
-MONGODB_ONLY = {"held_by", "violations", "loose_pieces", "taken_ids", "import_rows", "records", "add_record"}
+MONGODB_ONLY = {
+    "held_by",
+    "violations",
+    "loose_pieces",
+    "taken_ids",
+    "import_rows",
+    "shared_rows",
+    "add_shared_row",
+}
 
 
 def test_every_statement_is_used_and_every_name_exists():

@@ -29,13 +29,13 @@ from holdfast.retention.archive import spool, write_archive
 from holdfast.retention.holding import hold_for_retention
 from holdfast.retention.rehydrate import import_archive
 from holdfast.store import Store
-from holdfast.tables import RECORDS
+from holdfast.tables import SHARED
 from holdfast.types import Holder, Session
 
 NAME = "copy"
 """The name under which it joins as a holder."""
 _PAGE = 100
-_OTHERS: Final = tuple(name for name in RECORDS if name not in {"cleaned", "tombstones"})
+_OTHERS: Final = tuple(name for name in SHARED if name not in {"cleaned", "tombstones"})
 _RUNNING: Final = b'"ended_at":null'
 
 
@@ -122,7 +122,7 @@ class _Copy:
 
     async def run(self) -> Copied:
         """Copy the tombstones first, since they prevent erased sessions from returning, then the sessions, the rest, and the audit last."""
-        await self._records("tombstones")
+        await self._shared_rows("tombstones")
         async for session in _sessions(self._source):
             if session.status != "cleaned":
                 with self._failing(session.id):
@@ -131,7 +131,7 @@ class _Copy:
             with self._failing(row["id"]):
                 await self._cleaned(row)
         for name in _OTHERS:
-            await self._records(name)
+            await self._shared_rows(name)
         for name in ("tombstones", *_OTHERS):
             await self._compare(name)
         return self._done
@@ -202,16 +202,16 @@ class _Copy:
         await self._target.import_cleaned(row, (await self._source.session(row["id"])).seq)
         self._done = replace(self._done, cleaned=self._done.cleaned + 1)
 
-    async def _records(self, name: str) -> None:
+    async def _shared_rows(self, name: str) -> None:
         count = 0
         async for rows in _pages(self._source, name):
-            await self._target.add_records(name, rows)
+            await self._target.add_shared_rows(name, rows)
             count += len(rows)
         self._done = replace(self._done, records={**self._done.records, name: count})
 
     async def _compare(self, name: str) -> None:
         """Read the rows of a table in both stores, in order, and report those that are missing or different in the target."""
-        key = RECORDS[name].key
+        key = SHARED[name].key
         async with aclosing(_rows(self._source, name)) as ours, aclosing(_rows(self._target, name)) as theirs:
             there = await anext(theirs, None)
             async for row in ours:
@@ -246,9 +246,9 @@ async def _sessions(store: Store) -> AsyncGenerator[Session, None]:
 
 async def _pages(store: Store, name: str) -> AsyncGenerator[list[dict[str, Any]], None]:
     after: tuple[object, ...] | None = None
-    while rows := await store.records(name, after=after):
+    while rows := await store.shared_rows(name, after=after):
         yield rows
-        after = tuple(rows[-1][column] for column in RECORDS[name].key)
+        after = tuple(rows[-1][column] for column in SHARED[name].key)
 
 
 async def _rows(store: Store, name: str) -> AsyncGenerator[dict[str, Any], None]:

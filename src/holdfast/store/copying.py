@@ -9,7 +9,7 @@ from holdfast.ids import new_id
 from holdfast.store.archive import ArchiveMethods
 from holdfast.store.rows import Rows, page_limit
 from holdfast.store.transactions import Tx, op, reading, writing
-from holdfast.tables import CLEANED, RECORDS, Table
+from holdfast.tables import CLEANED, SHARED, Table
 from holdfast.types import Json, Lease
 
 
@@ -46,18 +46,18 @@ class CopyMethods(ArchiveMethods):
         return bool(rows)
 
     @reading
-    def records(
+    def shared_rows(
         self, name: str, *, after: tuple[object, ...] | None = None, limit: int = 500
     ) -> Tx[list[dict[str, Any]]]:
-        """Return the next rows of one of the `RECORDS` in the order of their key."""
-        table = RECORDS[name]
-        rows = yield from self._records(table, after, page_limit(limit))
+        """Return the next rows of one of the `SHARED` in the order of their key."""
+        table = SHARED[name]
+        rows = yield from self._shared_rows(table, after, page_limit(limit))
         return [{column: row[column] for column in table.names} for row in rows]
 
     @writing(repeatable=True)
-    def add_records(self, name: str, rows: Sequence[Mapping[str, Any]]) -> Tx[None]:
-        """Add rows that `records` returned. Existing keys are left unchanged."""
-        yield from self._add_rows(RECORDS[name], rows, exist_ok=True)
+    def add_shared_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> Tx[None]:
+        """Add rows that `shared_rows` returned. Existing keys are left unchanged."""
+        yield from self._add_rows(SHARED[name], rows, exist_ok=True)
 
     @writing(repeatable=True)
     def import_cleaned(self, row: Mapping[str, Any], seq: int) -> Tx[None]:
@@ -73,5 +73,5 @@ class CopyMethods(ArchiveMethods):
         yield op("import_head", id=session_id, agent=row["agent"], seq=seq)
 
     @abstractmethod
-    def _records(self, table: Table, after: tuple[object, ...] | None, limit: int) -> Tx[Rows]:
+    def _shared_rows(self, table: Table, after: tuple[object, ...] | None, limit: int) -> Tx[Rows]:
         """Return rows of a table, of all sessions, in the order of its key."""

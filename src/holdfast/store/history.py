@@ -1,4 +1,4 @@
-"""Read the history, runs and effects of a session."""
+"""Read the history, runs, effects and records of a session."""
 
 from typing import Any
 
@@ -6,7 +6,10 @@ from holdfast.errors import BadInput, NotFound
 from holdfast.ids import check_id, check_text
 from holdfast.store.rows import Row, from_cursor, from_row, page_limit, to_page
 from holdfast.store.transactions import Transactions, Tx, bounded, op, reading
-from holdfast.types import Checkpoint, CheckpointKind, Effect, Message, Page, Run, Segment
+from holdfast.types import Checkpoint, CheckpointKind, Effect, Message, Page, Record, Run, Segment
+
+_LAST = chr(0x10FFFF)
+"""It sorts after every other character."""
 
 
 class HistoryMethods(Transactions):
@@ -174,6 +177,40 @@ class HistoryMethods(Transactions):
         wanted = bounded(wanted, "result", "error", "summary", "body", *names)
         rows = yield from self._of_session(session_id, wanted)
         return to_page(rows, limit, [_effect(row) for row in rows], "started_at", "run_id", "call_id")
+
+    @reading
+    def records(
+        self,
+        session_id: str,
+        kind: str,
+        *,
+        prefix: str = "",
+        after: str | None = None,
+        before: str | None = None,
+        reverse: bool = False,
+        bodies: bool = True,
+        limit: int = 500,
+    ) -> Tx[list[Record]]:
+        """Return records of a kind in the order of their keys: those whose keys begin with `prefix` and are after or before a key.
+
+        Without `bodies`, the bodies are empty. A page ends with the record that reaches 4 MiB; only an empty page means that there are no
+        more.
+        """
+        wanted = op(
+            "records",
+            session_id=session_id,
+            kind=kind,
+            low=prefix,
+            high=prefix + _LAST,
+            after=after,
+            before=before,
+            bodies=bodies or None,
+            ascending=None if reverse else True,
+            descending=reverse or None,
+            limit=page_limit(limit),
+        )
+        rows = yield from self._of_session(session_id, bounded(wanted, "body") if bodies else wanted)
+        return [from_row(Record, row, **({} if bodies else {"body": ""})) for row in rows]
 
 
 def _effect(row: Row) -> Effect:

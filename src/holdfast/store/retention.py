@@ -27,6 +27,7 @@ CONTENT: Final = (
     "cursors",
     "states",
     "named_states",
+    "records",
     "credentials",
     "blob_references",
 )

@@ -10,7 +10,7 @@ from holdfast.store.rows import moment
 from holdfast.store.transactions import Transactions, Tx, op, reading, slow
 from holdfast.types import SchemaStatus
 
-LATEST: Final = 5
+LATEST: Final = 6
 """The schema version that this code needs. Every engine has a migration with this number."""
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from holdfast.errors import BadInput, Conflict, MediaCollected
-from holdfast.ids import check_choice, check_id
+from holdfast.ids import check_choice, check_id, check_name
 from holdfast.jsontext import check_recorded, parse_json, parse_object
 from holdfast.types import (
     CHECKPOINT_KINDS,
@@ -18,6 +18,7 @@ from holdfast.types import (
     Effect,
     Message,
     NewEvent,
+    Record,
     Run,
     Segment,
     SubmissionChange,
@@ -51,12 +52,14 @@ ARMS: Final[Mapping[str, tuple[tuple[str, Kind], ...]]] = {
         "session_id text, id text, state text, reason text, run_id text, attempts bigint"
     ),
     "drop_drafts": _columns("session_id text, run_id text"),
+    "drop_records": _columns("session_id text, kind text, key text"),
+    "put_records": _columns("session_id text, kind text, key text, body text"),
     "refer_blobs": _columns("session_id text, sha256 text"),
     "set_status": _columns("session_id text, status text, waiting_for text"),
 }
 """The arms of a write: each kind of row in a batch, with its columns in order. `later` counts events back from the last one."""
 
-NUMBERED: Final = frozenset({"add_events", "add_checkpoints", "put_runs"})
+NUMBERED: Final = frozenset({"add_events", "add_checkpoints", "put_runs", "put_records"})
 """Arms whose rows also contain the session's event number after the fence."""
 
 _TEXTS: Final = {
@@ -114,6 +117,8 @@ def _items(batch: Batch, events: Sequence[NewEvent]) -> tuple[tuple[str, Sequenc
         ("put_effects", batch.effects),
         ("change_submissions", batch.submissions),
         ("drop_drafts", batch.drafts_done),
+        ("drop_records", batch.records_dropped),
+        ("put_records", batch.records),
         ("refer_blobs", batch.blobs and list(dict.fromkeys(batch.blobs))),
         ("set_status", () if batch.status is None else (batch,)),
     )
@@ -171,6 +176,14 @@ def _change_row(change: SubmissionChange) -> Row:
     return check_id(change.id, "submission id"), state, change.reason, change.run_id, change.attempts
 
 
+def _record_row(record: Record) -> Row:
+    return (*_record_key((record.kind, record.key)), record.body)
+
+
+def _record_key(key: tuple[str, str]) -> Row:
+    return check_name(key[0], "record kind"), check_name(key[1], "record key")
+
+
 def _status_row(batch: Batch) -> Row:
     return check_choice(str(batch.status), STATUSES, "session status"), batch.waiting_for
 
@@ -184,6 +197,8 @@ _TO_ROW: Final[Mapping[str, Callable[[Any], Row]]] = {
     "put_effects": _effect_row,
     "change_submissions": _change_row,
     "drop_drafts": lambda run_id: (run_id,),
+    "drop_records": _record_key,
+    "put_records": _record_row,
     "refer_blobs": lambda sha256: (check_id(sha256),),
     "set_status": _status_row,
 }
@@ -195,12 +210,15 @@ def _check_batch(batch: Batch) -> None:
     _once([run.id for run in batch.runs], "run")
     _once([(effect.run_id, effect.call_id) for effect in batch.effects], "effect")
     _once([change.id for change in batch.submissions], "submission")
+    _once([*((record.kind, record.key) for record in batch.records), *batch.records_dropped], "record")
     for event in batch.events:
         parse_json(event.payload, "payload")
     for run in batch.runs:
         parse_object(run.metadata, "metadata")
     for message in batch.messages:
         check_recorded(message.body, "message")
+    for record in batch.records:
+        parse_json(record.body, "record")
     for effect in batch.effects:
         check_recorded(effect.result or "", "result")
 

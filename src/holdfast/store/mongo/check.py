@@ -30,6 +30,7 @@ _COPIED: Final = {
     "cursors": "session_id consumer seq",
     "states": "session_id",
     "named_states": "session_id",
+    "records": "session_id key seq",
     "credentials": "session_id",
     "commands": "id session_id owner state exit_code outputs ended_at purged_at",
     "outputs": "command_id number session_id owner",

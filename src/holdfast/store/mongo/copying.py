@@ -26,7 +26,7 @@ async def reopen_session(db: Documents, *, session_id: str) -> list[MongoRow]:
     return [await db.change("sessions", row, status=row["resting"] or "idle", resting=None) for row in rows]
 
 
-async def records(
+async def shared_rows(
     db: Documents, *, table: str, only: Mapping[str, Any], after: tuple[Any, ...] | None, limit: int
 ) -> list[MongoRow]:
     """Return rows of a table in the order of its key."""
@@ -37,7 +37,7 @@ async def records(
     return await db.find(table, where, sort=[("_id", 1)], limit=limit)
 
 
-async def add_record(db: Documents, *, table: str, row: Mapping[str, Any]) -> list[MongoRow]:
+async def add_shared_row(db: Documents, *, table: str, row: Mapping[str, Any]) -> list[MongoRow]:
     """Add a row unless its key exists."""
     await db.insert_new(table, row)
     return []

@@ -49,6 +49,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "cursors": ("session_id", "consumer"),
     "states": ("session_id",),
     "named_states": ("session_id", "name"),
+    "records": ("session_id", "kind", "key"),
     "credentials": ("session_id", "name"),
     "audit": ("id",),
     "tokens": ("id",),

@@ -230,6 +230,38 @@ async def _can_resume(db: Documents, row: MongoRow) -> bool:
     return row["status"] == "interrupted" and await db.one("runs", later) is None
 
 
+async def records(
+    db: Documents,
+    *,
+    session_id: str,
+    kind: str,
+    low: str,
+    high: str,
+    limit: int,
+    after: str | None = None,
+    before: str | None = None,
+    bodies: bool | None = None,
+    ascending: bool | None = None,
+    descending: bool | None = None,
+) -> list[MongoRow]:
+    del descending
+
+    def place(key: str) -> dict[str, str]:
+        return {"session_id": session_id, "kind": kind, "key": key}
+
+    where: dict[str, object] = {
+        "$gte": place(low),
+        "$lt": place(high if before is None else min(high, before)),
+    }
+    if after is not None:
+        where["$gt"] = place(after)
+    fields = ["kind", "key", "seq", *(["body"] if bodies else [])]
+    order = [("_id", 1 if ascending else -1)]
+    return await db.find(
+        "records", {"_id": where}, sort=order, limit=limit, fields=fields, paged=bool(bodies)
+    )
+
+
 async def effects(
     db: Documents,
     *,

@@ -112,6 +112,10 @@ async def _named_states(database: AsyncDatabase[MongoRow]) -> None:
     await _create(database, "named_states")
 
 
+async def _records(database: AsyncDatabase[MongoRow]) -> None:
+    await _create(database, "records")
+
+
 async def _create(database: AsyncDatabase[MongoRow], name: str) -> None:
     try:
         await database.create_collection(name)
@@ -128,6 +132,7 @@ MIGRATIONS: Final = (
     (3, "0003_served_agents", _served_agents),
     (4, "0004_rehydrated", _rehydrated),
     (5, "0005_named_states", _named_states),
+    (6, "0006_records", _records),
 )
 LATEST: Final = MIGRATIONS[-1][0]
 

@@ -383,11 +383,11 @@ class MongoStore(Store):
             yield op("import_rows", table=table.name, rows=rows)
             return
         for row in rows:
-            yield op("add_record", table=table.name, row=row)
+            yield op("add_shared_row", table=table.name, row=row)
 
-    def _records(self, table: Table, after: tuple[object, ...] | None, limit: int) -> Tx[Rows]:
+    def _shared_rows(self, table: Table, after: tuple[object, ...] | None, limit: int) -> Tx[Rows]:
         wanted = {"table": table.name, "only": dict(table.only), "after": after, "limit": limit}
-        return (yield bounded(Operation("records", wanted), *table.texts))
+        return (yield bounded(Operation("shared_rows", wanted), *table.texts))
 
     async def _lock_beacon(self, holder_id: str) -> bool:
         return self._beacons is not None and await asyncio.to_thread(self._beacons.lock, holder_id)

@@ -189,6 +189,17 @@ async def _drop_drafts(db: Documents, seq: int, rows: Rows) -> int:
     return len(await db.delete("drafts", {"session_id": rows[0]["session_id"], "run_id": {"$in": runs}}))
 
 
+async def _drop_records(db: Documents, seq: int, rows: Rows) -> int:
+    del seq
+    keys = [{"session_id": row["session_id"], "kind": row["kind"], "key": row["key"]} for row in rows]
+    return len(await db.delete("records", {"_id": {"$in": keys}}))
+
+
+async def _put_records(db: Documents, seq: int, rows: Rows) -> int:
+    await db.put("records", [{**row, "seq": seq} for row in rows], lambda _, new: new)
+    return len(rows)
+
+
 async def _refer_blobs(db: Documents, seq: int, rows: Rows) -> int:
     del seq
     stored = await hold_stored(db, [row["sha256"] for row in rows])
@@ -232,6 +243,8 @@ _WRITE: Final[Mapping[str, Callable[[Documents, int, Rows], Coroutine[Any, Any, 
     "put_effects": _put_effects,
     "change_submissions": _change_submissions,
     "drop_drafts": _drop_drafts,
+    "drop_records": _drop_records,
+    "put_records": _put_records,
     "refer_blobs": _refer_blobs,
     "set_status": _set_status,
 }

@@ -77,6 +77,17 @@ FROM change_submissions_rows AS rows
 WHERE submissions.id = rows.id AND submissions.session_id = rows.session_id AND submissions.ended_at IS NULL
 RETURNING submissions.session_id;
 
+-- name: drop_records
+DELETE FROM records USING drop_records_rows AS rows
+WHERE records.session_id = rows.session_id AND records.kind = rows.kind AND records.key = rows.key;
+
+-- name: put_records
+INSERT INTO records (session_id, kind, key, body, seq)
+SELECT session_id, kind, key, body, head_seq
+FROM put_records_rows AS rows
+WHERE TRUE
+ON CONFLICT (session_id, kind, key) DO UPDATE SET body = excluded.body, seq = excluded.seq;
+
 -- name: refer_blobs
 -- After the fence, in its transaction. The lock makes a collector wait, and then check again.
 WITH held AS MATERIALIZED (

@@ -132,6 +132,13 @@ WHERE c.seq > h.seq
   AND c.session_id = :session_id   --? session_id
 LIMIT :limit;
 
+-- name: check_record_within_events
+SELECT r.session_id, 'record ' || r.key || ' is of ' || r.seq || ', past the last event' AS detail
+FROM records r JOIN heads h ON h.session_id = r.session_id
+WHERE r.seq > h.seq
+  AND r.session_id = :session_id   --? session_id
+LIMIT :limit;
+
 -- name: check_reference_has_blob
 -- Everything that a session refers to is stored somewhere.
 SELECT t.session_id, 'it refers to media+sha256://' || t.sha256 || ', which is not stored' AS detail FROM blob_references t

@@ -103,3 +103,14 @@ WHERE e.session_id = :session_id
   AND (e.started_at > :started_at OR (e.started_at = :started_at AND (e.run_id > :after_run OR (e.run_id = :after_run AND e.call_id > :after_call))))   --? started_at
 ORDER BY e.started_at, e.run_id, e.call_id
 LIMIT :limit;
+
+-- name: records
+SELECT r.kind, r.key, r.seq
+  , r.body   --? bodies
+FROM records r
+WHERE r.session_id = :session_id AND r.kind = :kind AND r.key >= :low AND r.key < :high
+  AND r.key > :after   --? after
+  AND r.key < :before  --? before
+ORDER BY r.key        --? ascending
+ORDER BY r.key DESC   --? descending
+LIMIT :limit;

@@ -56,6 +56,7 @@ UNION ALL SELECT 'submissions', count(*) FROM submissions WHERE session_id = :se
 UNION ALL SELECT 'cursors', count(*) FROM cursors WHERE session_id = :session_id
 UNION ALL SELECT 'states', count(*) FROM states WHERE session_id = :session_id
 UNION ALL SELECT 'named_states', count(*) FROM named_states WHERE session_id = :session_id
+UNION ALL SELECT 'records', count(*) FROM records WHERE session_id = :session_id
 UNION ALL SELECT 'blob_references', count(*) FROM blob_references WHERE session_id = :session_id;
 
 -- name: some_references
@@ -150,6 +151,11 @@ RETURNING 1 AS gone;
 -- name: delete_named_states
 DELETE FROM named_states WHERE session_id = :session_id AND name IN (
   SELECT name FROM named_states WHERE session_id = :session_id LIMIT :limit)
+RETURNING 1 AS gone;
+
+-- name: delete_records
+DELETE FROM records WHERE session_id = :session_id AND (kind, key) IN (
+  SELECT kind, key FROM records WHERE session_id = :session_id ORDER BY kind, key LIMIT :limit)
 RETURNING 1 AS gone;
 
 -- name: delete_blob_references

@@ -54,10 +54,12 @@ class SqlStore(Store):
         text = _taken_text(table, self._dialect)
         return (yield Script("taken_ids", {"ids": ids}, slow=True, text=text))
 
-    def _records(self, table: Table, after: tuple[object, ...] | None, limit: int) -> Tx[Rows]:
+    def _shared_rows(self, table: Table, after: tuple[object, ...] | None, limit: int) -> Tx[Rows]:
         place = {} if after is None else {f"after_{c}": v for c, v in zip(table.key, after, strict=True)}
-        text = _records_text(table, self._dialect, after=after is not None)
-        return (yield Script("records", {"limit": limit, **place}, sized=table.texts, slow=True, text=text))
+        text = _shared_text(table, self._dialect, after=after is not None)
+        return (
+            yield Script("shared_rows", {"limit": limit, **place}, sized=table.texts, slow=True, text=text)
+        )
 
     def _add_rows(self, table: Table, rows: Sequence[Imported], *, exist_ok: bool = False) -> Tx[None]:
         text = _insert_text(table, self._dialect) + (" ON CONFLICT DO NOTHING" if exist_ok else "")
@@ -103,7 +105,7 @@ def _insert_text(table: Table, dialect: Dialect) -> str:
 
 
 @cache
-def _records_text(table: Table, dialect: Dialect, *, after: bool) -> str:
+def _shared_text(table: Table, dialect: Dialect, *, after: bool) -> str:
     """Return the statement that reads rows of a table, of all sessions, in the order of its key."""
     where = [
         f"{column} IS NULL" if value is None else f"{column} = '{value}'" for column, value in table.only

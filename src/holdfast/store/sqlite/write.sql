@@ -57,6 +57,13 @@ WHERE id = ?2 AND session_id = ?1 AND ended_at IS NULL;
 -- name: drop_drafts
 DELETE FROM drafts WHERE session_id = ?1 AND run_id = ?2;
 
+-- name: drop_records
+DELETE FROM records WHERE session_id = ?1 AND kind = ?2 AND key = ?3;
+
+-- name: put_records
+INSERT INTO records (session_id, kind, key, body, seq) VALUES (?1, ?2, ?3, ?4, ?5)
+ON CONFLICT (session_id, kind, key) DO UPDATE SET body = excluded.body, seq = excluded.seq;
+
 -- name: refer_blobs
 -- Only for stored blobs; an existing reference counts as well.
 INSERT INTO blob_references (session_id, sha256)
