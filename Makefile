@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Keep compiled modules even where the environment says otherwise: every process of the tests would compile them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run tour test test-all mongo-test browser-test check format docs dist wheel-test oldest-test bench bench-compare torture audit clean
+.PHONY: help run tour test test-all mongo-test browser-test check format docs dist wheel-test frameworks-test oldest-test bench bench-compare torture audit clean
 
 # A .venv of another Python version is replaced, if PYTHON is set.
 ifneq ($(origin PYTHON),file)
@@ -73,6 +73,10 @@ dist: .venv/ready ## build the sdist and the wheel into dist/
 wheel-test: .venv/ready ## install the wheel into empty environments, with and without extras, and use it
 	$(BIN)/python -m pytest -m release tests/release/test_wheel.py
 
+frameworks-test: build/frameworks/ready ## the adapters for other agent frameworks, with the conformance suites of those, in an environment of their own
+	$(BIN)/pyright --project tests/frameworks/pyrightconfig.json --pythonpath build/frameworks/bin/python
+	build/frameworks/bin/python -m pytest -n 2 --dist worksteal --all tests/frameworks
+
 oldest-test: .venv/ready ## the store and the recorder with the oldest versions that pyproject.toml allows
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/oldest
 	$(BIN)/uv pip compile --quiet --resolution lowest-direct --all-extras --python $(BIN)/python -o build/oldest/versions.txt pyproject.toml
@@ -109,6 +113,11 @@ audit: ## the pinned dependencies against the published advisories; needs the ne
 	$(PYTHON) -m venv $(CLEAR) .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.3' -c constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --build-constraint constraints.txt -e '.[ag-ui,credentials,mongo,postgres,s3,server]' --group dev
+	touch $@
+
+build/frameworks/ready: .venv/ready
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/frameworks
+	$(BIN)/uv pip install --quiet --python build/frameworks --group frameworks -e '.[mongo,postgres,s3,server]'
 	touch $@
 
 .docs-venv/ready: pyproject.toml constraints.txt

@@ -4,7 +4,10 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 H = TypeVar("H")
@@ -21,11 +24,15 @@ class EventLoop:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine, and return its result. It is cancelled if this thread is interrupted."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self.submit(work)
         try:
             return future.result()
         finally:
             future.cancel()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Start a coroutine, and return the future of its result."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
         """Yield the items of an asynchronous generator."""

@@ -1,0 +1,331 @@
+"""What the adapters share: a store that any thread and any event loop can use, sessions by name, and writes under a lease.
+
+A framework names its sessions freely, and may use a name again after it deleted the session. The id of a session is made of a hash of
+its name; after an erase the next id is numbered. A framework never says when it is finished, so that a lease is released after a moment
+without writes.
+"""
+
+import asyncio
+import atexit
+import hashlib
+import json
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from holdfast.client.loop import EventLoop
+from holdfast.errors import (
+    BadInput,
+    HolderLost,
+    HoldfastError,
+    SessionBusy,
+    SessionCleaned,
+    SessionNotFound,
+)
+from holdfast.ids import title_from
+from holdfast.leases import Renewal, join
+from holdfast.media import open_media
+from holdfast.retention.erase import erase
+from holdfast.store import Store, open_store
+from holdfast.types import Batch, Holder, Lease, Record, Session
+
+T = TypeVar("T")
+_IDLE_SECONDS: Final = 0.2
+"""How long a lease is kept after a write."""
+_LONGEST_SECONDS: Final = 2.0
+"""How long a lease is kept while writes follow each other, so that a second process gets its turn."""
+_PATIENCE_SECONDS: Final = 30.0
+"""How long a write waits for another process that holds the session. Longer than the lease of a dead process lives."""
+_PAUSE_SECONDS: Final = 0.05
+_PAGE: Final = 1000
+
+
+@dataclass(slots=True)
+class _Held:
+    """A session that this process writes to."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lease: Lease | None = None
+    since: float = 0.0
+    releasing: asyncio.TimerHandle | None = None
+
+
+class FrameworkStore:
+    """The sessions of one framework in a store, for its adapter.
+
+    `store` is a URL, the path of a SQLite file, or an open store. It is used on an event loop in a thread of its own: call `run` from a
+    thread, or await `call` on any event loop. Close it at the end, or leave that to the end of the process.
+    """
+
+    def __init__(self, store: str | Path | Store, *, framework: str, owner: str = "local") -> None:
+        self.framework = framework
+        self.owner = owner
+        if isinstance(store, Path) or (isinstance(store, str) and "://" not in store):
+            store = f"sqlite:///{Path(store).absolute()}"
+        self._source: str | Store = store
+        self._starting = threading.Lock()
+        self._loop: EventLoop | None = None
+        self._closed = False
+        self._store: Store | None = None
+        self._holder: Holder | None = None
+        self._renewal: Renewal | None = None
+        self._ids: dict[str, str] = {}
+        self._held: dict[str, _Held] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine that uses this object, and block until it has a result."""
+        return self._started().run(work)
+
+    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine that uses this object, from any event loop."""
+        return await asyncio.wrap_future(self._started().submit(work))
+
+    def close(self) -> None:
+        """Release all sessions and disconnect. Nothing can be used afterwards."""
+        atexit.unregister(self.close)
+        with self._starting:
+            loop, self._loop, self._closed = self._loop, None, True
+        if loop is not None:
+            loop.run(self._close())
+            loop.close()
+
+    def _started(self) -> EventLoop:
+        with self._starting:
+            if self._closed:
+                raise BadInput(problem=f"the {self.framework} store is closed")
+            if self._loop is None:
+                loop = EventLoop()
+                try:
+                    loop.run(self._open())
+                except BaseException:
+                    loop.close()
+                    raise
+                self._loop = loop
+                atexit.register(self.close)
+            return self._loop
+
+    async def _open(self) -> None:
+        store = open_store(self._source) if isinstance(self._source, str) else self._source.clone_for_thread()
+        if store is None:
+            raise BadInput(problem="this store cannot be used from another thread; pass its URL")
+        self._store = await store.__aenter__()
+
+    async def _close(self) -> None:
+        for session_id in list(self._held):
+            await self._release(session_id, at_once=True)
+        if self._renewal is not None and self._holder is not None:
+            await self._renewal.stop()
+            with suppress(HoldfastError):
+                await self.store.leave(self._holder)
+        await self.store.close()
+
+    @property
+    def store(self) -> Store:
+        """The open store. Only for coroutines that run on this object's event loop."""
+        assert self._store is not None  # noqa: S101
+        return self._store
+
+    # Sessions by name
+
+    async def find(self, name: str) -> Session | None:
+        """Return the session with a name; None if there is none. Raises `SessionCleaned`: a cleaned session must not look empty."""
+        session = await self._find(name)
+        if session is not None and session.cleaned_at is not None:
+            raise SessionCleaned(id=session.id)
+        return session
+
+    async def ensure(self, name: str, *, title: str = "", metadata: dict[str, Any] | None = None) -> Session:
+        """Return the session with a name, and create it if there is none."""
+        session = await self.find(name)
+        if session is not None:
+            return session
+        body = json.dumps({"framework": self.framework, "name": name, **(metadata or {})})
+        return await self.store.create_session(
+            agent=self.framework,
+            owner=self.owner,
+            id=self._ids[name],
+            title=title_from(title or name),
+            metadata=body,
+            exist_ok=True,
+        )
+
+    async def ensure_id(self, name: str) -> str:
+        """Return the id of the session with a name, and create it if there is none. Reads nothing while the session is held."""
+        known = self._ids.get(name)
+        held = self._held.get(known) if known else None
+        if known is not None and held is not None and held.lease is not None and not held.lease.lost:
+            return known
+        return (await self.ensure(name)).id
+
+    async def _find(self, name: str) -> Session | None:
+        known = self._ids.get(name)
+        if known is not None and (session := await self._read(known)) is not None:
+            return session
+        number = 0
+        while (session := await self._read(self._id(name, number))) is None:
+            if await self.store.erased_at(self._id(name, number)) is None:
+                break
+            number += 1
+        self._ids[name] = self._id(name, number)
+        return session
+
+    def _id(self, name: str, number: int) -> str:
+        digest = hashlib.sha256(f"{self.owner}\0{name}".encode("utf-8", "surrogatepass")).hexdigest()[:40]
+        return f"{self.framework}-{digest}" + (f"-{number}" if number else "")
+
+    async def _read(self, session_id: str) -> Session | None:
+        try:
+            return await self.store.session(session_id)
+        except SessionNotFound:
+            return None
+
+    async def all_sessions(self) -> AsyncGenerator[Session, None]:
+        """Yield all sessions of the framework that were not cleaned, last active first."""
+        cursor: str | None = None
+        while True:
+            page = await self.store.sessions(
+                owner=self.owner, agent=self.framework, cursor=cursor, limit=_PAGE
+            )
+            for session in page.items:
+                if session.cleaned_at is None:
+                    yield session
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    async def erase(self, name: str) -> None:
+        """Erase the session with a name, so that the name can be used again. Does nothing if there is none."""
+        session = await self._find(name)
+        if session is None:
+            return
+        async with self._locked(session.id):
+            await self._release(session.id, at_once=True)
+            media = open_media(store=self.store, settings=self.store.settings)
+            await erase(self.store, media, session.id, actor=self.owner)
+        self._held.pop(session.id, None)
+        self._ids.pop(name, None)
+
+    # Records
+
+    async def records(
+        self,
+        session_id: str,
+        kind: str,
+        *,
+        prefix: str = "",
+        reverse: bool = False,
+        limit: int | None = None,
+        bodies: bool = True,
+    ) -> list[Record]:
+        """Return all records of a kind whose keys begin with a prefix, or the first `limit` of them."""
+        found: list[Record] = []
+        while limit is None or len(found) < limit:
+            wanted = _PAGE if limit is None else min(_PAGE, limit - len(found))
+            last = found[-1].key if found else None
+            after, before = (None, last) if reverse else (last, None)
+            page = await self.store.records(
+                session_id,
+                kind,
+                prefix=prefix,
+                after=after,
+                before=before,
+                reverse=reverse,
+                limit=wanted,
+                bodies=bodies,
+            )
+            found += page
+            if not page:
+                break
+        return found
+
+    @asynccontextmanager
+    async def writing(self, session_id: str) -> AsyncGenerator["Writer", None]:
+        """Hold a session while the block reads and writes, so that no other process changes it meanwhile.
+
+        Raises `SessionBusy` if another process holds it for too long, and `SessionCleaned`.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._locked(session_id) as held:
+            if held.lease is not None and loop.time() > held.since + _LONGEST_SECONDS:
+                await self._release(session_id, at_once=True)
+                await asyncio.sleep(_PAUSE_SECONDS)  # a process that waits takes it meanwhile
+            if held.lease is None or held.lease.lost:
+                held.lease = await self._acquire(session_id)
+                held.since = loop.time()
+            try:
+                yield Writer(self.store, held.lease)
+            finally:
+                self._release_later(session_id, held)
+
+    @asynccontextmanager
+    async def _locked(self, session_id: str) -> AsyncGenerator[_Held, None]:
+        held = self._held.setdefault(session_id, _Held())
+        async with held.lock:
+            if held.releasing is not None:
+                held.releasing.cancel()
+                held.releasing = None
+            yield held
+
+    async def _acquire(self, session_id: str) -> Lease:
+        deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
+        while True:
+            try:
+                return await self.store.acquire(session_id, await self._join())
+            except HolderLost:
+                self._holder = None
+            except SessionBusy:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                await self.store.reclaim()
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _join(self) -> Holder:
+        if self._holder is None or (self._renewal is not None and self._renewal.is_lost):
+            if self._renewal is not None:
+                await self._renewal.stop()
+            self._holder = await join(self.store)
+            self._renewal = Renewal(self.store, self._holder)
+        return self._holder
+
+    def _release_later(self, session_id: str, held: _Held) -> None:
+        loop = asyncio.get_running_loop()
+        held.releasing = loop.call_later(_IDLE_SECONDS, self._start_release, session_id)
+
+    def _start_release(self, session_id: str) -> None:
+        task = asyncio.create_task(self._release(session_id))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _release(self, session_id: str, *, at_once: bool = False) -> None:
+        held = self._held.get(session_id)
+        if held is None or (held.lock.locked() and not at_once):
+            return  # whoever uses it now releases it later
+        lease, held.lease = held.lease, None
+        if held.releasing is not None:
+            held.releasing.cancel()
+        if not at_once:
+            self._held.pop(session_id, None)
+        if lease is not None and not lease.lost:
+            with suppress(HoldfastError):  # it ends with the holder
+                await self.store.release(lease)
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Writes to a session that is held."""
+
+    store: Store
+    lease: Lease
+
+    async def write(
+        self,
+        records: Sequence[Record] = (),
+        dropped: Sequence[tuple[str, str]] = (),
+        **more: Any,
+    ) -> int:
+        """Put and drop records in one write with the other parts of a `Batch`, and return the session's last event number."""
+        return await self.store.write(self.lease, Batch(records=records, records_dropped=dropped, **more))

@@ -1,0 +1,116 @@
+"""What the adapters share: sessions by name, writes under a lease from any thread, and two processes that take turns."""
+
+import asyncio
+import json
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import BadInput, SessionBusy, SessionCleaned
+from holdfast.frameworks import base
+from holdfast.frameworks.base import FrameworkStore
+from holdfast.media import open_media
+from holdfast.retention import clean
+from holdfast.store import open_store
+from holdfast.types import Record
+from tests.conftest import Engine
+
+
+@pytest.fixture
+def shared(engine: Engine) -> Generator[FrameworkStore, None, None]:
+    if not engine.shared:
+        pytest.skip("a store in memory cannot be used from another thread")
+    store = FrameworkStore(engine.url, framework="test")
+    yield store
+    store.close()
+
+
+def record(key: str, body: object = 1) -> Record:
+    return Record(kind="item", key=key, body=json.dumps(body))
+
+
+async def put(store: FrameworkStore, name: str, *keys: str) -> None:
+    async with store.writing(await store.ensure_id(name)) as writer:
+        await writer.write([record(key) for key in keys])
+
+
+async def keys(store: FrameworkStore, name: str) -> list[str]:
+    session = await store.find(name)
+    return [] if session is None else [found.key for found in await store.records(session.id, "item")]
+
+
+def test_a_name_may_have_any_characters_and_be_used_again_after_an_erase(shared: FrameworkStore):
+    for name in ("a/b", "a b", "ä\n漢", "x" * 5000, "", "\ud800"):
+        for _ in range(2):
+            assert shared.run(keys(shared, name)) == []
+            shared.run(put(shared, name, "1"))
+            assert shared.run(keys(shared, name)) == ["1"]
+            shared.run(shared.erase(name))
+        shared.run(shared.erase(name))
+    assert shared.run(keys(shared, "a/b")) == []
+
+
+def test_any_thread_and_any_event_loop_can_use_it(shared: FrameworkStore):
+    async def work(key: str) -> list[str]:
+        await shared.call(put(shared, "s", key))
+        return await shared.call(keys(shared, "s"))
+
+    assert asyncio.run(work("1")) == ["1"]
+    assert asyncio.run(work("2")) == ["1", "2"]
+    shared.run(put(shared, "s", "3"))
+    assert asyncio.run(work("4")) == ["1", "2", "3", "4"]
+
+
+def test_two_of_them_take_turns(engine: Engine, shared: FrameworkStore):
+    other = FrameworkStore(engine.url, framework="test")
+    try:
+        for number in range(4):
+            (shared if number % 2 else other).run(put(shared if number % 2 else other, "s", str(number)))
+        assert shared.run(keys(shared, "s")) == ["0", "1", "2", "3"]
+    finally:
+        other.close()
+
+
+def test_a_session_that_is_held_elsewhere_is_busy(
+    engine: Engine, shared: FrameworkStore, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(base, "_PATIENCE_SECONDS", 0.2)
+    other = FrameworkStore(engine.url, framework="test")
+
+    async def hold() -> None:
+        async with other.writing(await other.ensure_id("s")):
+            with pytest.raises(SessionBusy):
+                await shared.call(put(shared, "s", "1"))
+
+    try:
+        other.run(hold())
+    finally:
+        other.close()
+    shared.run(put(shared, "s", "1"))
+
+
+async def test_a_cleaned_session_raises(engine: Engine, shared: FrameworkStore):
+    await shared.call(put(shared, "s", "1"))
+    session = await shared.call(shared.ensure("s"))
+    await asyncio.sleep(2 * base._IDLE_SECONDS)
+    async with open_store(engine.url) as store:
+        await clean(store, open_media(store=store), session.id, idle_days=0, force=True, actor="you")
+    with pytest.raises(SessionCleaned):
+        await shared.call(keys(shared, "s"))
+    with pytest.raises(SessionCleaned):
+        await shared.call(put(shared, "s", "2"))
+
+
+def test_the_path_of_a_file_is_enough_and_after_close_nothing_works(tmp_path: Path):
+    store = FrameworkStore(tmp_path / "s.db", framework="test")
+    store.run(put(store, "s", "1"))
+    store.close()
+    store.close()
+    again = FrameworkStore(str(tmp_path / "s.db"), framework="test")
+    assert again.run(keys(again, "s")) == ["1"]
+    again.close()
+    work = keys(again, "s")
+    with pytest.raises(BadInput, match="closed"):
+        again.run(work)
+    work.close()
