@@ -18,7 +18,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 import holdfast
 from holdfast import Turn, connect, step
-from holdfast.errors import Conflict, NotFound, StepFailed, TurnFailed
+from holdfast.errors import ApprovalNeeded, Conflict, NotFound, StepFailed, TurnFailed
 from holdfast.store import Store
 from holdfast.testing.agents import ManualClock, ledger, memory_store
 from tests.runtime.agents import kill_worker
@@ -258,3 +258,77 @@ async def test_a_message_that_never_began_is_run(memory: Store):
         assert "not allowed" in str(await fail(turn))
         await session.update(metadata={})
         assert await (await turn.retry()).result(timeout=20) == "act done"
+
+
+@holdfast.agent("asking")
+async def asking(turn: Turn) -> Any:
+    first = await turn.step("first", do, "first")
+    await turn.add("between")
+    second = await turn.step("second", do, "second")
+    decision = await turn.ask("Go on?", second)
+    await turn.add(f"decided {decision.approved}")
+    return [first, second, await turn.step("third", do, "third")]
+
+
+async def approved(session: Any, turn: Any) -> Any:
+    with pytest.raises(ApprovalNeeded) as needed:
+        await turn.result(timeout=20)
+    await session.approve(needed.value.calls[0])
+    return await turn.result(timeout=20)
+
+
+async def history(session: Any) -> list[str]:
+    texts = [part for message in [m async for m in session.messages()] for part in message.parts]
+    return [str(part.content) for part in texts if isinstance(part, TextPart | UserPromptPart)]
+
+
+async def test_a_turn_is_done_again_from_a_step(memory: Store):
+    """What was recorded before the step stays. Later entries, questions and steps are made again, also if the turn was done."""
+    async with connect(memory, agents=[asking]) as hf:
+        session = await hf.session("s", agent=asking)
+        turn = await session.send("Hello")
+        answer = await approved(session, turn)
+        texts = await history(session)
+        for times in (1, 2):
+            again = await turn.retry(from_step="turn/second" if times == 1 else "turn/second~again1")
+            assert await approved(session, again) == answer
+            assert await history(session) == texts
+            turn = again
+        assert done == ["first", *(["second", "third"] * 3)]
+        last = await turn.retry(from_step="turn/third~again2")
+        assert await last.result(timeout=20) == answer
+        assert await history(session) == texts
+        assert done[-2:] == ["third", "third"]
+        assert await (await session.send("Next")).info()
+
+
+async def test_a_restart_from_a_step_that_is_killed_continues():
+    clock = ManualClock()
+    async with memory_store(clock) as store:
+        async with connect(store, agents=[worker]) as hf:
+            turn = await (await hf.session("s", agent=worker)).send("Hello")
+            await turn.result(timeout=20)
+        clock.advance(1)
+        async with connect(store) as hf:
+            handle = await (await hf.session("s", agent=worker)).turn(turn.id)
+            again = await handle.retry(from_step="turn/second")
+        await kill_worker(store, worker, "run_started")
+        clock.advance(60)
+        async with connect(store, agents=[worker]) as hf:
+            session = await hf.session("s", agent=worker)
+            assert await (await session.turn(again.id)).result(timeout=20) == ["first done", "second done"]
+            assert len([message async for message in session.messages()]) == 2
+        assert done == ["first", "second", "second"]
+        assert await store.check() == []
+
+
+async def test_from_a_step_that_does_not_exist_or_of_another_agent_nothing_runs(memory: Store):
+    async with connect(memory, agents=[worker, clerk]) as hf:
+        session = await hf.session("s", agent=worker)
+        turn = await session.send("Hello")
+        await turn.result(timeout=20)
+        assert "no step of this turn" in str(await fail(await turn.retry(from_step="turn/third")))
+        other = await (await hf.session("t", agent=clerk)).send("Hello")
+        await other.result(timeout=20)
+        assert "only a turn of a plain agent" in str(await fail(await other.retry(from_step="call-1")))
+    assert done == ["first", "second", "act"]

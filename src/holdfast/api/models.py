@@ -209,11 +209,16 @@ class Rewind(_Submitted):
     checkpoint_id: Id = Field(description="The checkpoint to continue from.")
 
 
+StepEntry = Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^[^\x00]*$")]
+_FROM_STEP = "For a plain agent: do this step and all later ones again, by the id of its call. Then the turn may also be done."
+
+
 class RetryTurn(_Submitted):
     """Continue a turn that failed, was interrupted or was given up."""
 
     kind: Literal["retry"]
     submission_id: Id = Field(description="The turn to continue.")
+    from_step: StepEntry | None = Field(None, description=_FROM_STEP)
 
 
 class Fork(_Submitted):
@@ -277,6 +282,7 @@ class RetryTarget(RequestBody):
     """The turn to continue."""
 
     submission_id: Id = Field(description="The submission of the turn that failed.")
+    from_step: StepEntry | None = Field(default=None, description=_FROM_STEP)
 
 
 class ForkTarget(RequestBody):

@@ -68,6 +68,10 @@ def retry(
     submission_id: Annotated[
         str | None, typer.Argument(help="Id of the turn. Default: the last turn of the session.")
     ] = None,
+    from_step: Annotated[
+        str | None,
+        typer.Option(metavar="CALL", help="Do this step of a plain agent and all later ones again."),
+    ] = None,
     store: StoreUrl = None,
     url: ServerUrl = None,
     wait: Wait = False,
@@ -75,19 +79,19 @@ def retry(
 ) -> None:
     """Continue a turn that failed, was interrupted or was given up.
 
-    Recorded tool calls and steps are not done again. Settle calls with an unknown outcome first.
+    Recorded tool calls and steps are not done again, except from a given step. Settle calls with an unknown outcome first.
 
     Examples:
         holdfast retry s1 --wait
-        holdfast retry s1 019a8f4c-77aa-7c1e-9d3f-2b6f0a1c5e77
+        holdfast retry s1 --from-step turn/search~2
     """
 
     async def payload(sessions: "Sessions") -> dict[str, str]:
         from holdfast.runtime.payloads import check_retriable  # imports Pydantic AI
 
         turn = await _turn(sessions, session_id, submission_id)
-        check_retriable(turn)
-        return {"submission_id": turn.id}
+        check_retriable(turn, from_step)
+        return {"submission_id": turn.id} | ({} if from_step is None else {"from_step": from_step})
 
     _submit(session_id, "retry", payload, store, url, wait=wait, as_json=as_json)
 

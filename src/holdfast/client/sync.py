@@ -83,13 +83,14 @@ class SyncTurnHandle(SyncHandle[TurnHandle[T]], Generic[T]):
         """
         return self._loop.run(self._handle.result(timeout=timeout))
 
-    def retry(self) -> "SyncTurnHandle[T]":
+    def retry(self, *, from_step: str | None = None) -> "SyncTurnHandle[T]":
         """Continue a turn that failed, was interrupted or was given up, and return a handle on the new attempt.
 
-        Recorded tool calls and steps are not done again; a step whose failure ended a plain agent's turn is. Raises `Conflict` if the
-        turn did not fail. The new attempt fails if the session has continued since.
+        Recorded tool calls and steps are not done again; a step whose failure ended a plain agent's turn is. With `from_step`, the call id
+        of a step of a plain agent, that step and all later ones are done again, and the turn may also be done. Raises `Conflict` if the
+        turn cannot be retried. The new attempt fails if the session has continued since.
         """
-        return SyncTurnHandle(self._loop, self._loop.run(self._handle.retry()))
+        return SyncTurnHandle(self._loop, self._loop.run(self._handle.retry(from_step=from_step)))
 
     def cancel(self) -> None:
         """Stop the turn if it runs or waits, and remove it from the queue if it has not started. Then `result` raises `TurnFailed`."""

@@ -87,14 +87,16 @@ class TurnHandle(Generic[T]):
             warning.cancel()
             await asyncio.gather(warning, return_exceptions=True)
 
-    async def retry(self) -> "TurnHandle[T]":
+    async def retry(self, *, from_step: str | None = None) -> "TurnHandle[T]":
         """Continue a turn that failed, was interrupted or was given up, and return a handle on the new attempt.
 
-        Recorded tool calls and steps are not done again; a step whose failure ended a plain agent's turn is. Raises `Conflict` if the
-        turn did not fail. The new attempt fails if the session has continued since.
+        Recorded tool calls and steps are not done again; a step whose failure ended a plain agent's turn is. With `from_step`, the call id
+        of a step of a plain agent, that step and all later ones are done again, and the turn may also be done. Raises `Conflict` if the
+        turn cannot be retried. The new attempt fails if the session has continued since.
         """
         path = f"/api/sessions/{self.session_id}/retry"
-        accepted = await self._transport.call(SubmissionInfo, "POST", path, json={"submission_id": self.id})
+        body = {"submission_id": self.id} | ({} if from_step is None else {"from_step": from_step})
+        accepted = await self._transport.call(SubmissionInfo, "POST", path, json=body)
         return TurnHandle(self._transport, accepted, self._parse)
 
     async def cancel(self) -> None:

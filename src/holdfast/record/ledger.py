@@ -51,7 +51,7 @@ ANSWERS: Final[Mapping[type[Any], str]] = {Done: "done", NotDone: "not_done", Un
 """The answers of a probe, in events."""
 _PROBED = re.compile(r"(?:^|; )probe: [a-z ]+$")
 _AGAIN: Final = "~again"
-"""Precedes the number of an entry for a step that runs again after its failure ended the turn."""
+"""Precedes the number of an entry for a step that runs again because a person retries its turn."""
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _SORTED = json.JSONEncoder(sort_keys=True, default=repr)
 
@@ -88,11 +88,22 @@ def step_entry(parent: str, name: str, before: int) -> str:
 
 def next_entry(place: str, redone: Collection[str]) -> str:
     """Return the entry name of a step at a place of the code, after those of its entries that failed and run again."""
-    entry, times = place, 0
-    while entry in redone:
+    times = 0
+    while (entry := numbered(place, times)) in redone:
         times += 1
-        entry = f"{place}{_AGAIN}{times}"
     return entry
+
+
+def numbered(name: str, times: int) -> str:
+    """Return the name of an entry that is made again for the given time."""
+    return name if times == 0 else f"{name}{_AGAIN}{times}"
+
+
+def entries_from(steps: Mapping[str, Effect], first: str) -> list[str]:
+    """Return a step, those that it is a part of, and all that were started later. The messages that steered the turn stay."""
+    entries = list(steps)
+    around = [entry for entry in entries if place(first).startswith(f"{place(entry)}/")]
+    return [*around, *(entry for entry in entries[entries.index(first) :] if "/~" not in entry)]
 
 
 def place(entry: str) -> str:

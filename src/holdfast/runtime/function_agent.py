@@ -12,7 +12,7 @@ return their results. Code outside steps must be harmless to repeat.
 """
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from inspect import iscoroutinefunction
@@ -30,7 +30,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_core import to_jsonable_python
 
-from holdfast.errors import AgentExited, BadInput, Conflict, StepsDiffer
+from holdfast.errors import AgentExited, BadInput, Conflict, NotFound, StepsDiffer
 from holdfast.ids import new_id
 from holdfast.jsontext import lenient_json, strict_json
 from holdfast.record import ledger
@@ -39,11 +39,13 @@ from holdfast.record.calls import Calls
 from holdfast.record.ending import complete_run, fail_run
 from holdfast.record.history import open_history
 from holdfast.record.offloader import MediaOffloader
+from holdfast.record.recovery import load_history
 from holdfast.record.steps import Steps, causes, step
 from holdfast.record.validity import pending_calls
 from holdfast.runtime.attachment import Attachment
 from holdfast.runtime.context import SessionContext, current_session
 from holdfast.runtime.drafts import Drafts
+from holdfast.runtime.payloads import step_to_repeat
 from holdfast.runtime.runner import TurnStart
 from holdfast.tracing import mark_span
 from holdfast.types import Draft, Effect, NewEvent, Run, Session
@@ -205,6 +207,8 @@ class _FunctionRun:
     _questions: list[ToolCallPart] = field(default_factory=list[ToolCallPart])
     """What the turn waits for."""
     _asked: int = 0
+    _restarts: int = 0
+    """How often a person had the turn restarted from a step."""
     _answer: _Answer[Any] | None = None
     _open: bool = True
     _steps: Steps = field(init=False)
@@ -218,12 +222,13 @@ class _FunctionRun:
         session_id = start.session.id
         mark_span(session_id=session_id, run_id=self.run_id)
         async with host.enter(session_id, self.run_id, start.session.agent) as entered:
-            self._continue()
+            recorded = await self._recorded_steps()
+            await self._continue(recorded)
             history = await open_history(start.store, session_id, entered.checkpoint, entered.messages)
             self._offloader = offloader = MediaOffloader(start.store)
+            redone = self._redone(recorded)
             metadata: dict[str, Any] = {"origin": self._origin, "prompt": len(self.before) - 1}
-            if redone := await self._redone():
-                metadata["redone"] = redone
+            metadata |= {"redone": redone, "restarts": self._restarts} if redone else {}
             if start.point.chain:
                 metadata["resumes"] = start.point.chain[0].id
             agent = start.session.agent
@@ -272,7 +277,44 @@ class _FunctionRun:
                 self._open = False
                 await self._drafts.close()
 
-    def _continue(self) -> None:
+    @property
+    def _last(self) -> dict[str, Any]:
+        """The metadata of the run that this one continues."""
+        return json.loads(self.start.point.chain[0].metadata) if self.start.point.begun else {}
+
+    async def _recorded_steps(self) -> dict[str, Effect]:
+        """Return the recorded steps of a turn that is being retried; nothing for any other turn."""
+        point, submission = self.start.point, self.start.host.submission
+        if submission.kind != "retry" or submission.run_id is not None or not point.begun:
+            return {}
+        origin = self._last.get("origin", point.chain[-1].id)
+        return await ledger.step_entries(self.start.store, self.start.session.id, origin, _ENTRY)
+
+    async def _history_before(self, step: str) -> list[ModelMessage]:
+        """Return the history as it was when a step of this turn was started."""
+        store, session_id = self.start.store, self.start.session.id
+        seq, cursor = await self._started(step), None
+        while True:
+            page = await store.checkpoints(session_id=session_id, cursor=cursor)
+            for checkpoint in page.items:
+                if checkpoint.seq < seq:
+                    return await load_history(store, checkpoint)
+            cursor = page.next_cursor
+            if cursor is None:
+                return []
+
+    async def _started(self, step: str) -> int:
+        """Return the number of the event that tells the start of a step."""
+        for run in self.start.point.chain:
+            after = 0
+            while page := await self.start.store.events(self.start.session.id, run_id=run.id, after=after):
+                for event in page:
+                    if event.kind == "step_started" and json.loads(event.payload)["call_id"] == step:
+                        return event.seq
+                after = page[-1].seq
+        raise NotFound(what="start of a step of this turn with the id", id=step)
+
+    async def _continue(self, steps: Mapping[str, Effect]) -> None:
         """Find the message of this turn in the history, and what is recorded after it."""
         point = self.start.point
         self._messages = list(point.messages)
@@ -282,9 +324,16 @@ class _FunctionRun:
             self._messages.append(prompt)
             self.before = list(self._messages)
             return
-        last: dict[str, Any] = json.loads(point.chain[0].metadata)
+        last = self._last
         self._origin = last.get("origin", point.chain[-1].id)
+        self._restarts = last.get("restarts", 0)
         end = last.get("prompt", len(self._messages) - 1) + 1
+        submission = self.start.host.submission
+        if (from_step := step_to_repeat(submission)) and submission.run_id is None:
+            if from_step not in steps:
+                raise NotFound(what="step of this turn with the id", id=from_step)
+            self._messages = await self._history_before(from_step)
+            self._restarts += 1
         self.before = self._messages[:end]
         calls: dict[str, ToolCallPart] = {}
         for message in self._messages[end:]:
@@ -298,21 +347,15 @@ class _FunctionRun:
                     content: Any = part.content
                     self._decided[part.tool_call_id] = digest, Decision(**content)
 
-    async def _redone(self) -> list[str]:
-        """Return the entries of failed steps that run again, because a person retries the turn that they ended."""
-        point, submission = self.start.point, self.start.host.submission
-        if not point.begun:
-            return []
-        last: dict[str, Any] = json.loads(point.chain[0].metadata)
-        known: list[str] = last.get("redone", [])
-        ended_by: list[str] = last.get("ended_by", [])
-        if submission.kind != "retry" or submission.run_id is not None or not ended_by:
-            return known
-        recorded = await ledger.step_entries(self.start.store, self.start.session.id, self._origin, _ENTRY)
-        return [
-            *known,
-            *(entry for entry in ended_by if entry in recorded and recorded[entry].state == "failed"),
-        ]
+    def _redone(self, steps: dict[str, Effect]) -> list[str]:
+        """Return the entries that run again as new ones, because a person retries the turn: the failures that ended it, or all from a step."""
+        known: list[str] = self._last.get("redone", [])
+        if (from_step := step_to_repeat(self.start.host.submission)) and steps:
+            again = ledger.entries_from(steps, from_step)
+        else:
+            ended_by: list[str] = self._last.get("ended_by", [])
+            again = [entry for entry in ended_by if entry in steps and steps[entry].state == "failed"]
+        return [*known, *(entry for entry in again if entry not in known)]
 
     @property
     def _kind(self) -> Literal["settled", "interrupted"]:
@@ -371,7 +414,11 @@ class _FunctionRun:
         return bool(await self._question(call))
 
     async def _question(self, call: ToolCallPart) -> Decision:
-        digest = ledger.digest(call.args_as_dict())
+        digest, call_id = ledger.digest(call.args_as_dict()), call.tool_call_id
+        for number in range(self._restarts + 1):  # decided before a restart, or asked again after it
+            call = replace(call, tool_call_id=ledger.numbered(call_id, number))
+            if call.tool_call_id in self._decided:
+                break
         recorded = self._decided.pop(call.tool_call_id, None)
         if recorded is not None:
             if recorded[0] != digest:

@@ -7,7 +7,7 @@ from holdfast.errors import Conflict, NotFound
 from holdfast.record.recovery import ResumePoint, find_resume_point
 from holdfast.runtime.attachment import attachment
 from holdfast.runtime.leased import LeasedSession
-from holdfast.runtime.payloads import check_retriable, parse_content, parse_payload
+from holdfast.runtime.payloads import check_retriable, parse_content, parse_payload, step_to_repeat
 from holdfast.runtime.questions import recorded_answers
 from holdfast.runtime.runner import TurnStart
 from holdfast.runtime.turn import Steered, WorkerTurn
@@ -59,11 +59,12 @@ async def prepare_turn(
 async def _origin(leased: LeasedSession, submission: Submission) -> tuple[Submission, str | None]:
     """Return the message that a turn answers, and the run that it continues. A retry names the turn that it continues."""
     message, run_id = submission, submission.run_id
+    from_step = step_to_repeat(submission)
     while message.kind == "retry":
         message = await leased.store.submission(str(parse_payload(message).get("submission_id")))
         if message.session_id != leased.id:
             raise NotFound(what="submission", id=message.id)  # as if it did not exist
-        check_retriable(message)
+        check_retriable(message, from_step)
         run_id = run_id or message.run_id
     return message, run_id
 

@@ -29,11 +29,16 @@ def parse_content(submission: Submission) -> str | list[UserContent]:
     return content if isinstance(content, str) else _CONTENT.validate_python(content)
 
 
-def check_retriable(submission: Submission) -> None:
-    """Raise `Conflict` unless a submission is a turn that failed, was interrupted or was given up."""
+def check_retriable(submission: Submission, from_step: str | None = None) -> None:
+    """Raise `Conflict` unless a submission is a turn that failed, was interrupted or was given up; from a step, one that is done is valid too."""
     if submission.kind not in TURNS:
         raise Conflict(problem=f"submission {submission.id} is not a turn, but {submission.kind!r}")
-    if submission.state not in {"failed", "dead"}:
+    if submission.state not in {"failed", "dead"} and not (from_step and submission.state == "done"):
         raise Conflict(
             problem=f"turn {submission.id} is {submission.state}; only a turn that failed can be retried"
         )
+
+
+def step_to_repeat(submission: Submission) -> str | None:
+    """Return the step that a retry starts from; None if it only continues."""
+    return parse_payload(submission).get("from_step") if submission.kind == "retry" else None

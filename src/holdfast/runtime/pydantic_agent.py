@@ -11,7 +11,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from pydantic_ai.models import Model
 from pydantic_ai.models.function import FunctionModel
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, Conflict
 from holdfast.jsontext import lenient_json
 from holdfast.record import ledger
 from holdfast.record.capability import Holdfast, response_facts
@@ -21,6 +21,7 @@ from holdfast.record.recovery import check_tools
 from holdfast.record.validity import pending_calls
 from holdfast.runtime.attachment import Attachment
 from holdfast.runtime.drafts import Drafting
+from holdfast.runtime.payloads import step_to_repeat
 from holdfast.runtime.questions import ApprovalAnswer
 from holdfast.runtime.runner import TurnStart
 from holdfast.types import NewEvent, Session
@@ -71,6 +72,10 @@ class AgentSetup:
     async def prepare(self, start: TurnStart) -> Awaitable[Any]:
         """Return the run of the agent. Raises `Conflict` if the agent has lost a tool that a pending call needs."""
         store, session, point = start.store, start.session, start.point
+        if step_to_repeat(start.host.submission):
+            raise Conflict(
+                problem="only a turn of a plain agent can be retried from a step; rewind the session instead"
+            )
         results = None
         if point.begun:
             check_tools(self.agent, point.messages)

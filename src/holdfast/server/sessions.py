@@ -206,7 +206,7 @@ async def submit(request: Request, session_id: SessionId, body: NewSubmission) -
     """Submit a message or another request to a session. An accepted submission is durable: it ends, or visibly waits."""
     given = body.model_dump(exclude_none=True, exclude={"kind", "when_busy", "idempotency_key"})
     if isinstance(body, RetryTurn):
-        await _check_retry(request, session_id, body.submission_id)
+        await _check_retry(request, session_id, body)
     return await _submit(
         request,
         session_id,
@@ -281,12 +281,12 @@ async def rewind(request: Request, session_id: SessionId, body: RewindTarget) ->
 @route(router, "POST", "/api/sessions/{session_id}/retry", "write", status_code=202)
 async def retry(request: Request, session_id: SessionId, body: RetryTarget) -> SubmissionInfo:
     """Continue a turn that failed, was interrupted or was given up. What is recorded of it is not done again."""
-    await _check_retry(request, session_id, body.submission_id)
-    return await _submit(request, session_id, "retry", {"submission_id": body.submission_id})
+    await _check_retry(request, session_id, body)
+    return await _submit(request, session_id, "retry", body.model_dump(exclude_none=True))
 
 
-async def _check_retry(request: Request, session_id: str, submission_id: str) -> None:
-    check_retriable(await _submission(request, session_id, submission_id))
+async def _check_retry(request: Request, session_id: str, wanted: RetryTarget | RetryTurn) -> None:
+    check_retriable(await _submission(request, session_id, wanted.submission_id), wanted.from_step)
 
 
 @route(router, "POST", "/api/sessions/{session_id}/compact", "write", status_code=202)
