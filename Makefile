@@ -1,6 +1,7 @@
 # The two commands you need: `make run` and `make test`. Both set everything up by themselves.
 PYTHON ?= python3
 BIN := .venv/bin
+EXTRAS := ag-ui credentials mongo postgres s3 server testing
 # Keep compiled modules even where the environment says otherwise: every process of the tests would compile them again.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -79,7 +80,7 @@ frameworks-test: build/frameworks/ready ## the adapters for other agent framewor
 
 oldest-test: .venv/ready ## the store and the recorder with the oldest versions that pyproject.toml allows
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/oldest
-	$(BIN)/uv pip compile --quiet --resolution lowest-direct --all-extras --python $(BIN)/python -o build/oldest/versions.txt pyproject.toml
+	$(BIN)/uv pip compile --quiet --resolution lowest-direct $(EXTRAS:%=--extra %) --python $(BIN)/python -o build/oldest/versions.txt pyproject.toml
 	$(BIN)/uv pip install --quiet --python build/oldest -r build/oldest/versions.txt --group dev -e .
 	build/oldest/bin/python -m pytest -n 2 --dist worksteal -k 'not postgres and not mongodb' tests/contract tests/record
 
