@@ -43,6 +43,7 @@ from holdfast.errors import (
 from holdfast.ids import new_id
 from holdfast.runtime.attachment import Attachment
 from holdfast.server import (
+    chat,
     commands,
     credentials,
     inbox,
@@ -158,6 +159,7 @@ def create_app(
     app.state.unauthenticated_sockets = 0  # sockets that have not sent a token yet
     routers = [
         sessions.router,
+        chat.router,
         commands.router,
         credentials.router,
         runs.router,

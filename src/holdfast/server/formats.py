@@ -73,10 +73,15 @@ class _Vercel(_Numbered, VercelAIEventStream[Any, Any]):  # pyright: ignore[repo
     pass
 
 
-def stream_factory(format: Format, session_id: str) -> Callable[[str], Stream]:
-    """Return a function that creates the stream of a run. Raises `MissingExtra` if the format is not installed."""
+def stream_factory(format: Format, session_id: str, given_id: str | None = None) -> Callable[[str], Stream]:
+    """Return a function that creates the stream of a run. Raises `MissingExtra` if the format is not installed.
+
+    `given_id` is what the client calls the message, or in AG-UI the run, if it named it.
+    """
     if format == "vercel":
-        return lambda run_id: _Vercel(message_id=f"{run_id}-0", server_message_id=run_id, sdk_version=6)
+        return lambda run_id: _Vercel(
+            message_id=f"{run_id}-0", server_message_id=given_id or run_id, sdk_version=6
+        )
     try:
         from pydantic_ai.ui.ag_ui import AGUIEventStream
     except ImportError as error:
@@ -86,7 +91,7 @@ def stream_factory(format: Format, session_id: str) -> Callable[[str], Stream]:
     class AgUi(_Numbered, AGUIEventStream[Any, Any]):  # pyright: ignore[reportIncompatibleVariableOverride]
         pass
 
-    return lambda run_id: AgUi(message_id=f"{run_id}-0", thread_id=session_id, run_id=run_id)
+    return lambda run_id: AgUi(message_id=f"{run_id}-0", thread_id=session_id, run_id=given_id or run_id)
 
 
 class _NeedInput:
@@ -161,6 +166,9 @@ class StreamFormatter:
     session_id: str
     new_stream: Callable[[str], Stream]
     follow: bool = True
+    submission_id: str | None = None
+    """Send only the turn of this submission."""
+    _is_reached: bool = False
     _run: str | None = None
     _translation: Translation | None = None
     _handed_over: bool = False  # the next run continues the output of this one
@@ -211,7 +219,7 @@ class StreamFormatter:
         for event in page:
             after = event.seq
             text += numbered(await self.add(event), after)
-            self._is_done = not self.follow and self._run is None and event.kind in _ENDS
+            self._is_done = not self.follow and self._run is None and self._is_end(event)
             if len(text) >= _PIECE or self._is_done:
                 await client.send(text.encode("utf-8", "replace"))
                 text = ""
@@ -221,9 +229,24 @@ class StreamFormatter:
             await client.send(text.encode("utf-8", "replace"))
         return after
 
+    def _is_end(self, event: Event) -> bool:
+        if self.submission_id is None:
+            return event.kind in _ENDS
+        if not self._is_reached:
+            return False
+        return event.kind in _ENDS or (event.kind == "submission_failed" and self._is_ours(event))
+
+    def _is_ours(self, event: Event) -> bool:
+        return json.loads(event.payload).get("submission_id") == self.submission_id
+
     async def add(self, event: Event) -> list[str]:
         """Return an event as blocks of the protocol. Many events have none."""
-        if event.run_id is None:
+        if self.submission_id is not None and event.kind.startswith("submission_") and self._is_ours(event):
+            self._is_reached = True
+            if event.kind == "submission_failed" and self._run is None and not self._ended:
+                return self._refuse(str(json.loads(event.payload).get("reason")))
+            return []
+        if event.run_id is None or (self.submission_id is not None and not self._is_reached):
             return []
         facts: dict[str, Any] = json.loads(event.payload)
         if event.kind == "run_started":
@@ -259,6 +282,8 @@ class StreamFormatter:
     async def show(self, drafts: Mapping[tuple[str, int], Draft], after: int) -> list[str]:
         """Return the additions to the drafts."""
         blocks: list[str] = []
+        if self.submission_id is not None and not self._is_reached:
+            return blocks
         for (run_id, index), draft in sorted(drafts.items()):
             if self._run is None:
                 await self._catch_up(run_id, after + 1)
@@ -280,6 +305,12 @@ class StreamFormatter:
         self._run, self._prompted = run_id, False
         self._translation = Translation(self.new_stream(run_id))
         return [*left, *self._translation.translate()]
+
+    def _refuse(self, reason: str) -> list[str]:
+        """Return a response that fails before any run."""
+        self._run = str(self.submission_id)
+        self._translation = Translation(self.new_stream(self._run))
+        return [*self._translation.translate(), *self._fail(AgentRunError(reason))]
 
     async def _catch_up(self, run_id: str, before: int) -> None:
         """Translate the events of a run before the client's number, without sending them."""

@@ -118,7 +118,7 @@ def _metadata(given: dict[str, Any]) -> str:
     return strict_json(given, "metadata")
 
 
-def _grace(request: Request, session: Session) -> float | None:
+def grace_of(request: Request, session: Session) -> float | None:
     """Return for how long an attached session may have no watcher."""
     with suppress(BadInput):  # a library may have written invalid metadata; the worker reports it
         attached = attachment(session.metadata, request.app.state.settings.attached_grace_seconds)
@@ -352,7 +352,7 @@ async def events(
     if after > session.seq:
         raise EventNotFound(session_id=session_id, seq=session.seq, number=after)
     state, channels = request.app.state, channels_of(request)
-    join = partial(channels.join, session_id, session.seq, _grace(request, session))
+    join = partial(channels.join, session_id, session.seq, grace_of(request, session))
     watch = access_of(request)
     if format is not None:
         from holdfast.server.formats import StreamFormatter, stream_factory  # imports Pydantic AI

@@ -1,0 +1,226 @@
+"""What stock front ends send and expect: `useChat` of the Vercel AI SDK, and the HttpAgent of AG-UI."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import httpx2
+import pytest
+
+from holdfast import Store
+from holdfast.config import load_settings
+from holdfast.server import create_app
+from tests.browser.app import agent
+from tests.conftest import Engine
+from tests.server.serving import serving, working
+
+pytestmark = pytest.mark.processes
+TOKEN = "hf_a_front_ends_own"
+OTHER = "hf_of_somebody_else"
+
+
+@pytest.fixture
+async def http(engine: Engine, store: Store) -> AsyncGenerator[httpx2.AsyncClient, None]:
+    from holdfast.server.auth import digest
+
+    await store.add_token(digest(TOKEN), owner="ada", scopes=["read", "write"])
+    await store.add_token(digest(OTHER), owner="bob", scopes=["read", "write"])
+    app = create_app(load_settings(), store, ["agent"])
+    async with (
+        serving(app) as url,
+        httpx2.AsyncClient(base_url=url, headers={"authorization": f"Bearer {TOKEN}"}, timeout=30) as client,
+    ):
+        yield client
+
+
+def user(text: str, id: str = "m1") -> dict[str, Any]:
+    return {"id": id, "role": "user", "parts": [{"type": "text", "text": text}]}
+
+
+def chunks(text: str) -> list[dict[str, Any]]:
+    """Return the chunks of a whole Vercel stream."""
+    data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    assert data[-1] == "[DONE]"
+    return [json.loads(each) for each in data[:-1]]
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    return [
+        json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")
+    ]
+
+
+def said(found: list[dict[str, Any]]) -> str:
+    return "".join(each.get("delta", "") for each in found if each["type"] == "text-delta")
+
+
+async def chat(
+    http: httpx2.AsyncClient, *messages: dict[str, Any], id: str = "c1", **more: Any
+) -> list[dict[str, Any]]:
+    response = await http.post(
+        "/api/chat", json={"id": id, "messages": messages, "trigger": "submit-message", **more}
+    )
+    assert response.status_code == 200, response.text
+    assert response.headers["x-vercel-ai-ui-message-stream"] == "v1"
+    return chunks(response.text)
+
+
+async def test_use_chat_gets_the_answer_to_its_last_message_once(http: httpx2.AsyncClient, store: Store):
+    async with working(store, agent):
+        first = await chat(http, user("say hello there"))
+        assert first[0]["type"] == "start"
+        assert said(first) == "hello there "
+        again = await chat(http, user("say hello there"))  # sent again: the same turn
+        assert (again[0], said(again)) == (first[0], said(first))
+        second = await chat(http, user("say hello there"), user("say more", "m2"))
+        assert said(second) == "more "
+        assert (await http.get("/api/chat/c1/stream")).status_code == 204
+        history = (await http.get("/api/chat/c1")).json()
+    assert [message["role"] for message in history] == ["user", "assistant", "user", "assistant"]
+    assert len((await store.submissions("c1")).items) == 2
+
+
+async def test_a_reloaded_page_gets_the_active_turn_from_its_start(http: httpx2.AsyncClient, store: Store):
+    async with working(store, agent):
+        sending = asyncio.create_task(chat(http, user("say " + "word " * 60)))
+        while (await http.get("/api/sessions/c1")).json().get("status") != "running":
+            await asyncio.sleep(0.01)
+        resumed = await http.get("/api/chat/c1/stream")
+        whole = await sending
+    assert resumed.status_code == 200
+    again = chunks(resumed.text)
+    assert again[0] == whole[0]
+    assert said(again) == said(whole)
+
+
+async def test_a_message_behind_another_gets_only_its_own_turn(http: httpx2.AsyncClient, store: Store):
+    async with working(store, agent):
+        one, two = await asyncio.gather(
+            chat(http, user("say " + "one " * 40)), chat(http, user("say two", "m2"))
+        )
+    assert {said(one).split()[0], said(two).split()[0]} == {"one", "two"}
+    assert len(set(said(one).split())) == len(set(said(two).split())) == 1
+
+
+async def test_an_approval_in_the_last_message_continues_the_turn(http: httpx2.AsyncClient, store: Store):
+    async with working(store, agent):
+        asked = await chat(http, user("remove it"))
+        request = next(each for each in asked if each["type"] == "tool-approval-request")
+        call = next(each for each in asked if each["type"] == "tool-input-available")
+        assert (await http.get("/api/chat/c1/stream")).status_code == 204
+        part = {
+            "type": f"tool-{call['toolName']}",
+            "toolCallId": call["toolCallId"],
+            "state": "approval-responded",
+            "input": call["input"],
+            "approval": {"id": request["approvalId"], "approved": True},
+        }
+        answer = {"id": asked[0]["messageId"], "role": "assistant", "parts": [part]}
+        continued = await chat(http, user("remove it"), answer)
+        assert continued[0]["messageId"] == asked[0]["messageId"]
+        assert "removed notes.txt" in said(continued)
+        again = await http.post("/api/chat", json={"id": "c1", "messages": [answer]})
+        assert again.status_code == 409
+
+
+async def test_regenerate_answers_the_last_message_again(http: httpx2.AsyncClient, store: Store):
+    async with working(store, agent):
+        await chat(http, user("say hello"))
+        assert said(await chat(http, user("say hello"), trigger="regenerate-message")) == "hello "
+        history = (await http.get("/api/chat/c1")).json()
+    assert [message["role"] for message in history] == ["user", "assistant"]
+
+
+async def test_a_turn_that_cannot_start_is_an_error_chunk(http: httpx2.AsyncClient, store: Store):
+    await store.create_session(agent="agent", owner="ada", id="c1", metadata='{"model": "unknown"}')
+    async with working(store, agent):
+        failed = await chat(http, user("say hello"))
+    assert "not allowed" in next(each for each in failed if each["type"] == "error")["errorText"]
+
+
+async def test_bad_requests_and_strangers_create_nothing(http: httpx2.AsyncClient, store: Store):
+    for messages, status in (
+        ([], 422),
+        ([{"id": "m", "role": "user"}], 422),
+        ([{"id": "m", "role": "assistant", "parts": []}], 422),
+        ([{"id": "m", "role": "user", "parts": []}], 422),
+        (
+            [
+                {
+                    "id": "m",
+                    "role": "user",
+                    "parts": [{"type": "file", "mediaType": "image/png", "url": "file:///etc/passwd"}],
+                }
+            ],
+            422,
+        ),
+    ):
+        response = await http.post("/api/chat", json={"id": "c1", "messages": messages})
+        assert response.status_code == status, response.text
+    wrong = await http.post("/api/chat?agent=nobody", json={"id": "c1", "messages": [user("say x")]})
+    assert wrong.status_code == 422
+    assert (await store.sessions()).items == []
+    await store.create_session(agent="agent", owner="ada", id="c1")
+    stranger = {"authorization": f"Bearer {OTHER}"}
+    for path, body in (
+        ("/api/chat", {"id": "c1", "messages": [user("say x")]}),
+        (
+            "/api/ag-ui",
+            {"threadId": "c1", "runId": "r", "messages": [{"id": "m", "role": "user", "content": "x"}]},
+        ),
+    ):
+        assert (await http.post(path, json=body, headers=stranger)).status_code == 404
+    assert (await http.get("/api/chat/c1/stream", headers=stranger)).status_code == 404
+    assert (await http.get("/api/chat/c1", headers=stranger)).status_code == 404
+    assert (await store.submissions("c1")).items == []
+
+
+async def run(http: httpx2.AsyncClient, run_id: str, text: str = "", **more: Any) -> list[dict[str, Any]]:
+    body: dict[str, Any] = {
+        "threadId": "t1",
+        "runId": run_id,
+        "protocolVersion": "1.0",
+        "state": {},
+        "messages": [{"id": f"m-{run_id}", "role": "user", "content": text}],
+        "tools": [],
+        "context": [],
+        "forwardedProps": {},
+    }
+    response = await http.post("/api/ag-ui", json=body | more)
+    assert response.status_code == 200, response.text
+    return events(response.text)
+
+
+async def test_an_http_agent_gets_its_own_ids_and_the_same_run_again(http: httpx2.AsyncClient, store: Store):
+    async with working(store, agent):
+        first = await run(http, "r1", "say hello")
+        assert (first[0]["type"], first[0]["threadId"], first[0]["runId"]) == ("RUN_STARTED", "t1", "r1")
+        assert (first[-1]["type"], first[-1]["runId"]) == ("RUN_FINISHED", "r1")
+        assert "".join(each["delta"] for each in first if each["type"] == "TEXT_MESSAGE_CONTENT") == "hello "
+        again = await run(http, "r1", "say hello")
+        assert [each["type"] for each in again] == [each["type"] for each in first]
+        changed = await http.post(
+            "/api/ag-ui",
+            json={
+                "threadId": "t1",
+                "runId": "r1",
+                "messages": [{"id": "x", "role": "user", "content": "other"}],
+            },
+        )
+        assert changed.status_code == 409
+    assert len((await store.submissions("t1")).items) == 1
+
+
+async def test_an_http_agent_answers_an_interrupt(http: httpx2.AsyncClient, store: Store):
+    async with working(store, agent):
+        asked = await run(http, "r1", "remove it")
+        (interrupt,) = asked[-1]["outcome"]["interrupts"]
+        answer = {
+            "interruptId": interrupt["id"],
+            "status": "resolved",
+            "payload": {"approved": False, "reason": "No."},
+        }
+        answered = await run(http, "r2", messages=[], resume=[answer])
+    assert (answered[0]["runId"], answered[-1]["type"]) == ("r2", "RUN_FINISHED")
+    assert "No." in json.dumps(answered)
