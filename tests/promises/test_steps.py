@@ -79,7 +79,9 @@ async def test_a_plain_agent_with_unknown_steps_has_the_same_answer_once_they_ar
     runs = crash.of("plain_agents")
     (undisturbed,) = await runs.run("report", "settle", ["none"])
     points = undisturbed["points"]
-    points = points[points.index("heard#0") + 1 :]  # before it, the steering message would become a turn of its own
+    points = points[
+        points.index("heard#0") + 1 :
+    ]  # before it, the steering message would become a turn of its own
     retried = 0
     for facts in await runs.run("report", "settle", boundaries.of(points, crash.url)):
         _check(facts, "probe")
