@@ -86,7 +86,7 @@ class SyncTurnHandle(SyncHandle[TurnHandle[T]], Generic[T]):
     def retry(self) -> "SyncTurnHandle[T]":
         """Continue a turn that failed, was interrupted or was given up, and return a handle on the new attempt.
 
-        Recorded tool calls and steps are not done again; a step whose failure ended a plain agent's turn is. Raises `Conflict` if the
+        Recorded tool calls and steps are not done again; a step whose failure ended a plain agent's turn is. Raises `TurnNotRetriable` if the
         turn did not fail. The new attempt fails if the session has continued since.
         """
         return SyncTurnHandle(self._loop, self._loop.run(self._handle.retry()))

@@ -90,7 +90,7 @@ class TurnHandle(Generic[T]):
     async def retry(self) -> "TurnHandle[T]":
         """Continue a turn that failed, was interrupted or was given up, and return a handle on the new attempt.
 
-        Recorded tool calls and steps are not done again; a step whose failure ended a plain agent's turn is. Raises `Conflict` if the
+        Recorded tool calls and steps are not done again; a step whose failure ended a plain agent's turn is. Raises `TurnNotRetriable` if the
         turn did not fail. The new attempt fails if the session has continued since.
         """
         path = f"/api/sessions/{self.session_id}/retry"

@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 from pydantic_ai.messages import UserContent
 
 from holdfast.content import check_content
-from holdfast.errors import BadInput, Conflict
+from holdfast.errors import BadInput, Conflict, TurnNotRetriable
 from holdfast.types import Submission
 
 TURNS = ("message", "retry")
@@ -30,10 +30,9 @@ def parse_content(submission: Submission) -> str | list[UserContent]:
 
 
 def check_retriable(submission: Submission) -> None:
-    """Raise `Conflict` unless a submission is a turn that failed, was interrupted or was given up."""
+    """Raise `Conflict` or `TurnNotRetriable` unless a submission is a turn that failed, was interrupted or was given up."""
     if submission.kind not in TURNS:
         raise Conflict(problem=f"submission {submission.id} is not a turn, but {submission.kind!r}")
     if submission.state not in {"failed", "dead"}:
-        raise Conflict(
-            problem=f"turn {submission.id} is {submission.state}; only a turn that failed can be retried"
-        )
+        problem = f"it is {submission.state}, and only a turn that failed can be retried"
+        raise TurnNotRetriable(submission_id=submission.id, problem=problem)
