@@ -221,7 +221,7 @@ async def test_history_and_retention_over_a_server(tmp_path: Path):
 async def change_history(boss: Shell) -> None:
     assert await boss.text("send", "s", "one", "--agent", "bot", "--wait") == "one\n"
     assert await boss.text("send", "s", "two", "--wait") == "one | two\n"
-    (run, second) = (await boss.json("runs", "list", "s"))["runs"]
+    (second, run) = (await boss.json("runs", "list", "s"))["runs"]
     assert 0 < run["first_seq"] < second["first_seq"]
     shown = await boss.json("runs", "show", run["id"])
     assert (shown["run"]["status"], shown["settled"]["session_id"]) == ("completed", "s")

@@ -75,7 +75,7 @@ def list_(
 ) -> None:
     """List runs, newest first.
 
-    With a session and no filter: all runs of the session, oldest first.
+    With a session and no filter: all runs of the session.
 
     Examples:
         holdfast runs list s1
@@ -86,7 +86,7 @@ def list_(
         async with chosen_sessions(store, url) as opened:
             if session_id is not None and not (interrupted or unresolved or parent):
                 runs = await all_pages(lambda cursor: opened.runs(session_id=session_id, cursor=cursor))
-                return Page(items=runs)
+                return Page(items=runs[::-1])
             return await opened.find_runs(
                 session_id=session_id,
                 parent_id=parent,
