@@ -173,7 +173,7 @@ def _submit(
 def settle(
     run_id: RunId,
     call_id: Annotated[
-        str, typer.Argument(help="Id of the tool call. `holdfast runs effects --unresolved` lists them.")
+        str, typer.Argument(help="Id of the tool call. `holdfast runs effects RUN --unresolved` lists them.")
     ],
     result: Annotated[str | None, typer.Option(metavar="JSON", help="The result of the call.")] = None,
     error: Annotated[str | None, typer.Option(metavar="TEXT", help="The error, if the call failed.")] = None,
