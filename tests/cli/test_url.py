@@ -174,12 +174,12 @@ class Shell:
 
 @pytest.mark.parametrize("over_a_server", [False, True])
 async def test_retry_continues_the_last_turn_if_it_failed(tmp_path: Path, over_a_server: bool):
-    broken = [True]
+    broken = [True, True]
 
     @agent("bot")
     async def bot(turn: Turn) -> str:
         if turn.text == "fail" and broken:
-            broken.clear()
+            broken.pop()
             message = "no network"
             raise ConnectionError(message)
         return "done"
@@ -195,8 +195,17 @@ async def test_retry_continues_the_last_turn_if_it_failed(tmp_path: Path, over_a
             assert "only a turn that failed" in str(refused.exception)
             failed = await boss.holdfast("send", "s", "fail", "--wait")
             assert (failed.exit_code, "no network" in failed.stderr) == (1, True)
-            retried = (await boss.json("retry", "s", "--wait"))["submission"]
-            assert (retried["kind"], retried["state"]) == ("retry", "done")
+            assert failed.stderr.endswith("\nContinue it with: holdfast retry s\n")
+            shown = (await boss.text("sessions", "show", "s")).splitlines()
+            assert "last turn   failed: ConnectionError: no network" in shown
+            assert "retry       holdfast retry s" in shown
+            assert (await boss.json("sessions", "show", "s"))["failed"]["state"] == "failed"
+            again = await boss.holdfast("retry", "s", "--wait")
+            assert (again.exit_code, again.stdout) == (1, "")
+            assert again.stderr.endswith("\nContinue it with: holdfast retry s\n")
+            assert await boss.text("retry", "s", "--wait") == "done\n"
+            assert "last turn" not in await boss.text("sessions", "show", "s")
+            assert (await boss.json("sessions", "show", "s"))["failed"] is None
             missing = await boss.holdfast("retry", "s", "nothing")
             assert "nothing" in str(missing.exception)
 

@@ -2,23 +2,25 @@
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, actor, chosen_sessions
+from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, actor, chosen_sessions, find_turn
 from holdfast.cli.runs import RunId
-from holdfast.cli.talk import outcome, print_sent
-from holdfast.cli.terminal import all_pages, echo, print_json, record
+from holdfast.cli.talk import (
+    Timeout,
+    WaitForAnswer,
+    outcome,
+    print_answer,
+    print_sent,
+    wait_for_answer,
+)
+from holdfast.cli.terminal import echo, print_json, record
 from holdfast.errors import BadInput, Conflict, NotFound
 from holdfast.store import Store
 from holdfast.types import Effect, Submission
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from holdfast.cli.options import Sessions
 
 Wait = Annotated[
     bool, typer.Option("--wait", help="Wait until a worker has done it. Exit with 1 if it failed.")
@@ -70,41 +72,34 @@ def retry(
     ] = None,
     store: StoreUrl = None,
     url: ServerUrl = None,
-    wait: Wait = False,
+    wait: WaitForAnswer = False,
+    timeout: Timeout = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue a turn that failed, was interrupted or was given up.
 
-    Recorded tool calls and steps are not done again. Settle calls with an unknown outcome first.
+    Prints the id of the submission. With --wait it prints the answer, with the exit codes of `holdfast send --wait`. Recorded tool calls and steps are not done again. Settle calls with an unknown outcome first.
 
     Examples:
         holdfast retry s1 --wait
         holdfast retry s1 019a8f4c-77aa-7c1e-9d3f-2b6f0a1c5e77
     """
 
-    async def payload(sessions: "Sessions") -> dict[str, str]:
+    async def work() -> tuple[Submission, str | None]:
         from holdfast.runtime.payloads import check_retriable  # imports Pydantic AI
 
-        turn = await _turn(sessions, session_id, submission_id)
-        check_retriable(turn)
-        return {"submission_id": turn.id}
+        async with chosen_sessions(store, url) as opened:
+            turn = await find_turn(opened, session_id, submission_id)
+            if turn is None and submission_id is not None:
+                raise NotFound(what=f"submission of session {session_id} with the id", id=submission_id)
+            if turn is None:
+                raise Conflict(problem=f"session {session_id} has no turn yet")
+            check_retriable(turn)
+            sent = await opened.submit(session_id, "retry", json.dumps({"submission_id": turn.id}))
+            return await wait_for_answer(opened, sent, timeout) if wait else (sent, None)
 
-    _submit(session_id, "retry", payload, store, url, wait=wait, as_json=as_json)
-
-
-async def _turn(sessions: "Sessions", session_id: str, submission_id: str | None) -> Submission:
-    """Return a turn of a session, by default its last one."""
-    from holdfast.runtime.payloads import TURNS  # imports Pydantic AI
-
-    found = await all_pages(
-        lambda cursor: sessions.submissions(session_id, payloads=False, cursor=cursor, limit=1000)
-    )
-    for submission in reversed(found):
-        if submission.id == submission_id or (submission_id is None and submission.kind in TURNS):
-            return submission
-    if submission_id is not None:
-        raise NotFound(what=f"submission of session {session_id} with the id", id=submission_id)
-    raise Conflict(problem=f"session {session_id} has no turn yet")
+    submission, answer = asyncio.run(work())
+    print_answer(submission, answer, wait=wait, as_json=as_json)
 
 
 def compact(
@@ -150,7 +145,7 @@ def fork(
 def _submit(
     session_id: str,
     kind: str,
-    payload: "dict[str, str] | Callable[[Sessions], Awaitable[dict[str, str]]]",
+    payload: dict[str, str],
     store: str | None,
     url: str | None,
     *,
@@ -159,8 +154,7 @@ def _submit(
 ) -> None:
     async def work() -> Submission:
         async with chosen_sessions(store, url) as opened:
-            given = await payload(opened) if callable(payload) else payload
-            sent = await opened.submit(session_id, kind, json.dumps(given))
+            sent = await opened.submit(session_id, kind, json.dumps(payload))
             return await outcome(opened, sent) if wait else sent
 
     sent = asyncio.run(work())

@@ -16,10 +16,12 @@ from holdfast.cli.options import (
     SessionId,
     StoreUrl,
     chosen_sessions,
+    find_turn,
     pending_approvals,
     unknown_calls,
     why_waiting,
 )
+from holdfast.cli.talk import FAILED
 from holdfast.cli.terminal import (
     TextTable,
     coloured,
@@ -27,6 +29,7 @@ from holdfast.cli.terminal import (
     one_line,
     print_json,
     record,
+    retry_command,
     settle_command,
     time_text,
 )
@@ -101,13 +104,15 @@ def show(
 ) -> None:
     """Show a session, its queue and the calls that wait for a person.
 
-    A call that was cut off is shown with the command that records its outcome.
+    If the last turn failed, it is shown with its reason and the command that continues it. A call that was cut off is shown with the command that records its outcome.
 
     Examples:
         holdfast sessions show s1
     """
 
-    async def work() -> tuple[Session, list[Submission], list[dict[str, Any]], list[Effect], str | None]:
+    async def work() -> tuple[
+        Session, list[Submission], Submission | None, list[dict[str, Any]], list[Effect], str | None
+    ]:
         async with chosen_sessions(store, url) as opened:
             session = await opened.session(session_id)
             waiting = [
@@ -117,14 +122,17 @@ def show(
             ]
             questions = await pending_approvals(opened, session_id)
             unknown = await unknown_calls(opened, session_id)
-            return session, waiting, questions, unknown, await why_waiting(opened, session_id)
+            last = None if waiting else await find_turn(opened, session_id)
+            failed = last if last is not None and last.state in FAILED else None
+            return session, waiting, failed, questions, unknown, await why_waiting(opened, session_id)
 
-    session, waiting, questions, unknown, problem = asyncio.run(work())
+    session, waiting, failed, questions, unknown, problem = asyncio.run(work())
     if as_json:
         print_json(
             {
                 "session": record(session),
                 "submissions": [record(s) for s in waiting],
+                "failed": None if failed is None else record(failed),
                 "approvals": questions,
                 "effects": [record(effect) for effect in unknown],
                 "problem": problem,
@@ -145,6 +153,8 @@ def show(
         ("events", Text(str(session.seq))),
         ("created", time_text(session.created_at)),
         ("active", time_text(session.active_at)),
+        *([] if failed is None else [("last turn", one_line(f"{failed.state}: {failed.reason}"))]),
+        *([] if failed is None else [("retry", retry_command(session.id))]),
         *((item.state, one_line(f"{item.id} {item.kind}, attempts {item.attempts}")) for item in waiting),
         *(
             (

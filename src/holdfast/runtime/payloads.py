@@ -8,10 +8,8 @@ from pydantic_ai.messages import UserContent
 
 from holdfast.content import check_content
 from holdfast.errors import BadInput, Conflict, TurnNotRetriable
-from holdfast.types import Submission
+from holdfast.types import TURNS, Submission
 
-TURNS = ("message", "retry")
-"""The kinds of submissions that run a turn of the agent."""
 _CONTENT: TypeAdapter[list[UserContent]] = TypeAdapter(list[UserContent])
 
 
