@@ -18,14 +18,13 @@ from tests.cli.test_db import COMMAND
 from tests.conftest import Engine
 from tests.forking import Forked
 
+RETRY = "Continue it with: holdfast retry s\n"
 BOT = """
 import asyncio
 
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import FunctionModel
-
-RETRY = "Continue it with: holdfast retry s\n"
 
 
 def answer(messages, info):
