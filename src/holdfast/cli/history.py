@@ -195,7 +195,7 @@ def settle(
         async with chosen_sessions(store, url) as opened:
             if not isinstance(opened, Store):
                 return await opened.settle(run_id, call_id, result=value, error=error)
-            from holdfast.record.recovery import settle_effect
+            from holdfast.record.settling import settle_effect
 
             return await settle_effect(opened, run_id, call_id, actor=actor(), result=value, error=error)
 

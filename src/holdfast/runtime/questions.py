@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from holdfast.errors import BadInput
 from holdfast.jsontext import read_recorded, strict_json
 from holdfast.store import Store
-from holdfast.types import Json, Run
+from holdfast.types import Json, Run, Submission, SubmissionChange
 
 ANSWERED = "approval_answered"
 
@@ -59,12 +59,24 @@ def _parse(item: object) -> ApprovalAnswer:
         ) from None
 
 
+async def waiting_turn(store: Store, session_id: str) -> Submission | None:
+    """Return the submission whose turn waits for a person."""
+    page = await store.submissions(session_id, state="waiting", payloads=False, limit=1)
+    return page.items[0] if page.items else None
+
+
+def requeued(waiting: Submission) -> SubmissionChange:
+    """Return the change that lets a waiting turn continue. The attempt that ended with the question does not count."""
+    attempts = max(waiting.attempts - 1, 0)
+    return SubmissionChange(id=waiting.id, state="queued", run_id=waiting.run_id, attempts=attempts)
+
+
 async def pending_approvals(store: Store, session_id: str) -> list[dict[str, Any]]:
     """Return the open questions of a session: the calls that have no answer yet."""
-    waiting = (await store.submissions(session_id, state="waiting", payloads=False, limit=1)).items
-    if not waiting or waiting[0].run_id is None:
+    waiting = await waiting_turn(store, session_id)
+    if waiting is None or waiting.run_id is None:
         return []
-    run = await store.run(waiting[0].run_id)
+    run = await store.run(waiting.run_id)
     given = await recorded_answers(store, session_id, [run])
     questions: list[dict[str, Any]] = []
     after = run.first_seq - 1
