@@ -315,7 +315,8 @@ async def test_an_outcome_that_a_person_found_out_ends_the_question(store: Store
         run_id = (await store.runs(session_id=session)).items[0].id
         await holds(lambda: _is_waiting(store, session))
         assert call["unsettled"] == {"run_id": run_id, "call_id": "c1"}
-        await settle_effect(store, run_id, "c1", actor="ada", **{outcome: "it was wired"})
+        found_out: dict[str, Any] = {outcome: "it was wired"}
+        await settle_effect(store, run_id, "c1", actor="ada", **found_out)
         assert (await ended(store, message)).state == "done"
         assert (await answer(store, call, session, approved=False)).state == "failed"
     assert wired == ["x"]
@@ -375,7 +376,7 @@ async def test_settling_a_step_ends_the_question_about_it(store: Store, session:
         return await work()
 
     by_model = Agent(scripted([ToolCallPart("work", {}, "c1")]), name="agent")
-    by_model.tool_plain(work, metadata={"recovery": "steps"})
+    by_model.tool_plain(metadata={"recovery": "steps"})(work)
     agent = by_itself if plain else AgentSetup(agent=by_model)
     message = await send(store, session, "go")
     async with working(store, agent, grace=0.1):
