@@ -2,12 +2,21 @@
 
 import asyncio
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, actor, chosen_sessions, find_turn
+from holdfast.cli.options import (
+    AsJson,
+    ServerUrl,
+    SessionId,
+    StoreUrl,
+    actor,
+    chosen_sessions,
+    find_turn,
+    pending_approvals,
+)
 from holdfast.cli.runs import RunId
 from holdfast.cli.talk import (
     Timeout,
@@ -21,6 +30,9 @@ from holdfast.cli.terminal import echo, print_json, record
 from holdfast.errors import BadInput, Conflict, NotFound
 from holdfast.store import Store
 from holdfast.types import Effect, Submission
+
+if TYPE_CHECKING:
+    from holdfast.cli.options import Sessions
 
 Wait = Annotated[
     bool, typer.Option("--wait", help="Wait until a worker has done it. Exit with 1 if it failed.")
@@ -191,16 +203,34 @@ def settle(
         text = "a text needs quotes of its own, as in --result '\"text\"'"
         raise BadInput(problem=f"--result is not JSON ({problem}); {text}") from problem
 
-    async def work() -> Effect:
+    async def work() -> tuple[Effect, str]:
         async with chosen_sessions(store, url) as opened:
+            consequence = "" if as_json else await _consequence(opened, run_id, call_id)
             if not isinstance(opened, Store):
-                return await opened.settle(run_id, call_id, result=value, error=error)
+                return await opened.settle(run_id, call_id, result=value, error=error), consequence
             from holdfast.record.settling import settle_effect
 
-            return await settle_effect(opened, run_id, call_id, actor=actor(), result=value, error=error)
+            settled = await settle_effect(opened, run_id, call_id, actor=actor(), result=value, error=error)
+            return settled, consequence
 
-    settled = asyncio.run(work())
+    settled, consequence = asyncio.run(work())
     if as_json:
         print_json({"effect": record(settled)})
     else:
-        echo(f"Call {settled.call_id} of {settled.tool} is {settled.state}.")
+        echo(f"Call {settled.call_id} of {settled.tool} is {settled.state}.{consequence}")
+
+
+async def _consequence(opened: "Sessions", run_id: str, call_id: str) -> str:
+    """Return what it means for the conversation that a call is settled."""
+    session_id = (await opened.run(run_id)).session_id
+    questions = await pending_approvals(opened, session_id)
+    asked = [unsettled for question in questions if (unsettled := question.get("unsettled"))]
+    if {"run_id": run_id, "call_id": call_id} in asked:
+        others = " when the other questions are answered" if len(questions) > 1 else ""
+        return f" Its turn continues with this outcome{others}."
+    if any(unsettled["run_id"] == run_id for unsettled in asked):
+        return ""
+    (latest,) = (await opened.find_runs(session_id=session_id, limit=1)).items
+    if latest.id != run_id and latest.status in {"completed", "waiting"}:
+        return " The conversation has continued: the model was already told that the outcome is unknown."
+    return ""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +19,7 @@ from holdfast.cli.options import (
     chosen_sessions,
     find_turn,
     pending_approvals,
-    unknown_calls,
+    unended_calls,
     why_waiting,
 )
 from holdfast.cli.talk import FAILED
@@ -111,7 +112,13 @@ def show(
     """
 
     async def work() -> tuple[
-        Session, list[Submission], Submission | None, list[dict[str, Any]], list[Effect], str | None
+        Session,
+        list[Submission],
+        Submission | None,
+        list[dict[str, Any]],
+        Sequence[Effect],
+        Sequence[Effect],
+        str | None,
     ]:
         async with chosen_sessions(store, url) as opened:
             session = await opened.session(session_id)
@@ -121,12 +128,20 @@ def show(
                 for item in (await opened.submissions(session_id, state=state, limit=100)).items
             ]
             questions = await pending_approvals(opened, session_id)
-            unknown = await unknown_calls(opened, session_id)
+            running, unknown = await unended_calls(opened, session)
             last = None if waiting else await find_turn(opened, session_id)
             failed = last if last is not None and last.state in FAILED else None
-            return session, waiting, failed, questions, unknown, await why_waiting(opened, session_id)
+            return (
+                session,
+                waiting,
+                failed,
+                questions,
+                running,
+                unknown,
+                await why_waiting(opened, session_id),
+            )
 
-    session, waiting, failed, questions, unknown, problem = asyncio.run(work())
+    session, waiting, failed, questions, running, unknown, problem = asyncio.run(work())
     if as_json:
         print_json(
             {
@@ -134,6 +149,7 @@ def show(
                 "submissions": [record(s) for s in waiting],
                 "failed": None if failed is None else record(failed),
                 "approvals": questions,
+                "running": [record(effect) for effect in running],
                 "effects": [record(effect) for effect in unknown],
                 "problem": problem,
             }
@@ -156,17 +172,8 @@ def show(
         *([] if failed is None else [("last turn", one_line(f"{failed.state}: {failed.reason}"))]),
         *([] if failed is None else [("retry", retry_command(session.id))]),
         *((item.state, one_line(f"{item.id} {item.kind}, attempts {item.attempts}")) for item in waiting),
-        *(
-            (
-                "approval",
-                one_line(
-                    " ".join(
-                        [f"{q['call_id']}: {q['tool']} {json.dumps(q['arguments'])}", q.get("note") or ""]
-                    )
-                ),
-            )
-            for q in questions
-        ),
+        *(line for question in questions for line in _question(question)),
+        *(("running", one_line(f"{effect.tool} {effect.call_id}")) for effect in running),
         *(
             (
                 "unknown",
@@ -177,3 +184,12 @@ def show(
     ]
     for name, value in lines:
         console.print(Text(f"{name:<12}").append_text(value), soft_wrap=True)
+
+
+def _question(question: dict[str, Any]) -> list[tuple[str, Text]]:
+    """Return a question about a call, and the command that settles the call if it was started before."""
+    call = f"{question['call_id']}: {question['tool']} {json.dumps(question['arguments'])}"
+    lines = [("approval", one_line(f"{call} {question.get('note') or ''}"))]
+    if unsettled := question.get("unsettled"):
+        lines.append(("or settle", settle_command(**unsettled)))
+    return lines

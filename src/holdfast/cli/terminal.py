@@ -198,7 +198,8 @@ def retry_command(session_id: str) -> Text:
 
 def settle_command(run_id: str, call_id: str) -> Text:
     """Return the command that records the outcome of a tool call."""
-    return one_line(f"holdfast settle {shlex.quote(run_id)} {shlex.quote(call_id)} --result JSON")
+    command = f"holdfast settle {shlex.quote(run_id)} {shlex.quote(call_id)}"
+    return one_line(f"{command} --result '…' # or --error \"…\"")
 
 
 def error_text(error: Exception) -> str:
