@@ -286,7 +286,9 @@ async def _is_on_record(store: Store, session_id: str) -> bool:
 
 
 @pytest.mark.parametrize("outcome", ["result", "error"])
-async def test_an_outcome_that_a_person_found_out_ends_the_question(store: Store, session: str, outcome: str):
+async def test_an_outcome_that_a_person_found_out_counts_more_than_an_answer(
+    store: Store, session: str, outcome: str
+):
     """Asked whether to run a call again, one person finds out that it was done, and another says no."""
     wired: list[str] = []
     told: list[str] = []
