@@ -107,6 +107,10 @@ OTHER_ROUTES = {
     "GET /health": "for load balancers; `GET /ready` checks more",
     "GET /api/bash/bash_events/": "for clients of other agent servers",
     "GET /api/bash/bash_events/{event_id}": "for clients of other agent servers",
+    "POST /api/chat": "for `useChat` of the Vercel AI SDK",
+    "GET /api/chat/{session_id}": "for `useChat` of the Vercel AI SDK",
+    "GET /api/chat/{session_id}/stream": "for `useChat` of the Vercel AI SDK",
+    "POST /api/ag-ui": "for the `HttpAgent` of AG-UI",
     "WEBSOCKET /sockets/bash-events": "for clients of other agent servers; `ShellHandle.output` streams over HTTP",
 }
 """The routes that no handle method uses, with the reason."""

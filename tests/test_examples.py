@@ -436,17 +436,26 @@ async def publishes(store: Store, text: str) -> None:
 
 
 async def conforms(store: Store, text: str) -> None:
-    file = Path(store.url.removeprefix("sqlite:///")).with_name("test_ftp.py")
+    assert " 8 passed" in await tested(store, text, os.devnull, "-k", "comes_back or part")
+
+
+async def passes(store: Store, text: str) -> None:
+    settings = Path(store.url.removeprefix("sqlite:///")).with_name("pyproject.toml")
+    (setting,) = [b for b in fenced() if b.name == "docs/how-to/testing.md#0"]
+    settings.write_text(setting.text)
+    assert " 1 passed" in await tested(store, text, str(settings))
+
+
+async def tested(store: Store, text: str, settings: str, *options: str) -> str:
+    """Run a block as a test file, in a folder of its own and with these settings. Return the last line of pytest."""
+    file = Path(store.url.removeprefix("sqlite:///")).with_name("test_block.py")
     file.write_text(text)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, str(file)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", settings, str(file)]
     done = await asyncio.to_thread(
-        subprocess.run,
-        [*command, "-k", "comes_back or part"],
-        capture_output=True,
-        text=True,
-        cwd=file.parent,
+        subprocess.run, [*command, *options], capture_output=True, text=True, cwd=file.parent
     )
-    assert " 8 passed" in f" {done.stdout.splitlines()[-1]}", done.stdout
+    assert done.returncode == 0, done.stdout
+    return f" {done.stdout.splitlines()[-1]}"
 
 
 async def has_a_shell(store: Store, text: str) -> None:
@@ -463,15 +472,15 @@ async def talks(store: Store, text: str) -> None:
             await names["ask"](server.url, server.token)
 
 
-async def runs_a_test(store: Store, text: str) -> None:
+async def runs_alone(store: Store, text: str) -> None:
     del store
     await run(text, {})
 
 
 AMONG: dict[str, Callable[[Store, str], Any]] = {
-    "docs/how-to/steps.md#1": runs_a_test,
-    "docs/how-to/testing.md#0": runs_a_test,
-    "docs/how-to/testing.md#1": runs_a_test,
+    "docs/how-to/steps.md#1": runs_alone,
+    "docs/how-to/testing.md#1": passes,
+    "docs/how-to/testing.md#2": passes,
     "docs/how-to/approvals.md#0": asks,
     "docs/how-to/approvals.md#1": approves,
     "docs/how-to/media.md#2": makes_media,

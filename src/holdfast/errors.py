@@ -160,6 +160,12 @@ class MediaCollected(Conflict):
     code = "media_collected"
 
 
+class TurnNotRetriable(Conflict):
+    """Turn {submission_id} cannot be retried: {problem}. Nothing was changed."""
+
+    code = "turn_not_retriable"
+
+
 class HistoryTooLarge(Conflict):
     """The history has {size} bytes including its media; the limit is {limit}. Rewind or undo to an earlier point, or raise `max_history_bytes`."""
 

@@ -29,6 +29,8 @@ SCOPES: tuple[str, ...] = get_args(Scope)
 STATUSES: tuple[str, ...] = get_args(Status)
 LANES: tuple[str, ...] = get_args(Lane)
 WHEN_BUSY: tuple[str, ...] = get_args(WhenBusy)
+TURNS = ("message", "retry")
+"""The kinds of submissions that run a turn of the agent."""
 SUBMISSION_STATES: tuple[str, ...] = get_args(SubmissionState)
 RUN_STATUSES: tuple[str, ...] = get_args(RunStatus)
 EFFECT_STATES: tuple[str, ...] = get_args(EffectState)

@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
+import tomllib
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,13 @@ async def test_all_is_well(store: Store, engine: Engine):
 
 
 @pytest.mark.thorough("postgres")
+def test_all_extras_are_listed(tmp_path: Path):
+    """The environment of the tests has all of them."""
+    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    extras = findings(cwd=tmp_path)["system"]["detail"].partition("extras: ")[2].split(", ")
+    assert set(extras) == set(project["optional-dependencies"])
+
+
 async def test_what_is_wrong_is_said_with_what_to_do(store: Store, engine: Engine, tmp_path: Path):
     session = await store.create_session(agent="bot", owner="ada")
     await store.submit(session.id, "message", "{}")

@@ -1,5 +1,6 @@
 import asyncio
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from typer.testing import CliRunner
 
 from holdfast import connect
 from holdfast.cli import app
-from holdfast.errors import ApprovalNeeded, BadInput
+from holdfast.errors import ApprovalNeeded, BadInput, SessionExists
 from holdfast.store import open_store
 from holdfast.types import Batch, Effect, Run
 from tests.client.agents import AGENTS
@@ -33,23 +34,28 @@ def test_a_session_that_waits_for_a_decision_is_listed(tmp_path: Path):
 def test_a_call_with_an_unknown_outcome_is_listed_with_the_command_that_settles_it(tmp_path: Path):
     url = f"sqlite:///{tmp_path}/store.db"
 
-    async def cut_off() -> None:
+    async def cut_off(run_id: str, then: str | None = None) -> None:
         async with open_store(url) as store:
-            await store.create_session(agent="clerk", owner="ada", id="letters", metadata='{"team": "mail"}')
+            with suppress(SessionExists):
+                await store.create_session(
+                    agent="clerk", owner="ada", id="letters", metadata='{"team": "mail"}'
+                )
             lease = await store.acquire("letters", holder := await store.join("gone"))
-            run = Run(id="run-1", agent="clerk", metadata='{"by": "test"}')
-            effect = Effect(run_id="run-1", call_id="call 1", tool="send_letter")
+            run = Run(id=run_id, agent="clerk", metadata='{"by": "test"}')
+            effect = Effect(run_id=run_id, call_id="call 1", tool="send_letter")
             await store.write(lease, Batch(runs=[run], effects=[effect], status="running"))
+            if then is not None:
+                await store.write(lease, Batch(runs=[Run(id=then, agent="clerk", status="completed")]))
             await store.leave(holder)
 
-    asyncio.run(cut_off())
+    asyncio.run(cut_off("run-1"))
 
     def holdfast(*arguments: str, code: int = 0) -> str:
         done = CliRunner(env={"HOLDFAST_STORE": url}).invoke(app, arguments)
         assert done.exit_code == code, done.output
         return done.output
 
-    command = "holdfast settle run-1 'call 1' --result JSON"
+    command = "holdfast settle run-1 'call 1' --result '…' # or --error \"…\""
     assert "send_letter (outcome unknown)" in holdfast("inbox")
     assert command in holdfast("inbox").splitlines()
     assert f"unknown     send_letter: {command}" in holdfast("sessions", "show", "letters").splitlines()
@@ -65,4 +71,14 @@ def test_a_call_with_an_unknown_outcome_is_listed_with_the_command_that_settles_
     assert settled["effect"]["state"] == "completed"
     assert isinstance(settled["effect"]["result"], dict)
     assert json.loads(holdfast("inbox", "--json"))["items"] == []
+    asyncio.run(cut_off("run-2", then="run-3"))
+    told = "The conversation has continued: the model was already told that the outcome is unknown."
+    assert (
+        holdfast("settle", "run-2", "call 1", "--error", "no stamp")
+        == f"Call call 1 of send_letter is failed. {told}\n"
+    )
+    asyncio.run(cut_off("run-4"))
+    assert (
+        holdfast("settle", "run-4", "call 1", "--result", "1") == "Call call 1 of send_letter is completed.\n"
+    )
     assert "waiting for" not in holdfast("sessions", "show", "letters")

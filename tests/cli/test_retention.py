@@ -45,7 +45,15 @@ async def test_there_and_back(tmp_path: Path):
         assert "Restored session" in back.stdout
     file.write_bytes(file.read_bytes()[:-5])
     cut = holdfast(tmp_path, "archive", "verify", "talk")
-    assert (cut.returncode, "truncated" in cut.stderr) == (2, True)
+    assert (cut.returncode, cut.stderr.startswith("error: Invalid archive: ")) == (1, True)
+    told = json.loads(holdfast(tmp_path, "archive", "verify", "talk", "--json").stdout)["error"]
+    assert (told["code"], "Nothing was changed" in told["message"]) == ("bad_archive", False)
+    for name, problem in (
+        ("nosuch", "There is no file nosuch."),
+        (".", "Invalid input: cannot read .: Is a directory."),
+    ):
+        refused = holdfast(tmp_path, "archive", "verify", name)
+        assert (refused.returncode, refused.stderr) == (2, f"error: {problem}\n")
     assert not list(tmp_path.glob("*.partial"))
 
 

@@ -176,7 +176,7 @@ async def test_list_reads_all_pages_and_fits_the_terminal(recorded: Recorded):
         run = Run(id=f"run-{number:032}", agent="a", status="failed", error="far too long " * 20)
         await recorded.store.write(lease, Batch(events=[NewEvent(kind="x")], runs=[run]))
     await recorded.store.leave(holder)
-    ids = [f"run-{number:032}" for number in range(120)]
+    ids = [f"run-{number:032}" for number in reversed(range(120))]
     assert [run["id"] for run in recorded.json("list", "many")["runs"]] == ids
     lines = recorded.text("list", "many", COLUMNS="100").splitlines()[1:]
     assert [line.split()[0] for line in lines] == ids
@@ -267,7 +267,7 @@ async def test_resume_completes_a_failed_run(recorded: Recorded):
     assert (resumed.returncode, resumed.stdout) == (0, "3 messages, all is well\n")
     assert resumed.stderr == "loading\n"
     runs = recorded.json("list", "losing")["runs"]
-    assert [run["status"] for run in runs] == ["failed", "completed"]
+    assert [run["status"] for run in runs] == ["completed", "failed"]
     again = recorded.holdfast("resume", "bot:agent", "lost")
     assert again.returncode == 2
     assert "another run has continued since" in again.stderr
@@ -285,7 +285,7 @@ async def test_resume_for_programs(recorded: Recorded, app: str, output: object)
 
 async def test_resume_records_where_the_run_is(recorded: Recorded):
     assert recorded.holdfast("resume", "bot:recorded", "lost").returncode == 0
-    assert [run["status"] for run in recorded.json("list", "losing")["runs"]] == ["failed", "completed"]
+    assert [run["status"] for run in recorded.json("list", "losing")["runs"]] == ["completed", "failed"]
     assert not (recorded.folder / "elsewhere.db").exists()
 
 

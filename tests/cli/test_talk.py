@@ -18,6 +18,7 @@ from tests.cli.test_db import COMMAND
 from tests.conftest import Engine
 from tests.forking import Forked
 
+RETRY = "Continue it with: holdfast retry s\n"
 BOT = """
 import asyncio
 
@@ -191,7 +192,7 @@ async def test_a_worker_answers_what_is_sent(engine: Engine, tmp_path: Path):
         sent = await terminal.json("send", "s", "once more", "--wait")
         assert (sent["submission"]["state"], sent["answer"]) == ("done", "you said: once more")
         failed = await terminal.holdfast("send", "s", "fail", "--wait")
-        assert (failed.returncode, failed.stderr) == (1, "failed: RuntimeError: no network\n")
+        assert (failed.returncode, failed.stderr) == (1, f"failed: RuntimeError: no network\n{RETRY}")
 
 
 async def test_answers_and_errors_cannot_steer_the_terminal(terminal: Terminal):
@@ -199,7 +200,7 @@ async def test_answers_and_errors_cannot_steer_the_terminal(terminal: Terminal):
         said = await terminal.text("send", "s", "steer", "--agent", "bot", "--wait")
         assert said == "\\x1b[2Jred\\x07\tand\nmore\\u202e\n"
         failed = await terminal.holdfast("send", "s", "steer by error", "--wait")
-        assert (failed.returncode, failed.stderr) == (1, "failed: RuntimeError: \\x1b]0;owned\\x07\n")
+        assert (failed.returncode, failed.stderr) == (1, f"failed: RuntimeError: \\x1b]0;owned\\x07\n{RETRY}")
         shown = [
             await terminal.holdfast(*command)
             for command in (
@@ -343,7 +344,7 @@ async def test_interrupt_reaches_a_tool(terminal: Terminal):
                     break
         await terminal.text("interrupt", "s")
         _, err = await asyncio.wait_for(asyncio.to_thread(waiting.communicate), 30)
-        assert (waiting.returncode, err) == (1, "failed: interrupted\n")
+        assert (waiting.returncode, err) == (1, f"failed: interrupted\n{RETRY}")
         assert await terminal.text("send", "s", "and now?", "--wait") == "you said: and now?\n"
 
 

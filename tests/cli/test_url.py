@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import typer
 from pydantic_ai import Agent
+from pydantic_ai.messages import ToolCallPart
 from typer.testing import CliRunner, Result
 
 from holdfast import Store, Turn, agent, open_store
@@ -26,6 +27,7 @@ from tests.builders import until
 from tests.cli.test_db import COMMAND
 from tests.cli.test_talk import BOT
 from tests.conftest import Engine
+from tests.record.agents import scripted
 from tests.runtime.agents import echo, working
 from tests.server.fronts import front
 from tests.server.serving import serving
@@ -174,12 +176,12 @@ class Shell:
 
 @pytest.mark.parametrize("over_a_server", [False, True])
 async def test_retry_continues_the_last_turn_if_it_failed(tmp_path: Path, over_a_server: bool):
-    broken = [True]
+    broken = [True, True]
 
     @agent("bot")
     async def bot(turn: Turn) -> str:
         if turn.text == "fail" and broken:
-            broken.clear()
+            broken.pop()
             message = "no network"
             raise ConnectionError(message)
         return "done"
@@ -195,10 +197,90 @@ async def test_retry_continues_the_last_turn_if_it_failed(tmp_path: Path, over_a
             assert "only a turn that failed" in str(refused.exception)
             failed = await boss.holdfast("send", "s", "fail", "--wait")
             assert (failed.exit_code, "no network" in failed.stderr) == (1, True)
-            retried = (await boss.json("retry", "s", "--wait"))["submission"]
-            assert (retried["kind"], retried["state"]) == ("retry", "done")
+            assert failed.stderr.endswith("\nContinue it with: holdfast retry s\n")
+            shown = (await boss.text("sessions", "show", "s")).splitlines()
+            assert "last turn   failed: ConnectionError: no network" in shown
+            assert "retry       holdfast retry s" in shown
+            assert (await boss.json("sessions", "show", "s"))["failed"]["state"] == "failed"
+            again = await boss.holdfast("retry", "s", "--wait")
+            assert (again.exit_code, again.stdout) == (1, "")
+            assert again.stderr.endswith("\nContinue it with: holdfast retry s\n")
+            assert await boss.text("retry", "s", "--wait") == "done\n"
+            assert "last turn" not in await boss.text("sessions", "show", "s")
+            assert (await boss.json("sessions", "show", "s"))["failed"] is None
             missing = await boss.holdfast("retry", "s", "nothing")
             assert "nothing" in str(missing.exception)
+
+
+@pytest.mark.parametrize("over_a_server", [False, True])
+async def test_a_call_that_runs_again_is_running_and_one_in_question_can_be_settled(
+    tmp_path: Path, over_a_server: bool
+):
+    begun: list[str] = []
+    bot = Agent(scripted([ToolCallPart("slow", {}, "c1")], [ToolCallPart("wire", {}, "c2")]), name="bot")
+
+    @bot.tool_plain(metadata={"recovery": "retry"})
+    async def slow() -> str:
+        begun.append("slow")
+        await asyncio.sleep(60 if len(begun) < 3 else 0)
+        return "slow"
+
+    @bot.tool_plain(metadata={"recovery": "ask"})
+    async def wire() -> str:
+        begun.append("wire")
+        await asyncio.sleep(60)
+        return "wire"
+
+    async def reached(number: int) -> bool:
+        return len(begun) == number
+
+    path = f"sqlite:///{tmp_path}/s.db"
+    async with open_store(path) as store:
+        await store.add_token(digest("hf_boss"), owner="ada", scopes=["admin"])
+        async with serving(create_app(load_settings(), store, ["bot"])) as url:
+            server = {"HOLDFAST_URL": url, "HOLDFAST_TOKEN": "hf_boss"}
+            boss = Shell(server if over_a_server else {"HOLDFAST_STORE": path})
+            await boss.text("send", "s", "work", "--agent", "bot")
+            async with working(store, bot, grace=0.1):
+                await until(lambda: reached(1))
+            (run,) = (await boss.json("runs", "list", "s"))["runs"]
+            command = f"holdfast settle {run['id']} c1 --result '…' # or --error \"…\""
+            assert f"unknown     slow: {command}" in (await boss.text("sessions", "show", "s")).splitlines()
+            async with working(store, bot, grace=0.1):
+                await until(lambda: reached(2))
+                shown = await boss.text("sessions", "show", "s")
+                assert "running     slow c1" in shown.splitlines()
+                assert "settle" not in shown
+                shown = await boss.json("sessions", "show", "s")
+                assert ([call["tool"] for call in shown["running"]], shown["effects"]) == (["slow"], [])
+                assert (await boss.json("inbox"))["items"] == []
+                assert (await boss.json("runs", "list", "--unresolved"))["runs"] == []
+            async with working(store, bot, grace=0.1):
+                await until(lambda: reached(4))
+            async with working(store, bot):
+
+                async def is_asked() -> bool:
+                    return (await store.session("s")).status == "waiting"
+
+                await until(is_asked)
+                (question,) = (await boss.json("sessions", "show", "s"))["approvals"]
+                command = (
+                    f"holdfast settle {question['unsettled']['run_id']} c2 --result '…' # or --error \"…\""
+                )
+                assert f"or settle   {command}" in (await boss.text("sessions", "show", "s")).splitlines()
+                listed = (await boss.text("inbox")).splitlines()
+                assert command in listed
+                assert "wire (run again?)" in listed[1]
+                settled = await boss.text(
+                    "settle", question["unsettled"]["run_id"], "c2", "--result", '"wired"'
+                )
+                assert settled == "Call c2 of wire is completed. Its turn continues with this outcome.\n"
+
+                async def is_done() -> bool:
+                    return (await store.session("s")).pending == 0
+
+                await until(is_done)
+    assert begun == ["slow", "slow", "slow", "wire"]
 
 
 @pytest.mark.thorough
@@ -221,7 +303,7 @@ async def test_history_and_retention_over_a_server(tmp_path: Path):
 async def change_history(boss: Shell) -> None:
     assert await boss.text("send", "s", "one", "--agent", "bot", "--wait") == "one\n"
     assert await boss.text("send", "s", "two", "--wait") == "one | two\n"
-    (run, second) = (await boss.json("runs", "list", "s"))["runs"]
+    (second, run) = (await boss.json("runs", "list", "s"))["runs"]
     assert 0 < run["first_seq"] < second["first_seq"]
     shown = await boss.json("runs", "show", run["id"])
     assert (shown["run"]["status"], shown["settled"]["session_id"]) == ("completed", "s")
@@ -244,7 +326,7 @@ async def find_and_settle(boss: Shell) -> None:
     assert (cut["id"], cut["status"]) == ("cut-1", "interrupted")
     assert "cut-1" in await boss.text("runs", "list", "--unresolved")
     assert "call 1" in await boss.text("runs", "effects", "cut-1", "--unresolved")
-    command = "holdfast settle cut-1 'call 1' --result JSON\n"
+    command = "holdfast settle cut-1 'call 1' --result '…' # or --error \"…\"\n"
     assert command in await boss.text("inbox")
     assert f"unknown     pay: {command}" in await boss.text("sessions", "show", "cut")
     settled = await boss.text("settle", "cut-1", "call 1", "--result", '{"paid": 5}')

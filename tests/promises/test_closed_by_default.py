@@ -126,6 +126,15 @@ def bodies(known: dict[str, str]) -> dict[tuple[str, str], Any]:
         ("POST", "/approvals"): {"call_id": known["call_id"], "digest": "0" * 64, "approved": True},
         ("POST", "/interrupt"): {"submission_id": known["submission_id"]},
         ("POST", "/rewind"): place,
+        ("POST", "/chat"): {
+            "id": known["session_id"],
+            "messages": [{"id": "m", "role": "user", "parts": [{"type": "text", "text": "hello"}]}],
+        },
+        ("POST", "/ag-ui"): {
+            "threadId": known["session_id"],
+            "runId": "r",
+            "messages": [{"id": "m", "role": "user", "content": "hello"}],
+        },
         ("POST", "/retry"): {"submission_id": known["submission_id"]},
         ("POST", "/fork"): place,
         ("PUT", "/state"): {"body": "taken over", "expected_version": 1},

@@ -12,9 +12,11 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from holdfast.errors import StoreFull
-from holdfast.record import settle_effect
+from holdfast.record import is_provider_valid, load_history, settle_effect, step
 from holdfast.record.ledger import latest_entries
-from holdfast.runtime import AgentSetup
+from holdfast.runtime import AgentSetup, Turn
+from holdfast.runtime import agent as function_agent
+from holdfast.runtime.questions import pending_approvals
 from holdfast.store import Store
 from holdfast.types import Batch, Effect, Lease, Run, Submission
 from tests.builders import until as holds
@@ -283,7 +285,10 @@ async def _is_on_record(store: Store, session_id: str) -> bool:
     return any(effect.state == "failed" for effect in effects)
 
 
-async def test_an_outcome_that_a_person_found_out_counts_more_than_an_answer(store: Store, session: str):
+@pytest.mark.parametrize("outcome", ["result", "error"])
+async def test_an_outcome_that_a_person_found_out_counts_more_than_an_answer(
+    store: Store, session: str, outcome: str
+):
     """Asked whether to run a call again, one person finds out that it was done, and another says no."""
     wired: list[str] = []
     told: list[str] = []
@@ -311,11 +316,88 @@ async def test_an_outcome_that_a_person_found_out_counts_more_than_an_answer(sto
         ((call,),) = await questions(store, session)
         run_id = (await store.runs(session_id=session)).items[0].id
         await holds(lambda: _is_waiting(store, session))
-        await settle_effect(store, run_id, "c1", actor="ada", result="it was wired")
-        await answer(store, call, session, approved=False)
+        assert call["unsettled"] == {"run_id": run_id, "call_id": "c1"}
+        found_out: dict[str, Any] = {outcome: "it was wired"}
+        await settle_effect(store, run_id, "c1", actor="ada", **found_out)
         assert (await ended(store, message)).state == "done"
+        assert (await answer(store, call, session, approved=False)).state == "failed"
     assert wired == ["x"]
     assert "it was wired" in told[-1]
+    assert (await store.session(session)).waiting_for is None
+    assert await store.check() == []
+
+
+async def test_a_settled_call_leaves_the_other_questions_open(store: Store, session: str):
+    agent = Agent(scripted([ToolCallPart("wire", {}, "c1"), ToolCallPart("pay", {}, "c2")]))
+    wired: list[str] = []
+
+    @agent.tool_plain
+    async def wire() -> str:
+        wired.append("x")
+        await asyncio.sleep(60)
+        return "wired"
+
+    @agent.tool_plain(requires_approval=True)
+    async def pay() -> str:
+        return "paid"
+
+    setup = AgentSetup(agent=agent, policies={"wire": "ask"})
+    message = await send(store, session, "wire and pay")
+    async with working(store, setup, grace=0.1):
+        await reached(lambda: wired)
+    async with working(store, setup):
+        await until(store, session, is_kind("approval_requested"))
+        await holds(lambda: _is_waiting(store, session))
+        run_id = (await store.runs(session_id=session)).items[0].id
+        await settle_effect(store, run_id, "c1", actor="ada", result="it was wired")
+        (question,) = await pending_approvals(store, session)
+        assert question["call_id"] == "c2"
+        assert await _is_waiting(store, session)
+        await answer(store, question, session, approved=True)
+        assert (await ended(store, message)).state == "done"
+    assert wired == ["x"]
+    assert {e.call_id: e.state for e in (await store.effects(session)).items} == dict.fromkeys(
+        ("c1", "c2"), "completed"
+    )
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_settling_a_step_ends_the_question_about_it(store: Store, session: str, plain: bool):
+    begun: list[str] = []
+
+    async def wire() -> str:
+        begun.append("x")
+        await asyncio.sleep(60 if len(begun) == 1 else 0)
+        return "wired"
+
+    async def work() -> str:
+        return f"{await step('wire', wire, recovery='ask')} and told"
+
+    @function_agent("agent")
+    async def by_itself(turn: Turn) -> str:
+        return await work()
+
+    by_model = Agent(scripted([ToolCallPart("work", {}, "c1")]), name="agent")
+    by_model.tool_plain(metadata={"recovery": "steps"})(work)
+    agent = by_itself if plain else AgentSetup(agent=by_model)
+    message = await send(store, session, "go")
+    async with working(store, agent, grace=0.1):
+        await reached(lambda: begun)
+    async with working(store, agent):
+        await until(store, session, is_kind("approval_requested"))
+        await holds(lambda: _is_waiting(store, session))
+        (question,) = await pending_approvals(store, session)
+        run_id, call_id = question["unsettled"]["run_id"], question["unsettled"]["call_id"]
+        assert call_id == ("turn/wire" if plain else "c1/wire")
+        await settle_effect(store, run_id, call_id, actor="ada", result="settled")
+        assert (await ended(store, message)).state == "done"
+        assert begun == ["x"]
+        (latest,) = (await store.checkpoints(session_id=session, limit=1)).items
+        messages = await load_history(store, latest)
+        assert "settled and told" in str(messages)
+        assert is_provider_valid(messages)
+        assert (await ended(store, await send(store, session, "and now?"))).state == "done"
+    assert await store.check() == []
 
 
 async def _is_waiting(store: Store, session_id: str) -> bool:

@@ -18,7 +18,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 import holdfast
 from holdfast import Turn, connect, step
-from holdfast.errors import ApprovalNeeded, Conflict, NotFound, StepFailed, TurnFailed
+from holdfast.errors import ApprovalNeeded, Conflict, NotFound, StepFailed, TurnFailed, TurnNotRetriable
 from holdfast.store import Store
 from holdfast.testing.agents import ManualClock, ledger, memory_store
 from tests.runtime.agents import kill_worker
@@ -234,7 +234,9 @@ async def test_only_the_last_turn_can_be_retried_and_only_if_it_failed(memory: S
         session = await hf.session("s", agent=worker)
         turn = await session.send("Hello")
         await turn.result(timeout=20)
-        with pytest.raises(Conflict, match="is done; only a turn that failed"):
+        with pytest.raises(
+            TurnNotRetriable, match=f"^Turn {turn.id} cannot be retried: it is done, and only"
+        ):
             await turn.retry()
         undone = await session.undo()
         with pytest.raises(Conflict, match="is not a turn, but 'undo'"):

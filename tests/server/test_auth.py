@@ -36,6 +36,15 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/api/sessions/{session_id}/submissions"): {"text": "hi"},
     ("POST", "/api/sessions/{session_id}/approvals"): {"call_id": "c", "digest": "0" * 64, "approved": True},
     ("POST", "/api/sessions/{session_id}/rewind"): {"checkpoint_id": "c"},
+    ("POST", "/api/chat"): {
+        "id": "s1",
+        "messages": [{"id": "m", "role": "user", "parts": [{"type": "text", "text": "a"}]}],
+    },
+    ("POST", "/api/ag-ui"): {
+        "threadId": "s1",
+        "runId": "r",
+        "messages": [{"id": "m", "role": "user", "content": "a"}],
+    },
     ("POST", "/api/sessions/{session_id}/retry"): {"submission_id": "m"},
     ("POST", "/api/sessions/{session_id}/fork"): {},
     ("PUT", "/api/sessions/{session_id}/state"): {"body": 1, "expected_version": 0},

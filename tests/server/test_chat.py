@@ -140,7 +140,7 @@ async def test_a_turn_that_cannot_start_is_an_error_chunk(http: httpx2.AsyncClie
 
 
 async def test_bad_requests_and_strangers_create_nothing(http: httpx2.AsyncClient, store: Store):
-    for messages, status in (
+    cases: list[tuple[list[Any], int]] = [
         ([], 422),
         ([{"id": "m", "role": "user"}], 422),
         ([{"id": "m", "role": "assistant", "parts": []}], 422),
@@ -155,7 +155,8 @@ async def test_bad_requests_and_strangers_create_nothing(http: httpx2.AsyncClien
             ],
             422,
         ),
-    ):
+    ]
+    for messages, status in cases:
         response = await http.post("/api/chat", json={"id": "c1", "messages": messages})
         assert response.status_code == status, response.text
     wrong = await http.post("/api/chat?agent=nobody", json={"id": "c1", "messages": [user("say x")]})

@@ -146,6 +146,13 @@ class SessionInfo(ResponseBody):
     metadata: StoredObject
 
 
+class UnsettledCall(BaseModel):
+    """The ledger entry of a call or step whose outcome is unknown."""
+
+    run_id: str
+    call_id: str
+
+
 class ApprovalRequest(BaseModel):
     """A tool call that waits for a decision. The decision names its digest."""
 
@@ -155,6 +162,10 @@ class ApprovalRequest(BaseModel):
     digest: str
     note: str | None = Field(
         default=None, description="What to know before the decision, if the call was started before."
+    )
+    unsettled: UnsettledCall | None = Field(
+        default=None,
+        description="The call or step that was started before. Settle it instead of a decision if you know its outcome.",
     )
 
 

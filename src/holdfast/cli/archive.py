@@ -10,11 +10,12 @@ from typing import IO, TYPE_CHECKING, Annotated, cast
 import typer
 from rich.text import Text
 
+from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.help import Commands
 from holdfast.cli.options import AsJson, MediaUrl, StoreUrl, actor, opened_media
 from holdfast.cli.terminal import echo, new_console, one_line, print_counts, print_json, progress_bar
 from holdfast.config import load_settings
-from holdfast.errors import ArchiveFailed
+from holdfast.errors import ArchiveTooNew, BadArchive, BadInput, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -36,12 +37,21 @@ Force = Annotated[
 def verify(file: File, as_json: AsJson = False) -> None:
     """Verify an archive without a store.
 
-    Reads the whole archive and checks every record.
+    Reads the whole archive and checks every record. Exits with 1 if it is damaged.
 
     Examples:
         holdfast archive verify talk.ndjson
     """
-    archive = _verified(file)
+    try:
+        archive = _verified(file)
+    except ArchiveTooNew:
+        raise
+    except BadArchive as error:
+        problem = f"Invalid archive: {error.facts['problem']}."
+        if as_json:
+            print_json({"error": {"code": error.code, "message": problem, "facts": error.facts}})
+        echo(f"error: {problem}", err=True)
+        raise typer.Exit(ExitCode.FAILED) from None
     if as_json:
         print_json({"session_id": archive.session_id, "sha256": archive.sha256, "counts": archive.counts})
         return
@@ -102,7 +112,7 @@ def build(
     from holdfast.importers.build import build_archive
 
     with replaced_file(to) as target:
-        with sys.stdin.buffer if str(lines) == "-" else lines.open("rb") as given:
+        with sys.stdin.buffer if str(lines) == "-" else _open(lines) as given:
             target.writelines(build_archive(given, source=str(lines)))
         target.flush()
         archive = _verified(Path(target.name))
@@ -151,8 +161,10 @@ def _verified(file: Path) -> "Archive":
 def _open(file: Path) -> IO[bytes]:
     try:
         return file.open("rb")
+    except FileNotFoundError:
+        raise NotFound(what="file", id=str(file)) from None
     except OSError as error:
-        raise ArchiveFailed(problem=str(error)) from error
+        raise BadInput(problem=f"cannot read {file}: {error.strerror}") from error
 
 
 class _Watched:

@@ -38,11 +38,13 @@ _SLOW_SECONDS = 0.25
 _LOW_DISK_BYTES = 1024**3
 _JOIN_SECONDS = 30.0
 _EXTRAS = {
+    "server": "uvicorn",
     "postgres": "asyncpg",
     "mongo": "pymongo",
-    "server": "uvicorn",
     "s3": "obstore",
     "credentials": "cryptography",
+    "ag-ui": "ag_ui",
+    "testing": "pytest_asyncio",
 }
 _MAX_SESSIONS = 20
 

@@ -7,17 +7,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, actor, chosen_sessions
+from holdfast.cli.options import (
+    AsJson,
+    ServerUrl,
+    SessionId,
+    StoreUrl,
+    actor,
+    chosen_sessions,
+    find_turn,
+    pending_approvals,
+)
 from holdfast.cli.runs import RunId
-from holdfast.cli.talk import outcome, print_sent
-from holdfast.cli.terminal import all_pages, echo, print_json, record
+from holdfast.cli.talk import (
+    Timeout,
+    WaitForAnswer,
+    outcome,
+    print_answer,
+    print_sent,
+    wait_for_answer,
+)
+from holdfast.cli.terminal import echo, print_json, record
 from holdfast.errors import BadInput, Conflict, NotFound
 from holdfast.store import Store
 from holdfast.types import Effect, Submission
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from holdfast.cli.options import Sessions
 
 Wait = Annotated[
@@ -74,41 +88,36 @@ def retry(
     ] = None,
     store: StoreUrl = None,
     url: ServerUrl = None,
-    wait: Wait = False,
+    wait: WaitForAnswer = False,
+    timeout: Timeout = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue a turn that failed, was interrupted or was given up.
 
-    Recorded tool calls and steps are not done again, except from a given step. Settle calls with an unknown outcome first.
+    Recorded tool calls and steps are not done again, except from a given step. Settle calls with an unknown outcome first. Prints the
+    id of the submission; with --wait the answer, with the exit codes of `holdfast send --wait`.
 
     Examples:
         holdfast retry s1 --wait
         holdfast retry s1 --from-step turn/search~2
     """
 
-    async def payload(sessions: "Sessions") -> dict[str, str]:
+    async def work() -> tuple[Submission, str | None]:
         from holdfast.runtime.payloads import check_retriable  # imports Pydantic AI
 
-        turn = await _turn(sessions, session_id, submission_id)
-        check_retriable(turn, from_step)
-        return {"submission_id": turn.id} | ({} if from_step is None else {"from_step": from_step})
+        async with chosen_sessions(store, url) as opened:
+            turn = await find_turn(opened, session_id, submission_id)
+            if turn is None and submission_id is not None:
+                raise NotFound(what=f"submission of session {session_id} with the id", id=submission_id)
+            if turn is None:
+                raise Conflict(problem=f"session {session_id} has no turn yet")
+            check_retriable(turn, from_step)
+            payload = {"submission_id": turn.id} | ({} if from_step is None else {"from_step": from_step})
+            sent = await opened.submit(session_id, "retry", json.dumps(payload))
+            return await wait_for_answer(opened, sent, timeout) if wait else (sent, None)
 
-    _submit(session_id, "retry", payload, store, url, wait=wait, as_json=as_json)
-
-
-async def _turn(sessions: "Sessions", session_id: str, submission_id: str | None) -> Submission:
-    """Return a turn of a session, by default its last one."""
-    from holdfast.runtime.payloads import TURNS  # imports Pydantic AI
-
-    found = await all_pages(
-        lambda cursor: sessions.submissions(session_id, payloads=False, cursor=cursor, limit=1000)
-    )
-    for submission in reversed(found):
-        if submission.id == submission_id or (submission_id is None and submission.kind in TURNS):
-            return submission
-    if submission_id is not None:
-        raise NotFound(what=f"submission of session {session_id} with the id", id=submission_id)
-    raise Conflict(problem=f"session {session_id} has no turn yet")
+    submission, answer = asyncio.run(work())
+    print_answer(submission, answer, wait=wait, as_json=as_json)
 
 
 def compact(
@@ -154,7 +163,7 @@ def fork(
 def _submit(
     session_id: str,
     kind: str,
-    payload: "dict[str, str] | Callable[[Sessions], Awaitable[dict[str, str]]]",
+    payload: dict[str, str],
     store: str | None,
     url: str | None,
     *,
@@ -163,8 +172,7 @@ def _submit(
 ) -> None:
     async def work() -> Submission:
         async with chosen_sessions(store, url) as opened:
-            given = await payload(opened) if callable(payload) else payload
-            sent = await opened.submit(session_id, kind, json.dumps(given))
+            sent = await opened.submit(session_id, kind, json.dumps(payload))
             return await outcome(opened, sent) if wait else sent
 
     sent = asyncio.run(work())
@@ -177,7 +185,7 @@ def _submit(
 def settle(
     run_id: RunId,
     call_id: Annotated[
-        str, typer.Argument(help="Id of the tool call. `holdfast runs effects --unresolved` lists them.")
+        str, typer.Argument(help="Id of the tool call. `holdfast runs effects RUN --unresolved` lists them.")
     ],
     result: Annotated[str | None, typer.Option(metavar="JSON", help="The result of the call.")] = None,
     error: Annotated[str | None, typer.Option(metavar="TEXT", help="The error, if the call failed.")] = None,
@@ -201,16 +209,34 @@ def settle(
         text = "a text needs quotes of its own, as in --result '\"text\"'"
         raise BadInput(problem=f"--result is not JSON ({problem}); {text}") from problem
 
-    async def work() -> Effect:
+    async def work() -> tuple[Effect, str]:
         async with chosen_sessions(store, url) as opened:
+            consequence = "" if as_json else await _consequence(opened, run_id, call_id)
             if not isinstance(opened, Store):
-                return await opened.settle(run_id, call_id, result=value, error=error)
-            from holdfast.record.recovery import settle_effect
+                return await opened.settle(run_id, call_id, result=value, error=error), consequence
+            from holdfast.record.settling import settle_effect
 
-            return await settle_effect(opened, run_id, call_id, actor=actor(), result=value, error=error)
+            settled = await settle_effect(opened, run_id, call_id, actor=actor(), result=value, error=error)
+            return settled, consequence
 
-    settled = asyncio.run(work())
+    settled, consequence = asyncio.run(work())
     if as_json:
         print_json({"effect": record(settled)})
     else:
-        echo(f"Call {settled.call_id} of {settled.tool} is {settled.state}.")
+        echo(f"Call {settled.call_id} of {settled.tool} is {settled.state}.{consequence}")
+
+
+async def _consequence(opened: "Sessions", run_id: str, call_id: str) -> str:
+    """Return what it means for the conversation that a call is settled."""
+    session_id = (await opened.run(run_id)).session_id
+    questions = await pending_approvals(opened, session_id)
+    asked = [unsettled for question in questions if (unsettled := question.get("unsettled"))]
+    if {"run_id": run_id, "call_id": call_id} in asked:
+        others = " when the other questions are answered" if len(questions) > 1 else ""
+        return f" Its turn continues with this outcome{others}."
+    if any(unsettled["run_id"] == run_id for unsettled in asked):
+        return ""
+    (latest,) = (await opened.find_runs(session_id=session_id, limit=1)).items
+    if latest.id != run_id and latest.status in {"completed", "waiting"}:
+        return " The conversation has continued: the model was already told that the outcome is unknown."
+    return ""

@@ -45,16 +45,20 @@ def inbox(store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False
     table = TextTable("id", "agent", "waits for", "since")
     for item in waiting.items:
         cut_off = [f"{effect.tool} (outcome unknown)" for effect in item.effects]
-        calls = ", ".join([*(call.tool for call in item.approvals), *cut_off])
+        asked = [f"{call.tool} (run again?)" if call.unsettled else call.tool for call in item.approvals]
+        calls = ", ".join([*asked, *cut_off])
         reason = calls or item.problem or item.waiting_for or ""
         table.add_row(one_line(item.id), one_line(item.agent), one_line(reason), time_text(item.active_at))
     console = new_console()
     console.print(table)
+    started = [call.unsettled for item in waiting.items for call in item.approvals if call.unsettled]
     unknown = [effect for item in waiting.items for effect in item.effects]
-    if unknown:
-        console.print("\nRecord the outcome of the calls that were cut off. If a call failed, use --error.")
-    for effect in unknown:
-        console.print(settle_command(effect.run_id, effect.call_id), soft_wrap=True)
+    if started or unknown:
+        console.print(
+            "\nRecord the outcome of the calls that were cut off, as JSON, or the error of a call that failed."
+        )
+    for call in (*started, *unknown):
+        console.print(settle_command(call.run_id, call.call_id), soft_wrap=True)
     if waiting.more:
         echo(
             "More sessions wait. Answer these first, or list all with `holdfast sessions list --status waiting`."

@@ -1,18 +1,20 @@
 """The options that commands share, and the store or server that they select."""
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from getpass import getuser
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
 import typer
 
+from holdfast.cli.terminal import all_pages
 from holdfast.config import load_settings
 from holdfast.errors import BadInput
 from holdfast.store import Store, open_store
-from holdfast.types import Effect, Json
+from holdfast.types import TURNS, Effect, Json, Session, Submission
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from holdfast.cli.remote import Remote
     from holdfast.media import MediaStore
@@ -88,12 +90,26 @@ async def pending_approvals(opened: "Sessions", session_id: str) -> list[dict[st
     return await questions.pending_approvals(opened, session_id)
 
 
-async def unknown_calls(opened: "Sessions", session_id: str) -> list[Effect]:
-    """Return the tool calls of a session that were cut off, so that their outcome is unknown."""
-    runs = (await opened.find_runs(session_id=session_id, unresolved=True, limit=100)).items
-    pages = [await opened.effects(session_id, run_id=run.id, unresolved=True) for run in runs]
-    # A call with a result waits for an answer.
-    return [effect for page in pages for effect in page.items if effect.result is None]
+async def unended_calls(opened: "Sessions", session: Session) -> "tuple[Sequence[Effect], Sequence[Effect]]":
+    """Return the tool calls of a session that run now, and those that were cut off, so that their outcome is unknown."""
+    from holdfast.runtime import questions
+
+    return await questions.unended_calls(
+        cast("Store", opened), session
+    )  # calls only methods that `Remote` has
+
+
+async def find_turn(
+    opened: "Sessions", session_id: str, submission_id: str | None = None
+) -> Submission | None:
+    """Return a submission of a session without its payload, by default its last turn; None if there is none."""
+    found = await all_pages(
+        lambda cursor: opened.submissions(session_id, payloads=False, cursor=cursor, limit=1000)
+    )
+    for submission in reversed(found):
+        if submission.id == submission_id or (submission_id is None and submission.kind in TURNS):
+            return replace(submission, payload="{}")
+    return None
 
 
 async def why_waiting(opened: "Sessions", session_id: str) -> str | None:

@@ -22,6 +22,7 @@ from holdfast.cli.options import (
     StoreUrl,
     chosen_sessions,
     chosen_store,
+    unended_calls,
 )
 from holdfast.cli.terminal import (
     TextTable,
@@ -75,7 +76,7 @@ def list_(
 ) -> None:
     """List runs, newest first.
 
-    With a session and no filter: all runs of the session, oldest first.
+    With a session and no filter: all runs of the session.
 
     Examples:
         holdfast runs list s1
@@ -86,8 +87,8 @@ def list_(
         async with chosen_sessions(store, url) as opened:
             if session_id is not None and not (interrupted or unresolved or parent):
                 runs = await all_pages(lambda cursor: opened.runs(session_id=session_id, cursor=cursor))
-                return Page(items=runs)
-            return await opened.find_runs(
+                return Page(items=runs[::-1])
+            page = await opened.find_runs(
                 session_id=session_id,
                 parent_id=parent,
                 interrupted=interrupted,
@@ -95,6 +96,7 @@ def list_(
                 limit=limit,
                 cursor=cursor,
             )
+            return await _without_running(opened, page) if unresolved else page
 
     page = asyncio.run(work())
     if as_json:
@@ -332,6 +334,19 @@ def fork(
         print_json({"session_id": session_id})
     else:
         echo(session_id)
+
+
+async def _without_running(store: "Sessions", page: Page[Run]) -> Page[Run]:
+    """Leave out the runs whose calls without an end all run again now."""
+    running = {session.id: session for session in (await store.sessions(status="running", limit=1000)).items}
+    listed: list[Run] = []
+    for run in page.items:
+        if run.session_id in running:
+            _, cut_off = await unended_calls(store, running[run.session_id])
+            if not any(effect.run_id == run.id for effect in cut_off):
+                continue
+        listed.append(run)
+    return Page(items=listed, next_cursor=page.next_cursor)
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -16,10 +17,12 @@ from holdfast.cli.options import (
     SessionId,
     StoreUrl,
     chosen_sessions,
+    find_turn,
     pending_approvals,
-    unknown_calls,
+    unended_calls,
     why_waiting,
 )
+from holdfast.cli.talk import FAILED
 from holdfast.cli.terminal import (
     TextTable,
     coloured,
@@ -27,6 +30,7 @@ from holdfast.cli.terminal import (
     one_line,
     print_json,
     record,
+    retry_command,
     settle_command,
     time_text,
 )
@@ -101,13 +105,21 @@ def show(
 ) -> None:
     """Show a session, its queue and the calls that wait for a person.
 
-    A call that was cut off is shown with the command that records its outcome.
+    If the last turn failed, it is shown with its reason and the command that continues it. A call that was cut off is shown with the command that records its outcome.
 
     Examples:
         holdfast sessions show s1
     """
 
-    async def work() -> tuple[Session, list[Submission], list[dict[str, Any]], list[Effect], str | None]:
+    async def work() -> tuple[
+        Session,
+        list[Submission],
+        Submission | None,
+        list[dict[str, Any]],
+        Sequence[Effect],
+        Sequence[Effect],
+        str | None,
+    ]:
         async with chosen_sessions(store, url) as opened:
             session = await opened.session(session_id)
             waiting = [
@@ -116,16 +128,28 @@ def show(
                 for item in (await opened.submissions(session_id, state=state, limit=100)).items
             ]
             questions = await pending_approvals(opened, session_id)
-            unknown = await unknown_calls(opened, session_id)
-            return session, waiting, questions, unknown, await why_waiting(opened, session_id)
+            running, unknown = await unended_calls(opened, session)
+            last = None if waiting else await find_turn(opened, session_id)
+            failed = last if last is not None and last.state in FAILED else None
+            return (
+                session,
+                waiting,
+                failed,
+                questions,
+                running,
+                unknown,
+                await why_waiting(opened, session_id),
+            )
 
-    session, waiting, questions, unknown, problem = asyncio.run(work())
+    session, waiting, failed, questions, running, unknown, problem = asyncio.run(work())
     if as_json:
         print_json(
             {
                 "session": record(session),
                 "submissions": [record(s) for s in waiting],
+                "failed": None if failed is None else record(failed),
                 "approvals": questions,
+                "running": [record(effect) for effect in running],
                 "effects": [record(effect) for effect in unknown],
                 "problem": problem,
             }
@@ -145,18 +169,11 @@ def show(
         ("events", Text(str(session.seq))),
         ("created", time_text(session.created_at)),
         ("active", time_text(session.active_at)),
+        *([] if failed is None else [("last turn", one_line(f"{failed.state}: {failed.reason}"))]),
+        *([] if failed is None else [("retry", retry_command(session.id))]),
         *((item.state, one_line(f"{item.id} {item.kind}, attempts {item.attempts}")) for item in waiting),
-        *(
-            (
-                "approval",
-                one_line(
-                    " ".join(
-                        [f"{q['call_id']}: {q['tool']} {json.dumps(q['arguments'])}", q.get("note") or ""]
-                    )
-                ),
-            )
-            for q in questions
-        ),
+        *(line for question in questions for line in _question(question)),
+        *(("running", one_line(f"{effect.tool} {effect.call_id}")) for effect in running),
         *(
             (
                 "unknown",
@@ -167,3 +184,12 @@ def show(
     ]
     for name, value in lines:
         console.print(Text(f"{name:<12}").append_text(value), soft_wrap=True)
+
+
+def _question(question: dict[str, Any]) -> list[tuple[str, Text]]:
+    """Return a question about a call, and the command that settles the call if it was started before."""
+    call = f"{question['call_id']}: {question['tool']} {json.dumps(question['arguments'])}"
+    lines = [("approval", one_line(f"{call} {question.get('note') or ''}"))]
+    if unsettled := question.get("unsettled"):
+        lines.append(("or settle", settle_command(**unsettled)))
+    return lines

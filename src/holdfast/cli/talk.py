@@ -20,7 +20,7 @@ from holdfast.cli.options import (
     why_waiting,
     with_media,
 )
-from holdfast.cli.terminal import all_pages, echo, new_console, print_json, record, time_text
+from holdfast.cli.terminal import all_pages, echo, new_console, print_json, record, retry_command, time_text
 from holdfast.errors import BadInput, Conflict, SessionExists
 from holdfast.ids import check_choice
 from holdfast.types import WHEN_BUSY, Event, Submission
@@ -30,8 +30,16 @@ if TYPE_CHECKING:
 
 _WARN_SECONDS = 2.0
 """When `send --wait` looks for a reason why the message has not started."""
+FAILED = ("failed", "dead")
+"""The states of a turn that can be retried."""
 _EXIT_CODES = {"waiting": ExitCode.WAITING, "queued": ExitCode.TIMEOUT, "claimed": ExitCode.TIMEOUT}
 _TURNS = ("submission_started", "submission_done", "submission_failed")
+
+WaitForAnswer = Annotated[bool, typer.Option("--wait", help="Wait for the answer and print it.")]
+Timeout = Annotated[
+    float | None,
+    typer.Option(min=0, metavar="SECONDS", help="With --wait: stop waiting after this time."),
+]
 
 
 def send(
@@ -51,11 +59,8 @@ def send(
     key: Annotated[
         str | None, typer.Option(help="Idempotency key: the same key sends the message once.")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the answer and print it.")] = False,
-    timeout: Annotated[
-        float | None,
-        typer.Option(min=0, metavar="SECONDS", help="With --wait: stop waiting after this time."),
-    ] = None,
+    wait: WaitForAnswer = False,
+    timeout: Timeout = None,
     as_json: AsJson = False,
 ) -> None:
     """Send a message to a session.
@@ -82,20 +87,30 @@ def send(
                 when_busy=when_busy,  # pyright: ignore[reportArgumentType]
                 idempotency_key=key,
             )
-            if not wait:
-                return sent, None
-            warning = asyncio.create_task(_warn(opened, session_id))
-            try:
-                async with asyncio.timeout(timeout):
-                    return await _answer(opened, sent)
-            except TimeoutError:
-                problem = await why_waiting(opened, session_id)
-                late = f"The message has not ended after {timeout:g} s. It stays queued or running. {problem or ''}"
-                return replace(await _reread(opened, sent), reason=late.strip()), None
-            finally:
-                warning.cancel()
+            return await wait_for_answer(opened, sent, timeout) if wait else (sent, None)
 
     submission, answer = asyncio.run(work())
+    print_answer(submission, answer, wait=wait, as_json=as_json)
+
+
+async def wait_for_answer(
+    store: "Sessions", sent: Submission, seconds: float | None
+) -> tuple[Submission, str | None]:
+    """Wait until a turn has ended or waits for a person. Return it and the last text of the model."""
+    warning = asyncio.create_task(_warn(store, sent.session_id))
+    try:
+        async with asyncio.timeout(seconds):
+            return await _answer(store, sent)
+    except TimeoutError:
+        problem = await why_waiting(store, sent.session_id)
+        late = f"The message has not ended after {seconds:g} s. It stays queued or running. {problem or ''}"
+        return replace(await _reread(store, sent), reason=late.strip()), None
+    finally:
+        warning.cancel()
+
+
+def print_answer(submission: Submission, answer: str | None, *, wait: bool, as_json: bool) -> None:
+    """Print the id of a turn, or the answer that it was waited for. Exit with the code of a turn that is not done."""
     if as_json:
         print_json({"submission": record(submission), "answer": answer})
     elif not wait:
@@ -104,6 +119,8 @@ def send(
         echo(answer)
     if wait and submission.state != "done":
         echo(f"{submission.state}: {submission.reason}", err=True)
+        if submission.state in FAILED:
+            echo(f"Continue it with: {retry_command(submission.session_id)}", err=True)
         raise typer.Exit(_EXIT_CODES.get(submission.state, ExitCode.FAILED))
 
 

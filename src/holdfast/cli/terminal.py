@@ -191,9 +191,15 @@ def one_line(text: str | None) -> Text:
     return Text(safe(" ".join((text or "").split())))
 
 
+def retry_command(session_id: str) -> Text:
+    """Return the command that continues the last turn of a session if it failed."""
+    return one_line(f"holdfast retry {shlex.quote(session_id)}")
+
+
 def settle_command(run_id: str, call_id: str) -> Text:
     """Return the command that records the outcome of a tool call."""
-    return one_line(f"holdfast settle {shlex.quote(run_id)} {shlex.quote(call_id)} --result JSON")
+    command = f"holdfast settle {shlex.quote(run_id)} {shlex.quote(call_id)}"
+    return one_line(f"{command} --result '…' # or --error \"…\"")
 
 
 def error_text(error: Exception) -> str:

@@ -87,8 +87,8 @@ class SyncTurnHandle(SyncHandle[TurnHandle[T]], Generic[T]):
         """Continue a turn that failed, was interrupted or was given up, and return a handle on the new attempt.
 
         Recorded tool calls and steps are not done again; a step whose failure ended a plain agent's turn is. With `from_step`, the call id
-        of a step of a plain agent, that step and all later ones are done again, and the turn may also be done. Raises `Conflict` if the
-        turn cannot be retried. The new attempt fails if the session has continued since.
+        of a step of a plain agent, that step and all later ones are done again, and the turn may also be done. Raises `TurnNotRetriable` if
+        the turn cannot be retried. The new attempt fails if the session has continued since.
         """
         return SyncTurnHandle(self._loop, self._loop.run(self._handle.retry(from_step=from_step)))
 

@@ -12,9 +12,9 @@ from holdfast.record.recovery import (
     load_history,
     resume,
     rewind,
-    settle_effect,
 )
 from holdfast.record.retrying import Retry
+from holdfast.record.settling import settle_effect
 from holdfast.record.steps import step
 from holdfast.record.validity import is_provider_valid
 

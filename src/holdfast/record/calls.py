@@ -56,10 +56,13 @@ class Calls:
         return {effect.tool for effect in self._effects.values()}
 
     @property
-    def notes(self) -> dict[str, str]:
+    def notes(self) -> dict[str, dict[str, Any]]:
         """What a person must know about calls that may have taken effect before they are approved again, by call id."""
         return {
-            call_id: ledger.again_note(self._effects[ref])
+            call_id: {
+                "note": ledger.again_note(self._effects[ref]),
+                "unsettled": ledger.asked_about(self._effects[ref]),
+            }
             for call_id, ref in self._refs.items()
             if ref in self._effects and ledger.waits_for(self._effects[ref]) == "again"
         }

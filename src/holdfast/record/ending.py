@@ -26,7 +26,7 @@ async def complete_run(
     output: Any,
     *,
     effects: Sequence[Effect] = (),
-    notes: Mapping[str, str] = MappingProxyType({}),
+    notes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
     """Record that a run completed with this history and output, or that it waits for answers to its last calls.
 
@@ -95,7 +95,7 @@ def _output_json(output: Any, last: ModelMessage | None) -> Json:
         return "{}"  # an output that JSON cannot represent stays in the process that made it
 
 
-def _approval_request(call: ToolCallPart, notes: Mapping[str, str]) -> dict[str, Any]:
+def _approval_request(call: ToolCallPart, notes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return a call for a person to approve, with the digest that binds the answer to its arguments."""
     arguments = call.args_as_dict()
     return {
@@ -103,5 +103,5 @@ def _approval_request(call: ToolCallPart, notes: Mapping[str, str]) -> dict[str,
         "tool": call.tool_name,
         "arguments": arguments,
         "digest": ledger.digest(arguments),
-        **({"note": notes[call.tool_call_id]} if call.tool_call_id in notes else {}),
+        **notes.get(call.tool_call_id, {}),
     }

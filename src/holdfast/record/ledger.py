@@ -267,6 +267,12 @@ def again_note(effect: Effect) -> str:
     return f"{what} was started before an interruption, and it is unknown whether it took effect{summary}. Approve to run it again."
 
 
+def asked_about(effect: Effect) -> dict[str, str]:
+    """Return the ledger entry that a person decides about when a call waits to run again: the call, or one of its steps."""
+    metadata: dict[str, Any] = json.loads(effect.result or "{}").get("metadata") or {}
+    return {"run_id": effect.run_id, "call_id": metadata.get("call_id", effect.call_id)}
+
+
 def answered(effect: Effect, part: Any, message: tuple[int, int]) -> Effect | None:
     """Return the final effect of a waiting call, from the message that answers it; None if its outcome is still unknown."""
     kind, outcome = waits_for(effect), getattr(part, "outcome", "success")

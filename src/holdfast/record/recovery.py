@@ -2,20 +2,18 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic_ai import Agent
-from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart, UserContent, UserPromptPart
+from pydantic_ai.messages import ModelMessage, ModelRequest, UserContent, UserPromptPart
 from pydantic_ai.run import AgentRunResult
 
 from holdfast.errors import Conflict, NotFound
 from holdfast.ids import new_id
-from holdfast.jsontext import lenient_json, read_recorded
+from holdfast.jsontext import read_recorded
 from holdfast.leases import hold_lease
 from holdfast.media import MediaStore
-from holdfast.record import ledger
 from holdfast.record.calls import missing_tools
 from holdfast.record.capability import Holdfast
 from holdfast.record.closing import close_open_calls
@@ -229,50 +227,6 @@ async def rewind(store: Store, checkpoint: Checkpoint) -> Checkpoint:
     async with hold_lease(store, checkpoint.session_id) as lease:
         await store.write(lease, Batch(checkpoints=[place], events=[NewEvent(kind="rewound")]))
     return await store.checkpoint(place.id)
-
-
-async def settle_effect(
-    store: Store,
-    run_id: str,
-    call_id: str,
-    *,
-    actor: str,
-    result: Any = None,
-    error: str | None = None,
-    media: MediaStore | None = None,
-) -> Effect:
-    """Record the outcome of a call, unknown so far, that a person has found out: its result, or that it failed.
-
-    The event and the audit log name the `actor`. Raises `Conflict` if an outcome is already recorded or the call waits for its
-    approval, `NotFound` if there is no such call, and `SessionBusy` while the session is in use.
-    """
-    run = await store.run(run_id)
-    async with hold_lease(store, run.session_id) as lease:
-        entries = (await store.effects(run.session_id, run_id=run_id, call_id=call_id)).items
-        if not entries:
-            raise NotFound(what=f"tool call of run {run_id} with the id", id=call_id)
-        effect = entries[0]
-        if effect.state != "started":
-            raise Conflict(problem=f"call {call_id} of run {run_id} is already {effect.state}")
-        if ledger.waits_for(effect) == "approval":
-            raise Conflict(problem=f"call {call_id} of run {run_id} was not started; approve or deny it")
-        recorded = None
-        if error is None and ledger.is_step(effect):
-            recorded = lenient_json({"kind": "value", "value": result})
-        elif error is None:
-            recorded = ledger.returned(ToolReturnPart(effect.tool, result, call_id))
-        state = "completed" if error is None else "failed"
-        settled = replace(effect, state=state, result=recorded, error=error)
-        what, name = ("step", "name") if ledger.is_step(effect) else ("tool_call", "tool")
-        kind = f"{what}_{state}"
-        payload = json.dumps({name: settled.tool, "call_id": call_id, "manual": True, "actor": actor})
-        event = NewEvent(kind=kind, run_id=run_id, payload=payload)
-        batch = Batch(effects=[settled], events=[event])
-        # Before the change: an audit entry without a change is better than a change without an audit entry.
-        detail = json.dumps({"run_id": run_id, "call_id": call_id, "tool": settled.tool, "state": state})
-        await store.audit(actor=actor, action="settle effect", session_id=run.session_id, detail=detail)
-        await MediaOffloader(store, media).write(batch, partial(store.write, lease))
-    return (await store.effects(run.session_id, run_id=run_id, call_id=call_id)).items[0]
 
 
 def check_tools(agent: Agent[Any, Any], messages: Sequence[ModelMessage]) -> None:

@@ -257,6 +257,7 @@ class _FunctionRun:
             )
             self._buffer.begin(Beginning(started, list(start.point.messages), None, ()))
             try:
+                await self._close_settled()
                 await self._buffer.write(self._buffer.take_step(self._messages, self._kind, None))
                 if start.point.begun:
                     await self._steps.load()
@@ -347,6 +348,19 @@ class _FunctionRun:
                     content: Any = part.content
                     self._decided[part.tool_call_id] = digest, Decision(**content)
 
+    async def _close_settled(self) -> None:
+        """Answer the questions about steps that a person has settled instead: the function does not ask them again."""
+        pending = {
+            entry: call for call in pending_calls(self._messages) if (entry := _step_of(call)) is not None
+        }
+        if not pending:
+            return
+        steps = await ledger.step_entries(self.start.store, self.start.session.id, self._origin, _ENTRY)
+        for entry, call in pending.items():
+            given = self.start.answers.get(call.tool_call_id)
+            if given is not None and entry in steps and steps[entry].state != "started":
+                self._answer_question(call, Decision(given.approved, given.feedback, given.by))
+
     def _redone(self, steps: dict[str, Effect]) -> list[str]:
         """Return the entries that run again as new ones, because a person retries the turn: the failures that ended it, or all from a step."""
         known: list[str] = self._last.get("redone", [])
@@ -383,7 +397,12 @@ class _FunctionRun:
     async def _complete(self) -> None:
         if self._questions:
             self._messages.append(ModelResponse(parts=list(self._questions), run_id=self._origin))
-            await complete_run(self._buffer, self.start.host, self._messages, None)
+            notes = {
+                call.tool_call_id: {"unsettled": {"run_id": self._origin, "call_id": entry}}
+                for call in self._questions
+                if (entry := _step_of(call)) is not None
+            }
+            await complete_run(self._buffer, self.start.host, self._messages, None, notes=notes)
             return
         if left := [*self._unasked, *(_texts(message)[0].content for message in self._added)]:
             raise StepsDiffer(asked="it has ended", recorded=f"{left[0]!r:.80}")
@@ -431,12 +450,15 @@ class _FunctionRun:
         if given.digest != digest:
             raise StepsDiffer(asked=f"it asks {call.args_as_dict()}", recorded="another question")
         decision = Decision(given.approved, given.feedback, given.by)
+        self._answer_question(call, decision)
+        await self._buffer.write(self._buffer.take_step(self._messages, "settled", None))
+        return decision
+
+    def _answer_question(self, call: ToolCallPart, decision: Decision) -> None:
         content = {"approved": decision.approved, "feedback": decision.feedback, "by": decision.by}
         self._messages.append(
             ModelRequest(parts=[ToolReturnPart(call.tool_name, content, call.tool_call_id)])
         )
-        await self._buffer.write(self._buffer.take_step(self._messages, "settled", None))
-        return decision
 
     async def incoming(self) -> list[Any]:
         recorded, known = self._steps.take_recorded(_INCOMING)
@@ -523,3 +545,9 @@ def _entries(message: ModelMessage) -> list[Any]:
             case _:
                 pass
     return entries
+
+
+def _step_of(question: ToolCallPart) -> str | None:
+    """Return the entry of the step that a question is about; None if the function asked it."""
+    entry, _, attempts = question.tool_call_id.rpartition("#")
+    return entry if "/" in entry and attempts.isdigit() else None

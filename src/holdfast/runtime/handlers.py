@@ -16,6 +16,7 @@ from holdfast.record.validity import pending_calls
 from holdfast.runtime import approvals
 from holdfast.runtime.leased import LeasedSession
 from holdfast.runtime.payloads import parse_payload
+from holdfast.runtime.questions import requeued, waiting_turn
 from holdfast.types import Batch, Checkpoint, NewEvent, Submission, SubmissionChange
 
 Handler: TypeAlias = Callable[[LeasedSession, Submission], Awaitable[Batch]]
@@ -24,7 +25,7 @@ Handler: TypeAlias = Callable[[LeasedSession, Submission], Awaitable[Batch]]
 async def approval(session: LeasedSession, submission: Submission) -> Batch:
     """Record a person's answers. When no question is open any longer, queue the waiting turn again."""
     answers = approvals.parse_answers(parse_payload(submission))
-    waiting = await _waiting_turn(session)
+    waiting = await waiting_turn(session.store, session.id)
     if waiting is None or waiting.run_id is None:
         raise Conflict(problem="the session does not wait for an answer")
     runner = session.runner(await session.read())
@@ -37,10 +38,7 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
     ]
     if {call.tool_call_id for call in pending} - set(given) - {answer.call_id for answer in new}:
         return Batch(events=events)
-    queued = SubmissionChange(
-        id=waiting.id, state="queued", run_id=waiting.run_id, attempts=max(waiting.attempts - 1, 0)
-    )
-    return Batch(events=events, submissions=[queued], status="idle")
+    return Batch(events=events, submissions=[requeued(waiting)], status="idle")
 
 
 async def interrupt(session: LeasedSession, submission: Submission) -> Batch:
@@ -48,7 +46,7 @@ async def interrupt(session: LeasedSession, submission: Submission) -> Batch:
     if (cancelled := await cancel_queued(session, submission)) is not None:
         return cancelled
     batch = Batch(status="idle")
-    turn = await _waiting_turn(session) or await _cut_off_turn(session, submission)
+    turn = await waiting_turn(session.store, session.id) or await _cut_off_turn(session, submission)
     if turn is not None:
         batch.submissions = [SubmissionChange(id=turn.id, state="failed", reason="interrupted")]
         if turn.run_id is not None:
@@ -122,12 +120,6 @@ HANDLERS: Mapping[str, Handler] = {
 def _rewound(submission: Submission, to: Checkpoint) -> Batch:
     payload = json.dumps({"by": submission.kind, "length": to.length})
     return Batch(checkpoints=[to], events=[NewEvent(kind="rewound", payload=payload)])
-
-
-async def _waiting_turn(session: LeasedSession) -> Submission | None:
-    """Return the submission whose turn waits for a person."""
-    page = await session.store.submissions(session.id, state="waiting", payloads=False, limit=1)
-    return page.items[0] if page.items else None
 
 
 async def _cut_off_turn(session: LeasedSession, interrupt: Submission) -> Submission | None:

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from holdfast.errors import Conflict, NotFound
+from holdfast.errors import NotFound, TurnNotRetriable
 from holdfast.record.recovery import ResumePoint, find_resume_point
 from holdfast.runtime.attachment import attachment
 from holdfast.runtime.leased import LeasedSession
@@ -70,13 +70,12 @@ async def _origin(leased: LeasedSession, submission: Submission) -> tuple[Submis
 
 
 def _check_unchanged(message: Submission, point: ResumePoint) -> None:
-    """Raise `Conflict` if the session has continued elsewhere since its turn failed."""
+    """Raise `TurnNotRetriable` if the session has continued elsewhere since its turn failed."""
     latest = point.checkpoint
     if latest is None or latest.seq < message.position or latest.run_id in {run.id for run in point.chain}:
         return
-    raise Conflict(
-        problem=f"the session has continued since turn {message.id} failed; send the message again"
-    )
+    problem = "the session has continued since it failed; send the message again"
+    raise TurnNotRetriable(submission_id=message.id, problem=problem)
 
 
 async def _is_blameless(leased: LeasedSession, point: ResumePoint) -> bool:

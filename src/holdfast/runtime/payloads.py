@@ -7,11 +7,9 @@ from pydantic import TypeAdapter
 from pydantic_ai.messages import UserContent
 
 from holdfast.content import check_content
-from holdfast.errors import BadInput, Conflict
-from holdfast.types import Submission
+from holdfast.errors import BadInput, Conflict, TurnNotRetriable
+from holdfast.types import TURNS, Submission
 
-TURNS = ("message", "retry")
-"""The kinds of submissions that run a turn of the agent."""
 _CONTENT: TypeAdapter[list[UserContent]] = TypeAdapter(list[UserContent])
 
 
@@ -30,13 +28,15 @@ def parse_content(submission: Submission) -> str | list[UserContent]:
 
 
 def check_retriable(submission: Submission, from_step: str | None = None) -> None:
-    """Raise `Conflict` unless a submission is a turn that failed, was interrupted or was given up; from a step, one that is done is valid too."""
+    """Raise `Conflict` or `TurnNotRetriable` unless a submission is a turn that failed, was interrupted or was given up.
+
+    From a step, a turn that is done is valid too.
+    """
     if submission.kind not in TURNS:
         raise Conflict(problem=f"submission {submission.id} is not a turn, but {submission.kind!r}")
     if submission.state not in {"failed", "dead"} and not (from_step and submission.state == "done"):
-        raise Conflict(
-            problem=f"turn {submission.id} is {submission.state}; only a turn that failed can be retried"
-        )
+        problem = f"it is {submission.state}, and only a turn that failed can be retried"
+        raise TurnNotRetriable(submission_id=submission.id, problem=problem)
 
 
 def step_to_repeat(submission: Submission) -> str | None:

@@ -1,6 +1,7 @@
 """The open questions of a session, and the recorded answers. Independent of Pydantic AI, so that commands start fast."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import Any, cast
@@ -11,9 +12,11 @@ from pydantic.dataclasses import dataclass
 from holdfast.errors import BadInput
 from holdfast.jsontext import read_recorded, strict_json
 from holdfast.store import Store
-from holdfast.types import Json, Run
+from holdfast.types import Effect, Json, Run, Session, Submission, SubmissionChange
 
 ANSWERED = "approval_answered"
+_REUSED = re.compile(r"(?<=[^/])~[0-9]+$")
+"""The number of a call whose id was used before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -59,12 +62,24 @@ def _parse(item: object) -> ApprovalAnswer:
         ) from None
 
 
+async def waiting_turn(store: Store, session_id: str) -> Submission | None:
+    """Return the submission whose turn waits for a person."""
+    page = await store.submissions(session_id, state="waiting", payloads=False, limit=1)
+    return page.items[0] if page.items else None
+
+
+def requeued(waiting: Submission) -> SubmissionChange:
+    """Return the change that lets a waiting turn continue. The attempt that ended with the question does not count."""
+    attempts = max(waiting.attempts - 1, 0)
+    return SubmissionChange(id=waiting.id, state="queued", run_id=waiting.run_id, attempts=attempts)
+
+
 async def pending_approvals(store: Store, session_id: str) -> list[dict[str, Any]]:
     """Return the open questions of a session: the calls that have no answer yet."""
-    waiting = (await store.submissions(session_id, state="waiting", payloads=False, limit=1)).items
-    if not waiting or waiting[0].run_id is None:
+    waiting = await waiting_turn(store, session_id)
+    if waiting is None or waiting.run_id is None:
         return []
-    run = await store.run(waiting[0].run_id)
+    run = await store.run(waiting.run_id)
     given = await recorded_answers(store, session_id, [run])
     questions: list[dict[str, Any]] = []
     after = run.first_seq - 1
@@ -74,6 +89,52 @@ async def pending_approvals(store: Store, session_id: str) -> list[dict[str, Any
             if event.kind == "approval_requested":
                 questions = json.loads(event.payload)["calls"]
     return [question for question in questions if question["call_id"] not in given]
+
+
+async def unended_calls(store: Store, session: Session) -> tuple[list[Effect], list[Effect]]:
+    """Return the calls and steps of a session that run now, and those whose outcome is unknown.
+
+    A call that was cut off and runs again stays an entry of the run that made it.
+    """
+    ended = (await store.find_runs(session_id=session.id, unresolved=True, limit=100)).items
+    current = await _current_run(store, session)
+    pages = [
+        await store.effects(session.id, run_id=run.id, unresolved=True)
+        for run in (*ended, *([] if current is None else [current]))
+    ]
+    calls = [effect for page in pages for effect in page.items if effect.result is None]  # the others wait
+    begun = set[str]() if current is None else await _begun_calls(store, current)
+    running = [
+        effect
+        for effect in calls
+        if (current is not None and effect.run_id == current.id)
+        or begun & {effect.call_id, _REUSED.sub("", effect.call_id)}
+    ]
+    return running, [effect for effect in calls if effect not in running]
+
+
+async def _current_run(store: Store, session: Session) -> Run | None:
+    """Return the run of a session that a live process runs."""
+    if session.status != "running":
+        return None
+    runs = (await store.find_runs(session_id=session.id, limit=10)).items
+    return next((run for run in runs if run.status == "running"), None)
+
+
+async def _begun_calls(store: Store, run: Run) -> set[str]:
+    """Return the ledger entries of the calls and steps that a run has begun. The numbers of calls with a reused id are left out."""
+    begun: set[str] = set()
+    after = run.first_seq - 1
+    while page := await store.events(run.session_id, after=after, run_id=run.id):
+        after = page[-1].seq
+        for event in page:
+            if event.kind == "step_started":
+                begun.add(json.loads(event.payload)["call_id"])
+            elif event.kind in {"tool_call_started", "tool_call_completed"}:
+                call: dict[str, str] = json.loads(event.payload)
+                entry = {call["call_id"].replace("/", "%2F")}
+                begun = begun - entry if call.get("outcome") == "unknown" else begun | entry
+    return begun
 
 
 async def recorded_answers(store: Store, session_id: str, chain: Iterable[Run]) -> dict[str, ApprovalAnswer]:

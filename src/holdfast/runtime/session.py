@@ -23,12 +23,12 @@ from holdfast.runtime.context import SessionContext, start_in
 from holdfast.runtime.handlers import HANDLERS, cancel_queued
 from holdfast.runtime.leased import LeasedSession
 from holdfast.runtime.message import prepare_turn
-from holdfast.runtime.payloads import TURNS, parse_content
+from holdfast.runtime.payloads import parse_content
 from holdfast.runtime.runner import Runner
 from holdfast.runtime.turn import Steered, Stop, WorkerTurn
 from holdfast.store import Store
 from holdfast.tracing import TURN, span
-from holdfast.types import Batch, NewEvent, Run, Session, Submission, SubmissionChange, Work
+from holdfast.types import TURNS, Batch, NewEvent, Run, Session, Submission, SubmissionChange, Work
 
 _POLL_SECONDS = 1.0
 """How often to poll if a notification is lost."""

@@ -243,7 +243,9 @@ class Worker:
             try:
                 freed = await self._store.reclaim()
                 if freed:
-                    _log.info("freed %d sessions of dead holders", len(freed))
+                    _log.info(
+                        "freed %d session%s of dead holders", len(freed), "" if len(freed) == 1 else "s"
+                    )
             except HoldfastError as error:
                 _log.debug("cannot look for dead holders: %s", error)
             await asyncio.sleep(_RESCUE_SECONDS)

@@ -43,7 +43,9 @@ class ChatRequest(BaseModel):
     messages: list[dict[str, Any]] = Field(
         min_length=1, description="The messages of the chat, in the form of the AI SDK."
     )
-    trigger: Literal["submit-message", "regenerate-message"] = "submit-message"
+    trigger: Literal["submit-message", "regenerate-message"] = Field(
+        default="submit-message", description="Whether the last message is new, or is to be answered again."
+    )
 
 
 class ThreadRequest(BaseModel):

@@ -7,7 +7,7 @@ from fastapi import Request
 from holdfast.api.models import ApprovalRequest, EffectInfo, Inbox, InboxItem
 from holdfast.errors import SessionNotFound
 from holdfast.leases import why_waiting
-from holdfast.runtime.questions import pending_approvals
+from holdfast.runtime.questions import pending_approvals, unended_calls
 from holdfast.server.routes import new_router, principal_of, route, store_of
 from holdfast.store import Store
 from holdfast.types import Session
@@ -30,11 +30,9 @@ async def read_inbox(request: Request) -> Inbox:
         with suppress(SessionNotFound):  # erased since the query
             sessions[run.session_id] = sessions.get(run.session_id) or await store.session(run.session_id)
     items = {session.id: await _item(store, session) for session in sessions.values()}
-    for run in unresolved.items:
-        if run.session_id in items:
-            calls = await store.effects(run.session_id, run_id=run.id, unresolved=True, limit=_MAX_ITEMS)
-            # A call that waits for an approval is already in `approvals`.
-            items[run.session_id].effects += [EffectInfo.of(c) for c in calls.items if c.result is None]
+    for session_id in {run.session_id for run in unresolved.items} & set(items):
+        _, cut_off = await unended_calls(store, sessions[session_id])
+        items[session_id].effects = [EffectInfo.of(effect) for effect in cut_off]
     listed = [item for item in items.values() if item.status == "waiting" or item.problem or item.effects]
     more = any(page.next_cursor for page in (waiting, queued, interrupted, unresolved))
     return Inbox(items=sorted(listed, key=lambda item: item.active_at), more=more)

@@ -126,7 +126,7 @@ async def settle(
     body: CallOutcome,
 ) -> EffectInfo:
     """Record the outcome of a tool call or step whose outcome is unknown. Its id may contain slashes."""
-    from holdfast.record.recovery import settle_effect  # imports Pydantic AI
+    from holdfast.record.settling import settle_effect  # imports Pydantic AI
 
     settled = await settle_effect(
         store_of(request),

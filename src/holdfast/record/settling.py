@@ -1,0 +1,90 @@
+"""Record the outcome of a tool call or step that a person has found out."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from pydantic_ai.messages import ToolReturnPart
+
+from holdfast.errors import Conflict, NotFound
+from holdfast.jsontext import lenient_json
+from holdfast.leases import hold_lease
+from holdfast.media import MediaStore
+from holdfast.record import ledger
+from holdfast.record.offloader import MediaOffloader
+from holdfast.runtime.questions import ANSWERED, ApprovalAnswer, pending_approvals, requeued, waiting_turn
+from holdfast.store import Store
+from holdfast.types import Batch, Effect, NewEvent
+
+
+async def settle_effect(
+    store: Store,
+    run_id: str,
+    call_id: str,
+    *,
+    actor: str,
+    result: Any = None,
+    error: str | None = None,
+    media: MediaStore | None = None,
+) -> Effect:
+    """Record the outcome of a call, unknown so far, that a person has found out: its result, or that it failed.
+
+    If the session waits for a decision about this call, the outcome takes the place of the decision, and the turn continues with
+    it when no other question is open. The event and the audit log name the `actor`. Raises `Conflict` if an outcome is already recorded or the call waits for its
+    approval, `NotFound` if there is no such call, and `SessionBusy` while the session is in use.
+    """
+    run = await store.run(run_id)
+    async with hold_lease(store, run.session_id) as lease:
+        entries = (await store.effects(run.session_id, run_id=run_id, call_id=call_id)).items
+        if not entries:
+            raise NotFound(what=f"tool call of run {run_id} with the id", id=call_id)
+        effect = entries[0]
+        if effect.state != "started":
+            raise Conflict(problem=f"call {call_id} of run {run_id} is already {effect.state}")
+        if ledger.waits_for(effect) == "approval":
+            raise Conflict(problem=f"call {call_id} of run {run_id} was not started; approve or deny it")
+        recorded = None
+        if error is None and ledger.is_step(effect):
+            recorded = lenient_json({"kind": "value", "value": result})
+        elif error is None:
+            recorded = ledger.returned(ToolReturnPart(effect.tool, result, call_id))
+        state = "completed" if error is None else "failed"
+        settled = replace(effect, state=state, result=recorded, error=error)
+        what, name = ("step", "name") if ledger.is_step(effect) else ("tool_call", "tool")
+        kind = f"{what}_{state}"
+        payload = json.dumps({name: settled.tool, "call_id": call_id, "manual": True, "actor": actor})
+        event = NewEvent(kind=kind, run_id=run_id, payload=payload)
+        batch = Batch(effects=[settled], events=[event])
+        if ledger.waits_for(effect) == "again":
+            await _answer_question(store, effect, batch, actor)
+        # Before the change: an audit entry without a change is better than a change without an audit entry.
+        detail = json.dumps({"run_id": run_id, "call_id": call_id, "tool": settled.tool, "state": state})
+        await store.audit(actor=actor, action="settle effect", session_id=run.session_id, detail=detail)
+        await MediaOffloader(store, media).write(batch, partial(store.write, lease))
+    return (await store.effects(run.session_id, run_id=run_id, call_id=call_id)).items[0]
+
+
+async def _answer_question(store: Store, effect: Effect, batch: Batch, actor: str) -> None:
+    """Add to the batch that the question about a call is answered. If it was the last one, queue the waiting turn again.
+
+    The answer allows the call to run, but a call or step with a recorded outcome does not run again.
+    """
+    waiting = await waiting_turn(store, effect.session_id)
+    questions = await pending_approvals(store, effect.session_id)
+    about = ledger.asked_about(effect)
+    question = next((each for each in questions if each.get("unsettled") == about), None)
+    if waiting is None or question is None:
+        return
+    if (
+        ledger.is_step(effect) and "/" not in question["call_id"]
+    ):  # the answer counts for all steps of the tool
+        call_id = effect.call_id.partition("/")[0]
+        steps = await ledger.step_entries(store, effect.session_id, effect.run_id, call_id)
+        if any(ledger.waits_for(step) == "again" for name, step in steps.items() if name != effect.call_id):
+            return
+    answer = ApprovalAnswer(call_id=question["call_id"], digest=question["digest"], approved=True, by=actor)
+    answered = NewEvent(kind=ANSWERED, run_id=waiting.run_id, payload=answer.as_json())
+    batch.events = [*batch.events, answered]
+    if len(questions) == 1:
+        batch.submissions, batch.status = [requeued(waiting)], "idle"
