@@ -368,6 +368,7 @@ def http() -> str:
     constants = {"PATH": "/sockets/bash-events"}
     for module in (
         "sessions",
+        "chat",
         "commands",
         "credentials",
         "runs",

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.cli.doctor import EXTRAS
 from holdfast.store import Store, open_store
 from tests import forking
 from tests.conftest import Engine
@@ -53,10 +54,11 @@ async def test_all_is_well(store: Store, engine: Engine):
 
 @pytest.mark.thorough("postgres")
 def test_all_extras_are_listed(tmp_path: Path):
-    """The environment of the tests has all of them."""
+    """The environment of the tests has all but those of other frameworks."""
     project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
     extras = findings(cwd=tmp_path)["system"]["detail"].partition("extras: ")[2].split(", ")
-    assert set(extras) == set(project["optional-dependencies"])
+    assert set(EXTRAS) == set(project["optional-dependencies"])
+    assert set(extras) == set(EXTRAS) - {"adk", "claude-agent-sdk", "harness", "openai-agents"}
 
 
 async def test_what_is_wrong_is_said_with_what_to_do(store: Store, engine: Engine, tmp_path: Path):

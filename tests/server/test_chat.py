@@ -171,7 +171,7 @@ async def test_bad_requests_and_strangers_create_nothing(http: httpx2.AsyncClien
             {"threadId": "c1", "runId": "r", "messages": [{"id": "m", "role": "user", "content": "x"}]},
         ),
     ):
-        assert (await http.post(path, json=body, headers=stranger)).status_code == 404
+        assert (await http.post(path, json=body, headers=stranger)).status_code == 409  # the id is taken
     assert (await http.get("/api/chat/c1/stream", headers=stranger)).status_code == 404
     assert (await http.get("/api/chat/c1", headers=stranger)).status_code == 404
     assert (await store.submissions("c1")).items == []

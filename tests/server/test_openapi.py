@@ -69,6 +69,8 @@ def test_no_request_breaks_it(server: _Server, long: bool, thorough: bool):
     attacked = 0
     for found in schema.get_all_operations():
         for mode in GenerationMode:
+            if mode.is_positive and found.ok().path in {"/api/chat", "/api/ag-ui"}:
+                continue  # their messages have schemas of others, and their streams no end: tests/server/test_chat.py
             with suppress(Unsatisfiable):  # nothing that is wrong can be said to it
                 _attack(found.ok(), mode, anew=long, examples=10 if thorough else 3)
                 attacked += 1

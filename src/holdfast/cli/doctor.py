@@ -37,7 +37,7 @@ _SKEW_SECONDS = 2.0
 _SLOW_SECONDS = 0.25
 _LOW_DISK_BYTES = 1024**3
 _JOIN_SECONDS = 30.0
-_EXTRAS = {
+EXTRAS = {
     "server": "uvicorn",
     "postgres": "asyncpg",
     "mongo": "pymongo",
@@ -45,6 +45,11 @@ _EXTRAS = {
     "credentials": "cryptography",
     "ag-ui": "ag_ui",
     "testing": "pytest_asyncio",
+    "adk": "google.adk",
+    "claude-agent-sdk": "claude_agent_sdk",
+    "harness": "pydantic_ai_harness",
+    "langgraph": "langgraph.checkpoint.base",
+    "openai-agents": "agents",
 }
 _MAX_SESSIONS = 20
 
@@ -95,9 +100,16 @@ async def _all(url: str | None) -> list[Finding]:
 
 
 def _system() -> Finding:
-    extras = [name for name, module in _EXTRAS.items() if importlib.util.find_spec(module) is not None]
+    extras = [name for name, module in EXTRAS.items() if _is_installed(module)]
     detail = f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, extras: {', '.join(extras) or 'none'}"
     return Finding("system", "ok", detail)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package around it
+        return False
 
 
 def _settings(settings: Settings) -> Finding:

@@ -12,7 +12,7 @@ from fastapi import Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.api.models import FORMAT_HEADERS, Format, Id, NewSession
-from holdfast.errors import BadInput, Conflict, SessionExists, SessionNotFound
+from holdfast.errors import BadInput, Conflict, IdUnavailable, SessionExists, SessionNotFound
 from holdfast.jsontext import strict_json
 from holdfast.runtime.questions import pending_approvals
 from holdfast.server.routes import (
@@ -133,7 +133,7 @@ async def _open(request: Request, session_id: str, agent: str | None) -> Session
             await create_session(request, new)
         session = await store_of(request).session(session_id)
     if not principal.may_see(session):
-        raise SessionNotFound(id=session_id)
+        raise IdUnavailable(id=session_id)
     return session
 
 

@@ -9,7 +9,7 @@ from pydantic_ai.ui.vercel_ai import VercelAIAdapter
 from pydantic_ai.ui.vercel_ai.request_types import UIMessage
 
 from holdfast.content import check_content
-from holdfast.errors import BadInput, MissingExtra
+from holdfast.errors import BadInput, Conflict, MissingExtra
 from holdfast.record.recovery import load_history
 from holdfast.store import Store
 
@@ -86,6 +86,10 @@ def _content(messages: list[ModelMessage]) -> dict[str, Any]:
 async def dump_chat(store: Store, session_id: str) -> list[dict[str, Any]]:
     """Return the history of a session as messages of the AI SDK."""
     latest = (await store.checkpoints(session_id=session_id, limit=1)).items
-    messages = await load_history(store, latest[0]) if latest else []
-    dumped = VercelAIAdapter.dump_messages(messages, sdk_version=6)
+    try:
+        messages = await load_history(store, latest[0]) if latest else []
+        dumped = VercelAIAdapter.dump_messages(messages, sdk_version=6)
+    except ValueError:
+        problem = f"the history of session {session_id} cannot be shown as a chat; GET /api/sessions/{session_id}/messages returns it"
+        raise Conflict(problem=problem) from None
     return [message.model_dump(mode="json", by_alias=True, exclude_none=True) for message in dumped]
