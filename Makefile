@@ -5,7 +5,7 @@ EXTRAS := ag-ui credentials mongo postgres s3 server testing
 # Keep compiled modules even where the environment says otherwise: every process of the tests would compile them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run tour test test-all mongo-test browser-test check format docs dist wheel-test frameworks-test oldest-test bench bench-compare torture audit clean
+.PHONY: help run tour test test-all mongo-test browser-test check format docs dist wheel-test frameworks-test stock-test oldest-test bench bench-compare torture audit clean
 
 # A .venv of another Python version is replaced, if PYTHON is set.
 ifneq ($(origin PYTHON),file)
@@ -78,6 +78,9 @@ frameworks-test: build/frameworks/ready ## the adapters for other agent framewor
 	$(BIN)/pyright --project tests/frameworks/pyrightconfig.json --pythonpath build/frameworks/bin/python
 	build/frameworks/bin/python -m pytest -n 2 --dist worksteal --all tests/frameworks
 
+stock-test: .venv/ready build/stock/ready ## stock front ends of others, in node, against a real server
+	$(BIN)/python -m pytest tests/stock
+
 oldest-test: .venv/ready ## the store and the recorder with the oldest versions that pyproject.toml allows
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/oldest
 	$(BIN)/uv pip compile --quiet --resolution lowest-direct $(EXTRAS:%=--extra %) --python $(BIN)/python -o build/oldest/versions.txt pyproject.toml
@@ -114,6 +117,10 @@ audit: ## the pinned dependencies against the published advisories; needs the ne
 	$(PYTHON) -m venv $(CLEAR) .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.3' -c constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --build-constraint constraints.txt -e '.[ag-ui,credentials,mongo,postgres,s3,server]' --group dev
+	touch $@
+
+build/stock/ready:
+	npm install --silent --no-audit --no-fund --no-save --prefix build/stock ai@6.0.326 @ag-ui/client@1.0.0
 	touch $@
 
 build/frameworks/ready: .venv/ready
