@@ -120,7 +120,7 @@ audit: ## the pinned dependencies against the published advisories; needs the ne
 	touch $@
 
 build/stock/ready:
-	npm install --silent --no-audit --no-fund --no-save --prefix build/stock ai@6.0.326 @ag-ui/client@1.0.0
+	npm install --silent --no-audit --no-fund --no-save --prefix build/stock ai@6.0.326 @ag-ui/client@1.0.0 @durable-streams/client@0.2.7
 	touch $@
 
 build/frameworks/ready: .venv/ready

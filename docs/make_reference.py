@@ -369,6 +369,7 @@ def http() -> str:
     for module in (
         "sessions",
         "chat",
+        "streams",
         "commands",
         "credentials",
         "runs",

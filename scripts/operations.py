@@ -110,6 +110,8 @@ OTHER_ROUTES = {
     "POST /api/chat": "for `useChat` of the Vercel AI SDK",
     "GET /api/chat/{session_id}": "for `useChat` of the Vercel AI SDK",
     "GET /api/chat/{session_id}/stream": "for `useChat` of the Vercel AI SDK",
+    "GET /api/streams/{session_id}": "for clients of Durable Streams; `SessionHandle.events` streams the same events",
+    "HEAD /api/streams/{session_id}": "for clients of Durable Streams",
     "POST /api/ag-ui": "for the `HttpAgent` of AG-UI",
     "WEBSOCKET /sockets/bash-events": "for clients of other agent servers; `ShellHandle.output` streams over HTTP",
 }

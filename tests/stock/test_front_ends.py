@@ -1,4 +1,4 @@
-"""The stock chat of the Vercel AI SDK and the stock HttpAgent of AG-UI, in node, against a real server and a worker."""
+"""The stock chat of the Vercel AI SDK, the HttpAgent of AG-UI and the client of Durable Streams, in node, against a real server and a worker."""
 
 import asyncio
 import json
@@ -74,3 +74,13 @@ async def test_an_http_agent_runs_under_its_own_ids(url: str):
     started = [event["runId"] for event in told["events"] if event["type"] == "RUN_STARTED"]
     assert started == told["runs"]
     assert {event["threadId"] for event in told["events"] if "threadId" in event} == {"stock-thread"}
+
+
+async def test_a_durable_stream_is_read_from_the_start_and_live(url: str, store: Store):
+    told = await node("durable_streams.mjs", url)
+    kinds = [event.kind for event in await store.events("stock-stream")]
+    assert told["whole"][0] == "submission_queued"
+    assert told["whole"] == kinds[: len(told["whole"])]
+    for live in ("long-poll", "sse"):
+        assert told[live] == kinds[: len(told[live])]
+        assert len(told[live]) > len(told["whole"])

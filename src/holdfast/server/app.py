@@ -54,6 +54,7 @@ from holdfast.server import (
     runs,
     sessions,
     sockets,
+    streams,
 )
 from holdfast.server import shell as shell_routes
 from holdfast.server.auth import Authenticator
@@ -160,6 +161,7 @@ def create_app(
     routers = [
         sessions.router,
         chat.router,
+        streams.router,
         commands.router,
         credentials.router,
         runs.router,
