@@ -174,7 +174,7 @@ async def calls(house: House, known: dict[str, str]) -> list[Call]:
     events = f"/api/sessions/{known['session_id']}/events"
     found += [Call("GET", events, accept="text/event-stream"), Call("GET", f"{events}?format=vercel")]
     assert len(found) > 45
-    order = ["GET", "PUT", "PATCH", "POST", "DELETE"]
+    order = ["HEAD", "GET", "PUT", "PATCH", "POST", "DELETE"]
     return sorted(found, key=lambda call: order.index(call.method))
 
 
