@@ -5,7 +5,7 @@ EXTRAS := ag-ui credentials mongo postgres s3 server testing
 # Keep compiled modules even where the environment says otherwise: every process of the tests would compile them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run tour test test-all mongo-test browser-test check format docs dist wheel-test frameworks-test stock-test oldest-test bench bench-compare torture audit clean
+.PHONY: help run tour test coverage test-all mongo-test browser-test check format docs dist wheel-test frameworks-test stock-test oldest-test bench bench-compare torture audit clean
 
 # A .venv of another Python version is replaced, if PYTHON is set.
 ifneq ($(origin PYTHON),file)
@@ -29,6 +29,9 @@ MEMORY = $(shell test "$$(df --output=avail -k /dev/shm 2>/dev/null | tail -1)" 
 
 test: check ## lint, types and the tests to run before a commit, against real servers
 	$(MEMORY) $(BIN)/python -m pytest -n 4 --dist worksteal
+
+coverage: .venv/ready ## the tests to run before a commit, with the lines that they cover; fails below the floor in pyproject.toml
+	$(MEMORY) $(BIN)/python -m pytest -n 4 --dist worksteal --cov --cov-report=term
 
 test-all: check ## all tests: every engine, and a kill at every boundary
 	$(BIN)/python -m pytest -n 3 --dist worksteal --all
