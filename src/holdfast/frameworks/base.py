@@ -9,28 +9,33 @@ import asyncio
 import atexit
 import hashlib
 import json
+import re
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from holdfast.client.loop import EventLoop
 from holdfast.errors import (
     BadInput,
+    BadText,
     HolderLost,
     HoldfastError,
+    MissingExtra,
     SessionBusy,
     SessionCleaned,
     SessionNotFound,
 )
 from holdfast.ids import title_from
+from holdfast.jsontext import parse_json
 from holdfast.leases import Renewal, join
 from holdfast.media import open_media
 from holdfast.retention.erase import erase
 from holdfast.store import Store, open_store
-from holdfast.types import Batch, Holder, Lease, Record, Session
+from holdfast.types import Batch, Holder, Json, Lease, Record, Session
 
 T = TypeVar("T")
 _IDLE_SECONDS: Final = 0.2
@@ -41,6 +46,35 @@ _PATIENCE_SECONDS: Final = 30.0
 """How long a write waits for another process that holds the session. Longer than the lease of a dead process lives."""
 _PAUSE_SECONDS: Final = 0.05
 _PAGE: Final = 1000
+
+
+def check_version(package: str, *, extra: str, at_least: tuple[int, ...], below: tuple[int, ...]) -> None:
+    """Raise `MissingExtra` if a package is not installed, and `BadInput` if its version is not supported."""
+    try:
+        installed = version(package)
+    except PackageNotFoundError:
+        raise MissingExtra(extra=extra) from None
+    numbers = tuple(int(number) for number in re.findall(r"\d+", installed)[:3])
+    if not at_least <= numbers < below:
+        low, high = (".".join(map(str, numbers)) for numbers in (at_least, below))
+        problem = f"{package} {installed} is installed, but Holdfast supports {low} or later, below {high}"
+        raise BadInput(problem=f"{problem}. Install it with: pip install 'holdfast[{extra}]'")
+
+
+def to_body(value: object) -> Json:
+    """Return the body of a record for a value of a framework. If it is not strict JSON, its text is stored as a string."""
+    text = json.dumps(value)
+    try:
+        is_strict = not isinstance(parse_json(text, "record"), str)
+    except BadText:
+        is_strict = False
+    return text if is_strict else json.dumps(text)
+
+
+def from_body(body: Json) -> Any:
+    """Return the value that `to_body` was given."""
+    value = json.loads(body)
+    return json.loads(value) if isinstance(value, str) else value
 
 
 @dataclass(slots=True)
