@@ -35,6 +35,7 @@ from holdfast.leases import Renewal, join
 from holdfast.media import open_media
 from holdfast.retention.erase import erase
 from holdfast.store import Store, open_store
+from holdfast.store.transactions import PAGE_BYTES
 from holdfast.types import Batch, Holder, Json, Lease, Record, Session
 
 T = TypeVar("T")
@@ -46,6 +47,8 @@ _PATIENCE_SECONDS: Final = 30.0
 """How long a write waits for another process that holds the session. Longer than the lease of a dead process lives."""
 _PAUSE_SECONDS: Final = 0.05
 _PAGE: Final = 1000
+_SURELY_WHOLE: Final = PAGE_BYTES // 4
+"""A page with fewer characters than this ended because there are no more records, not because of its size."""
 
 
 def check_version(package: str, *, extra: str, at_least: tuple[int, ...], below: tuple[int, ...]) -> None:
@@ -83,6 +86,7 @@ class _Held:
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     lease: Lease | None = None
+    known: dict[str, Any] = field(default_factory=dict[str, Any])
     since: float = 0.0
     releasing: asyncio.TimerHandle | None = None
 
@@ -189,11 +193,20 @@ class FrameworkStore:
 
     async def ensure_id(self, name: str) -> str:
         """Return the id of the session with a name, and create it if there is none. Reads nothing while the session is held."""
+        return self._held_id(name) or (await self.ensure(name)).id
+
+    async def find_id(self, name: str) -> str | None:
+        """Return the id of the session with a name, as `find` does. Reads nothing while the session is held."""
+        held = self._held_id(name)
+        if held is not None:
+            return held
+        session = await self.find(name)
+        return None if session is None else session.id
+
+    def _held_id(self, name: str) -> str | None:
         known = self._ids.get(name)
         held = self._held.get(known) if known else None
-        if known is not None and held is not None and held.lease is not None and not held.lease.lost:
-            return known
-        return (await self.ensure(name)).id
+        return known if held is not None and held.lease is not None and not held.lease.lost else None
 
     async def _find(self, name: str) -> Session | None:
         known = self._ids.get(name)
@@ -272,7 +285,7 @@ class FrameworkStore:
                 bodies=bodies,
             )
             found += page
-            if not page:
+            if len(page) < wanted and sum(len(record.body) for record in page) < _SURELY_WHOLE:
                 break
         return found
 
@@ -289,9 +302,13 @@ class FrameworkStore:
                 await asyncio.sleep(_PAUSE_SECONDS)  # a process that waits takes it meanwhile
             if held.lease is None or held.lease.lost:
                 held.lease = await self._acquire(session_id)
+                held.known = {}
                 held.since = loop.time()
             try:
-                yield Writer(self.store, held.lease)
+                yield Writer(self.store, held.lease, held.known)
+            except BaseException:
+                held.known.clear()  # it is unclear what was written
+                raise
             finally:
                 self._release_later(session_id, held)
 
@@ -350,10 +367,11 @@ class FrameworkStore:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Writes to a session that is held."""
+    """Writes to a session that is held. `known` is for facts about its records, and is empty whenever another process could write."""
 
     store: Store
     lease: Lease
+    known: dict[str, Any]
 
     async def write(
         self,

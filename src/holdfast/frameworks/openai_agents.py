@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.frameworks.base import FrameworkStore, check_version, from_body, to_body
 from holdfast.store import Store
-from holdfast.types import Record
+from holdfast.types import Json, Record
 
 check_version("openai-agents", extra="openai-agents", at_least=(0, 24), below=(0, 25))
 
@@ -91,56 +91,60 @@ class HoldfastSession:
 
     async def _read(self, kind: str, key: str = "", limit: int | None = None) -> list[Record]:
         """Return the latest records, latest first."""
-        session = await self._store.find(self.session_id)
-        if session is None:
+        session_id = await self._store.find_id(self.session_id)
+        if session_id is None:
             return []
-        return await self._store.records(session.id, kind, prefix=key, reverse=True, limit=limit)
+        return await self._store.records(session_id, kind, prefix=key, reverse=True, limit=limit)
 
     async def _get(self, limit: int | None) -> "list[TResponseInputItem]":
         latest = await self._read(_ITEM, limit=None if limit is None else max(limit, 0))
         return [from_body(record.body) for record in reversed(latest)]
 
-    async def _add(self, bodies: list[str]) -> None:
+    async def _add(self, bodies: list[Json]) -> None:
         session_id = await self._store.ensure_id(self.session_id)
         async with self._store.writing(session_id) as writer:
-            latest = await self._store.records(session_id, _ITEM, reverse=True, limit=1, bodies=False)
-            number = int(latest[0].key) + 1 if latest else 0
-            await writer.write(
-                [
-                    Record(kind=_ITEM, key=f"{number + place:012}", body=body)
-                    for place, body in enumerate(bodies)
-                ]
-            )
+            number = writer.known.get("next")
+            if number is None:
+                latest = await self._store.records(session_id, _ITEM, reverse=True, limit=1, bodies=False)
+                number = int(latest[0].key) + 1 if latest else 0
+            await writer.write([_item(number + place, body) for place, body in enumerate(bodies)])
+            writer.known["next"] = number + len(bodies)
 
     async def _put(self, record: Record) -> None:
         async with self._store.writing(await self._store.ensure_id(self.session_id)) as writer:
             await writer.write([record])
 
     async def _pop(self) -> "TResponseInputItem | None":
-        session = await self._store.find(self.session_id)
-        if session is None:
+        session_id = await self._store.find_id(self.session_id)
+        if session_id is None:
             return None
-        async with self._store.writing(session.id) as writer:
-            latest = await self._store.records(session.id, _ITEM, reverse=True, limit=1)
+        async with self._store.writing(session_id) as writer:
+            latest = await self._store.records(session_id, _ITEM, reverse=True, limit=1)
             if not latest:
                 return None
             await writer.write(dropped=[(_ITEM, latest[0].key)])
+            writer.known["next"] = int(latest[0].key)
             return from_body(latest[0].body)
 
     async def _clear(self) -> None:
-        session = await self._store.find(self.session_id)
-        if session is None:
+        session_id = await self._store.find_id(self.session_id)
+        if session_id is None:
             return
-        async with self._store.writing(session.id) as writer:
-            items = await self._store.records(session.id, _ITEM, bodies=False)
+        async with self._store.writing(session_id) as writer:
+            items = await self._store.records(session_id, _ITEM, bodies=False)
             await writer.write(dropped=[_STATE, *((_ITEM, item.key) for item in items)])
+            writer.known["next"] = 0
 
     async def _delete_state(self) -> bool:
-        session = await self._store.find(self.session_id)
-        if session is None:
+        session_id = await self._store.find_id(self.session_id)
+        if session_id is None:
             return False
-        async with self._store.writing(session.id) as writer:
-            saved = await self._store.records(session.id, _STATE[0], prefix=_STATE[1], bodies=False)
+        async with self._store.writing(session_id) as writer:
+            saved = await self._store.records(session_id, _STATE[0], prefix=_STATE[1], bodies=False)
             if saved:
                 await writer.write(dropped=[_STATE])
             return bool(saved)
+
+
+def _item(number: int, body: Json) -> Record:
+    return Record(kind=_ITEM, key=f"{number:012}", body=body)
