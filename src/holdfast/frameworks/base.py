@@ -116,11 +116,11 @@ class FrameworkStore:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine that uses this object, and block until it has a result."""
-        return self._started().run(work)
+        return self._started(work).run(work)
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine that uses this object, from any event loop."""
-        return await asyncio.wrap_future(self._started().submit(work))
+        return await asyncio.wrap_future(self._started(work).submit(work))
 
     def close(self) -> None:
         """Release all sessions and disconnect. Nothing can be used afterwards."""
@@ -131,9 +131,10 @@ class FrameworkStore:
             loop.run(self._close())
             loop.close()
 
-    def _started(self) -> EventLoop:
+    def _started(self, work: Coroutine[Any, Any, object]) -> EventLoop:
         with self._starting:
             if self._closed:
+                work.close()
                 raise BadInput(problem=f"the {self.framework} store is closed")
             if self._loop is None:
                 loop = EventLoop()
