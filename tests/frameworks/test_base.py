@@ -93,6 +93,18 @@ def test_a_session_that_is_held_elsewhere_is_busy(
     shared.run(put(shared, "s", "1"))
 
 
+def test_an_erase_waits_for_another_process(engine: Engine, shared: FrameworkStore):
+    other = FrameworkStore(engine.url, framework="test")
+    try:
+        other.run(put(other, "s", "1"))  # holds it a little longer
+        shared.run(shared.erase("s"))
+        assert shared.run(keys(shared, "s")) == other.run(keys(other, "s")) == []
+        other.run(put(other, "s", "2"))
+        assert shared.run(keys(shared, "s")) == ["2"]
+    finally:
+        other.close()
+
+
 async def test_a_cleaned_session_raises(engine: Engine, shared: FrameworkStore):
     await shared.call(put(shared, "s", "1"))
     session = await shared.call(shared.ensure("s"))

@@ -25,6 +25,7 @@ from holdfast.errors import (
     HolderLost,
     HoldfastError,
     MissingExtra,
+    RetentionRefused,
     SessionBusy,
     SessionCleaned,
     SessionNotFound,
@@ -246,16 +247,33 @@ class FrameworkStore:
                 return
 
     async def erase(self, name: str) -> None:
-        """Erase the session with a name, so that the name can be used again. Does nothing if there is none."""
+        """Erase the session with a name, so that the name can be used again. Does nothing if there is none.
+
+        Waits while another process holds it. Raises `RetentionRefused` if that takes too long, or if it is on hold.
+        """
         session = await self._find(name)
         if session is None:
             return
         async with self._locked(session.id):
             await self._release(session.id, at_once=True)
-            media = open_media(store=self.store, settings=self.store.settings)
-            await erase(self.store, media, session.id, actor=self.owner)
+            await self._erase(session.id)
         self._held.pop(session.id, None)
         self._ids.pop(name, None)
+
+    async def _erase(self, session_id: str) -> None:
+        media = open_media(store=self.store, settings=self.store.settings)
+        deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
+        while True:
+            try:
+                await erase(self.store, media, session_id, actor=self.owner)
+            except RetentionRefused as refused:
+                is_held = refused.facts["guard"] == "running"
+                if not is_held or asyncio.get_running_loop().time() > deadline:
+                    raise
+            else:
+                return
+            await self.store.reclaim()
+            await asyncio.sleep(_PAUSE_SECONDS)
 
     # Records
 
