@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import re
 import sys
 import threading
 from collections.abc import Generator
@@ -298,3 +299,11 @@ def test_runs_that_are_killed_lose_and_repeat_nothing(tmp_path: Path, seed: int)
     session.close()
     assert items == [item for number in range(1, done + 1) for item in expected(number)]
     assert done >= 5
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path):
+    (example,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "how-to" / "openai-agents.md").read_text(), re.DOTALL
+    )
+    done = forking.run([sys.executable, "-c", example], cwd=tmp_path)
+    assert done.stdout == "Done. 4\n", done.stderr
