@@ -8,15 +8,17 @@ import sys
 import threading
 from collections.abc import Generator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from agents import RunConfig, Runner, SessionSettings, function_tool
-from agents.memory import Session
+from agents.memory import OpenAIResponsesCompactionSession, Session
 from agents.testing import ScriptedModel, assistant_message, function_call
 
 from holdfast.errors import BadInput, SessionCleaned
 from holdfast.frameworks import base
+from holdfast.frameworks.base import Writer
 from holdfast.frameworks.openai_agents import HoldfastSession, open_sessions
 from holdfast.media import open_media
 from holdfast.retention import clean, erase
@@ -267,6 +269,33 @@ async def test_content_returns_exactly_and_is_gone_after_an_erase(
         assert await store.check() == []
     await session.add_items(said(1))
     assert await session.get_items() == said(1)
+
+
+async def test_a_compaction_replaces_the_items_in_one_write(
+    session: HoldfastSession, monkeypatch: pytest.MonkeyPatch
+):
+    output = [{"type": "compaction", "id": "cmp_1", "encrypted_content": "short"}]
+
+    class Responses:
+        async def compact(self, **_: Any) -> Any:
+            return SimpleNamespace(output=output, usage=None)
+
+    client: Any = SimpleNamespace(responses=Responses())
+    compacting = OpenAIResponsesCompactionSession("talk", session, client=client)
+    writes: list[int] = []
+    write = Writer.write
+
+    async def counted(self: Writer, *given: Any, **more: Any) -> int:
+        writes.append(1)
+        return await write(self, *given, **more)
+
+    await compacting.add_items(said(*range(20)))
+    monkeypatch.setattr(Writer, "write", counted)
+    await compacting.run_compaction({"force": True, "compaction_mode": "input"})
+    assert await session.get_items() == output
+    assert len(writes) == 1
+    await compacting.add_items(said(21))
+    assert await session.get_items() == [*output, *said(21)]
 
 
 def children(how: str, path: Path, seed: int = 1) -> list[list[str]]:

@@ -72,6 +72,11 @@ class HoldfastSession:
         """Delete all items and the saved state of a run."""
         await self._store.call(self._clear())
 
+    async def _atomic_replace_items(self, items: "list[TResponseInputItem]") -> bool:
+        """Replace all items in one write. `OpenAIResponsesCompactionSession` calls it by this name, instead of a clear and an add."""
+        await self._store.call(self._replace([to_body(item) for item in items]))
+        return True
+
     async def save_state(self, state: RunState[Any], **options: Any) -> None:
         """Save a run that waits for an approval, so that another process can continue it. It replaces the saved one.
 
@@ -108,6 +113,15 @@ class HoldfastSession:
                 latest = await self._store.records(session_id, _ITEM, reverse=True, limit=1, bodies=False)
                 number = int(latest[0].key) + 1 if latest else 0
             await writer.write([_item(number + place, body) for place, body in enumerate(bodies)])
+            writer.known["next"] = number + len(bodies)
+
+    async def _replace(self, bodies: list[Json]) -> None:
+        session_id = await self._store.ensure_id(self.session_id)
+        async with self._store.writing(session_id) as writer:
+            old = await self._store.records(session_id, _ITEM, bodies=False)
+            number = int(old[-1].key) + 1 if old else 0
+            items = [_item(number + place, body) for place, body in enumerate(bodies)]
+            await writer.write(items, dropped=[(_ITEM, item.key) for item in old])
             writer.known["next"] = number + len(bodies)
 
     async def _put(self, record: Record) -> None:
