@@ -215,13 +215,18 @@ async def test_content_returns_exactly_and_is_gone_after_an_erase(
 
 
 async def test_a_session_on_hold_is_not_deleted(engine: Engine, claude: HoldfastSessionStore):
-    await claude.append(MAIN, entries(1))
+    for key in (MAIN, SUBAGENT):
+        await claude.append(key, entries(1))
     session_id = await released(claude)
     async with open_store(engine.url) as store:
         await store.update_session(session_id, hold=True, actor="you")
-        with pytest.raises(RetentionRefused):
-            await claude.delete(MAIN)
-    assert await claude.load(MAIN) == entries(1)
+        for key in (MAIN, SUBAGENT):
+            with pytest.raises(RetentionRefused):
+                await claude.delete(key)
+            assert await claude.load(key) == entries(1)
+        await store.update_session(session_id, hold=False, actor="you")
+    await claude.delete(MAIN)
+    assert await claude.load(MAIN) is None
 
 
 def test_a_mirror_that_is_killed_loses_and_repeats_nothing(tmp_path: Path):

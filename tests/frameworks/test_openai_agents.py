@@ -16,7 +16,7 @@ from agents import RunConfig, Runner, SessionSettings, function_tool
 from agents.memory import OpenAIResponsesCompactionSession, Session
 from agents.testing import ScriptedModel, assistant_message, function_call
 
-from holdfast.errors import BadInput, SessionCleaned
+from holdfast.errors import BadInput, RetentionRefused, SessionCleaned
 from holdfast.frameworks import base
 from holdfast.frameworks.base import Writer
 from holdfast.frameworks.openai_agents import HoldfastSession, open_sessions
@@ -269,6 +269,20 @@ async def test_content_returns_exactly_and_is_gone_after_an_erase(
         assert await store.check() == []
     await session.add_items(said(1))
     assert await session.get_items() == said(1)
+
+
+async def test_nothing_is_deleted_from_a_session_on_hold(engine: Engine, session: HoldfastSession):
+    await session.add_items(said(1, 2))
+    session_id = await released(session)
+    async with open_store(engine.url) as store:
+        await store.update_session(session_id, hold=True, actor="you")
+        for work in (session.pop_item(), session.clear_session(), session._atomic_replace_items(said(3))):
+            with pytest.raises(RetentionRefused):
+                await work
+        await session.add_items(said(3))
+        assert await session.get_items() == said(1, 2, 3)
+        await store.update_session(session_id, hold=False, actor="you")
+    assert await session.pop_item() == said(3)[0]
 
 
 async def test_a_compaction_replaces_the_items_in_one_write(

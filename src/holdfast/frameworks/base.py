@@ -30,6 +30,7 @@ from holdfast.errors import (
     SessionCleaned,
     SessionNotFound,
 )
+from holdfast.guards import refuse_on_hold
 from holdfast.ids import title_from
 from holdfast.jsontext import parse_json
 from holdfast.leases import Renewal, join
@@ -307,6 +308,10 @@ class FrameworkStore:
             if len(page) < wanted and sum(len(record.body) for record in page) < _SURELY_WHOLE:
                 break
         return found
+
+    async def refuse_on_hold(self, session_id: str) -> None:
+        """Raise `RetentionRefused` if a session is on hold. Call it before you delete content for a user."""
+        refuse_on_hold(await self.store.retention_state(session_id))
 
     @asynccontextmanager
     async def writing(self, session_id: str) -> AsyncGenerator["Writer", None]:

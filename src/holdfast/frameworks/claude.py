@@ -69,7 +69,10 @@ class HoldfastSessionStore(SessionStore):
         return await self._store.call(self._summaries(project_key))
 
     async def delete(self, key: SessionKey) -> None:
-        """Erase a session with all of its transcripts, or delete the transcript of a subagent."""
+        """Erase a session with all of its transcripts, or delete the transcript of a subagent.
+
+        Raises `RetentionRefused` if the session is on hold.
+        """
         erasing = "subpath" not in key
         await self._store.call(self._store.erase(_name(key)) if erasing else self._delete_transcript(key))
 
@@ -166,6 +169,7 @@ class HoldfastSessionStore(SessionStore):
         if session_id is None:
             return
         async with self._store.writing(session_id) as writer:
+            await self._store.refuse_on_hold(session_id)
             dropped = [(_TRANSCRIPT, transcript)]
             for kind in (_ENTRY, _UUID):
                 found = await self._store.records(session_id, kind, prefix=f"{transcript}/", bodies=False)

@@ -65,11 +65,11 @@ class HoldfastSession:
             await self._store.call(self._add([to_body(item) for item in items]))
 
     async def pop_item(self) -> "TResponseInputItem | None":
-        """Delete the latest item, and return it; None if there is none."""
+        """Delete the latest item, and return it; None if there is none. Raises `RetentionRefused` if the session is on hold."""
         return await self._store.call(self._pop())
 
     async def clear_session(self) -> None:
-        """Delete all items and the saved state of a run."""
+        """Delete all items and the saved state of a run. Raises `RetentionRefused` if the session is on hold."""
         await self._store.call(self._clear())
 
     async def _atomic_replace_items(self, items: "list[TResponseInputItem]") -> bool:
@@ -118,6 +118,7 @@ class HoldfastSession:
     async def _replace(self, bodies: list[Json]) -> None:
         session_id = await self._store.ensure_id(self.session_id)
         async with self._store.writing(session_id) as writer:
+            await self._store.refuse_on_hold(session_id)
             old = await self._store.records(session_id, _ITEM, bodies=False)
             number = int(old[-1].key) + 1 if old else 0
             items = [_item(number + place, body) for place, body in enumerate(bodies)]
@@ -133,6 +134,7 @@ class HoldfastSession:
         if session_id is None:
             return None
         async with self._store.writing(session_id) as writer:
+            await self._store.refuse_on_hold(session_id)
             latest = await self._store.records(session_id, _ITEM, reverse=True, limit=1)
             if not latest:
                 return None
@@ -145,6 +147,7 @@ class HoldfastSession:
         if session_id is None:
             return
         async with self._store.writing(session_id) as writer:
+            await self._store.refuse_on_hold(session_id)
             items = await self._store.records(session_id, _ITEM, bodies=False)
             await writer.write(dropped=[_STATE, *((_ITEM, item.key) for item in items)])
             writer.known["next"] = 0
