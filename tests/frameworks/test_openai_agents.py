@@ -227,8 +227,7 @@ async def test_clearing_a_session_deletes_items_and_state(
         await session.add_items([{"role": "user", "content": MARK}])
         await session.pop_item()
         await store.shrink()
-        if engine.name == "postgres":
-            assert MARK.encode() not in await everything(engine, store, tmp_path)
+        assert MARK.encode() not in await everything(engine, store, tmp_path)
 
 
 async def test_only_one_of_two_processes_may_continue_a_run(engine: Engine, session: HoldfastSession):
