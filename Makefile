@@ -105,6 +105,7 @@ bench-compare: .venv/ready ## the same claims against peers, which are installed
 	$(BIN)/python -m benchmarks.record --peer
 	$(BIN)/python -m benchmarks.runtime --peer
 	$(BIN)/python -m benchmarks.steps --peer
+	$(BIN)/python -m benchmarks.openai_session
 
 torture: .venv/ready ## the promises under fire: DURATION=600 SEED=7 ENGINE=sqlite or postgres
 	$(BIN)/python -m tests.torture --duration $(or $(DURATION),600) --engine $(or $(ENGINE),sqlite) $(if $(SEED),--seed $(SEED))

@@ -63,9 +63,14 @@ def refuse_erasing(state: RetentionState) -> None:
     _refuse_always(state)
 
 
-def _refuse_always(state: RetentionState) -> None:
+def refuse_on_hold(state: RetentionState) -> None:
+    """Raise `RetentionRefused` if the session is on hold."""
     if state.hold:
         raise _refused(state, "hold", "it is on hold", "Lift the hold first.")
+
+
+def _refuse_always(state: RetentionState) -> None:
+    refuse_on_hold(state)
     if state.holder is not None:
         raise _refused(
             state,

@@ -2,14 +2,17 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Generator
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast.errors import BadInput, SessionBusy, SessionCleaned
+from holdfast.errors import BadInput, MissingExtra, SessionBusy, SessionCleaned
 from holdfast.frameworks import base
-from holdfast.frameworks.base import FrameworkStore
+from holdfast.frameworks.base import FrameworkStore, check_version, from_body, to_body
 from holdfast.media import open_media
 from holdfast.retention import clean
 from holdfast.store import open_store
@@ -90,6 +93,18 @@ def test_a_session_that_is_held_elsewhere_is_busy(
     shared.run(put(shared, "s", "1"))
 
 
+def test_an_erase_waits_for_another_process(engine: Engine, shared: FrameworkStore):
+    other = FrameworkStore(engine.url, framework="test")
+    try:
+        other.run(put(other, "s", "1"))  # holds it a little longer
+        shared.run(shared.erase("s"))
+        assert shared.run(keys(shared, "s")) == other.run(keys(other, "s")) == []
+        other.run(put(other, "s", "2"))
+        assert shared.run(keys(shared, "s")) == ["2"]
+    finally:
+        other.close()
+
+
 async def test_a_cleaned_session_raises(engine: Engine, shared: FrameworkStore):
     await shared.call(put(shared, "s", "1"))
     session = await shared.call(shared.ensure("s"))
@@ -110,7 +125,34 @@ def test_the_path_of_a_file_is_enough_and_after_close_nothing_works(tmp_path: Pa
     again = FrameworkStore(str(tmp_path / "s.db"), framework="test")
     assert again.run(keys(again, "s")) == ["1"]
     again.close()
-    work = keys(again, "s")
     with pytest.raises(BadInput, match="closed"):
-        again.run(work)
-    work.close()
+        again.run(keys(again, "s"))
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"a": [1, None, "ä\n\0\ud800"]}, "text", '"text"', math.inf, 10**400, nested(200), [0] * 200_000],
+    ids=lambda value: repr(value)[:20],
+)
+def test_every_value_that_a_framework_can_write_comes_back(shared: FrameworkStore, value: object):
+    async def write_and_read() -> Any:
+        session_id = await shared.ensure_id("s")
+        async with shared.writing(session_id) as writer:
+            await writer.write([Record(kind="item", key="1", body=to_body(value))])
+        (found,) = await shared.records(session_id, "item")
+        return from_body(found.body)
+
+    assert shared.run(write_and_read()) == value
+
+
+def test_a_version_that_is_not_supported_is_named():
+    check_version("pytest", extra="testing", at_least=(1,), below=(1000,))
+    with pytest.raises(MissingExtra, match=r"holdfast\[testing\]"):
+        check_version("no-such-package", extra="testing", at_least=(1,), below=(2,))
+    for at_least, below in (((0, 1), (0, 2)), ((1000,), (1001,))):
+        with pytest.raises(BadInput, match=f"pytest {version('pytest')} is installed"):
+            check_version("pytest", extra="testing", at_least=at_least, below=below)

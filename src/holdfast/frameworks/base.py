@@ -9,28 +9,36 @@ import asyncio
 import atexit
 import hashlib
 import json
+import re
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from holdfast.client.loop import EventLoop
 from holdfast.errors import (
     BadInput,
+    BadText,
     HolderLost,
     HoldfastError,
+    MissingExtra,
+    RetentionRefused,
     SessionBusy,
     SessionCleaned,
     SessionNotFound,
 )
+from holdfast.guards import refuse_on_hold
 from holdfast.ids import title_from
+from holdfast.jsontext import parse_json
 from holdfast.leases import Renewal, join
 from holdfast.media import open_media
 from holdfast.retention.erase import erase
 from holdfast.store import Store, open_store
-from holdfast.types import Batch, Holder, Lease, Record, Session
+from holdfast.store.transactions import PAGE_BYTES
+from holdfast.types import Batch, Holder, Json, Lease, Record, Session
 
 T = TypeVar("T")
 _IDLE_SECONDS: Final = 0.2
@@ -41,6 +49,37 @@ _PATIENCE_SECONDS: Final = 30.0
 """How long a write waits for another process that holds the session. Longer than the lease of a dead process lives."""
 _PAUSE_SECONDS: Final = 0.05
 _PAGE: Final = 1000
+_SURELY_WHOLE: Final = PAGE_BYTES // 4
+"""A page with fewer characters than this ended because there are no more records, not because of its size."""
+
+
+def check_version(package: str, *, extra: str, at_least: tuple[int, ...], below: tuple[int, ...]) -> None:
+    """Raise `MissingExtra` if a package is not installed, and `BadInput` if its version is not supported."""
+    try:
+        installed = version(package)
+    except PackageNotFoundError:
+        raise MissingExtra(extra=extra) from None
+    numbers = tuple(int(number) for number in re.findall(r"\d+", installed)[:3])
+    if not at_least <= numbers < below:
+        low, high = (".".join(map(str, numbers)) for numbers in (at_least, below))
+        problem = f"{package} {installed} is installed, but Holdfast supports {low} or later, below {high}"
+        raise BadInput(problem=f"{problem}. Install it with: pip install 'holdfast[{extra}]'")
+
+
+def to_body(value: object) -> Json:
+    """Return the body of a record for a value of a framework. If it is not strict JSON, its text is stored as a string."""
+    text = json.dumps(value)
+    try:
+        is_strict = not isinstance(parse_json(text, "record"), str)
+    except BadText:
+        is_strict = False
+    return text if is_strict else json.dumps(text)
+
+
+def from_body(body: Json) -> Any:
+    """Return the value that `to_body` was given."""
+    value = json.loads(body)
+    return json.loads(value) if isinstance(value, str) else value
 
 
 @dataclass(slots=True)
@@ -49,6 +88,7 @@ class _Held:
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     lease: Lease | None = None
+    known: dict[str, Any] = field(default_factory=dict[str, Any])
     since: float = 0.0
     releasing: asyncio.TimerHandle | None = None
 
@@ -78,11 +118,11 @@ class FrameworkStore:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine that uses this object, and block until it has a result."""
-        return self._started().run(work)
+        return self._started(work).run(work)
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine that uses this object, from any event loop."""
-        return await asyncio.wrap_future(self._started().submit(work))
+        return await asyncio.wrap_future(self._started(work).submit(work))
 
     def close(self) -> None:
         """Release all sessions and disconnect. Nothing can be used afterwards."""
@@ -93,9 +133,10 @@ class FrameworkStore:
             loop.run(self._close())
             loop.close()
 
-    def _started(self) -> EventLoop:
+    def _started(self, work: Coroutine[Any, Any, object]) -> EventLoop:
         with self._starting:
             if self._closed:
+                work.close()
                 raise BadInput(problem=f"the {self.framework} store is closed")
             if self._loop is None:
                 loop = EventLoop()
@@ -155,11 +196,20 @@ class FrameworkStore:
 
     async def ensure_id(self, name: str) -> str:
         """Return the id of the session with a name, and create it if there is none. Reads nothing while the session is held."""
+        return self._held_id(name) or (await self.ensure(name)).id
+
+    async def find_id(self, name: str) -> str | None:
+        """Return the id of the session with a name, as `find` does. Reads nothing while the session is held."""
+        held = self._held_id(name)
+        if held is not None:
+            return held
+        session = await self.find(name)
+        return None if session is None else session.id
+
+    def _held_id(self, name: str) -> str | None:
         known = self._ids.get(name)
         held = self._held.get(known) if known else None
-        if known is not None and held is not None and held.lease is not None and not held.lease.lost:
-            return known
-        return (await self.ensure(name)).id
+        return known if held is not None and held.lease is not None and not held.lease.lost else None
 
     async def _find(self, name: str) -> Session | None:
         known = self._ids.get(name)
@@ -198,16 +248,33 @@ class FrameworkStore:
                 return
 
     async def erase(self, name: str) -> None:
-        """Erase the session with a name, so that the name can be used again. Does nothing if there is none."""
+        """Erase the session with a name, so that the name can be used again. Does nothing if there is none.
+
+        Waits while another process holds it. Raises `RetentionRefused` if that takes too long, or if it is on hold.
+        """
         session = await self._find(name)
         if session is None:
             return
         async with self._locked(session.id):
             await self._release(session.id, at_once=True)
-            media = open_media(store=self.store, settings=self.store.settings)
-            await erase(self.store, media, session.id, actor=self.owner)
+            await self._erase(session.id)
         self._held.pop(session.id, None)
         self._ids.pop(name, None)
+
+    async def _erase(self, session_id: str) -> None:
+        media = open_media(store=self.store, settings=self.store.settings)
+        deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
+        while True:
+            try:
+                await erase(self.store, media, session_id, actor=self.owner)
+            except RetentionRefused as refused:
+                is_held = refused.facts["guard"] == "running"
+                if not is_held or asyncio.get_running_loop().time() > deadline:
+                    raise
+            else:
+                return
+            await self.store.reclaim()
+            await asyncio.sleep(_PAUSE_SECONDS)
 
     # Records
 
@@ -238,9 +305,13 @@ class FrameworkStore:
                 bodies=bodies,
             )
             found += page
-            if not page:
+            if len(page) < wanted and sum(len(record.body) for record in page) < _SURELY_WHOLE:
                 break
         return found
+
+    async def refuse_on_hold(self, session_id: str) -> None:
+        """Raise `RetentionRefused` if a session is on hold. Call it before you delete content for a user."""
+        refuse_on_hold(await self.store.retention_state(session_id))
 
     @asynccontextmanager
     async def writing(self, session_id: str) -> AsyncGenerator["Writer", None]:
@@ -255,9 +326,13 @@ class FrameworkStore:
                 await asyncio.sleep(_PAUSE_SECONDS)  # a process that waits takes it meanwhile
             if held.lease is None or held.lease.lost:
                 held.lease = await self._acquire(session_id)
+                held.known = {}
                 held.since = loop.time()
             try:
-                yield Writer(self.store, held.lease)
+                yield Writer(self.store, held.lease, held.known)
+            except BaseException:
+                held.known.clear()  # it is unclear what was written
+                raise
             finally:
                 self._release_later(session_id, held)
 
@@ -316,10 +391,11 @@ class FrameworkStore:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Writes to a session that is held."""
+    """Writes to a session that is held. `known` is for facts about its records, and is empty whenever another process could write."""
 
     store: Store
     lease: Lease
+    known: dict[str, Any]
 
     async def write(
         self,

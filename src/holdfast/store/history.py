@@ -210,7 +210,10 @@ class HistoryMethods(Transactions):
             limit=page_limit(limit),
         )
         rows = yield from self._of_session(session_id, bounded(wanted, "body") if bodies else wanted)
-        return [from_row(Record, row, **({} if bodies else {"body": ""})) for row in rows]
+        return [
+            Record(kind=kind, key=row["key"], body=row["body"] if bodies else "", seq=row["seq"])
+            for row in rows
+        ]
 
 
 def _effect(row: Row) -> Effect:
