@@ -6,8 +6,7 @@ to, which the next deletion removes.
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
@@ -16,7 +15,7 @@ from holdfast.frameworks.langgraph_values import (
     CLOSED,
     Reading,
     Ref,
-    checkpoint_key,
+    Stored,
     end_of,
     load,
     text_numbers,
@@ -28,34 +27,26 @@ KINDS: Final = ("text", "element", "value", "write", "checkpoint")
 _BATCH: Final = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A checkpoint as it is stored."""
-
-    key: str
-    parent_key: str | None
-    metadata: dict[str, Any]
-    refs: dict[str, Ref]
-    encoded: list[Any]
+Found: TypeAlias = Sequence[tuple[Stored, dict[str, Any]]]
+"""Checkpoints with their metadata."""
 
 
-def keep_latest(found: Sequence[Stored]) -> set[str]:
+def keep_latest(found: Found) -> set[str]:
     """Return the keys of all but the latest checkpoint of each namespace and the ones that its delta channels are computed from.
 
     The value of a delta channel is computed from the writes of all checkpoints since the last one that has a value.
     """
-    by_key = {one.key: one for one in found}
-    latest = {one.key.partition("/")[0]: one for one in sorted(found, key=lambda one: one.key)}
+    by_key = {one.key: one for one, _ in found}
+    latest = {one.ns: (one, metadata) for one, metadata in sorted(found, key=lambda pair: pair[0].key)}
     kept: set[str] = set()
-    for one in latest.values():
-        missing = set(one.metadata.get("counters_since_delta_snapshot") or ()) - one.refs.keys()
-        ancestor: Stored | None = one
+    for one, metadata in latest.values():
         kept.add(one.key)
+        missing = set(metadata.get("counters_since_delta_snapshot") or ()) - one.refs.keys()
+        ancestor = by_key.get(one.parent_key)
         while missing and ancestor is not None:
-            ancestor = by_key.get(ancestor.parent_key or "")
-            if ancestor is not None:
-                kept.add(ancestor.key)
-                missing -= ancestor.refs.keys()
+            kept.add(ancestor.key)
+            missing -= ancestor.refs.keys()
+            ancestor = by_key.get(ancestor.parent_key)
     return by_key.keys() - kept
 
 
@@ -63,11 +54,11 @@ async def delete_checkpoints(
     shared: FrameworkStore,
     writer: Writer,
     serde: SerializerProtocol,
-    choose: Callable[[Sequence[Stored]], set[str]],
+    choose: Callable[[Found], set[str]],
 ) -> None:
     """Delete the checkpoints that `choose` returns the keys of, their writes, and the values that no other checkpoint has."""
     session_id = writer.lease.session_id
-    found = await _stored(shared, session_id, serde)
+    found = await _found(shared, session_id, serde)
     doomed = choose(found)
     if not doomed:
         return
@@ -75,26 +66,13 @@ async def delete_checkpoints(
     dropped = [("checkpoint", key) for key in doomed]
     dropped += [("write", one.key) for one in writes if one.key.rpartition("/")[0] in doomed]
     await _drop(writer, dropped)
-    await _sweep(shared, writer, [one for one in found if one.key not in doomed])
+    await _sweep(shared, writer, [one for one, _ in found if one.key not in doomed])
 
 
-async def _stored(shared: FrameworkStore, session_id: str, serde: SerializerProtocol) -> list[Stored]:
-    bodies = [(one.key, json.loads(one.body)) for one in await shared.records(session_id, "checkpoint")]
-    texts = await Reading(shared, session_id).texts(body["metadata"] for _, body in bodies)
-    return [
-        Stored(
-            key=key,
-            parent_key=body["parent"] and checkpoint_key(body["ns"], body["parent"]),
-            metadata=load(body["metadata"], texts, serde),
-            refs=body["refs"],
-            encoded=[
-                body["checkpoint"],
-                body["metadata"],
-                *(r["v"] for r in body["refs"].values() if "v" in r),
-            ],
-        )
-        for key, body in bodies
-    ]
+async def _found(shared: FrameworkStore, session_id: str, serde: SerializerProtocol) -> Found:
+    found = [Stored.of(record) for record in await shared.records(session_id, "checkpoint")]
+    texts = await Reading(shared, session_id).texts(one.content for one in found)
+    return [(one, load(one.content, texts, serde)[1]) for one in found]
 
 
 async def _sweep(shared: FrameworkStore, writer: Writer, kept: Sequence[Stored]) -> None:

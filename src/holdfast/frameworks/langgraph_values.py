@@ -2,7 +2,7 @@
 
 A value is serialized by the saver's serializer. In a record it is a list: the serializer's type, then pieces. A piece is base64, or the
 number of a text: a long string is a record of its own, so that an input, the write of a task and the channel that it ends up in share it.
-Small plain values are JSON as they are.
+Short pieces are compressed with a dictionary of what surrounds the text of a message. Small plain values are JSON as they are.
 
 The elements of a list are records of their own, under `<segment>/<position>`. A value of the channel is a segment and a length. A list
 that differs from the one before it begins a segment at the first difference, and the first element of a segment names the segment with
@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 import secrets
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,10 +31,12 @@ from holdfast.frameworks.langgraph_compare import first_difference, freeze
 from holdfast.types import Record
 
 Encoded: TypeAlias = list[Any]
-"""`["", value]` for plain JSON, else `[type, piece, …]`."""
+"""`["", value]` for plain JSON, `["=", piece]` for compressed JSON, else `[type, piece, …]`."""
 Ref: TypeAlias = dict[str, Any]
 """Where a value is: `{"v": encoded}`, `{"k": key of a value record}`, or `{"s": segment, "n": length}` for a list."""
 
+_SHORT: Final = 64
+"""Plain values up to this size are stored as JSON."""
 _SMALL: Final = 256
 """Values up to this size are stored where they are referred to."""
 _LONG: Final = 256
@@ -46,6 +49,23 @@ _MOST: Final = 64
 """How many things of each kind the memory of a session has."""
 _PAGE: Final = 1000
 _SAFE: Final = re.compile(r"[\w.:-]{1,80}", re.ASCII)
+_DEFLATED: Final = "!"
+"""What base64 of a compressed piece begins with."""
+_LARGEST_DEFLATED: Final = 1 << 16
+_DICTIONARY: Final = (
+    b'"updated_channels":null,"pending_sends":[],"run_id":"","counters_since_delta_snapshot":{"messages":[1,1]}'
+    b'[{"v":4,"ts":"2026-00:00","channel_versions":{"__start__":1,"messages":2,"branch:to:agent":3,"branch:to:model":"branch:to:tools":'
+    b'},"versions_seen":{"__input__":{},"__start__":{"__start__":1},"agent":{"branch:to:agent":2}},"updated_channels":["__start__"]},'
+    b'{"source":"input","step":-1,"parents":{}}]"updated_channels":["branch:to:agent","messages"]},{"source":"loop","step":1,"parents":{}}]'
+    b"\xc0\xb1additional_kwargs\x80\xb1response_metadata\x80\xa4type\xa4tool\xac\xa4name\xc0\xa2id\xd9$\xactool_call_id\xa8artifact\xc0"
+    b"\xa6status\xa7success\x94\xbdlangchain_core.messages.system\xadSystemMessage\x86\xa7content\xda\x04\x94\xbblangchain_core.messages.tool"
+    b"\xabToolMessage\x89\xa7content\xa4args\xafinput_tokens\xadoutput_tokens\xactotal_tokens\xa8messages\x91\xc8\x04\x05\x94"
+    b"\xbdlangchain_core.messages.human\xacHumanMessage\x86\xa7content\xda\x04\x00\xb1additional_kwargs\x80\xb1response_metadata\x80\xa4type"
+    b"\xa5human\xa4name\xc0\xa2id\xd9$\xb3model_validate_json\x91\xc8\x04\x05\x94\xbalangchain_core.messages.ai\xa9AIMessage\x89\xa7content\xda"
+    b"\x04\x00\xb1additional_kwargs\x80\xb1response_metadata\x80\xa4type\xa2ai\xa4name\xc0\xa2id\xd9$\xaatool_calls\x90\xb2invalid_tool_calls\x90"
+    b"\xaeusage_metadata\xc0\xb3model_validate_json"
+)
+"""What is in most checkpoints, and what surrounds the text of messages. It must not change: stored pieces depend on it."""
 CLOSED: Final = "~"
 """The end of the key that marks a segment as not continued, because its last elements were deleted. It sorts after all positions."""
 
@@ -70,6 +90,35 @@ def id_key(id: str) -> str:
     if _SAFE.fullmatch(id):
         return id
     return f"{quote(id, safe='', errors='surrogatepass')[:40]}~{digest(id)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A checkpoint as it is stored: `content` is the checkpoint without its values, and its metadata."""
+
+    key: str
+    id: str
+    ns: str
+    parent: str | None
+    content: Encoded
+    refs: dict[str, Ref]
+
+    @classmethod
+    def of(cls, record: Record) -> "Stored":
+        """Return the checkpoint of a record."""
+        body = json.loads(record.body)
+        checkpoint_id = body.get("id", record.key.partition("/")[2])
+        return cls(record.key, checkpoint_id, body.get("ns", ""), body.get("p"), body["c"], body["r"])
+
+    @property
+    def parent_key(self) -> str:
+        """The key of the checkpoint before it; empty if there is none."""
+        return "" if self.parent is None else checkpoint_key(self.ns, self.parent)
+
+    @property
+    def encoded(self) -> list[Encoded]:
+        """All values in it."""
+        return [self.content, *(ref["v"] for ref in self.refs.values() if "v" in ref)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +196,11 @@ class Values:
     async def encode(self, value: Any, *, small: int = _SMALL) -> Encoded:
         """Return what a record contains for a value, and collect the records of its texts."""
         if isinstance(self.serde, JsonPlusSerializer) and _is_plain(value):
-            text = json.dumps(value)
-            if len(text) <= small:
+            text = to_json(value)
+            if len(text) < _SHORT:
                 return ["", value]
+            if len(text) <= small:
+                return ["=", _to_text(text.encode())]
         return await self._encode_typed(self.serde.dumps_typed(value), value)
 
     async def _encode_typed(self, typed: tuple[str, bytes], value: Any) -> Encoded:
@@ -159,7 +210,7 @@ class Values:
     async def _piece(self, piece: tuple[bytes, bool]) -> str | int:
         data, is_text = piece
         if not is_text:
-            return binascii.b2a_base64(data, newline=False).decode()
+            return _to_text(data)
         memory = self.memory
         number = memory.texts.get(data)
         if number is None:
@@ -179,7 +230,7 @@ class Values:
         if value.__class__ is list:
             return await self._put_list(ns, channel, cast("list[Any]", value), before)
         encoded = await self.encode(value)
-        body = json.dumps(encoded)
+        body = to_json(encoded)
         if len(body) <= _SMALL:
             return {"v": encoded}
         key = f"{digest(channel, length=12)}/{digest(body)}"
@@ -203,13 +254,13 @@ class Values:
                     origin = Origin()
                 else:
                     origin = Origin(segment, same, origin.depth + 1)
-                segment = secrets.token_hex(8)
+                segment = secrets.token_urlsafe(8)
                 first = {"p": origin.parent, "d": origin.depth}
                 self.memory.origins[segment] = origin
             for position in range(len(kept.stored), len(value)):
                 typed = self.serde.dumps_typed(value[position])
                 encoded = await self._encode_typed(typed, value[position])
-                body = json.dumps({**first, "e": encoded})
+                body = to_json({**first, "e": encoded})
                 self.records.append(Record(kind="element", key=f"{segment}/{position:010}", body=body))
                 kept.stored.append(typed)
                 first = {}
@@ -322,16 +373,40 @@ def keep(ref: Ref, stored: list[tuple[str, bytes]], elements: list[Any], serde: 
 
 def load(encoded: Encoded, texts: dict[int, bytes], serde: SerializerProtocol) -> Any:
     """Return the value of what a record contains."""
-    return encoded[1] if not encoded[0] else serde.loads_typed(join(encoded, texts))
+    if not encoded[0]:
+        return encoded[1]
+    typed = join(encoded, texts)
+    return json.loads(typed[1]) if typed[0] == "=" else serde.loads_typed(typed)
 
 
 def join(encoded: Encoded, texts: dict[int, bytes]) -> tuple[str, bytes]:
     """Return what was serialized."""
     try:
-        pieces = [texts[p] if p.__class__ is int else binascii.a2b_base64(p) for p in encoded[1:]]
+        pieces = [texts[p] if p.__class__ is int else _from_text(p) for p in encoded[1:]]
     except KeyError:
         raise _deleted() from None
     return encoded[0], b"".join(pieces)
+
+
+def _to_text(data: bytes) -> str:
+    if len(data) < _LARGEST_DEFLATED:
+        deflate = zlib.compressobj(wbits=-15, zdict=_DICTIONARY)
+        deflated = deflate.compress(data) + deflate.flush()
+        if len(deflated) < len(data):
+            return _DEFLATED + binascii.b2a_base64(deflated, newline=False).decode()
+    return binascii.b2a_base64(data, newline=False).decode()
+
+
+def _from_text(text: str) -> bytes:
+    if not text.startswith(_DEFLATED):
+        return binascii.a2b_base64(text)
+    inflate = zlib.decompressobj(wbits=-15, zdict=_DICTIONARY)
+    return inflate.decompress(binascii.a2b_base64(text[1:]), _LARGEST_DEFLATED)
+
+
+def to_json(value: Any) -> str:
+    """Return short JSON."""
+    return json.dumps(value, separators=(",", ":"))
 
 
 def text_numbers(encoded: Iterable[Encoded]) -> set[int]:
