@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Generator
 from pathlib import Path
 
@@ -114,3 +116,22 @@ def test_the_path_of_a_file_is_enough_and_after_close_nothing_works(tmp_path: Pa
     with pytest.raises(BadInput, match="closed"):
         again.run(work)
     work.close()
+
+
+def test_a_process_that_does_not_close_it_ends_quietly_and_without_its_leases(tmp_path: Path):
+    program = f"""
+import asyncio
+from holdfast.frameworks.base import FrameworkStore
+store = FrameworkStore({str(tmp_path / "s.db")!r}, framework="test")
+async def hold():
+    async with store.writing(await store.ensure_id("s")) as writer:
+        await writer.write()
+store.run(hold())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    store = FrameworkStore(tmp_path / "s.db", framework="test")
+    session = store.run(store.find("s"))
+    store.close()
+    assert session is not None
+    assert session.holder is None
