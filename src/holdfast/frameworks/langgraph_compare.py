@@ -66,10 +66,13 @@ class _Dumped(_Leaf):
     def __init__(self, value: Any, dump: Dump) -> None:
         self.kind: type[Any] = value.__class__
         self.dump = dump
-        self.dumped = dump(value)
+        try:
+            self.dumped = dump(value)
+        except Exception:  # noqa: BLE001 - the application's object; what cannot be serialized was read, and counts as changed
+            self.dumped = None
 
     def __eq__(self, other: object) -> bool:
-        return other.__class__ is self.kind and self.dumped == self.dump(other)
+        return other.__class__ is self.kind and self.dumped is not None and self.dumped == self.dump(other)
 
 
 @cache
