@@ -5,13 +5,16 @@ import base64
 import copy
 import io
 import json
+import multiprocessing
 import random
 import re
+import signal
 import sqlite3
+import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from importlib import metadata, reload
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 import ormsgpack
 import pytest
@@ -36,6 +39,9 @@ from holdfast.retention import clean, rehydrate, write_archive
 from holdfast.store import Store, open_store
 from holdfast.types import Record
 from tests.conftest import Engine
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 pytestmark = pytest.mark.processes
 MARKER = "xyzzy-the-secret"
@@ -262,7 +268,7 @@ def test_any_sequence_of_edits_forks_and_savers_reads_back_exactly(engine: Engin
             ]
         )
 
-    for step in range(150):
+    for step in range(100):
         saver = chance.choice(savers)
         after, current = chance.choice(list(expected.values())[-3:]) if expected else (None, [])
         items = saver_values(saver, after) if after and chance.random() < 0.5 else copy.deepcopy(current)
@@ -278,10 +284,10 @@ def test_any_sequence_of_edits_forks_and_savers_reads_back_exactly(engine: Engin
                     items += [new_element() for _ in range(chance.randrange(4))]
         config = put(saver, {"list": items}, after=after, version=step)
         expected[config["configurable"]["checkpoint_id"]] = (config, copy.deepcopy(items))  # pyright: ignore[reportTypedDictNotRequiredAccess]
-        if step % 40 == 39:
+        if step % 30 == 29:
             saver.prune(["t"])
             expected = dict(list(expected.items())[-1:])
-        for config, content in expected.values():
+        for config, content in list(expected.values())[-40 if step % 10 == 9 else -1 :]:
             for reader in savers:
                 assert repr(saver_values(reader, config)) == repr(_as_stored(content))
     for one in savers:
@@ -467,6 +473,70 @@ def test_a_deleted_thread_begins_anew(saver: HoldfastSaver, other: HoldfastSaver
     assert saver.get_tuple(thread()) is None
     assert len(chat(saver).invoke({"messages": [HumanMessage("two")]}, thread())["messages"]) == 2
     assert [one.config["configurable"]["thread_id"] for one in other.list(None)] == ["t"] * 3  # pyright: ignore[reportTypedDictNotRequiredAccess]
+
+
+# Kills
+
+STEPS = 120
+
+
+class Counted(TypedDict):
+    messages: Annotated[list[AnyMessage], add_messages]
+    steps: int
+
+
+def run_to_the_end(url: str, pipe: "Connection") -> None:
+    """Begin or continue a run of many steps, each with a fake model's answer, and send the number of each step that begins."""
+    saver = HoldfastSaver(url)
+
+    def step(state: Counted) -> dict[str, Any]:
+        number = state["steps"]
+        pipe.send(number)
+        return {"messages": [AIMessage(f"{number} " + "x" * 300, id=str(number))], "steps": number + 1}
+
+    def target(state: Counted) -> str:
+        return "step" if state["steps"] < STEPS else "__end__"
+
+    graph: Any = StateGraph(Counted)
+    graph.add_node("step", step)
+    graph.set_entry_point("step")
+    graph.add_conditional_edges("step", target, ["step", "__end__"])
+    config = thread() | {"recursion_limit": STEPS + 5}
+    chat = graph.compile(checkpointer=saver)
+    begun = saver.get_tuple(thread()) is not None
+    chat.invoke(None if begun else {"messages": [HumanMessage("go", id="go")], "steps": 0}, config)
+    saver.close()
+
+
+def test_a_run_that_is_killed_twenty_times_loses_and_repeats_nothing(tmp_path: Path):
+    chance = random.Random(3)
+    url = f"sqlite:///{tmp_path}/s.db"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    kills = 0
+    for attempt in range(21):
+        reader, writer = context.Pipe(duplex=False)
+        child = context.Process(target=run_to_the_end, args=(url, writer))
+        child.start()
+        writer.close()
+        if attempt < 20:
+            for _ in range(chance.randrange(1, 4)):
+                reader.recv()
+            time.sleep(chance.random() * 0.01)
+            child.kill()
+        child.join(60)
+        kills += child.exitcode == -signal.SIGKILL
+        saver = HoldfastSaver(url)
+        for one in saver.list(thread()):
+            found = [message.id for message in one.checkpoint["channel_values"].get("messages", [])]
+            assert found == ["go", *map(str, range(STEPS))][: len(found)]
+        saver.close()
+    assert (kills, child.exitcode) == (20, 0)  # pyright: ignore[reportPossiblyUnboundVariable]
+    saver = HoldfastSaver(url)
+    state = values(saver, thread())
+    assert [message.id for message in state["messages"]] == ["go", *map(str, range(STEPS))]
+    assert len(records(saver, "element")) == STEPS + 1
+    saver.close()
 
 
 # Two savers, retention, safety

@@ -16,6 +16,7 @@ from holdfast.frameworks.langgraph_values import (
     Reading,
     Ref,
     Stored,
+    element,
     end_of,
     load,
     text_numbers,
@@ -81,7 +82,7 @@ async def _sweep(shared: FrameworkStore, writer: Writer, kept: Sequence[Stored])
     refs = [ref for one in kept for ref in one.refs.values()]
     texts = text_numbers(encoded for one in kept for encoded in one.encoded)
     for one in await shared.records(session_id, "write"):
-        texts |= text_numbers(write[2] for write in json.loads(one.body)["writes"])
+        texts |= text_numbers(write[2] for write in json.loads(one.body)["w"])
     keys = {ref["k"] for ref in refs if "k" in ref}
     dropped: list[tuple[str, str]] = []
     for one in await shared.records(session_id, "value"):
@@ -98,7 +99,7 @@ async def _sweep(shared: FrameworkStore, writer: Writer, kept: Sequence[Stored])
             if segment not in lengths:
                 dropped.append(("element", one.key))
         elif int(position) < lengths.get(segment, 0):
-            texts |= text_numbers([json.loads(one.body)["e"]])
+            texts |= text_numbers([element(json.loads(one.body))])
         else:
             dropped.append(("element", one.key))
             if segment in lengths:

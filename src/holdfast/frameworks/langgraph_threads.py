@@ -36,6 +36,7 @@ from holdfast.frameworks.langgraph_values import (
     join,
     keep,
     load,
+    load_list,
     namespace_key,
     to_json,
 )
@@ -190,7 +191,7 @@ class Threads:
                 head = memory.heads.get(ns)
                 is_new = head is not None and head.id == checkpoint_id and memory.has_all_tasks
                 found = [] if is_new else await self._shared.records(session_id, "write", prefix=key, limit=1)
-                rows = json.loads(found[0].body)["writes"] if found and found[0].key == key else []
+                rows = json.loads(found[0].body)["w"] if found and found[0].key == key else []
             by_number: dict[int, Any] = {row[0]: row for row in rows}
             values = Values(self._shared, session_id, serde, memory, self._lists)
             for position, (channel, value) in enumerate(writes):
@@ -198,9 +199,7 @@ class Threads:
                 if number < 0 or number not in by_number:
                     by_number[number] = [number, channel, await values.encode(value)]
             rows = [by_number[number] for number in sorted(by_number)]
-            body = {"path": task_path, "writes": rows} | (
-                {} if key.endswith(f"/{task_id}") else {"task": task_id}
-            )
+            body = {"p": task_path, "w": rows} | ({} if key.endswith(f"/{task_id}") else {"t": task_id})
             values.records.append(Record(kind="write", key=key, body=to_json(body)))
             await writer.write(values.records)
             memory.tasks[key] = rows
@@ -248,10 +247,10 @@ class Threads:
         reading = Reading(self._shared, session_id)
         writes = await self._shared.records(session_id, "write", prefix=f"{found.key}/")
         tasks: list[dict[str, Any]] = [
-            {"task": record.key.rpartition("/")[2], **json.loads(record.body)} for record in writes
+            {"t": record.key.rpartition("/")[2], **json.loads(record.body)} for record in writes
         ]
         encoded = [found.content]
-        encoded += [write[2] for task in tasks for write in task["writes"]]
+        encoded += [write[2] for task in tasks for write in task["w"]]
         single: dict[str, Any] = {}
         lists: dict[str, Any] = {}
         for channel, ref in found.refs.items():
@@ -272,15 +271,15 @@ class Threads:
             key = (session_id, ns, channel)
             new = channel in lists
             stored = [join(one, texts) for one in lists[channel]] if new else self._lists[key].stored
-            values[channel] = [serde.loads_typed(one) for one in stored]
+            values[channel] = load_list(stored, serde)
             if new and remember:
                 self._lists[key] = keep(ref, stored, values[channel], serde)
                 self._trim_lists()
         rest, metadata = load(found.content, texts, serde)
         pending = [
-            (writes_sort_key(task["path"], task["task"], number), channel, value)
+            (writes_sort_key(task["p"], task["t"], number), channel, value)
             for task in tasks
-            for number, channel, value in task["writes"]
+            for number, channel, value in task["w"]
         ]
         pending.sort(key=lambda write: write[0])
         return CheckpointTuple(

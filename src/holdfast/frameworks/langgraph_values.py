@@ -18,6 +18,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, TypeAlias, cast
 from urllib.parse import quote
 
@@ -27,7 +28,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from holdfast.errors import Conflict
 from holdfast.frameworks.base import FrameworkStore
-from holdfast.frameworks.langgraph_compare import first_difference, freeze
+from holdfast.frameworks.langgraph_compare import Frozen
 from holdfast.types import Record
 
 Encoded: TypeAlias = list[Any]
@@ -137,9 +138,9 @@ class Kept:
     It stays valid, because the elements of a segment are never replaced.
     """
 
-    segment: str = ""
-    stored: list[tuple[str, bytes]] = field(default_factory=list[tuple[str, bytes]])
-    frozen: list[Any] = field(default_factory=list[Any])
+    segment: str
+    stored: list[tuple[str, bytes]]
+    frozen: Frozen
 
     def is_at(self, ref: Ref) -> bool:
         """Return whether it is the list at this place."""
@@ -241,9 +242,9 @@ class Values:
     async def _put_list(self, ns: str, channel: str, value: list[Any], before: Ref | None) -> Ref:
         key = (self.session_id, ns, channel)
         kept = await self._before(key, before)
-        same = first_difference(kept.frozen, value)
+        same = kept.frozen.first_difference(value)
         # Frozen before it is serialized: if another thread edits it meanwhile, the next put finds a difference.
-        kept.frozen[same:] = [freeze(item, self.serde.dumps_typed) for item in value[same:]]
+        kept.frozen.replace(same, value[same:])
         segment, origin = await self._segment_of(kept, same)
         del kept.stored[same:]
         if same < len(value):
@@ -260,7 +261,7 @@ class Values:
             for position in range(len(kept.stored), len(value)):
                 typed = self.serde.dumps_typed(value[position])
                 encoded = await self._encode_typed(typed, value[position])
-                body = to_json({**first, "e": encoded})
+                body = to_json({**first, "e": encoded} if first else encoded)
                 self.records.append(Record(kind="element", key=f"{segment}/{position:010}", body=body))
                 kept.stored.append(typed)
                 first = {}
@@ -273,14 +274,14 @@ class Values:
     async def _before(self, key: tuple[str, str, str], before: Ref | None) -> Kept:
         """Return the list in the checkpoint before this one, from memory if it is there."""
         if before is None or not before.get("n"):
-            return Kept()
+            return Kept("", [], Frozen([], self.serde.dumps_typed))
         kept = self.lists.get(key)
         if kept is None or not kept.is_at(before):
             reading = Reading(self.shared, self.session_id)
             encoded = await reading.elements(before)
             texts = await reading.texts(encoded)
             stored = [join(one, texts) for one in encoded]
-            kept = keep(before, stored, [self.serde.loads_typed(one) for one in stored], self.serde)
+            kept = keep(before, stored, load_list(stored, self.serde), self.serde)
         return kept
 
     async def _segment_of(self, kept: Kept, same: int) -> tuple[str, Origin]:
@@ -345,7 +346,7 @@ class Reading:
                 if not page:
                     raise _deleted()
                 part += page
-            found = [json.loads(record.body)["e"] for record in part] + found
+            found = [element(body) for body in _bodies(part)] + found
             origin = _origin(part[0])
             segment, length = origin.parent, origin.start
         return found
@@ -361,14 +362,29 @@ class Reading:
                 )
                 if not page:
                     raise _deleted()
-                found |= {int(record.key): json.loads(record.body).encode() for record in page}
+                found |= {
+                    int(record.key): text.encode() for record, text in zip(page, _bodies(page), strict=True)
+                }
                 after = page[-1].key
         return found
 
 
+def _bodies(records: Sequence[Record]) -> list[Any]:
+    """Return the bodies of records, parsed at once."""
+    return json.loads(f"[{','.join([record.body for record in records])}]")
+
+
 def keep(ref: Ref, stored: list[tuple[str, bytes]], elements: list[Any], serde: SerializerProtocol) -> Kept:
     """Return a list to compare with."""
-    return Kept(ref["s"], stored, [freeze(element, serde.dumps_typed) for element in elements])
+    return Kept(ref["s"], stored, Frozen(elements, serde.dumps_typed))
+
+
+def load_list(stored: list[tuple[str, bytes]], serde: SerializerProtocol) -> list[Any]:
+    """Return the elements of a list. Elements in MessagePack are read at once, as an array of them."""
+    if isinstance(serde, JsonPlusSerializer) and not any(kind != "msgpack" for kind, _ in stored):
+        array = b"\xdd" + len(stored).to_bytes(4) + b"".join([data for _, data in stored])
+        return serde.loads_typed(("msgpack", array))
+    return [serde.loads_typed(one) for one in stored]
 
 
 def load(encoded: Encoded, texts: dict[int, bytes], serde: SerializerProtocol) -> Any:
@@ -397,6 +413,7 @@ def _to_text(data: bytes) -> str:
     return binascii.b2a_base64(data, newline=False).decode()
 
 
+@lru_cache(maxsize=1024)
 def _from_text(text: str) -> bytes:
     if not text.startswith(_DEFLATED):
         return binascii.a2b_base64(text)
@@ -418,6 +435,11 @@ def end_of(key: str) -> int:
     """Return the position after an element; -1 for the mark of a segment that is not continued."""
     position = key.partition("/")[2]
     return -1 if position == CLOSED else int(position) + 1
+
+
+def element(body: Any) -> Encoded:
+    """Return an element. The first one of a segment is in an object, with the segment's origin."""
+    return cast("dict[str, Any]", body)["e"] if isinstance(body, dict) else body
 
 
 def _origin(first: Record) -> Origin:
