@@ -673,3 +673,14 @@ def test_a_missing_or_unsupported_version_is_named(monkeypatch: pytest.MonkeyPat
             patched.setattr(metadata, "version", installed)
             reload(module)
     reload(module)
+
+
+def test_the_example_of_the_docs_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "langgraph.md"
+    (block,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block, str(page), "exec"), {"__name__": "example"})
+    assert capsys.readouterr().out == "2\n"
+    assert (tmp_path / "threads.db").exists()
