@@ -9,7 +9,6 @@ import multiprocessing
 import random
 import re
 import signal
-import sqlite3
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from importlib import metadata, reload
@@ -35,10 +34,12 @@ from holdfast.errors import BadInput, MissingExtra, SessionCleaned
 from holdfast.frameworks import langgraph as module
 from holdfast.frameworks.langgraph import HoldfastSaver
 from holdfast.media import open_media
-from holdfast.retention import clean, rehydrate, write_archive
-from holdfast.store import Store, open_store
+from holdfast.retention import clean, rehydrate
+from holdfast.store import open_store
 from holdfast.types import Record
 from tests.conftest import Engine
+from tests.promises.test_exact_return import export
+from tests.promises.test_gone_is_gone import everything
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -542,6 +543,26 @@ def test_a_run_that_is_killed_twenty_times_loses_and_repeats_nothing(tmp_path: P
 # Two savers, retention, safety
 
 
+async def test_a_checkpoint_can_be_read_while_the_next_ones_are_written(saver: HoldfastSaver):
+    first = put(saver, {"list": [f"{n} " + "x" * 300 for n in range(50)]})
+    expected = values(saver, first)
+
+    async def write() -> None:
+        config, items = first, list(expected["list"])
+        for number in range(20):
+            items = [*items[: 30 + number], f"new {number} " + "y" * 300]
+            checkpoint = empty_checkpoint()
+            checkpoint["channel_values"] = {"list": items}
+            config = await saver.aput(config, checkpoint, {}, {})
+
+    writing = asyncio.create_task(write())
+    while not writing.done():
+        found = await saver.aget_tuple(first)
+        assert found is not None
+        assert found.checkpoint["channel_values"] == expected
+    await writing
+
+
 def test_two_savers_write_to_one_thread_in_turns(saver: HoldfastSaver, other: HoldfastSaver):
     async def both() -> None:
         async def write(one: HoldfastSaver, name: str) -> None:
@@ -562,10 +583,6 @@ def test_two_savers_write_to_one_thread_in_turns(saver: HoldfastSaver, other: Ho
         assert [item[1] for item in items] == [str(n) for n in range(len(items))]
 
 
-async def export(store: Store, session_id: str) -> bytes:
-    return b"".join([piece async for piece in write_archive(store, open_media(store=store), session_id)])
-
-
 async def test_a_thread_is_archived_cleaned_and_restored_exactly_and_erased_without_a_trace(
     engine: Engine, saver: HoldfastSaver, tmp_path: Path
 ):
@@ -578,6 +595,7 @@ async def test_a_thread_is_archived_cleaned_and_restored_exactly_and_erased_with
         media = open_media(store=store)
         archive = await export(store, session.id)
         assert MARKER.encode() in archive
+        assert MARKER.encode() in await everything(engine, store, tmp_path)
         await clean(store, media, session.id, idle_days=0, force=True, actor="you")
         cleaned = HoldfastSaver(engine.url)
         with pytest.raises(SessionCleaned):
@@ -590,10 +608,7 @@ async def test_a_thread_is_archived_cleaned_and_restored_exactly_and_erased_with
         await cleaned.adelete_thread("t")
         cleaned.close()
         assert await store.check() == []
-    if engine.name == "sqlite":
-        path = engine.url.removeprefix("sqlite:///")
-        sqlite3.connect(path).execute("VACUUM")
-        assert MARKER.encode() not in Path(path).read_bytes()
+        assert MARKER.encode() not in await everything(engine, store, tmp_path)
 
 
 class Unlisted:

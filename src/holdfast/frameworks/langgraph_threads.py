@@ -19,7 +19,7 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from holdfast.errors import BadInput, Conflict
+from holdfast.errors import BadInput, Conflict, SessionCleaned
 from holdfast.frameworks.base import FrameworkStore, Writer
 from holdfast.frameworks.langgraph_deletion import KINDS, delete_checkpoints, keep_latest
 from holdfast.frameworks.langgraph_values import (
@@ -253,10 +253,13 @@ class Threads:
         encoded += [write[2] for task in tasks for write in task["w"]]
         single: dict[str, Any] = {}
         lists: dict[str, Any] = {}
+        ready: dict[str, list[tuple[str, bytes]]] = {}
         for channel, ref in found.refs.items():
             if "n" in ref:
                 kept = self._lists.get((session_id, ns, channel))
-                if kept is None or not kept.is_at(ref):
+                if kept is not None and kept.is_at(ref):
+                    ready[channel] = list(kept.stored)  # the next put changes it
+                else:
                     lists[channel] = await reading.elements(ref)
                     encoded += lists[channel]
             else:
@@ -268,12 +271,10 @@ class Threads:
             if channel in single:
                 values[channel] = load(single[channel], texts, serde)
                 continue
-            key = (session_id, ns, channel)
-            new = channel in lists
-            stored = [join(one, texts) for one in lists[channel]] if new else self._lists[key].stored
+            stored = ready.get(channel) or [join(one, texts) for one in lists.get(channel, ())]
             values[channel] = load_list(stored, serde)
-            if new and remember:
-                self._lists[key] = keep(ref, stored, values[channel], serde)
+            if channel in lists and remember:
+                self._lists[session_id, ns, channel] = keep(ref, stored, values[channel], serde)
                 self._trim_lists()
         rest, metadata = load(found.content, texts, serde)
         pending = [
@@ -369,17 +370,23 @@ class Threads:
                 cursor = page.next_cursor
                 if cursor is None:
                     break
+        refused: SessionCleaned | None = None
         for session_id in sessions:
-            async with self._writing(session_id) as (writer, _):
-                await delete_checkpoints(
-                    self._shared,
-                    writer,
-                    serde,
-                    lambda found: {
-                        one.key for one, metadata in found if str(metadata.get("run_id")) in wanted
-                    },
-                )
-            self._memories.pop(session_id)
+            try:
+                async with self._writing(session_id) as (writer, _):
+                    await delete_checkpoints(
+                        self._shared,
+                        writer,
+                        serde,
+                        lambda found: {
+                            one.key for one, metadata in found if str(metadata.get("run_id")) in wanted
+                        },
+                    )
+                self._memories.pop(session_id)
+            except SessionCleaned as error:  # its archive has them; delete those of the others first
+                refused = error
+        if refused is not None:
+            raise refused
 
     async def prune(self, serde: SerializerProtocol, thread_ids: Sequence[str], strategy: str) -> None:
         """Delete all but the latest checkpoints, or the threads."""

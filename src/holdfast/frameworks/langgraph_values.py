@@ -242,6 +242,7 @@ class Values:
     async def _put_list(self, ns: str, channel: str, value: list[Any], before: Ref | None) -> Ref:
         key = (self.session_id, ns, channel)
         kept = await self._before(key, before)
+        self.lists.pop(key, None)  # a reader must not find it half changed
         same = kept.frozen.first_difference(value)
         # Frozen before it is serialized: if another thread edits it meanwhile, the next put finds a difference.
         kept.frozen.replace(same, value[same:])
