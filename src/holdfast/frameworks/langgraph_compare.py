@@ -2,8 +2,8 @@
 
 A list of messages is passed to each put as a whole, and a node may have edited a message in place. So the saver keeps a frozen copy of the
 list: it shares the strings, which cannot change, and copies the containers. Comparing it with the list is one comparison of
-dicts per message, in which an unchanged string is recognized by its address. That is linear in the number of elements, but takes less
-than a microsecond per message, and nothing that was stored before is serialized, read or written.
+dicts per message, in which an unchanged string is recognized by its address. That is linear in the number of elements, but takes only
+0.3 to 2 microseconds per message, and nothing that was stored before is serialized, read or written.
 
 Numbers are equal only if their types are. Objects other than messages are compared by their serialized bytes. Dicts are equal in any order.
 """
