@@ -100,12 +100,14 @@ bench: .venv/ready ## every claim about speed, measured side by side
 	$(BIN)/python -m benchmarks.retention
 	$(BIN)/python -m benchmarks.stream
 	$(BIN)/python -m benchmarks.growth
+	$(BIN)/python -m benchmarks.frameworks
 
 bench-compare: .venv/ready ## the same claims against peers, which are installed apart
 	$(BIN)/python -m benchmarks.record --peer
 	$(BIN)/python -m benchmarks.runtime --peer
 	$(BIN)/python -m benchmarks.steps --peer
 	$(BIN)/python -m benchmarks.openai_session
+	$(BIN)/python -m benchmarks.frameworks --peer
 
 torture: .venv/ready ## the promises under fire: DURATION=600 SEED=7 ENGINE=sqlite or postgres
 	$(BIN)/python -m tests.torture --duration $(or $(DURATION),600) --engine $(or $(ENGINE),sqlite) $(if $(SEED),--seed $(SEED))

@@ -87,6 +87,7 @@ SERVED = "docs/quickstart.md#0"
 WHOLE = [b for b in fenced() if b.language == "python" and b.is_whole and b.name != SERVED]
 COMPILED = {
     "docs/how-to/stores.md#0": "needs a pool and a client of the application; tests/store/test_borrowed.py opens stores on both",
+    "docs/how-to/langgraph.md#0": "needs LangGraph; tests/frameworks/test_langgraph.py runs it",
 }
 """Python blocks that are not run, and why."""
 PYTHON = [block for block in fenced() if block.language == "python"]

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Generator
 from importlib.metadata import version
 from pathlib import Path
@@ -156,3 +158,22 @@ def test_a_version_that_is_not_supported_is_named():
     for at_least, below in (((0, 1), (0, 2)), ((1000,), (1001,))):
         with pytest.raises(BadInput, match=f"pytest {version('pytest')} is installed"):
             check_version("pytest", extra="testing", at_least=at_least, below=below)
+
+
+def test_a_process_that_does_not_close_it_ends_quietly_and_without_its_leases(tmp_path: Path):
+    program = f"""
+import asyncio
+from holdfast.frameworks.base import FrameworkStore
+store = FrameworkStore({str(tmp_path / "s.db")!r}, framework="test")
+async def hold():
+    async with store.writing(await store.ensure_id("s")) as writer:
+        await writer.write()
+store.run(hold())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    store = FrameworkStore(tmp_path / "s.db", framework="test")
+    session = store.run(store.find("s"))
+    store.close()
+    assert session is not None
+    assert session.holder is None

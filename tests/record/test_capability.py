@@ -2,11 +2,9 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from datetime import datetime
-from importlib.metadata import version
 from typing import Any
 
 import pytest
-from packaging.version import Version
 from pydantic_ai import (
     Agent,
     DeferredToolRequests,
@@ -746,10 +744,6 @@ async def test_a_delegate_belongs_to_the_owner_of_the_run_that_starts_it(store: 
     assert (await store.session("alone")).owner == "local"
 
 
-@pytest.mark.skipif(
-    Version(version("pydantic-ai-slim")) < Version("2.66"),
-    reason="before 2.66 Pydantic AI fails such a run itself",
-)
 @pytest.mark.parametrize("depth", [200, 300, 100_000])
 async def test_a_result_nested_too_deeply_does_not_fail_the_run(store: Store, depth: int):
     def nest() -> Any:

@@ -126,12 +126,17 @@ class FrameworkStore:
 
     def close(self) -> None:
         """Release all sessions and disconnect. Nothing can be used afterwards."""
-        atexit.unregister(self.close)
+        atexit.unregister(self._close_at_exit)
         with self._starting:
             loop, self._loop, self._closed = self._loop, None, True
         if loop is not None:
             loop.run(self._close())
             loop.close()
+
+    def _close_at_exit(self) -> None:
+        """Release all sessions. Connections that are closed by a thread of an executor end with the process."""
+        with suppress(RuntimeError):  # executors have been shut down
+            self.close()
 
     def _started(self, work: Coroutine[Any, Any, object]) -> EventLoop:
         with self._starting:
@@ -146,7 +151,7 @@ class FrameworkStore:
                     loop.close()
                     raise
                 self._loop = loop
-                atexit.register(self.close)
+                atexit.register(self._close_at_exit)
             return self._loop
 
     async def _open(self) -> None:
