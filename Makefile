@@ -100,7 +100,6 @@ bench: .venv/ready ## every claim about speed, measured side by side
 	$(BIN)/python -m benchmarks.retention
 	$(BIN)/python -m benchmarks.stream
 	$(BIN)/python -m benchmarks.growth
-	$(BIN)/python -m benchmarks.frameworks
 
 bench-compare: .venv/ready ## the same claims against peers, which are installed apart
 	$(BIN)/python -m benchmarks.record --peer

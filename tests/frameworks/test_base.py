@@ -21,11 +21,11 @@ from holdfast.store import open_store
 from holdfast.types import Record
 from tests.conftest import Engine
 
+pytestmark = pytest.mark.processes  # a store in memory cannot be used from another thread
+
 
 @pytest.fixture
 def shared(engine: Engine) -> Generator[FrameworkStore, None, None]:
-    if not engine.shared:
-        pytest.skip("a store in memory cannot be used from another thread")
     store = FrameworkStore(engine.url, framework="test")
     yield store
     store.close()
