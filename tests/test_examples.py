@@ -442,17 +442,17 @@ async def publishes(store: Store, text: str) -> None:
 
 
 async def conforms(store: Store, text: str) -> None:
-    assert " 8 passed" in await tested(store, text, os.devnull, "-k", "comes_back or part")
+    assert " 8 passed" in await run_pytest(store, text, os.devnull, "-k", "comes_back or part")
 
 
 async def passes(store: Store, text: str) -> None:
     settings = Path(store.url.removeprefix("sqlite:///")).with_name("pyproject.toml")
     (setting,) = [b for b in fenced() if b.name == "docs/how-to/testing.md#0"]
     settings.write_text(setting.text)
-    assert " 1 passed" in await tested(store, text, str(settings))
+    assert " 1 passed" in await run_pytest(store, text, str(settings))
 
 
-async def tested(store: Store, text: str, settings: str, *options: str) -> str:
+async def run_pytest(store: Store, text: str, settings: str, *options: str) -> str:
     """Run a block as a test file, in a folder of its own and with these settings. Return the last line of pytest."""
     file = Path(store.url.removeprefix("sqlite:///")).with_name("test_block.py")
     file.write_text(text)

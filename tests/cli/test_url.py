@@ -80,7 +80,8 @@ async def test_everything_works_over_a_server(
         assert await ada.text("send", "s", "hi", "--agent", "bot", "--wait") == "you said: hi\n"
         assert await ada.text("send", "s", "again", "--agent", "bot", "--wait") == "you said: again\n"
         failed = await ada.holdfast("send", "s", "fail", "--wait")
-        assert (failed.returncode, failed.stderr) == (1, "failed: RuntimeError: no network\n")
+        told = "failed: RuntimeError: no network\nContinue it with: holdfast retry s\n"
+        assert (failed.returncode, failed.stderr) == (1, told)
 
         assert await ada.text("send", "s", "long", "--wait") == "long " * 20_000 + "\n"
 
