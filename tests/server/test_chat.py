@@ -117,6 +117,9 @@ async def test_an_approval_in_the_last_message_continues_the_turn(http: httpx2.A
             "approval": {"id": request["approvalId"], "approved": True},
         }
         answer = {"id": asked[0]["messageId"], "role": "assistant", "parts": [part]}
+        other = answer | {"parts": [part | {"input": {"path": "other.txt"}}]}
+        refused = await http.post("/api/chat", json={"id": "c1", "messages": [other]})
+        assert (refused.status_code, "has other arguments" in refused.text) == (409, True)
         continued = await chat(http, user("remove it"), answer)
         assert continued[0]["messageId"] == asked[0]["messageId"]
         assert "removed notes.txt" in said(continued)

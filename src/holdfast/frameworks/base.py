@@ -383,7 +383,7 @@ class FrameworkStore:
     async def _release(self, session_id: str, *, at_once: bool = False) -> None:
         held = self._held.get(session_id)
         if held is None or (held.lock.locked() and not at_once):
-            return  # whoever uses it now releases it later
+            return  # the task that uses it now releases it later
         lease, held.lease = held.lease, None
         if held.releasing is not None:
             held.releasing.cancel()

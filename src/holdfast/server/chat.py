@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.api.models import FORMAT_HEADERS, Format, Id, NewSession
 from holdfast.errors import BadInput, Conflict, IdUnavailable, SessionExists, SessionNotFound
-from holdfast.jsontext import strict_json
 from holdfast.runtime.questions import pending_approvals
 from holdfast.server.routes import (
     access_of,
@@ -24,9 +23,9 @@ from holdfast.server.routes import (
     session_of,
     store_of,
 )
-from holdfast.server.sessions import SessionId, create_session, grace_of
+from holdfast.server.sessions import SessionId, create_session, grace_of, submit_kind
 from holdfast.server.stream import EventStream
-from holdfast.types import Lane, Session, Submission
+from holdfast.types import TURNS, Session, Submission
 
 router = new_router("chat")
 AgentName = Annotated[
@@ -44,7 +43,7 @@ class ChatRequest(BaseModel):
         min_length=1, description="The messages of the chat, in the form of the AI SDK."
     )
     trigger: Literal["submit-message", "regenerate-message"] = Field(
-        default="submit-message", description="Whether the last message is new, or is to be answered again."
+        default="submit-message", description="Whether the last message is new, or must be answered again."
     )
 
 
@@ -70,10 +69,10 @@ async def chat(request: Request, body: ChatRequest, agent: AgentName = None) -> 
         return _stream(request, session, "vercel", turn, after, last_id)
     key = last_id
     if body.trigger == "regenerate-message":
-        undone = await _submit(request, session, "undo", {})
-        key = f"{last_id} {undone.id}"[:200]
-    sent = await _submit(request, session, "message", content, idempotency_key=key)
-    return _stream(request, session, "vercel", sent.id, sent.position)
+        undone = await submit_kind(request, session.id, "undo", {})
+        key = f"{last_id} {undone.submission_id}"[:200]
+    sent = await submit_kind(request, session.id, "message", content, idempotency_key=key)
+    return _stream(request, session, "vercel", sent.submission_id, sent.position)
 
 
 @route(
@@ -113,8 +112,8 @@ async def ag_ui(request: Request, body: ThreadRequest, agent: AgentName = None) 
         return _stream(request, session, "ag-ui", turn, after, body.runId)
     content = parse_thread(body.messages)
     session = await _open(request, body.threadId, agent)
-    sent = await _submit(request, session, "message", content, idempotency_key=body.runId)
-    return _stream(request, session, "ag-ui", sent.id, sent.position, body.runId)
+    sent = await submit_kind(request, session.id, "message", content, idempotency_key=body.runId)
+    return _stream(request, session, "ag-ui", sent.submission_id, sent.position, body.runId)
 
 
 async def _open(request: Request, session_id: str, agent: str | None) -> Session:
@@ -137,20 +136,6 @@ async def _open(request: Request, session_id: str, agent: str | None) -> Session
     return session
 
 
-async def _submit(
-    request: Request,
-    session: Session,
-    kind: str,
-    payload: dict[str, Any],
-    *,
-    lane: Lane = "main",
-    **options: Any,
-) -> Submission:
-    return await store_of(request).submit(
-        session.id, kind, strict_json(payload, "payload"), lane=lane, **options
-    )
-
-
 async def _answer(request: Request, session: Session, answers: dict[str, dict[str, Any]]) -> tuple[str, int]:
     """Send the answers to the open questions of a session. Return the submission of its turn, and where its continuation starts."""
     store = store_of(request)
@@ -160,11 +145,14 @@ async def _answer(request: Request, session: Session, answers: dict[str, dict[st
         raise Conflict(problem=f"session {session.id} does not wait for an answer")
     if missing := sorted(questions.keys() - answers.keys()):
         raise Conflict(problem=f"answer all calls at once; these are missing: {', '.join(missing)}")
+    for call_id, call in questions.items():
+        if answers[call_id].pop("input", call["arguments"]) != call["arguments"]:
+            raise Conflict(problem=f"call {call_id} has other arguments than those that were answered")
     after = session.seq
     for call_id, call in questions.items():
         given = {name: value for name, value in answers[call_id].items() if value is not None}
         body = {"call_id": call_id, "digest": call["digest"], "by": principal_of(request).owner, **given}
-        await _submit(request, session, "approval", body, lane="control")
+        await submit_kind(request, session.id, "approval", body, lane="control")
     return waiting[0].id, after
 
 
@@ -174,7 +162,7 @@ async def _active(request: Request, session: Session) -> Submission | None:
     for state in ("claimed", "queued"):
         found = await store.submissions(session.id, state=state, payloads=False, limit=100)
         for submission in found.items:
-            if submission.kind in {"message", "retry"}:
+            if submission.kind in TURNS:
                 return submission
     return None
 

@@ -28,6 +28,7 @@ def parse_chat(message: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], d
             part["toolCallId"]: {
                 "approved": part["approval"]["approved"],
                 "feedback": part["approval"].get("reason"),
+                "input": part.get("input"),
             }
             for part in message["parts"]
             if part.get("state") == "approval-responded"

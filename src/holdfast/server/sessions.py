@@ -183,7 +183,7 @@ async def change_session(request: Request, session_id: SessionId, body: SessionC
 # Submissions
 
 
-async def _submit(
+async def submit_kind(
     request: Request,
     session_id: str,
     kind: str,
@@ -192,6 +192,7 @@ async def _submit(
     lane: Lane = "main",
     **options: Any,
 ) -> SubmissionInfo:
+    """Queue a submission, count it, and pass the trace of the request to the worker."""
     within = request.headers.get("traceparent")
     with span("holdfast submit", SUBMIT, within=within, session_id=session_id, kind=kind):
         sent: Submission = await store_of(request).submit(
@@ -207,7 +208,7 @@ async def submit(request: Request, session_id: SessionId, body: NewSubmission) -
     given = body.model_dump(exclude_none=True, exclude={"kind", "when_busy", "idempotency_key"})
     if isinstance(body, RetryTurn):
         await _check_retry(request, session_id, body)
-    return await _submit(
+    return await submit_kind(
         request,
         session_id,
         body.kind,
@@ -256,33 +257,33 @@ async def interrupt(
     payload = {} if body is None else body.model_dump(exclude_none=True)
     if "submission_id" in payload:
         await _submission(request, session_id, payload["submission_id"])
-    return await _submit(request, session_id, "interrupt", payload, lane="control")
+    return await submit_kind(request, session_id, "interrupt", payload, lane="control")
 
 
 @route(router, "POST", "/api/sessions/{session_id}/approvals", "write", status_code=202)
 async def answer(request: Request, session_id: SessionId, body: ApprovalDecision) -> SubmissionInfo:
     """Approve or deny a tool call. The answer is bound to the digest of the call's arguments."""
     given = body.model_dump(exclude_none=True) | {"by": principal_of(request).owner}
-    return await _submit(request, session_id, "approval", given, lane="control")
+    return await submit_kind(request, session_id, "approval", given, lane="control")
 
 
 @route(router, "POST", "/api/sessions/{session_id}/undo", "write", status_code=202)
 async def undo(request: Request, session_id: SessionId) -> SubmissionInfo:
     """Go back to before the last message."""
-    return await _submit(request, session_id, "undo", {})
+    return await submit_kind(request, session_id, "undo", {})
 
 
 @route(router, "POST", "/api/sessions/{session_id}/rewind", "write", status_code=202)
 async def rewind(request: Request, session_id: SessionId, body: RewindTarget) -> SubmissionInfo:
     """Continue from an earlier checkpoint. The events after it are kept."""
-    return await _submit(request, session_id, "rewind", {"checkpoint_id": body.checkpoint_id})
+    return await submit_kind(request, session_id, "rewind", {"checkpoint_id": body.checkpoint_id})
 
 
 @route(router, "POST", "/api/sessions/{session_id}/retry", "write", status_code=202)
 async def retry(request: Request, session_id: SessionId, body: RetryTarget) -> SubmissionInfo:
     """Continue a turn that failed, was interrupted or was given up. What is recorded of it is not done again."""
     await _check_retry(request, session_id, body)
-    return await _submit(request, session_id, "retry", body.model_dump(exclude_none=True))
+    return await submit_kind(request, session_id, "retry", body.model_dump(exclude_none=True))
 
 
 async def _check_retry(request: Request, session_id: str, wanted: RetryTarget | RetryTurn) -> None:
@@ -292,20 +293,20 @@ async def _check_retry(request: Request, session_id: str, wanted: RetryTarget | 
 @route(router, "POST", "/api/sessions/{session_id}/compact", "write", status_code=202)
 async def compact(request: Request, session_id: SessionId) -> SubmissionInfo:
     """Replace the history with a shorter one."""
-    return await _submit(request, session_id, "compact", {})
+    return await submit_kind(request, session_id, "compact", {})
 
 
 @route(router, "POST", "/api/sessions/{session_id}/fork", "write", status_code=202)
 async def fork(request: Request, session_id: SessionId, body: ForkTarget | None = None) -> SubmissionInfo:
     """Copy the history into a new session. The event `forked` has its id. Without a body, the latest checkpoint is copied."""
     payload = {} if body is None else body.model_dump(exclude_none=True)
-    return await _submit(request, session_id, "fork", payload)
+    return await submit_kind(request, session_id, "fork", payload)
 
 
 @route(router, "POST", "/api/sessions/{session_id}/background", "write", status_code=202)
 async def background(request: Request, session_id: SessionId) -> SubmissionInfo:
     """Hand the session over to a background worker."""
-    return await _submit(request, session_id, "background", {}, lane="control")
+    return await submit_kind(request, session_id, "background", {}, lane="control")
 
 
 # Events, history and state
