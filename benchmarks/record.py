@@ -1,8 +1,8 @@
 """What recording a run costs per step, side by side with no recording and with a peer: each claim is a bar that must hold.
 
-An agent calls one tool per step; a step is the time from one call of its model to the next. The overhead of a
-recorder is the median of its steps less the median of the same steps without any, in the same process. Runs take
-turns, so that whatever else happens on the machine hits all.
+An agent calls one tool per step; a step is the time from one call of its model to the next. The model takes 20 ms for each
+response. The overhead of a recorder is the median of its steps less the median of the same steps without any, in the same
+process. Runs take turns, so that all sides are affected alike by other load on the machine.
 
 Pydantic AI itself goes through the whole history several times per step, so that a long run takes minutes. It is made
 once with recording and once without, and how the cost grows is read inside of it: the time from entering the
@@ -27,13 +27,15 @@ import venv
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
 
-from pydantic_ai import Agent, RunContext
+from pydantic_ai import Agent, RunContext, Tool
 from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.messages import (
     ModelMessage,
@@ -55,6 +57,10 @@ Steps: TypeAlias = slice
 ROOT = Path(__file__).parents[1]
 PEER = "pydantic-ai-harness"
 PEER_VERSION = "0.62.0"
+DURABLE = "pydantic-ai-durable"
+DURABLE_VERSION = "0.1.0"
+MODEL_SECONDS = 0.02
+SLOW_MODEL_SECONDS = 0.5
 RESULT_BYTES = 2048
 PAGES = 7
 """So many pages most commits of ours write."""
@@ -85,10 +91,11 @@ COMPARED = 200
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run: the seconds of each step and, of these, in the recorder; the bytes of its messages and its database."""
+    """One run: the seconds of each step and, of these, in the recorder; those of all threads on a processor; the bytes of its messages and its database."""
 
     seconds: list[float]
     inside: list[float]
+    cpu: list[float]
     content: int
     stored: int
 
@@ -99,11 +106,11 @@ class Child:
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
 
-    def run(self, recorder: str, steps: int) -> Measured:
+    def run(self, recorder: str, steps: int, model_seconds: float = MODEL_SECONDS) -> Measured:
         """Let it run the agent with this recorder."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(json.dumps([recorder, steps]), file=self._process.stdin, flush=True)
+        print(json.dumps([recorder, steps, model_seconds]), file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
         if not answer:
             message = f"the process that measures {recorder!r} ended"
@@ -121,6 +128,12 @@ class Duel:
     def overhead(self, steps: Steps = ALL) -> float:
         """Return the seconds that recording adds to one of these steps."""
         return _step(self.recorded, steps) - _step(self.plain, steps)
+
+    def cpu(self) -> float:
+        """Return the seconds on a processor that recording adds to a step."""
+        return median(median(run.cpu) for run in self.recorded) - median(
+            median(run.cpu) for run in self.plain
+        )
 
     def detail(self, name: str) -> str:
         """Say how long a step takes on each side, and what was stored."""
@@ -142,14 +155,14 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.2f} ms"
 
 
-def _duel(child: Child, recorder: str, steps: int, turns: int) -> Duel:
+def _duel(child: Child, recorder: str, steps: int, turns: int, model_seconds: float = MODEL_SECONDS) -> Duel:
     """Let them take turns; the first turn only warms up, unless it is all there is."""
     progress(f"{recorder}: {turns} runs of {steps:,} steps")
     duel = Duel()
     sides = [(recorder, duel.recorded), ("none", duel.plain)]
     for _ in range(turns):
         for name, runs in sides:
-            runs.append(child.run(name, steps))
+            runs.append(child.run(name, steps, model_seconds))
         sides.reverse()  # whoever goes second inherits the caches of the other
     return duel
 
@@ -168,6 +181,20 @@ def _measure(scale: Scale, *, with_peer: bool, peer_venv: Path | None) -> int:
                 at_most=1 if steps == COMPARED else None,
                 detail=duel.detail("recorded"),
             )
+        compared = ours[COMPARED]
+        report.add(f"CPU per step of {COMPARED}", compared.cpu() * 1e3, "ms", at_most=1.5)
+        readonly = _duel(child, "readonly", COMPARED, scale.turns[COMPARED])
+        report.add(
+            f"overhead per step of {COMPARED}, tools that change nothing",
+            readonly.overhead() * 1e3,
+            "ms",
+            at_most=0.3,
+            detail=readonly.detail("recorded"),
+        )
+        for seconds, steps in ((0.0, COMPARED), (SLOW_MODEL_SECONDS, 10)):
+            duel = _duel(child, "holdfast", steps, scale.turns[COMPARED], seconds)
+            title = f"overhead per step of {steps}, a model that takes {seconds * 1e3:.0f} ms"
+            report.add(title, duel.overhead() * 1e3, "ms", detail=duel.detail("recorded"))
         floor = _duel(child, "commits", COMPARED, scale.turns[COMPARED])
         report.add(
             f"overhead per step of {COMPARED}, two bare commits",
@@ -177,7 +204,7 @@ def _measure(scale: Scale, *, with_peer: bool, peer_venv: Path | None) -> int:
         )
         _long(report, child, scale)
         if with_peer:
-            _against_peer(report, scale, ours[COMPARED], peer_venv, stack)
+            _against_peers(report, scale, compared, peer_venv, stack)
     return report.finish()
 
 
@@ -193,7 +220,7 @@ def _long(report: Report, child: Child, scale: Scale) -> None:
     report.add(
         f"time in the recorder, last {EDGE} of {steps:,} steps / first {EDGE}",
         last / first,
-        at_most=1.3,
+        at_most=1.2,
         detail=f"last {_ms(last)}, first {_ms(first)}",
     )
     whole_first, whole_last = _step([run], FIRST), _step([run], LAST)
@@ -215,17 +242,19 @@ def _long(report: Report, child: Child, scale: Scale) -> None:
     report.add(
         f"bytes stored of {steps:,} steps / bytes of their messages",
         run.stored / run.content,
-        at_most=2,
+        at_most=1.6,
         detail=f"stored {run.stored:,}, messages {run.content:,}",
     )
 
 
-def _against_peer(report: Report, scale: Scale, ours: Duel, folder: Path | None, stack: ExitStack) -> None:
+def _against_peers(report: Report, scale: Scale, ours: Duel, folder: Path | None, stack: ExitStack) -> None:
     name = f"overhead per step of {COMPARED}, {PEER} / ours"
     try:
         child = stack.enter_context(_child(stack.enter_context(_peer_python(folder))))
         child.run("peer", 5)
         peer = {steps: _duel(child, "peer", steps, turns) for steps, turns in scale.peer_turns.items()}
+        child.run("durable", 5)
+        durable = _duel(child, "durable", COMPARED, scale.turns[COMPARED])
     except (subprocess.CalledProcessError, OSError, RuntimeError) as error:
         output = (
             (error.stderr or "").strip().splitlines()
@@ -251,18 +280,25 @@ def _against_peer(report: Report, scale: Scale, ours: Duel, folder: Path | None,
         detail=f"{_ms(theirs.overhead())} / {_ms(ours.overhead())};"
         f" of the last {EDGE}: {_ms(theirs.overhead(LAST))} / {_ms(ours.overhead(LAST))}",
     )
+    report.add(
+        f"overhead per step of {COMPARED}, {DURABLE} with synchronous=FULL / ours",
+        durable.overhead() / ours.overhead(),
+        at_least=2,
+        detail=durable.detail("recorded"),
+    )
 
 
 @contextmanager
 def _peer_python(folder: Path | None) -> Generator[Path, None, None]:
-    """Install the peer into an environment of its own and hand out its interpreter."""
+    """Install the peers into an environment of their own and hand out its interpreter."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as temporary:
         place = folder or Path(temporary)
         python = place / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
         progress(f"installing {PEER} {PEER_VERSION} into {place}")
         if not python.exists():
             venv.create(place, with_pip=True)
-        command = [python, "-m", "pip", "install", "--quiet", f"{PEER}=={PEER_VERSION}"]
+        peers = [f"{PEER}=={PEER_VERSION}", f"{DURABLE}=={DURABLE_VERSION}"]
+        command = [python, "-m", "pip", "install", "--quiet", *peers]
         subprocess.run(command, check=True, capture_output=True, text=True)
         yield python
 
@@ -281,12 +317,12 @@ def _child(python: Path) -> Generator[Child, None, None]:
 
 
 def _be_child() -> None:
-    """Run the agent for every line that comes in: the name of a recorder and a number of steps."""
+    """Run the agent for every line: the name of a recorder, a number of steps and the seconds of a response."""
     for line in sys.stdin:
-        recorder, steps = json.loads(line)
+        recorder, steps, model_seconds = json.loads(line)
         gc.collect()  # what the last run left behind
         with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
-            measured = asyncio.run(_run(recorder, Path(folder) / "bench.db", steps))
+            measured = asyncio.run(_run(recorder, Path(folder) / "bench.db", steps, model_seconds))
             stored = sum(file.stat().st_size for file in Path(folder).iterdir())
         print(json.dumps(asdict(replace(measured, stored=stored))), flush=True)
 
@@ -324,28 +360,61 @@ class Stopwatch:
         self.total += time.perf_counter() - self._since
 
 
-async def _run(recorder: str, database: Path, steps: int) -> Measured:
+async def _run(recorder: str, database: Path, steps: int, model_seconds: float) -> Measured:
     """Run the agent. The size of the database is not known yet."""
     called: list[float] = []
     inside: list[float] = []
+    cpu: list[float] = []
     stopwatch = Stopwatch()
 
-    def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+    async def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         del messages, info
         called.append(time.perf_counter())
         inside.append(stopwatch.total)
+        cpu.append(time.process_time())
         number = len(called)
+        if model_seconds:
+            await asyncio.sleep(model_seconds)
         return _call(number) if number <= steps else ModelResponse(parts=[TextPart("done")], usage=USAGE)
 
     async def look_up(number: int) -> str:
         return _result(number)
 
     async with _recording(recorder, database, stopwatch) as capabilities:
-        agent = Agent(FunctionModel(model), name="bench", tools=[look_up], capabilities=capabilities)
-        result = await agent.run("Look it all up.", usage_limits=UsageLimits(request_limit=None))
+        metadata = {"recovery": "readonly"} if recorder == "readonly" else None
+        tool = Tool(look_up, metadata=metadata)
+        agent = Agent(FunctionModel(model), name="bench", tools=[tool], capabilities=capabilities)
+        run = _run_durable if recorder == "durable" else _run_plain
+        messages = await run(agent, database)
+    content = len(ModelMessagesTypeAdapter.dump_json(messages))
+    return Measured(_differences(called), _differences(inside), _differences(cpu), content, stored=0)
+
+
+async def _run_plain(agent: Agent[None, str], database: Path) -> list[ModelMessage]:
+    del database
+    result = await agent.run("Look it all up.", usage_limits=UsageLimits(request_limit=None))
+    assert result.output == "done"
+    return result.all_messages()
+
+
+async def _run_durable(agent: Agent[None, str], database: Path) -> list[ModelMessage]:
+    """Run the agent with pydantic-ai-durable, at our durability and without its limit of 50 requests."""
+    durable: Any = import_module("pydantic_ai_durable")
+    assert version(DURABLE) == DURABLE_VERSION
+    agent.iter = partial(agent.iter, usage_limits=UsageLimits(request_limit=None))
+    async with durable.AioSqliteStorage(database) as storage:
+        await storage.init_db()
+        await (await storage.get_connection()).execute("PRAGMA synchronous = FULL")
+        await storage.insert_conversation(
+            durable.ConversationRecord(conversation_id="talk", agent_config_json="{}")
+        )
+        task = {"task_id": "task", "task_type": "turn", "status": "pending", "owner_kind": "conversation"}
+        rest = {"owner_id": "talk", "phase": "init", "input_json": "{}", "state_json": "{}"}
+        await storage.insert_task(durable.TaskRecord(**task, **rest))
+        engine = durable.DurableStepEngine(storage)
+        result = await engine.run_turn(agent, "Look it all up.", "talk", "task")
         assert result.output == "done"
-    content = len(ModelMessagesTypeAdapter.dump_json(result.all_messages()))
-    return Measured(_differences(called), _differences(inside), content, stored=0)
+        return result.all_messages
 
 
 def _differences(times: Iterable[float]) -> list[float]:
@@ -392,7 +461,7 @@ async def _recording(
     recorder: str, database: Path, stopwatch: Stopwatch
 ) -> AsyncGenerator[Sequence[Any], None]:
     """Hand out the capabilities that record a run in this database."""
-    if recorder == "holdfast":
+    if recorder in {"holdfast", "readonly"}:
         from holdfast.record import Holdfast
         from holdfast.store import open_store
 

@@ -50,6 +50,14 @@ class World:
         return Agent(FunctionModel(model), tools=[step], capabilities=[Holdfast(store, lease_ttl=1.0)])
 
 
+async def reached(world: World, store: Store) -> None:
+    """Wait for the point, and until the calls that ended before it are on record: the model is asked while they are written."""
+    is_asked = world.point is not None and world.point.startswith("model")
+    await world.reached.wait()
+    while is_asked and any(call.state != "completed" for call in (await store.effects("talk")).items):
+        await asyncio.sleep(0.005)
+
+
 async def resumed(world: World, store: Store) -> tuple[str, str]:
     """Resume the last run as soon as its lease has run out; return the output, and the whole history as text."""
     (run,) = (await store.runs(session_id="talk")).items
@@ -82,7 +90,7 @@ async def test_postgres_is_killed_and_comes_back(server: Postgres, point: str):
     world.point = point
     async with open_store(server.url()) as store:
         running = asyncio.create_task(world.agent(store).run("hi", conversation_id="talk"))
-        await world.reached.wait()
+        await reached(world, store)
         await asyncio.to_thread(server.kill)
         world.go.set()
         with pytest.raises(StoreUnavailable):
@@ -118,7 +126,7 @@ async def test_the_disk_fills_up_and_has_room_again(small_disk: Path, point: str
     world.point = point
     async with open_store(f"sqlite:///{small_disk}/store.db") as store:
         running = asyncio.create_task(world.agent(store, 100_000).run("hi", conversation_id="talk"))
-        await world.reached.wait()
+        await reached(world, store)
         with (small_disk / "ballast").open("wb", buffering=0) as ballast:
             for size in (65536, 512):
                 try:

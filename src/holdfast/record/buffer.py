@@ -2,6 +2,9 @@
 
 A step is two batches: one when a model request begins and one before the first tool runs. All other changes are added to the
 next batch. A timer writes them if none follows soon.
+
+A batch can be started and waited for later: it is written while the model works on its response, and nothing acts on the response before
+the batch is durable.
 """
 
 import asyncio
@@ -26,6 +29,9 @@ from holdfast.types import Batch, Chain, Checkpoint, CheckpointKind, Effect, Lea
 
 _A_MOMENT = 0.005
 """How many seconds the end of a tool call may wait for the next batch."""
+
+_PATIENCE = 0.5
+"""How many seconds the end of a run waits for the writes before it."""
 
 _SETUP = 0.05
 """How many seconds the start of a run may wait for its first request, to be written with it."""
@@ -68,11 +74,18 @@ class Buffer:
         self._flushing: asyncio.Task[None] | None = None
         self._chain = Chain()  # every batch builds on the previous ones
         self._order = asyncio.Lock()  # held while large content is stored, so that later batches wait
+        self._started: list[asyncio.Task[None]] = []  # writes that are not waited for yet
+        self._error: BaseException | None = None  # why one of them failed
 
     @property
     def failed(self) -> Exception | None:
         """Why a batch could not be written. Then no later batch of the history is written."""
         return self._chain.failed
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether no started write is under way or has failed."""
+        return not self._started and self._error is None
 
     def begin(self, beginning: Beginning) -> None:
         """Write the start of the run with its first request, or shortly after."""
@@ -140,8 +153,48 @@ class Buffer:
             beginning.event.message = aside.segment, aside.position
         return batch
 
+    def start(self, batch: Batch) -> "asyncio.Task[None]":
+        """Start to write a batch after the previous ones. `join` waits for it, and so does every later write."""
+        task = asyncio.create_task(self._put_in_order(batch))
+        self._started.append(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._started.remove(task)
+        # Whether a cancelled write is durable is not known, so nothing may rely on it.
+        self._error = self._error or (_given_up() if task.cancelled() else task.exception())
+
+    async def join(self) -> None:
+        """Wait until all started writes are durable. Once one of them failed, it raises that error to everyone."""
+        if self._started:
+            await asyncio.wait(self._started)
+        if self._error is not None:
+            raise self._error
+
+    async def finish(self) -> None:
+        """Wait until no write is under way, because the run ends. Give up on a database that does not answer: the store keeps the order.
+
+        Whatever still waits in `join` does not go on. Pydantic AI runs each tool call in a task of its own, which is cancelled only later.
+        """
+        self._error = self._error or _given_up()
+        if self._started:
+            _, late = await asyncio.wait(self._started, timeout=_PATIENCE)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+
     async def write(self, batch: Batch) -> None:
-        """Write a batch after the previous ones. Its large content is put into the media store first.
+        """Write a batch after the previous ones, and wait until it is durable."""
+        if not self._started:
+            await self._put_in_order(batch)
+            return
+        self.start(batch)  # tasks begin in the order in which they were created
+        await self.join()
+
+    async def _put_in_order(self, batch: Batch) -> None:
+        """Write a batch. Its large content is put into the media store first.
 
         The history counts as recorded as soon as a batch of it was created. If its content then cannot be stored, no later batch may be
         written: the run fails, and the next one continues from the recorded history.
@@ -196,6 +249,7 @@ class Buffer:
 
     async def write_failure(self, batch: Batch) -> None:
         """Write the failure of the run, even after a batch that could not be written."""
+        await self.finish()
         batch.chain = self._chain if self._chain.failed is None else None
         write = partial(self._store.write, self.lease)
         if (unput := await self._put_and_write(batch, write)) is not None:
@@ -275,3 +329,7 @@ class Buffer:
     def _check(self) -> None:
         if self._chain.failed is not None:
             raise self._chain.failed
+
+
+def _given_up() -> Conflict:
+    return Conflict(problem="the run ended while one of its steps was being written")

@@ -136,7 +136,7 @@ class Calls:
             approved = ctx.tool_call_approved and waits != "external"
             return None if approved else lambda: ledger.replay(effect)
         policy, _ = self.recovery(tool)
-        if policy == "retry" or (policy == "steps" and effect.state == "started"):
+        if policy in {"retry", "readonly"} or (policy == "steps" and effect.state == "started"):
             return None
         if policy == "ask" and effect.state == "started":
             waiting = self.note(effect, result=ledger.deferred("again"))

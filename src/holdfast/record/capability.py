@@ -1,28 +1,31 @@
 """The Pydantic AI capability that records every run of an agent: its steps as events, its history, its tool calls.
 
 It writes twice per step: when a model request begins (all calls before it are settled), and before the first tool runs
-(the response is then the last point to continue from). The end of a tool call is written at once while others run; the end of
+(the response is then the last point to continue from). The first of them is written while the model works: its response is held back until
+that write is durable, so that nothing acts on a response to results that could be lost. The second one is waited for before a tool
+runs, unless the tool changes nothing. The end of a tool call is written at once while others run; the end of
 the last one is part of the next write, milliseconds later. So is the start of a run: its prompt is in the first
 request, and is kept separately if no request follows within that time. It never runs a tool twice by itself.
 """
 
 import asyncio
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
+    aclosing,
     contextmanager,
     nullcontext,
     suppress,
 )
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from pydantic_ai import CallToolsNode, RunContext
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
 from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ToolFailedError, ToolRetryError
-from pydantic_ai.messages import ModelResponse, ToolCallPart, ToolReturnPart, UserContent
+from pydantic_ai.messages import AgentStreamEvent, ModelResponse, ToolCallPart, ToolReturnPart, UserContent
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import ToolDefinition
@@ -246,16 +249,37 @@ class _Recorder(AbstractCapability[Any]):
     ) -> ModelResponse:
         # Every tool call is answered here: a run can continue from this point.
         started = self._event(ctx, "model_request_started")
-        await self._buffer.write(self._buffer.take_step(ctx.messages, "settled", ctx.run_step, started))
-        await self._host.settled()
+        self._buffer.start(self._buffer.take_step(ctx.messages, "settled", ctx.run_step, started))
         try:
+            await self._host.settled()
             response: ModelResponse = await handler(request_context)
         except BaseException as error:
             self._buffer.add(self._event(ctx, "model_request_failed", error=ledger.describe(error)))
             raise
+        await self._buffer.join()
         self._buffer.add(self._event(ctx, "model_request_completed", **response_facts(response)))
         self._calls.made_by(response)
         return response
+
+    @property
+    def has_wrap_run_event_stream(self) -> bool:
+        """Whether Pydantic AI must stream because of this capability. It need not: the wrapper only delays a stream."""
+        return False
+
+    def wrap_run_event_stream(
+        self, ctx: RunContext[Any], *, stream: AsyncIterable[AgentStreamEvent]
+    ) -> AsyncIterable[AgentStreamEvent]:
+        # A consumer sees a response only when the results that it responds to are durable.
+        del ctx
+        return stream if self._buffer.is_durable else self._held_back(stream)
+
+    async def _held_back(
+        self, stream: AsyncIterable[AgentStreamEvent]
+    ) -> AsyncGenerator[AgentStreamEvent, None]:
+        await self._buffer.join()
+        async with aclosing(cast("AsyncGenerator[AgentStreamEvent, None]", stream)) as events:
+            async for event in events:
+                yield event
 
     async def wrap_tool_execute(
         self,
@@ -285,10 +309,12 @@ class _Recorder(AbstractCapability[Any]):
             return answer()
         effect = self._calls.begin(ref, call.tool_name, ctx.run_step, args)
         started = self._event(ctx, "tool_call_started", **facts)
-        # The response, with all its calls, is durable before the first of them runs.
-        await self._buffer.write(
+        # The response, with all its calls, is durable before the first of them runs that could change something.
+        self._buffer.start(
             self._buffer.take_step(ctx.messages, "interrupted", ctx.run_step, started, effects=[effect])
         )
+        if policy != "readonly":
+            await self._buffer.join()
         token = ledger.current_call.set(ref)
         task = asyncio.current_task()
         try:

@@ -54,6 +54,7 @@ async def complete_run(
 async def fail_run(buffer: Buffer, host: RunHost, error: BaseException) -> None:
     """Record the end of a run as its host decides. Its earlier steps are already recorded."""
     run: Run | None = None
+    await buffer.finish()  # then it is known whether all steps are recorded
     failure = None if buffer.lease.lost else host.failure(error, buffer.failed)
     if failure is not None:
         with suppress(HoldfastError):  # the error that ended the run is the one to raise

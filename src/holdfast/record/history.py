@@ -18,7 +18,6 @@ from pydantic_ai.messages import (
     ModelResponse,
     ToolCallPart,
 )
-from pydantic_core import PydanticSerializationError
 
 from holdfast.jsontext import lenient_json, read_recorded
 from holdfast.record.loading import admit
@@ -31,7 +30,8 @@ complete it in place. Earlier messages are compared as a list, which stops at th
 equal: 10 microseconds for 2,000 messages. At the end of the run all messages are compared by content."""
 
 
-_UNSERIALIZABLE = (PydanticSerializationError, UnicodeError, RecursionError)
+_UNSERIALIZABLE = (ValueError, RecursionError)
+"""`ValueError` includes errors of pydantic-core and of Unicode, and is itself raised for a value that is nested too deeply."""
 
 
 @cache

@@ -21,7 +21,6 @@ from pydantic_ai.messages import (
     ToolReturn,
     ToolReturnPart,
 )
-from pydantic_core import PydanticSerializationError
 
 from holdfast.errors import BadInput
 from holdfast.jsontext import lenient_json, read_recorded
@@ -30,12 +29,13 @@ from holdfast.record.probes import Done, NotDone, Unknown
 from holdfast.store import Store
 from holdfast.types import Effect, Json
 
-Policy: TypeAlias = Literal["retry", "report", "ask", "probe", "steps"]
+Policy: TypeAlias = Literal["retry", "report", "ask", "probe", "steps", "readonly"]
 """How to handle a call that was started and has no recorded end.
 
 `retry`: it is safe to run it again. `report`: the model is informed that the outcome is unknown, and decides. `ask`: a
 person decides, through an approval. `probe`: its probe finds out, else `report`. `steps`: the tool runs again, and its recorded
-steps return their results. Any other policy may also have a probe, and applies if that does not know.
+steps return their results. `readonly`: it changes nothing, so that it runs again, and may run before its call is on record. Any other policy
+may also have a probe, and applies if that does not know.
 """
 
 Deferral: TypeAlias = Literal["approval", "external", "again", "pause"]
@@ -232,7 +232,7 @@ def returned(part: ToolReturnPart) -> Json:
         structured: ToolReturn[Any] = value  # pyright: ignore[reportUnknownVariableType]
         try:
             body = lenient_json(_tool_return().dump_python(structured, mode="json", fallback=repr))
-        except (PydanticSerializationError, RecursionError):
+        except (ValueError, RecursionError):
             return UNSERIALIZABLE
         return f'{{"kind":"tool_return","value":{body}}}'
     body = dump_all(ModelRequest(parts=[part]))
