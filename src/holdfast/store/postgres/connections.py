@@ -1,13 +1,15 @@
 """The connections of a store: from its own pool, or from a pool that belongs to the application."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import asyncpg
 
 from holdfast.errors import StoreError, StoreUnavailable
+from holdfast.store.postgres.address import Address
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
@@ -19,6 +21,7 @@ ANSWER_SECONDS = 5.0
 """How long a server may take to respond before a call counts as lost. Full scans may take longer."""
 _CONNECTIONS = 8
 _CLOSE_SECONDS = 5.0
+NO_TIMEOUT = 3600.0
 _RELEASE_SECONDS = 1.0
 _LEAST: Final = 5
 """The store keeps three connections: one commits, one listens, one holds the locks of the process. The others are for an export and all
@@ -34,37 +37,45 @@ GONE = (
     asyncpg.CrashShutdownError,
     asyncpg.TooManyConnectionsError,
     asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.IdleSessionTimeoutError,
+    asyncpg.QueryCanceledError,  # by an operator, or after this process was paused
+    asyncpg.ReadOnlySQLTransactionError,  # raised by a standby, or by a primary that is being replaced
 )
 """Errors that mean that the server, or our connection to it, is not available right now."""
 
-_NEEDED: Final = {
+_SETTINGS: Final = {
     "search_path": "holdfast",
     # A process that is paused in a transaction must not keep its locks for longer than its lease.
     "idle_in_transaction_session_timeout": "5s",
     # Every statement is keyed. Plans are made once; without these settings, a plan made for an empty table would remain a scan.
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
-}
-_OWN: Final = {**_NEEDED, "application_name": "holdfast"}
-# A pool may have been created with any of these. Time limits are set per call.
-_BORROWED: Final = {
-    **_NEEDED,
+    # Whatever the defaults of the server, the database and the role are. Time limits are set per call.
     "synchronous_commit": "on",
     "default_transaction_isolation": "read committed",
     "statement_timeout": "0",
     "lock_timeout": "0",
 }
+_OWN: Final = {**_SETTINGS, "idle_session_timeout": "0"}
+_TRANSACTION_LIMIT: Final = "10s"
+_EXPORT_PAUSE: Final = "60s"
+"""How long a reader of an archive may pause: its snapshot prevents the server from vacuuming."""
 
-# Set in every session, even where it is strong enough, so that a reload of the server's settings does not weaken it.
-_DURABLE: Final = """
-SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit')
-  WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false)
+_VALUE: Final = """CASE WHEN name = 'synchronous_commit' AND current_setting(name) = 'remote_apply' THEN 'remote_apply' ELSE value END"""
+# The server's process id differs from the one that the client was told if a pooler is in between.
+_CONFIGURE: Final = """
+DO $$ BEGIN
+  IF {pid} NOT IN (0, pg_backend_pid()) THEN
+    RAISE EXCEPTION 'there is a connection pooler in front of the server. Add ?pooler=transaction to the URL, or ?pooler=session if the pooler is in session mode';
+  END IF;
+  PERFORM set_config(name, {value}, false) FROM (VALUES {settings}) AS wanted(name, value);
+  PERFORM {limit};
+END $$
 """
-_SET_AND_RETURN: Final = """
-SELECT name, current_setting(name) AS before, set_config(name, CASE
-  WHEN name = 'synchronous_commit' AND current_setting(name) = 'remote_apply' THEN 'remote_apply' ELSE value END, false)
+_SET_AND_RETURN: Final = f"""
+SELECT name, current_setting(name) AS before, set_config(name, {_VALUE}, false)
 FROM unnest($1::text[], $2::text[]) AS wanted(name, value)
-"""
+"""  # noqa: S608 - of constants
 _SET: Final = (
     "SELECT set_config(name, value, false) FROM unnest($1::text[], $2::text[]) AS wanted(name, value)"
 )
@@ -73,8 +84,23 @@ SELECT format('postgresql://%s@%s/%s', current_user, host(inet_server_addr()) ||
 """
 
 
+class LimitedConnection(asyncpg.Connection[asyncpg.Record] if TYPE_CHECKING else asyncpg.Connection):
+    """A connection through a pooler in transaction mode. PostgreSQL 17 and later limit the time of its transactions.
+
+    Without prepared statements, the driver sends each statement in two parts. For the server, a process that is paused between them is
+    not idle, and would keep its locks.
+    """
+
+    async def unlimit(self) -> None:
+        """Remove the limit for the rest of the transaction."""
+        await self.execute(f"SELECT {_limit('0', local=True)}", timeout=ANSWER_SECONDS)
+
+
 class Connections(Protocol):
     """The connections of one store."""
+
+    keeps_state: bool
+    """Whether settings, locks and listeners of a connection outlive a transaction. Not with a pooler in transaction mode."""
 
     async def open(self, url: str) -> str:
         """Make connections available. Return the URL that identifies the store."""
@@ -84,8 +110,8 @@ class Connections(Protocol):
         """Return a connection for one transaction."""
         ...
 
-    async def connect(self, settings: Mapping[str, str] | None = None) -> "Connection":
-        """Return a connection to keep, with these settings in addition to the common ones."""
+    async def connect(self) -> "Connection":
+        """Return a connection to keep."""
         ...
 
     async def disconnect(self, connection: "Connection") -> None:
@@ -96,24 +122,36 @@ class Connections(Protocol):
         """Give up all other connections."""
         ...
 
+    def transaction(
+        self, connection: "Connection", *, snapshot: bool = False, export: bool = False
+    ) -> AbstractAsyncContextManager[None]:
+        """Run a block in a transaction: a read-only one with a `snapshot`, which an `export` may keep for longer."""
+        ...
+
 
 class OwnConnections:
     """The store's own pool, and more connections to the same server."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: Address) -> None:
         self.address = address
+        self.keeps_state = address.pooler != "transaction"
         self._pool: Pool | None = None
+        self._options: dict[str, Any] = {
+            "server_settings": {"application_name": "holdfast"},
+            "timeout": ANSWER_SECONDS,
+            "command_timeout": ANSWER_SECONDS,
+        }
+        if not self.keeps_state:
+            self._options |= {"statement_cache_size": 0, "connection_class": LimitedConnection}
 
     async def open(self, url: str) -> str:
         self._pool = await asyncpg.create_pool(
-            self.address,
             min_size=0,
             max_size=_CONNECTIONS,
-            server_settings=_OWN,
-            init=_make_durable,
+            connect=self._dial,
+            init=self._configure,
             reset=_keep,
-            timeout=ANSWER_SECONDS,
-            command_timeout=ANSWER_SECONDS,
+            **self._options,
         )
         return url
 
@@ -121,15 +159,10 @@ class OwnConnections:
         assert self._pool is not None  # noqa: S101
         return self._pool.acquire()
 
-    async def connect(self, settings: Mapping[str, str] | None = None) -> "Connection":
-        connection = await asyncpg.connect(
-            self.address,
-            server_settings={**_OWN, **(settings or {})},
-            timeout=ANSWER_SECONDS,
-            command_timeout=ANSWER_SECONDS,
-        )
+    async def connect(self) -> "Connection":
+        connection = await self._dial(**self._options)
         try:
-            await _make_durable(connection)
+            await self._configure(connection)
         except BaseException:
             connection.terminate()
             raise
@@ -149,11 +182,46 @@ class OwnConnections:
             except (TimeoutError, *GONE):
                 pool.terminate()
 
+    def transaction(
+        self, connection: "Connection", *, snapshot: bool = False, export: bool = False
+    ) -> AbstractAsyncContextManager[None]:
+        return _transaction(connection, "" if self.keeps_state else _LOCAL, snapshot=snapshot, export=export)
+
+    async def _dial(self, *_: object, **options: Any) -> "asyncpg.Connection[Any]":
+        """Connect to the first server that accepts writes. All are tried at once: one that is down may not respond at all."""
+        attempts = [asyncio.ensure_future(asyncpg.connect(host, **options)) for host in self.address.hosts]
+        errors: list[Exception] = []
+        chosen: asyncpg.Connection[Any] | None = None
+        try:
+            for attempt in asyncio.as_completed(attempts):
+                try:
+                    chosen = await attempt
+                except (ValueError, asyncpg.PostgresError, *GONE) as error:
+                    errors.append(error)
+                else:
+                    return chosen
+        finally:
+            for attempt in attempts:
+                attempt.cancel()
+                attempt.add_done_callback(partial(_discard, chosen))
+        # The error of a server that refuses us explains more than that of one that is down.
+        raise next((error for error in errors if not isinstance(error, GONE)), errors[0])
+
+    async def _configure(self, connection: Any) -> None:
+        """Set what every transaction needs, regardless of the defaults of the server, the database and the role."""
+        if self.keeps_state:
+            pid = 0 if self.address.pooler else connection.get_server_pid()
+            text = _CONFIGURE.format(
+                pid=pid, value=_VALUE, settings=_values(_OWN), limit=_limit("0", local=False)
+            )
+            await connection.execute(text, timeout=ANSWER_SECONDS)
+
 
 class BorrowedConnections:
     """Connections of a pool that belongs to the application. Each is returned with its original settings."""
 
     def __init__(self, pool: "Pool") -> None:
+        self.keeps_state = True
         self._pool = pool
         self._before: dict[Connection, dict[str, str]] = {}
         self._url = ""
@@ -183,12 +251,11 @@ class BorrowedConnections:
         finally:
             await self.disconnect(connection)
 
-    async def connect(self, settings: Mapping[str, str] | None = None) -> "Connection":
-        wanted = {**_BORROWED, **(settings or {})}
+    async def connect(self) -> "Connection":
         connection = await self._take()
         try:
             rows = await connection.fetch(
-                _SET_AND_RETURN, list(wanted), list(wanted.values()), timeout=ANSWER_SECONDS
+                _SET_AND_RETURN, list(_SETTINGS), list(_SETTINGS.values()), timeout=ANSWER_SECONDS
             )
         except BaseException:
             cut(connection)
@@ -212,6 +279,11 @@ class BorrowedConnections:
 
     async def close(self) -> None:
         """Do nothing: the pool belongs to the application."""
+
+    def transaction(
+        self, connection: "Connection", *, snapshot: bool = False, export: bool = False
+    ) -> AbstractAsyncContextManager[None]:
+        return _transaction(connection, "", snapshot=snapshot, export=export)
 
     async def _take(self) -> "Connection":
         if self._pool.is_closing():
@@ -244,20 +316,52 @@ def cut(connection: "Connection") -> None:
 
 
 @asynccontextmanager
-async def transaction(connection: "Connection", **options: Any) -> AsyncGenerator[None, None]:
-    """Run a block in a transaction. The server must respond to its start and its end in time."""
-    transaction = connection.transaction(**options)
-    async with in_time():
-        await transaction.start()
+async def _transaction(
+    connection: "Connection", settings: str, *, snapshot: bool, export: bool
+) -> AsyncGenerator[None, None]:
+    begin = (
+        "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+        if snapshot
+        else "BEGIN ISOLATION LEVEL READ COMMITTED"
+    )
+    if export:
+        settings += f"; SET LOCAL idle_in_transaction_session_timeout = '{_EXPORT_PAUSE}'"
+    try:
+        await connection.execute(begin + settings, timeout=ANSWER_SECONDS)
+    except BaseException:
+        cut(connection)  # it may have begun
+        raise
     try:
         yield
-    except BaseException:
-        with suppress(*GONE):
-            async with in_time():
-                await transaction.rollback()
+    except asyncpg.ReadOnlySQLTransactionError:
+        cut(connection)  # this server is not the primary, or not any longer
         raise
-    async with in_time():
-        await transaction.commit()
+    except BaseException:
+        try:
+            await connection.execute("ROLLBACK", timeout=ANSWER_SECONDS)
+        except GONE:
+            cut(connection)
+        raise
+    with committing(connection):
+        await connection.execute("COMMIT", timeout=NO_TIMEOUT)
+
+
+@contextmanager
+def committing(connection: "Connection") -> Generator[None, None, None]:
+    """Run a statement that commits. If the server does not respond in time, cut the connection.
+
+    It must not be cancelled, as a timeout of the driver would: a commit that waits for a synchronous standby would become visible, and
+    a retry would acknowledge it, although the standby does not have it.
+    """
+    timer = asyncio.get_running_loop().call_later(ANSWER_SECONDS, cut, connection)
+    try:
+        yield
+    except GONE as error:
+        if timer.when() <= asyncio.get_running_loop().time():
+            raise TimeoutError from error
+        raise
+    finally:
+        timer.cancel()
 
 
 def in_time() -> asyncio.Timeout:
@@ -265,9 +369,29 @@ def in_time() -> asyncio.Timeout:
     return asyncio.timeout(ANSWER_SECONDS)
 
 
-async def _make_durable(connection: Any) -> None:
-    """Make commits on this connection wait for the disk, regardless of the defaults of the database and the role."""
-    await connection.execute(_DURABLE)
+def _values(settings: Mapping[str, str]) -> str:
+    return ", ".join(f"('{name}', '{value}')" for name, value in settings.items())
+
+
+def _limit(value: str, *, local: bool) -> str:
+    """Return an expression that limits the time of transactions, where the server can: since PostgreSQL 17."""
+    name = "transaction_timeout"
+    return f"CASE WHEN current_setting('{name}', true) IS NOT NULL THEN set_config('{name}', '{value}', {local}) END"
+
+
+_LOCAL: Final = (
+    f"; SELECT set_config(name, {_VALUE}, true) FROM (VALUES {_values(_SETTINGS)}) AS wanted(name, value)"  # noqa: S608
+    f"; SELECT {_limit(_TRANSACTION_LIMIT, local=True)}"
+)
+"""Sets for one transaction what `_CONFIGURE` sets for a connection."""
+
+
+def _discard(
+    chosen: "asyncpg.Connection[Any] | None", attempt: "asyncio.Future[asyncpg.Connection[Any]]"
+) -> None:
+    """Close a connection that was made but not chosen."""
+    if not attempt.cancelled() and attempt.exception() is None and attempt.result() is not chosen:
+        attempt.result().terminate()
 
 
 async def _keep(connection: object) -> None:

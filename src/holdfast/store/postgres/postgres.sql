@@ -43,7 +43,7 @@ SELECT * FROM begun;
 
 -- name: unlocked_beacons
 -- The holders whose connection has ended. Right after the server has started, that is true of all.
-SELECT h.id FROM holders h
+SELECT h.id, h.ttl_us FROM holders h
 WHERE h.deadline > now_us() AND h.beacon = 1
   AND clock_timestamp() > pg_postmaster_start_time() + make_interval(secs => h.ttl_us / 1e6)
   AND NOT EXISTS (

@@ -1,16 +1,11 @@
-"""PostgreSQL 14 and later, through asyncpg, in its own schema `holdfast`.
-
-Notifications are hints: they are coalesced and sent after the commit, from a separate connection. The heads are also
-polled once a second, in case one is lost.
-"""
+"""PostgreSQL 14 and later, through asyncpg, in its own schema `holdfast`."""
 
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
@@ -27,17 +22,15 @@ from holdfast.errors import (
     StoreUnavailable,
 )
 from holdfast.store.hub import Hub
+from holdfast.store.postgres.address import parse_address, without_password
 from holdfast.store.postgres.beacons import ConnectionBeacons
 from holdfast.store.postgres.connections import (
-    ANSWER_SECONDS,
     GONE,
     BorrowedConnections,
     Connections,
     OwnConnections,
-    in_time,
-    is_open,
-    transaction,
 )
+from holdfast.store.postgres.notifier import Notifier
 from holdfast.store.postgres.writer import AGAIN, PATIENCE_SECONDS, PAUSE_SECONDS, Committer, execute
 from holdfast.store.rows import Row, Rows
 from holdfast.store.sql.library import Dialect, Script
@@ -45,26 +38,18 @@ from holdfast.store.sql.store import SqlStore, page_text
 from holdfast.store.transactions import Tx, op
 from holdfast.store.write import Writing
 from holdfast.tables import SESSION, TABLES, Table
-from holdfast.tasks import end
 from holdfast.types import Batch, Lease
 
 if TYPE_CHECKING:
-    from holdfast.store.postgres.connections import Connection, Pool
+    from holdfast.store.postgres.connections import Pool
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-_CHANNEL: Final = "holdfast"
 _POOL: Final = "postgresql://"
 """The URL of a store on a pool until it is opened and the server has been queried."""
-_HINT_IDS = 50
-_HINT_SECONDS = 0.002
-"""The first hint is sent at once; under load, one hint contains everything that changed in this time."""
-_POLL_SECONDS = 1.0
 _SUSPECT_SECONDS = 0.2
-_EXPORT: Final = {"idle_in_transaction_session_timeout": "60s"}
-"""How long a reader of an archive may pause: its snapshot prevents the server from vacuuming."""
 
 
 class PostgresStore(SqlStore):
@@ -75,16 +60,16 @@ class PostgresStore(SqlStore):
 
     def __init__(self, source: "str | Pool", *, upgrade: bool, settings: Settings) -> None:
         """Store sessions in the database at a URL, or in that of an application's pool, which is never closed."""
-        super().__init__(_without_password(source) if isinstance(source, str) else _POOL, settings)
+        super().__init__(without_password(source) if isinstance(source, str) else _POOL, settings)
         self._source = source
         self._connections: Connections = (
-            OwnConnections(source) if isinstance(source, str) else BorrowedConnections(source)
+            OwnConnections(parse_address(source)) if isinstance(source, str) else BorrowedConnections(source)
         )
         self._is_open = False
         self._upgrade_on_open = upgrade
         self._hub = Hub()
         self._committer: Committer | None = None
-        self._notifier: _Notifier | None = None
+        self._notifier: Notifier | None = None
         self._beacons = ConnectionBeacons(self._connections)
         self._suspects: dict[str, float] = {}
 
@@ -103,7 +88,7 @@ class PostgresStore(SqlStore):
             await self.close()
             raise self._translate(error) from error
         self._committer = Committer(self._connections, self._translate, self._announce)
-        self._notifier = _Notifier(self._connections, self._hub, self._poll)
+        self._notifier = Notifier(self._connections, self._hub, self._poll)
         return self
 
     async def close(self) -> None:
@@ -163,7 +148,7 @@ class PostgresStore(SqlStore):
             committing = False
             try:
                 async with self._running().acquire() as connection:
-                    async with transaction(connection):
+                    async with self._connections.transaction(connection):
                         result = await _run(connection, make())
                         committing = True
                     self._announce(*changes)
@@ -181,7 +166,7 @@ class PostgresStore(SqlStore):
         while True:
             try:
                 async with self._running().acquire() as connection:
-                    return await _read_consistently(connection, make)
+                    return await _read_consistently(self._connections, connection, make)
             except GONE as error:
                 if asyncio.get_running_loop().time() > deadline or isinstance(error, ValueError):
                     raise self._translate(error) from error
@@ -194,9 +179,9 @@ class PostgresStore(SqlStore):
     ) -> AsyncGenerator[tuple[str, Sequence[Mapping[str, object]]], None]:
         """Read on a separate connection, which a slow reader may keep for a limited time."""
         try:
-            connection = await self._running().connect(_EXPORT)
+            connection = await self._running().connect()
             try:
-                async with transaction(connection, isolation="repeatable_read", readonly=True):
+                async with self._connections.transaction(connection, snapshot=True, export=True):
                     result = await execute(connection, op("export_session", session_id=session_id))
                     yield SESSION.name, _of(SESSION, result)
                     for table in TABLES:
@@ -215,6 +200,8 @@ class PostgresStore(SqlStore):
             raise self._translate(error) from error
 
     async def _lock_beacon(self, holder_id: str) -> bool:
+        if not self._connections.keeps_state:
+            return False
         try:
             await self._beacons.lock(holder_id)
         except (*AGAIN, *GONE, asyncpg.PostgresError) as error:
@@ -229,7 +216,13 @@ class PostgresStore(SqlStore):
     async def _dead_holders(self) -> list[str]:
         """Return the holders whose connection is closed and is still closed a moment later: a broken one is reopened at once."""
         now = asyncio.get_running_loop().time()
-        unlocked = {row["id"] for row in await self._read(_unlocked)}
+        # After a failover all locks are gone, as after a start of the server. The others need time to take them again.
+        since = None if self._notifier is None else self._notifier.interrupted_at
+        unlocked = {
+            row["id"]
+            for row in await self._read(_unlocked)
+            if since is None or now - since > row["ttl_us"] / 1_000_000
+        }
         self._suspects = {holder_id: self._suspects.get(holder_id, now) for holder_id in unlocked}
         return [holder_id for holder_id, since in self._suspects.items() if now - since >= _SUSPECT_SECONDS]
 
@@ -282,13 +275,6 @@ class PostgresStore(SqlStore):
                 return error
 
 
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@", 1)))
-
-
 def _unlocked() -> Tx[Sequence[Row]]:
     return (yield op("unlocked_beacons"))
 
@@ -297,22 +283,23 @@ def _of(table: Table, rows: Sequence[Row]) -> list[dict[str, object]]:
     return [{name: row[name] for name in table.names} for row in rows]
 
 
-async def _read_consistently(connection: Any, make: Callable[[], Tx[T]]) -> T:
+async def _read_consistently(connections: Connections, connection: Any, make: Callable[[], Tx[T]]) -> T:
     """Run a read-only transaction. A single statement is consistent by itself; if there are more, restart in a transaction.
 
     After an empty result, the only other statement is the one that checks whether the session exists. It needs no snapshot.
     """
-    tx = make()
-    try:
-        rows = await execute(connection, next(tx))
-        following = tx.send(rows)
-        if not rows and following.name == "head":
-            tx.send(await execute(connection, following))
-    except StopIteration as end:
-        return end.value
-    finally:
-        tx.close()
-    async with transaction(connection, isolation="repeatable_read", readonly=True):
+    if connections.keeps_state:
+        tx = make()
+        try:
+            rows = await execute(connection, next(tx))
+            following = tx.send(rows)
+            if not rows and following.name == "head":
+                tx.send(await execute(connection, following))
+        except StopIteration as end:
+            return end.value
+        finally:
+            tx.close()
+    async with connections.transaction(connection, snapshot=True):
         return await _run(connection, make())
 
 
@@ -325,78 +312,3 @@ async def _run(connection: Any, tx: Tx[T]) -> T:
         return end.value
     finally:
         tx.close()
-
-
-class _Notifier:
-    """Notifies other processes of changed topics, and receives their notifications."""
-
-    def __init__(
-        self,
-        connections: Connections,
-        hub: Hub,
-        poll: Callable[[], Coroutine[Any, Any, None]],
-    ) -> None:
-        self._connections = connections
-        self._hub = hub
-        self._poll = poll
-        self._changed: dict[str, None] = {}
-        self._wake = asyncio.Event()
-        self._tasks = [
-            asyncio.create_task(self._connect_and_listen(), name="holdfast-notifier"),
-            asyncio.create_task(self._keep_polling(), name="holdfast-poll"),
-        ]
-
-    def announce(self, topics: Sequence[str]) -> None:
-        self._changed.update(dict.fromkeys(topics))
-        self._wake.set()
-
-    async def close(self) -> None:
-        await end(*self._tasks)
-
-    async def _connect_and_listen(self) -> None:
-        while True:
-            try:
-                connection = await self._connections.connect()
-                try:
-                    # A hint does not need to be durable.
-                    await connection.execute("SET synchronous_commit = off", timeout=ANSWER_SECONDS)
-                    await self._listen(connection)
-                finally:
-                    await self._connections.disconnect(connection)
-            except (asyncpg.PostgresError, *GONE) as error:
-                _log.info("notifications are delayed until the server is back: %s", error)
-                await asyncio.sleep(PAUSE_SECONDS)
-
-    async def _listen(self, connection: "Connection") -> None:
-        await connection.add_listener(_CHANNEL, self._receive)
-        try:
-            self._hub.wake_all()  # notifications before this may have been missed
-            await self._send(connection)
-        finally:
-            if is_open(connection):
-                with suppress(*GONE, asyncpg.PostgresError):
-                    async with in_time():
-                        await connection.remove_listener(_CHANNEL, self._receive)
-
-    async def _send(self, connection: "Connection") -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            topics, self._changed = list(self._changed), {}
-            # A notification may have 8000 bytes, an id up to 128.
-            for start in range(0, len(topics), _HINT_IDS):
-                hint = " ".join(topics[start : start + _HINT_IDS])
-                await connection.execute("SELECT pg_notify($1, $2)", _CHANNEL, hint, timeout=ANSWER_SECONDS)
-            await asyncio.sleep(_HINT_SECONDS)
-
-    def _receive(self, connection: object, pid: int, channel: str, payload: object) -> None:
-        del connection, pid, channel
-        self._hub.changed(str(payload).split())
-
-    async def _keep_polling(self) -> None:
-        while True:
-            await asyncio.sleep(_POLL_SECONDS)
-            try:
-                await self._poll()
-            except Exception as error:  # noqa: BLE001 - a boundary: polling must survive any error
-                _log.info("cannot poll for changes: %s", error)

@@ -17,10 +17,11 @@ from holdfast.store.hub import READY
 from holdfast.store.postgres.connections import (
     ANSWER_SECONDS,
     GONE,
+    NO_TIMEOUT,
     Connections,
+    committing,
     cut,
     is_open,
-    transaction,
 )
 from holdfast.store.rows import CutRows, Row
 from holdfast.store.sql import library
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 6.0
 """How long a call is retried while the server is unavailable. Shorter than a lease lives."""
 PAUSE_SECONDS = 0.1
-_LONG_SECONDS = 3600.0
 _LARGEST_GROUP = 256
 _LARGEST_GROUP_BYTES = 64 * 1024 * 1024
 
@@ -47,9 +47,11 @@ AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 async def execute(connection: Any, operation: Operation) -> Sequence[Row]:
     """Run one operation and return its rows."""
     params = operation.params
+    if operation.slow and hasattr(connection, "unlimit"):
+        await connection.unlimit()
     if isinstance(operation, Script):
         if not params:  # a migration may be any kind of statement
-            await connection.execute(operation.text, timeout=_LONG_SECONDS)
+            await connection.execute(operation.text, timeout=NO_TIMEOUT)
             return ()
         source = operation.text
     else:
@@ -58,7 +60,7 @@ async def execute(connection: Any, operation: Operation) -> Sequence[Row]:
         source = library.bounded(source, operation.sized)
         params = {**params, "page_bytes": operation.page_bytes}
     text, names = library.numbered(source)
-    timeout = _LONG_SECONDS if operation.slow else ANSWER_SECONDS
+    timeout = NO_TIMEOUT if operation.slow else ANSWER_SECONDS
     rows = await connection.fetch(text, *(params[name] for name in names), timeout=timeout)
     return CutRows(rows) if operation.sized and rows and rows[-1]["cut_"] else rows
 
@@ -266,11 +268,13 @@ class Committer:
         referring = [job for job in group if "refer_blobs" in job.writing.rows]
         releasing = [job.lease.session_id for job in group if job.writing.release]
         ready = False
-        if not ("change_submissions" in arms or done or referring or releasing):
-            rows = await self._connection.fetch(_group(arms), *values, timeout=ANSWER_SECONDS)
+        alone = not ("change_submissions" in arms or done or referring or releasing)
+        if alone and self._connections.keeps_state:
+            with committing(self._connection):
+                rows = await self._connection.fetch(_group(arms), *values, timeout=NO_TIMEOUT)
         else:
             jobs = {job.lease.session_id: job for job in group}
-            async with transaction(self._connection):
+            async with self._connections.transaction(self._connection):
                 rows = await self._connection.fetch(_group(arms), *values, timeout=ANSWER_SECONDS)
                 for row in rows:
                     if problem := missing(row["changed"], jobs[row["session_id"]].writing):
@@ -313,7 +317,9 @@ class Committer:
     async def _found(self, job: _BatchJob) -> int | None:
         """Return the event number after a batch that was already written, although its response was lost; None if that is unknown."""
         assert self._connection is not None  # noqa: S101
-        for head in await execute(self._connection, op("head", session_id=job.lease.session_id)):
+        async with self._connections.transaction(self._connection, snapshot=True):
+            heads = await execute(self._connection, op("head", session_id=job.lease.session_id))
+        for head in heads:
             ours = (head["epoch"], head["holder"], head["writes"])
             holder = None if job.writing.release else job.lease.holder
             if ours == (job.lease.epoch, holder, job.lease.writes + 1):
