@@ -4,7 +4,7 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -12,12 +12,13 @@ from urllib.parse import urlsplit, urlunsplit
 import pytest
 from pymongo import AsyncMongoClient
 from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStartedEvent, CommandSucceededEvent
 
 from holdfast.errors import LeaseLost, StoreError, StoreReadOnly, StoreUnavailable, UnknownStore
 from holdfast.media import open_media
 from holdfast.retention import clean, import_archive, rehydrate
 from holdfast.store import Store, open_store
-from holdfast.types import Batch, Draft, Message, NewEvent, Segment, SubmissionChange
+from holdfast.types import Batch, Draft, Message, NewEvent, Segment, SubmissionChange, Work
 from tests.builders import held_session, new_session, ticks, until
 from tests.conftest import ONLY_WITH_MONGOD, Engine, new_database
 from tests.contract.test_processes import Proxy, child, tokens
@@ -136,6 +137,110 @@ async def test_lost_answers_are_found_again(engine: Engine, store: Store):
         assert (session.holder, session.pending, session.epoch) == (None, 0, 2)
         assert proxy.cut_after is None
         await remote.leave(holder)
+
+
+async def test_a_claim_whose_outcome_was_unknown_is_found_again(engine: Engine, store: Store):
+    """Else its sessions would belong to a holder that lives and does not serve them."""
+    async with through_a_proxy(engine) as (proxy, url), open_store(url) as remote:
+        session_id = await new_session(remote)
+        await remote.submit(session_id, "message")
+        holder = await remote.join("alive", ttl=600)
+        proxy.cut_after = b"commitTransaction"
+        claiming = asyncio.create_task(remote.next_work(holder))
+        while proxy.cut_after:  # silent before the commit is sent again
+            await asyncio.sleep(0)
+        proxy.silent = True
+        with pytest.raises(StoreUnavailable, match="the outcome of the commit is unknown"):
+            await claiming
+        assert (await store.session(session_id)).holder == "alive"
+        proxy.silent = False
+        found: list[Work] = []
+
+        async def is_claimed() -> bool:
+            with suppress(StoreUnavailable):
+                found.extend(await remote.next_work(holder))
+            return bool(found)
+
+        await until(is_claimed, seconds=120)
+        ((lease, submission),) = [(work.lease, work.submission) for work in found]
+        assert (lease.session_id, lease.epoch, submission and submission.attempts) == (session_id, 1, 1)
+        await remote.leave(holder)
+
+
+@own_server
+async def test_errors_of_an_election_are_no_errors_of_a_call(engine: Engine):
+    """The errors that a member returns while another one becomes primary. Each commit takes effect once."""
+    of_commits: list[dict[str, Any]] = [
+        {"errorCode": 10107},  # NotWritablePrimary
+        {"errorCode": 11602},  # InterruptedDueToReplStateChange
+        {"errorCode": 262},  # ExceededTimeLimit
+        {"closeConnection": True},
+        {"writeConcernError": {"code": 64, "errmsg": "no majority yet"}},  # WriteConcernTimeout
+    ]
+    with mongo(faults=True) as server:
+        async with (
+            open_store(server.url()) as store,
+            AsyncMongoClient[dict[str, Any]](server.url(), appname="test") as client,
+        ):
+
+            async def fail(command: str, fault: dict[str, Any], times: int) -> None:
+                data = {"failCommands": [command], "appName": "holdfast", **fault}
+                await client.admin.command(
+                    "configureFailPoint", "failCommand", mode={"times": times}, data=data
+                )
+
+            lease, holder = await held_session(store)
+            for number, fault in enumerate(of_commits):
+                await fail("commitTransaction", fault, 3)  # the driver itself sends it twice
+                await store.write(lease, tick(str(number)))
+                await written(store, lease.session_id, number + 1)
+            for code in (134, 187, 189, 262, 10107):  # 134: ReadConcernMajorityNotAvailableYet
+                await fail("find", {"errorCode": code}, 3)
+                assert (await store.session(lease.session_id)).holder == holder.name
+            await store.leave(holder)
+            assert await store.check() == []
+
+
+class _Commands(CommandListener):
+    """Notes the read concerns of the reads of a client."""
+
+    def __init__(self) -> None:
+        self.levels: list[str] = []
+
+    def started(self, event: CommandStartedEvent) -> None:
+        if event.command_name == "find":
+            self.levels.append(event.command["readConcern"]["level"])
+
+    def succeeded(self, event: CommandSucceededEvent) -> None:
+        pass
+
+    def failed(self, event: CommandFailedEvent) -> None:
+        pass
+
+
+async def test_the_first_read_after_an_election_sees_all_that_was_acknowledged(engine: Engine, store: Store):
+    """The snapshots of a new primary lack the last writes until it has made one of its own, which a linearizable read does."""
+    session_id = await new_session(store)
+    commands = _Commands()
+    async with (
+        AsyncMongoClient[dict[str, Any]](engine.url, event_listeners=[commands]) as client,
+        open_store(client=client) as borrowed,
+    ):
+        await borrowed.session(session_id)
+        commands.levels.clear()
+        await borrowed.session(session_id)
+        assert set(commands.levels) == {"snapshot"}
+        commands.levels.clear()
+        await client.admin.command("replSetStepDown", 1, force=True)
+
+        async def is_read() -> bool:
+            with suppress(StoreUnavailable):
+                return (await borrowed.session(session_id)).id == session_id
+            return False
+
+        await until(is_read, seconds=60)
+    assert "linearizable" in commands.levels
+    assert commands.levels[-1] == "snapshot"
 
 
 async def test_a_silent_server_is_given_up(engine: Engine):

@@ -186,8 +186,10 @@ class Worker:
         finally:
             if runner.unfinished is not None and not (self._renewal and self._renewal.was_blocked):
                 self._uncounted.append(runner.unfinished)
-            await self._release(lease)
-            self._running.pop(runner, None)
+            try:
+                await self._release(lease)
+            finally:  # also if this task is cancelled meanwhile, because the holder was lost
+                self._running.pop(runner, None)
 
     async def _uncount_attempts(self) -> None:
         """Do not count attempts that ended because the store failed, or the process had too little time to renew.

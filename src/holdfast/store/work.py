@@ -3,7 +3,8 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from holdfast.errors import HolderLost
+from holdfast.config import Settings
+from holdfast.errors import HolderLost, StoreUnavailable
 from holdfast.ids import new_id
 from holdfast.store.leases import LeaseMethods
 from holdfast.store.rows import Rows, from_row, page_limit
@@ -15,6 +16,11 @@ from holdfast.types import Holder, Lease, Session, Submission, Work
 class WorkMethods(LeaseMethods, SubmissionMethods):
     """The transactions of work.sql."""
 
+    def __init__(self, url: str, settings: Settings) -> None:
+        super().__init__(url, settings)
+        self._unknown_claims: dict[str, tuple[str, list[str]]] = {}
+        """By holder: its last claim, if the outcome is unknown. The next one finds the sessions of that one, if it took effect."""
+
     async def next_work(
         self, holder: Holder, *, agents: Sequence[str] | None = None, limit: int = 1, max_attempts: int = 5
     ) -> list[Work]:
@@ -24,10 +30,15 @@ class WorkMethods(LeaseMethods, SubmissionMethods):
         holders become ready once `reclaim` has freed them. Raises `HolderLost`.
         """
         wanted = None if agents is None else list(agents)
-        if not await self._any_ready(holder, wanted):
+        if holder.id not in self._unknown_claims and not await self._any_ready(holder, wanted):
             return []
-        taking = self._next_work(holder, new_id(), wanted, page_limit(limit), max_attempts, [])
-        taken = await self._unfinished.run_or_undo(taking, self._give_back)
+        tenure, tries = self._unknown_claims.pop(holder.id, (new_id(), []))
+        taking = self._next_work(holder, tenure, wanted, page_limit(limit), max_attempts, tries)
+        try:
+            taken = await self._unfinished.run_or_undo(taking, self._give_back)
+        except StoreUnavailable:
+            self._unknown_claims = {holder.id: (tenure, tries)}  # of one holder: a process has one worker
+            raise
         self._announce(*(work.session.id for work in taken))
         return taken
 

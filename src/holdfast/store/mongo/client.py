@@ -9,6 +9,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 import pymongo
+from bson import ObjectId
 from bson.codec_options import CodecOptions
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.database import AsyncDatabase
@@ -66,6 +67,12 @@ def database(client: Client, name: str) -> AsyncDatabase[MongoRow]:
         write_concern=MAJORITY,
         read_concern=ReadConcern("majority"),
     )
+
+
+def election(client: Client) -> ObjectId | None:
+    """Return the id of the election of the current primary; None if no primary is known."""
+    servers = client.topology_description.server_descriptions().values()
+    return next((server.election_id for server in servers if server.is_writable), None)
 
 
 def time_limit(*, borrowed: bool) -> TimeLimit:

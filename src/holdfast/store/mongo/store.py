@@ -20,6 +20,7 @@ from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 import pymongo
+from bson import ObjectId
 from bson.errors import InvalidDocument
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.database import AsyncDatabase
@@ -76,6 +77,7 @@ from holdfast.store.mongo.client import (
     connect,
     database,
     describe,
+    election,
     time_limit,
 )
 from holdfast.store.mongo.documents import Clock, Documents, MongoRow, PageSize
@@ -83,7 +85,7 @@ from holdfast.store.mongo.hints import Hints
 from holdfast.store.mongo.write import write
 from holdfast.store.rows import CutRows, Rows, moment
 from holdfast.store.store import Store
-from holdfast.store.transactions import Operation, Tx, bounded, lease_lost, op, reading, slow
+from holdfast.store.transactions import Operation, Progress, Tx, bounded, lease_lost, op, reading, slow
 from holdfast.store.write import Writing
 from holdfast.tables import SESSION, TABLES, Table
 from holdfast.types import Batch, Holder, Lease, Violation
@@ -103,6 +105,7 @@ _DUPLICATE_TRIES = 3
 """A concurrent insert of the same key is visible when the transaction restarts; a real duplicate remains one."""
 
 _SNAPSHOT = ReadConcern("snapshot")
+_LINEARIZABLE = ReadConcern("linearizable")
 
 _STANDALONE = (
     "it is not a replica set, which transactions and change streams require. One server is enough: start mongod with"
@@ -172,6 +175,8 @@ class MongoStore(Store):
         self._hints: Hints | None = None
         self._beacons: FileBeacons | None = None
         self._has_bulk_write = False
+        self._settled: ObjectId | None = None
+        """The election whose primary has been waited for."""
         self._clock = Clock()
         self._turns = _Turns()
 
@@ -226,15 +231,17 @@ class MongoStore(Store):
                 raise self._translate(error) from error
         return schema.LATEST
 
-    def _violations(self, *, limit: int, session_id: str | None = None) -> Tx[list[Violation]]:
-        find = op("violations", limit=limit, session_id=session_id)
+    def _violations(
+        self, *, limit: int, session_id: str | None = None, progress: Progress | None = None
+    ) -> Tx[list[Violation]]:
+        find = op("violations", limit=limit, session_id=session_id, progress=progress)
         rows = yield find if session_id is not None else slow(find)
         violations = [
             Violation(invariant=row["invariant"], session_id=row["session_id"], detail=row["detail"])
             for row in rows
         ]
         if session_id is None:
-            loose = yield slow(op("loose_pieces", limit=limit))
+            loose = yield slow(op("loose_pieces", limit=limit, progress=progress))
             violations += [
                 Violation(invariant="piece has row", session_id=row["session_id"], detail=row["detail"])
                 for row in loose
@@ -347,24 +354,41 @@ class MongoStore(Store):
                     return result
 
     async def _read(self, make: Callable[[], Tx[T]]) -> T:
-        """Run a read-only transaction on one snapshot that a majority has."""
+        """Run a read-only transaction on one snapshot that a majority has, and again if another primary was elected meanwhile."""
         database = self._running()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PATIENCE_SECONDS
         while True:
             try:
+                settled = await self._settle(database)
                 async with database.client.start_session(snapshot=True) as session:
-                    return await _run(Documents(database, session), make(), self._limit)
+                    result = await _run(Documents(database, session), make(), self._limit)
+                if election(database.client) == settled:
+                    return result
             except (PyMongoError, InvalidDocument, ValueError, OverflowError) as error:
                 if not _is_transient(error) or loop.time() > deadline:
                     raise self._translate(error) from error
                 await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _settle(self, database: AsyncDatabase[MongoRow]) -> ObjectId | None:
+        """Wait until the snapshots of a new primary contain every acknowledged write, and return its election.
+
+        It has all of them, but it learns that a majority has the last ones only with the first write of its own. A linearizable
+        read makes such a write and waits for it.
+        """
+        while (elected := election(database.client)) != self._settled:
+            with self._limit():
+                await database["migrations"].with_options(read_concern=_LINEARIZABLE).find_one({"_id": 0})
+            if election(database.client) == elected:
+                self._settled = elected
+        return elected
 
     async def _snapshot(
         self, session_id: str
     ) -> AsyncGenerator[tuple[str, Sequence[Mapping[str, object]]], None]:
         database = self._running()
         try:
+            await self._settle(database)
             async with database.client.start_session(snapshot=True) as session:
                 db = Documents(database, session)
                 result = await retention.export_session(db, session_id=session_id)
@@ -374,6 +398,9 @@ class MongoStore(Store):
                         yield table.name, page
         except (PyMongoError, InvalidDocument) as error:
             raise self._translate(error) from error
+
+    def _content_sizes(self, session_id: str) -> Tx[Rows]:
+        return (yield slow(op("content_sizes", session_id=session_id)))
 
     def _taken_ids(self, table: Table, ids: Sequence[str]) -> Tx[Rows]:
         return (yield op("taken_ids", table=table.name, column=table.unique, ids=ids))
@@ -464,14 +491,18 @@ class MongoStore(Store):
             case 239:  # for long reads on one snapshot, such as an export or a check
                 problem = "it no longer has the snapshot that was being read; raise minSnapshotHistoryWindowInSeconds"
                 return StoreError(url=self.url, problem=problem)
+            case code if code in _NOT_YET:
+                return StoreUnavailable(url=self.url, problem=_short(error))
             case _ if _is_transient(error):
                 return StoreBusy(url=self.url, seconds=_BUSY_SECONDS)
             case _:
                 return StoreError(url=self.url, problem=_short(error))
 
 
-_AGAIN: Final = frozenset({112, 239, 246, 251})
-"""WriteConflict, SnapshotTooOld, SnapshotUnavailable, NoSuchTransaction."""
+_NOT_YET: Final = frozenset({134, 187, 262})
+"""ReadConcernMajorityNotAvailableYet, LinearizableReadConcernError, ExceededTimeLimit: in an election, without a label."""
+_AGAIN: Final = _NOT_YET | {112, 239, 246, 251}
+"""And WriteConflict, SnapshotTooOld, SnapshotUnavailable, NoSuchTransaction."""
 
 
 def _check_address(url: str) -> None:
