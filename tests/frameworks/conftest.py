@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 PACKAGES = {
+    "adk": "google.adk",
     "claude": "claude_agent_sdk",
+    "harness": "pydantic_ai_harness",
     "langgraph": "langgraph.checkpoint.conformance",
     "openai_agents": "agents",
 }

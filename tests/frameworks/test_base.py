@@ -177,3 +177,62 @@ store.run(hold())
     store.close()
     assert session is not None
     assert session.holder is None
+
+
+async def test_a_session_is_idle_since_its_last_write_not_since_it_was_created(
+    shared: FrameworkStore, engine: Engine
+):
+    """A policy that cleans idle sessions must not clean one that was written to."""
+    await shared.call(put(shared, "talk", "1"))
+    async with open_store(engine.url) as store:
+        (session,) = (await store.sessions()).items
+        while (await store.session(session.id)).holder is not None:
+            await asyncio.sleep(0.02)
+        await shared.call(put(shared, "talk", "2"))
+        later = await store.session(session.id)
+    assert later.active_at > session.active_at
+    assert later.status == "idle"
+
+
+async def test_a_session_of_someone_else_is_not_used(shared: FrameworkStore, engine: Engine):
+    """Ids can be guessed, and clients may choose theirs."""
+    session_id = (await shared.call(shared.ensure("talk"))).id
+    await shared.call(shared.erase("talk"))
+    other = FrameworkStore(engine.url, framework="test", owner="local")
+    try:
+        async with open_store(engine.url) as store:
+            await store.create_session(agent="bot", owner="bob", id=f"{session_id}-1")
+            await store.create_session(agent="test", owner="bob", id=f"{session_id}-2")
+        own = await other.call(other.ensure("talk"))
+        assert (own.id, own.owner) == (f"{session_id}-3", "local")
+        await shared.call(put(shared, "talk", "1"))
+        assert await other.call(keys(other, "talk")) == ["1"]
+    finally:
+        other.close()
+
+
+async def test_a_write_whose_caller_was_cancelled_is_stored_before_the_next_one(shared: FrameworkStore):
+    async def add(*names: str) -> None:
+        """Number the records as an adapter does."""
+        session_id = await shared.ensure_id("talk")
+        async with shared.writing(session_id) as writer:
+            number = len(await shared.records(session_id, "item"))
+            await writer.write([record(f"{number + n:03}", name) for n, name in enumerate(names)])
+
+    async def stored() -> list[str]:
+        session_id = await shared.ensure_id("talk")
+        return [json.loads(one.body) for one in await shared.records(session_id, "item")]
+
+    expected: list[str] = []
+    for turn in range(40):
+        task = asyncio.create_task(shared.call(add(f"{turn} a", f"{turn} b")))
+        await asyncio.sleep(turn / 10_000)
+        task.cancel()
+        await asyncio.wait([task])
+        await shared.call(add(f"{turn} c"))
+        expected += [f"{turn} a", f"{turn} b", f"{turn} c"]
+    found = await shared.call(stored())
+    begun = [name for name in expected if name in found]  # a task may be cancelled before it begins
+    assert found == begun
+    assert all((f"{turn} a" in found) == (f"{turn} b" in found) for turn in range(40))
+    assert all(f"{turn} c" in found for turn in range(40))

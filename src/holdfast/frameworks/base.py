@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from holdfast.client.loop import EventLoop
 from holdfast.errors import (
@@ -28,6 +28,7 @@ from holdfast.errors import (
     RetentionRefused,
     SessionBusy,
     SessionCleaned,
+    SessionExists,
     SessionNotFound,
 )
 from holdfast.guards import refuse_on_hold
@@ -39,6 +40,9 @@ from holdfast.retention.erase import erase
 from holdfast.store import Store, open_store
 from holdfast.store.transactions import PAGE_BYTES
 from holdfast.types import Batch, Holder, Json, Lease, Record, Session
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 _IDLE_SECONDS: Final = 0.2
@@ -68,7 +72,11 @@ def check_version(package: str, *, extra: str, at_least: tuple[int, ...], below:
 
 def to_body(value: object) -> Json:
     """Return the body of a record for a value of a framework. If it is not strict JSON, its text is stored as a string."""
-    text = json.dumps(value)
+    return text_to_body(json.dumps(value))
+
+
+def text_to_body(text: Json) -> Json:
+    """Return the body of a record for the JSON text of a value. It is stored as a string if it is not strict JSON."""
     try:
         is_strict = not isinstance(parse_json(text, "record"), str)
     except BadText:
@@ -76,10 +84,21 @@ def to_body(value: object) -> Json:
     return text if is_strict else json.dumps(text)
 
 
+def body_to_text(body: Json) -> Json:
+    """Return the text that `text_to_body` was given."""
+    return json.loads(body) if body.startswith('"') else body
+
+
 def from_body(body: Json) -> Any:
     """Return the value that `to_body` was given."""
     value = json.loads(body)
     return json.loads(value) if isinstance(value, str) else value
+
+
+def _forget(future: "asyncio.Future[Any]") -> None:
+    """Retrieve the error of work that has no caller left, so that asyncio does not log it."""
+    if not future.cancelled():
+        future.exception()
 
 
 @dataclass(slots=True)
@@ -90,6 +109,8 @@ class _Held:
     lease: Lease | None = None
     known: dict[str, Any] = field(default_factory=dict[str, Any])
     since: float = 0.0
+    is_active: bool = False
+    """Whether a write since `since` has set the time of the last activity."""
     releasing: asyncio.TimerHandle | None = None
 
 
@@ -115,14 +136,52 @@ class FrameworkStore:
         self._ids: dict[str, str] = {}
         self._held: dict[str, _Held] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._abandoned: set[Future[Any]] = set()
+
+    @classmethod
+    def on_this_loop(cls, store: Store, *, framework: str, owner: str) -> "FrameworkStore":
+        """Return one that uses an open store on the event loop that runs now. Await its methods; do not close it."""
+        shared = cls(store, framework=framework, owner=owner)
+        shared._store = store
+        return shared
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine that uses this object, and block until it has a result."""
-        return self._started(work).run(work)
+        future = self._submit(work)
+        try:
+            return future.result()
+        finally:
+            self._abandon(future)
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine that uses this object, from any event loop."""
-        return await asyncio.wrap_future(self._started(work).submit(work))
+        """Run a coroutine that uses this object, from any event loop.
+
+        If the caller is cancelled, the work continues, and later work waits for it: a write that was begun may still be stored, so
+        that nothing may be numbered as if it were not.
+        """
+        future = self._submit(work)
+        waiting = asyncio.wrap_future(future)
+        try:
+            return await asyncio.shield(waiting)
+        finally:
+            waiting.add_done_callback(_forget)
+            self._abandon(future)
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        loop = self._started(work)
+        return loop.submit(self._after(set(self._abandoned), work) if self._abandoned else work)
+
+    async def _after(self, earlier: "set[Future[Any]]", work: Coroutine[Any, Any, T]) -> T:
+        for future in map(asyncio.wrap_future, earlier):
+            future.add_done_callback(_forget)
+            await asyncio.wait([future])
+        return await work
+
+    def _abandon(self, future: "Future[Any]") -> None:
+        """Keep the order if the caller of this work stopped waiting for it."""
+        if not future.done():
+            self._abandoned.add(future)
+            future.add_done_callback(self._abandoned.discard)
 
     def close(self) -> None:
         """Release all sessions and disconnect. Nothing can be used afterwards."""
@@ -130,7 +189,7 @@ class FrameworkStore:
         with self._starting:
             loop, self._loop, self._closed = self._loop, None, True
         if loop is not None:
-            loop.run(self._close())
+            loop.run(self._after(set(self._abandoned), self._close()))
             loop.close()
 
     def _close_at_exit(self) -> None:
@@ -148,6 +207,7 @@ class FrameworkStore:
                 try:
                     loop.run(self._open())
                 except BaseException:
+                    work.close()
                     loop.close()
                     raise
                 self._loop = loop
@@ -186,18 +246,17 @@ class FrameworkStore:
 
     async def ensure(self, name: str, *, title: str = "", metadata: dict[str, Any] | None = None) -> Session:
         """Return the session with a name, and create it if there is none."""
-        session = await self.find(name)
-        if session is not None:
-            return session
         body = json.dumps({"framework": self.framework, "name": name, **(metadata or {})})
-        return await self.store.create_session(
-            agent=self.framework,
-            owner=self.owner,
-            id=self._ids[name],
-            title=title_from(title or name),
-            metadata=body,
-            exist_ok=True,
-        )
+        while (session := await self.find(name)) is None:
+            with suppress(SessionExists):  # another process was faster, or the id belongs to someone else
+                return await self.store.create_session(
+                    agent=self.framework,
+                    owner=self.owner,
+                    id=self._ids[name],
+                    title=title_from(title or name),
+                    metadata=body,
+                )
+        return session
 
     async def ensure_id(self, name: str) -> str:
         """Return the id of the session with a name, and create it if there is none. Reads nothing while the session is held."""
@@ -218,15 +277,23 @@ class FrameworkStore:
 
     async def _find(self, name: str) -> Session | None:
         known = self._ids.get(name)
-        if known is not None and (session := await self._read(known)) is not None:
+        if known is not None and (session := await self._read(known)) is not None and self._is_own(session):
             return session
         number = 0
-        while (session := await self._read(self._id(name, number))) is None:
-            if await self.store.erased_at(self._id(name, number)) is None:
+        while True:
+            session_id = self._id(name, number)
+            session = await self._read(session_id)
+            if session is None and await self.store.erased_at(session_id) is None:
                 break
-            number += 1
-        self._ids[name] = self._id(name, number)
+            if session is not None and self._is_own(session):
+                break
+            number += 1  # the id was erased, or is in use by someone else
+        self._ids[name] = session_id
         return session
+
+    def _is_own(self, session: Session) -> bool:
+        """Return whether an adapter of this owner created a session. Ids can be guessed, and clients may choose theirs."""
+        return session.owner == self.owner and session.agent == self.framework
 
     def _id(self, name: str, number: int) -> str:
         digest = hashlib.sha256(f"{self.owner}\0{name}".encode("utf-8", "surrogatepass")).hexdigest()[:40]
@@ -332,9 +399,9 @@ class FrameworkStore:
             if held.lease is None or held.lease.lost:
                 held.lease = await self._acquire(session_id)
                 held.known = {}
-                held.since = loop.time()
+                held.since, held.is_active = loop.time(), False
             try:
-                yield Writer(self.store, held.lease, held.known)
+                yield Writer(self.store, held.lease, held.known, held)
             except BaseException:
                 held.known.clear()  # it is unclear what was written
                 raise
@@ -401,6 +468,7 @@ class Writer:
     store: Store
     lease: Lease
     known: dict[str, Any]
+    _held: _Held
 
     async def write(
         self,
@@ -408,5 +476,13 @@ class Writer:
         dropped: Sequence[tuple[str, str]] = (),
         **more: Any,
     ) -> int:
-        """Put and drop records in one write with the other parts of a `Batch`, and return the session's last event number."""
-        return await self.store.write(self.lease, Batch(records=records, records_dropped=dropped, **more))
+        """Put and drop records in one write with the other parts of a `Batch`, and return the session's last event number.
+
+        The first write after the session was acquired sets the time of its last activity, on which retention policies depend.
+        """
+        batch = Batch(
+            records=records, records_dropped=dropped, status=None if self._held.is_active else "idle", **more
+        )
+        number = await self.store.write(self.lease, batch)
+        self._held.is_active = True
+        return number

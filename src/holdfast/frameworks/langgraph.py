@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from holdfast.errors import BadInput, MissingExtra
 from holdfast.frameworks.base import FrameworkStore
@@ -23,6 +23,7 @@ if tuple(map(int, re.findall(r"\d+", _INSTALLED)[:2])) < (4, 3) or not _INSTALLE
         problem=f"langgraph-checkpoint {_INSTALLED} is not supported; install holdfast[langgraph], which requires 4.3 or later 4.x"
     )
 
+from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     BaseCheckpointSaver,
@@ -171,6 +172,18 @@ class HoldfastSaver(BaseCheckpointSaver[int]):
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Do the same as `prune`."""
         await self._shared.call(self._threads.prune(self.serde, thread_ids, strategy))
+
+
+async def latest_messages(shared: FrameworkStore, thread_id: str) -> list[dict[str, Any]]:
+    """Return the messages in the latest checkpoint of a thread, as JSON objects."""
+    config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
+    latest = await Threads(shared).get_tuple(JsonPlusSerializer(allowed_msgpack_modules=None), config)
+    values = {} if latest is None else latest.checkpoint["channel_values"]
+    messages: Any = values.get("messages")
+    if not isinstance(messages, list):
+        return []
+    listed = cast("list[Any]", messages)
+    return [message.model_dump(mode="json") for message in listed if isinstance(message, BaseMessage)]
 
 
 async def _next(listed: AsyncGenerator[CheckpointTuple, None]) -> CheckpointTuple | None:
