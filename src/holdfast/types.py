@@ -537,3 +537,37 @@ class SchemaStatus:
     leases: int = 0
     queue_wait: float = 0.0
     unsafe: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableStats:
+    """The size of a table with its indexes, and how many rows it has, by the estimate of the database server."""
+
+    name: str
+    bytes: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """How many sessions were created in a period, and how many events were written in it."""
+
+    sessions: int
+    events: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStats:
+    """The size of a store, and its growth in the last 24 hours and the last seven days.
+
+    `free_bytes` is the part of `bytes` that new rows reuse, and `wal_bytes` the write-ahead log next to the file; both are None if the
+    engine does not report them. `tables` is empty for SQLite, which would have to read the whole file.
+    """
+
+    engine: str
+    bytes: int
+    free_bytes: int | None
+    wal_bytes: int | None
+    tables: Sequence[TableStats]
+    last_day: Growth
+    last_week: Growth

@@ -1,13 +1,19 @@
 import json
+import os
+import pty
 import sqlite3
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from holdfast.store import open_store
 from holdfast.store.schema import LATEST
+from holdfast.store.sql.check import invariants
 from tests import forking
+from tests.builders import held_session, new_session, ticks
 from tests.conftest import Engine
 
 COMMAND = Path(sys.executable).parent / "holdfast"
@@ -39,6 +45,59 @@ def test_output_for_people(tmp_path: Path):
     assert (tmp_path / "holdfast.db").exists()
 
 
+def test_a_terminal_is_shown_which_invariant_is_checked(tmp_path: Path):
+    holdfast("db", "upgrade", folder=tmp_path)
+    assert holdfast("db", "check", folder=tmp_path).stderr == ""
+    terminal, end = pty.openpty()
+    process = forking.Forked(
+        [sys.executable, "-m", "holdfast", "db", "check"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=end,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(end)
+    shown = b""
+    with suppress(OSError):  # the terminal is gone with the process
+        while piece := os.read(terminal, 65536):
+            shown += piece
+    os.close(terminal)
+    assert process.wait() == 0
+    total = len(invariants("sqlite", of_session=False))
+    assert f"{total} of {total}: submissions have session".encode() in shown
+
+
+@pytest.mark.processes
+async def test_stats_for_programs(engine: Engine, tmp_path: Path):
+    async with open_store(engine.url) as store:
+        lease, _ = await held_session(store)
+        await store.write(lease, ticks(3))
+    shown = json.loads(holdfast("db", "stats", "--store", engine.url, "--json", folder=tmp_path).stdout)
+    assert shown["store"] == engine.url
+    assert shown["bytes"] > 0
+    assert shown["last_day"] == shown["last_week"] == {"sessions": 1, "events": 3}
+    assert shown["retention"] is None
+    assert bool(shown["tables"]) == (engine.name != "sqlite")
+    people = holdfast("db", "stats", "--store", engine.url, folder=tmp_path).stdout
+    assert "last 7 days      1 session, 3 events\n" in people
+    assert "retention        no policy is configured\n" in people
+    assert ("rows (estimate)" in people) == (engine.name != "sqlite")
+
+
+async def test_stats_show_what_retention_would_free(tmp_path: Path):
+    (tmp_path / "holdfast.toml").write_text(
+        '[[retention]]\nagent = "*"\nmax_age_days = 0.0000001\naction = "clean"\n'
+    )
+    async with open_store(f"sqlite:///{tmp_path}/holdfast.db") as store:
+        await store.submit(await new_session(store), "message", '"hello"')
+    shown = json.loads(holdfast("db", "stats", "--json", folder=tmp_path).stdout)["retention"]
+    assert (shown["due"], shown["more"]) == ({"clean": 1, "archive": 0, "erase": 0}, False)
+    assert shown["bytes"] > 0
+    people = holdfast("db", "stats", folder=tmp_path).stdout
+    assert "retention        due: 1 to clean, 0 to archive, 0 to erase\n" in people
+    assert "bytes, estimated from 1 session\n" in people
+
+
 def test_check_names_what_is_broken(tmp_path: Path):
     holdfast("db", "upgrade", folder=tmp_path)
     connection = sqlite3.connect(tmp_path / "holdfast.db")
@@ -63,7 +122,7 @@ def test_an_old_schema_is_shown_and_not_touched(tmp_path: Path):
 
 
 def test_looking_creates_nothing(tmp_path: Path):
-    for command in ("status", "check"):
+    for command in ("status", "stats", "check"):
         looked = holdfast("db", command, folder=tmp_path)
         assert looked.returncode == 2
         assert looked.stderr.startswith(

@@ -114,3 +114,19 @@ async def test_every_invariant_is_tried(engine: Engine):
 
     checks = {name for name, _ in invariants("sqlite", of_session=False)}
     assert checks == set(DAMAGE)
+
+
+async def test_progress_names_every_invariant_once_and_in_order(engine: Engine):
+    from holdfast.store.sql.check import invariants
+
+    shown: list[tuple[str, int, int]] = []
+
+    def progress(name: str, number: int, total: int) -> None:
+        shown.append((name, number, total))
+
+    async with open_store(engine.url) as store:
+        await store.check(progress=progress)
+    steps = list(dict.fromkeys(shown))
+    assert [number for _, number, _ in steps] == list(range(1, len(steps) + 1))
+    assert {total for _, _, total in steps} == {len(steps)}
+    assert {name for name, _ in invariants("sqlite", of_session=False)} <= {name for name, _, _ in steps}

@@ -86,7 +86,7 @@ async def test_a_lost_hint_costs_a_moment_not_an_event(
         watching = asyncio.create_task(collect(other, lease.session_id, after=0, upto=1))
         await asyncio.sleep(0.05)
         monkeypatch.setattr(Hub, "changed", forget)
-        monkeypatch.setattr("holdfast.store.postgres.store._Notifier.announce", forget)
+        monkeypatch.setattr("holdfast.store.postgres.notifier.Notifier.announce", forget)
         await store.write(lease, ticks())
         async with within(store, 5):
             assert await watching == [1]

@@ -17,6 +17,7 @@ FOLDER = Path(sql.__file__).parent
 
 
 MONGODB_ONLY = {
+    "content_sizes",
     "held_by",
     "violations",
     "loose_pieces",

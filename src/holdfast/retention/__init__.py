@@ -4,6 +4,7 @@ from holdfast.retention.archive import Archive, spool, verify_archive, write_arc
 from holdfast.retention.clean import Cleaned, clean
 from holdfast.retention.copying import Copied, copy, undo_copy
 from holdfast.retention.erase import Erased, erase
+from holdfast.retention.forecast import Forecast, forecast
 from holdfast.retention.outlook import Outlook, outlook
 from holdfast.retention.rehydrate import Restored, import_archive, rehydrate
 from holdfast.retention.sweep import Outcome, Swept, sweep
@@ -13,6 +14,7 @@ __all__ = [
     "Cleaned",
     "Copied",
     "Erased",
+    "Forecast",
     "Outcome",
     "Outlook",
     "Restored",
@@ -20,6 +22,7 @@ __all__ = [
     "clean",
     "copy",
     "erase",
+    "forecast",
     "import_archive",
     "outlook",
     "rehydrate",

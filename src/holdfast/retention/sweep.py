@@ -6,7 +6,7 @@ to save work; leases would keep two from doing harm. Sessions that no policy mat
 
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -24,15 +24,15 @@ from holdfast.errors import (
 )
 from holdfast.leases import joined
 from holdfast.media import MediaStore, collect
-from holdfast.policy import Action, MatchedPolicy, Policy, match_policy, named
-from holdfast.retention.clean import DAY, clean
+from holdfast.policy import Action, MatchedPolicy
+from holdfast.retention.clean import clean
+from holdfast.retention.due import candidates, is_idle, kept_sessions, match_due
 from holdfast.retention.erase import erase
 from holdfast.retention.holding import give_space_back
 from holdfast.store import Store
-from holdfast.types import Due, DueBy, Holder
+from holdfast.types import Due, Holder
 
 DUTY = "sweep"
-_PAGE = 100
 _SUBMISSIONS = 500
 _COMMANDS = 200
 _SPACE_EVERY = 200
@@ -137,7 +137,6 @@ class _Sweep:
         self._limit = limit
         self._on_outcome = on_outcome
         self._policies = store.settings.retention
-        self._kept: Mapping[str, set[str]] = {}
         self._outcomes: Counter[str] = Counter()
         self._deletions = 0
         self._released = 0  # deleted references to media, and archives that may have been deleted
@@ -169,9 +168,11 @@ class _Sweep:
         """Process due sessions until none is left, the limit is reached, or a problem stops the sweep."""
         if not any(policy.action for policy in self._policies):
             return False
-        self._kept = await _kept(self._store, self._policies)
+        kept = await kept_sessions(self._store)
         for agent in await self._store.agents():
-            async for due, rule in self._due(agent):
+            async for due, rule in candidates(self._store, agent, kept, held=self._dry_run):
+                if rule is None:
+                    continue
                 if self._limit is not None and self._outcomes.total() >= self._limit:
                     return True
                 await self._act(due, rule)
@@ -179,33 +180,10 @@ class _Sweep:
                     return True
         return False
 
-    async def _due(self, agent: str) -> AsyncGenerator[tuple[Due, MatchedPolicy], None]:
-        """Yield the due sessions of an agent, each once. A dry run includes those on hold, which are refused."""
-        grace = self._store.settings.retention_rehydrated_days
-        for by, days in _scans(self._policies, agent, holds=not self._dry_run):
-            cursor: str | None = None
-            while True:
-                page = await self._store.due(
-                    by, agent=agent, older_than=days * DAY, held=self._dry_run, cursor=cursor, limit=_PAGE
-                )
-                for due in page.items:
-                    rule = _match(self._policies, due, grace, holds=not self._dry_run)
-                    if (
-                        rule is not None
-                        and rule.is_due(due.now)
-                        and (by != "cleaned" or rule.policy.action == "erase")
-                        and not (by == "age" and _is_idle(rule.policy, due))  # already yielded by `idle`
-                        and due.session_id not in self._kept.get(rule.name, ())
-                    ):
-                        yield due, rule
-                cursor = page.next_cursor
-                if cursor is None:
-                    break
-
     async def _act(self, due: Due, rule: MatchedPolicy) -> None:
         """Apply the policy to one session. A failure does not stop the others."""
         policy, action = rule.policy, rule.policy.action or "clean"
-        idle_days = policy.idle_days if policy.idle_days and _is_idle(policy, due) else 0.0
+        idle_days = policy.idle_days if policy.idle_days and is_idle(policy, due) else 0.0
         outcome: Result = "failed"
         guard = problem = None
         deleted: Mapping[str, int] = {}
@@ -289,7 +267,7 @@ class _Sweep:
                 return deleted
 
     def _holds(self, due: Due) -> bool:
-        rule = _match(self._policies, due)
+        rule = match_due(self._policies, due)
         return rule is not None and rule.policy.hold
 
     async def _shell(self) -> int:
@@ -300,72 +278,3 @@ class _Sweep:
         ):
             deleted += count
         return deleted
-
-
-def _match(
-    policies: Sequence[Policy], due: Due, grace_days: float = 0.0, *, holds: bool = True
-) -> MatchedPolicy | None:
-    return match_policy(
-        policies,
-        agent=due.agent,
-        metadata=due.metadata,
-        created_at=due.created_at,
-        active_at=due.active_at,
-        rehydrated_at=due.rehydrated_at,
-        rehydrated_days=grace_days,
-        holds=holds,
-    )
-
-
-def _is_idle(policy: Policy, due: Due) -> bool:
-    idle = (due.now - due.active_at).total_seconds()
-    return policy.idle_days is not None and idle >= policy.idle_days * DAY
-
-
-def _scans(policies: Sequence[Policy], agent: str, *, holds: bool = True) -> list[tuple[DueBy, float]]:
-    """Return which of an agent's sessions the policies can match, as kinds of due sessions with their shortest limits in days."""
-    reachable: list[Policy] = []
-    for policy in policies:
-        if policy.could_match(agent) and (holds or not policy.hold):
-            reachable.append(policy)
-            if policy.metadata is None:
-                break  # it matches all remaining sessions
-    idle = [policy.idle_days for policy in reachable if policy.idle_days is not None]
-    age = [policy.max_age_days for policy in reachable if policy.max_age_days is not None]
-    erasing = [
-        days
-        for policy in reachable
-        if policy.action == "erase"
-        for days in (policy.idle_days, policy.max_age_days)
-        if days is not None
-    ]
-    scans: tuple[tuple[DueBy, list[float]], ...] = (("idle", idle), ("age", age), ("cleaned", erasing))
-    return [(by, min(days)) for by, days in scans if days]
-
-
-async def _kept(store: Store, policies: Sequence[Policy]) -> Mapping[str, set[str]]:
-    """Return, by policy, the sessions with the last runs that the policy keeps, most recently active first."""
-    wanted = {name: policy.keep_last_runs for name, policy in named(policies) if policy.keep_last_runs}
-    kept: dict[str, set[str]] = {name: set() for name in wanted}
-    cursor: str | None = None
-    while any(left > 0 for left in wanted.values()):
-        page = await store.sessions(cursor=cursor, limit=_PAGE)
-        for session in page.items:
-            rule = match_policy(
-                policies,
-                agent=session.agent,
-                metadata=session.metadata,
-                created_at=session.created_at,
-                active_at=session.active_at,
-            )
-            left = 0 if rule is None else wanted.get(rule.name, 0)
-            if rule is None or left <= 0 or session.status == "cleaned":
-                continue
-            runs = len((await store.runs(session_id=session.id, limit=min(left, 1000))).items)
-            if runs:
-                kept[rule.name].add(session.id)
-                wanted[rule.name] = left - runs
-        cursor = page.next_cursor
-        if cursor is None:
-            break
-    return kept

@@ -1,6 +1,7 @@
 """The transactions of retention: guards under the lock, deletion in bounded batches, and the marks that start and end it."""
 
 import json
+from abc import abstractmethod
 from datetime import datetime
 from typing import Final
 
@@ -9,7 +10,7 @@ from holdfast.guards import refuse_cleaning, refuse_erasing
 from holdfast.ids import check_id, new_id
 from holdfast.store.archive import fingerprint
 from holdfast.store.media import to_blob
-from holdfast.store.rows import Row, maybe_moment, moment, page_limit
+from holdfast.store.rows import Row, Rows, maybe_moment, moment, page_limit
 from holdfast.store.transactions import Transactions, Tx, lease_lost, op, reading, writing
 from holdfast.types import Blob, Json, Lease, RetentionState
 
@@ -51,6 +52,16 @@ class RetentionMethods(Transactions):
         """Count the rows of a session by table, without empty tables."""
         rows = yield op("content_counts", session_id=session_id)
         return {row["kind"]: row["number"] for row in rows if row["number"]}
+
+    @reading
+    def content_bytes(self, session_id: str) -> Tx[int]:
+        """Return about how many bytes the content of a session has in the database, without indexes and media."""
+        rows = yield from self._content_sizes(check_id(session_id, "session id"))
+        return sum(row["bytes"] for row in rows)
+
+    @abstractmethod
+    def _content_sizes(self, session_id: str) -> Tx[Rows]:
+        """Return the bytes of a session's rows in each table with content."""
 
     @reading
     def child_sessions(

@@ -8,10 +8,11 @@ from typing import Final
 from holdfast.errors import StoreError, StoreTooNew, StoreTooOld
 from holdfast.store.rows import moment
 from holdfast.store.transactions import Transactions, Tx, op, reading, slow
-from holdfast.types import SchemaStatus
+from holdfast.types import Growth, SchemaStatus, StoreStats, TableStats
 
-LATEST: Final = 6
+LATEST: Final = 7
 """The schema version that this code needs. Every engine has a migration with this number."""
+_DAY_US = 86_400_000_000
 
 
 class SchemaMethods(Transactions):
@@ -70,3 +71,26 @@ class SchemaMethods(Transactions):
             unsafe=row["unsafe"],
             queue_wait=max(0, row["queue_wait"]) / 1_000_000,
         )
+
+    @reading
+    def stats(self) -> Tx[StoreStats]:
+        """Return the size of the store and its growth. The cost depends on how many sessions were active in the last week."""
+        sizes = yield op("sizes")
+        free = [row["free_bytes"] for row in sizes if row["free_bytes"] is not None]
+        return StoreStats(
+            engine=self.engine,
+            bytes=sum(row["bytes"] for row in sizes),
+            free_bytes=sum(free) if free else None,
+            wal_bytes=None,
+            tables=[
+                TableStats(name=row["name"], bytes=row["bytes"], rows=row["number"])
+                for row in sizes
+                if row["name"] is not None
+            ],
+            last_day=(yield from self._growth(_DAY_US)),
+            last_week=(yield from self._growth(7 * _DAY_US)),
+        )
+
+    def _growth(self, period_us: int) -> Tx[Growth]:
+        (row,) = yield slow(op("growth", period_us=period_us))
+        return Growth(sessions=row["sessions"], events=row["events"])

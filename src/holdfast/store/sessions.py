@@ -109,6 +109,8 @@ class SessionMethods(Transactions):
             owner=owner,
             agent=agent,
             status=status,
+            stored=status if status not in {"idle", "queued"} else None,
+            queued=status == "queued" or None,
             search=search.casefold() if search else None,
             active_before=active_before,
             id_before=id_before,

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 P = ParamSpec("P")
 
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called before each step of a long operation, with its name, its number from 1, and how many there are."""
+
 PAGE_BYTES = 4 * 1024 * 1024
 """A page ends with the row that reaches this size, so that readers need memory for one page and one row."""
 
@@ -153,7 +156,9 @@ class Transactions(ABC):
         """Run a read-only transaction on one snapshot."""
 
     @abstractmethod
-    def _violations(self, *, limit: int, session_id: str | None = None) -> Tx[list[Violation]]:
+    def _violations(
+        self, *, limit: int, session_id: str | None = None, progress: Progress | None = None
+    ) -> Tx[list[Violation]]:
         """Return the violations of all invariants, at most `limit` each, in all sessions or in one."""
 
     @abstractmethod

@@ -212,7 +212,8 @@ def _check_batch(batch: Batch) -> None:
     _once([change.id for change in batch.submissions], "submission")
     _once([*((record.kind, record.key) for record in batch.records), *batch.records_dropped], "record")
     for event in batch.events:
-        parse_json(event.payload, "payload")
+        if event.payload != "{}":
+            parse_json(event.payload, "payload")
     for run in batch.runs:
         parse_object(run.metadata, "metadata")
     for message in batch.messages:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from holdfast.store.mongo.documents import KEYS, Documents, MongoRow
 from holdfast.store.mongo.retention import of_session
 from holdfast.store.sql.check import invariants
+from holdfast.store.transactions import Progress
 
 _PAGE = 5000
 
@@ -40,18 +41,31 @@ _COPIED: Final = {
 """The columns that check.sql reads. References are copied before the media that they refer to."""
 
 
-async def violations(db: Documents, *, limit: int, session_id: str | None = None) -> list[MongoRow]:
+async def violations(
+    db: Documents, *, limit: int, session_id: str | None = None, progress: Progress | None = None
+) -> list[MongoRow]:
     """Find violations of the invariants, in all sessions or in one."""
+    report = progress or _ignore
     with closing(sqlite3.connect("", check_same_thread=False)) as copy:
         copy.row_factory = sqlite3.Row
-        for table, text in _COPIED.items():
+        for number, (table, text) in enumerate(_COPIED.items(), 1):
+            report(f"copy of {table.replace('_', ' ')}", number, _steps())
             columns = text.split()
             copy.execute(f"CREATE TABLE {table} ({', '.join(columns)})")
             insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
             for where in [{}] if session_id is None else _of(table, session_id, copy):
                 async for rows in _rows(db, table, where, columns):
                     await asyncio.to_thread(copy.executemany, insert, rows)
-        return await asyncio.to_thread(_broken, copy, session_id, limit)
+        return await asyncio.to_thread(_broken, copy, session_id, limit, report)
+
+
+def _steps() -> int:
+    """Return the number of steps of a check of all sessions: the tables to copy, the invariants, and the pieces."""
+    return len(_COPIED) + len(invariants("sqlite", of_session=False)) + 1
+
+
+def _ignore(name: str, number: int, total: int) -> None:
+    del name, number, total
 
 
 def _of(table: str, session_id: str, copy: sqlite3.Connection) -> list[dict[str, Any]]:
@@ -74,29 +88,36 @@ async def _rows(
     yield rows
 
 
-def _broken(copy: sqlite3.Connection, session_id: str | None, limit: int) -> list[MongoRow]:
+def _broken(copy: sqlite3.Connection, session_id: str | None, limit: int, report: Progress) -> list[MongoRow]:
     for table, text in _COPIED.items():
         key = [column for column in KEYS[table] if column in text.split()] or ["sha256"]
         copy.execute(f"CREATE INDEX {table}_key ON {table} ({', '.join(key)})")
     params = {"session_id": session_id, "limit": limit}
-    return [
-        MongoRow(row, invariant=name)
-        for name, text in invariants("sqlite", of_session=session_id is not None)
-        for row in copy.execute(text, params)
-    ]
+    rows: list[MongoRow] = []
+    for number, (name, text) in enumerate(invariants("sqlite", of_session=session_id is not None), 1):
+        report(name, len(_COPIED) + number, _steps())
+        rows += [MongoRow(row, invariant=name) for row in copy.execute(text, params)]
+    return rows
 
 
-async def loose_pieces(db: Documents, *, limit: int) -> list[MongoRow]:
-    """Find pieces of long texts that no row refers to. Only this engine has these."""
+async def loose_pieces(db: Documents, *, limit: int, progress: Progress | None = None) -> list[MongoRow]:
+    """Find pieces of long texts that no row refers to. Only this engine has these.
+
+    The pieces are read in order, one text after the other, without their content.
+    """
+    (progress or _ignore)("piece has row", _steps(), _steps())
     loose: list[MongoRow] = []
-    owners = await db.group(
-        "pieces", {"$group": {"_id": "$_id.of", "table": {"$first": "$table"}, "row": {"$first": "$row"}}}
-    )
-    for piece in owners:
-        rows = await db[piece["table"]].find({"_id": piece["row"]}, ["pieces"], session=db.session).to_list()
-        if not rows or piece["_id"] not in (rows[0]["pieces"] or {}).values():
-            key = piece["row"]
-            session_id = key if isinstance(key, str) else key.get("session_id", "none")
-            detail = f"no row refers to a piece of {piece['table']}"
-            loose.append(MongoRow(session_id=session_id, detail=detail))
-    return loose[:limit]
+    seen: Any = None
+    async with db["pieces"].find({}, ["table", "row"], sort=[("_id", 1)], session=db.session) as pieces:
+        async for piece in pieces:
+            of, table, key = piece["_id"]["of"], piece["table"], piece["row"]
+            if of == seen:
+                continue
+            seen = of
+            row = await db[table].find_one({"_id": key}, ["pieces"], session=db.session)
+            if row is None or of not in (row["pieces"] or {}).values():
+                session_id = key if isinstance(key, str) else key.get("session_id", "none")
+                loose.append(MongoRow(session_id=session_id, detail=f"no row refers to a piece of {table}"))
+                if len(loose) == limit:
+                    break
+    return loose

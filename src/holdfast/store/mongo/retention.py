@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from bson import MaxKey
+
 from holdfast.store.mongo.documents import KEYS, Documents, MongoRow, span
 from holdfast.store.mongo.leases import has_work
 from holdfast.store.mongo.sessions import create_head, live_holders
@@ -95,6 +97,21 @@ async def content_counts(db: Documents, *, session_id: str) -> list[MongoRow]:
         for table in CONTENT
         if table != "credentials"
     ]
+
+
+async def content_sizes(db: Documents, *, session_id: str) -> list[MongoRow]:
+    """Return the bytes of a session's documents in each collection, with the pieces of long texts."""
+    size = {"$sum": {"$bsonSize": "$$ROOT"}}
+    rows: list[MongoRow] = []
+    for table in CONTENT:
+        group = {"_id": None, "bytes": size, "pieces": {"$push": "$pieces"}}
+        rows += await db.group(table, {"$match": of_session(table, session_id)}, {"$group": group})
+    for of in [of for row in rows for pieces in row["pieces"] for of in pieces.values()]:
+        within = {"$gt": {"of": of}, "$lt": {"of": of, "number": MaxKey()}}
+        rows += await db.group(
+            "pieces", {"$match": {"_id": within}}, {"$group": {"_id": None, "bytes": size}}
+        )
+    return rows
 
 
 async def some_references(db: Documents, *, session_id: str, limit: int) -> list[MongoRow]:

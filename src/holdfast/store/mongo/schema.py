@@ -8,9 +8,11 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from bson import MaxKey, MinKey
 from pymongo import IndexModel
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import CollectionInvalid, DuplicateKeyError, OperationFailure
+from pymongo.read_concern import ReadConcern
 
 from holdfast.store.mongo.documents import KEYS, Documents, MongoRow
 
@@ -116,6 +118,10 @@ async def _records(database: AsyncDatabase[MongoRow]) -> None:
     await _create(database, "records")
 
 
+async def _sessions_by_status(database: AsyncDatabase[MongoRow]) -> None:
+    await database["sessions"].create_indexes([_index("status", "active_at", "id")])
+
+
 async def _create(database: AsyncDatabase[MongoRow], name: str) -> None:
     try:
         await database.create_collection(name)
@@ -133,6 +139,7 @@ MIGRATIONS: Final = (
     (4, "0004_rehydrated", _rehydrated),
     (5, "0005_named_states", _named_states),
     (6, "0006_records", _records),
+    (7, "0007_sessions_by_status", _sessions_by_status),
 )
 LATEST: Final = MIGRATIONS[-1][0]
 
@@ -187,3 +194,67 @@ async def schema_version(db: Documents) -> list[MongoRow]:
 
 async def now(db: Documents) -> list[MongoRow]:
     return [MongoRow(now=await db.now())]
+
+
+async def sizes(db: Documents) -> list[MongoRow]:
+    """Return the size of each collection with its indexes. A sharded collection has statistics for each shard."""
+    rows: list[MongoRow] = []
+    for name in sorted(COLLECTIONS):
+        row = MongoRow(name=name, bytes=0, free_bytes=0, number=0)
+        # Statistics belong to no snapshot.
+        collection = db[name].with_options(read_concern=ReadConcern("local"))
+        async for shard in await collection.aggregate([{"$collStats": {"storageStats": {}}}]):
+            part = shard["storageStats"]
+            row["bytes"] += part["storageSize"] + part["totalIndexSize"]
+            row["free_bytes"] += part.get("freeStorageSize", 0)
+            row["number"] += part["count"]
+        rows.append(row)
+    return sorted(rows, key=lambda row: -row["bytes"])
+
+
+async def growth(db: Documents, *, period_us: int) -> list[MongoRow]:
+    """Count on the server what the statement of the same name counts, in the order of the same indexes."""
+    start = await db.now() - period_us
+    is_new = {"$gt": ["$created_at", start]}
+    head = {"from": "heads", "localField": "_id", "foreignField": "_id", "as": "head"}
+    seq = {"$first": "$head.seq"}
+    kept = {"$subtract": [{"$first": "$oldest._id.seq"}, 1]}
+    seq_before = {"$cond": [is_new, 0, {"$ifNull": [{"$first": "$before._id.seq"}, kept, seq]}]}
+    groups = await db.group(
+        "sessions",
+        {"$match": {"active_at": {"$gt": start}}},
+        {"$project": {"created_at": 1}},
+        {"$lookup": head},
+        {"$lookup": _one_event("before", -1, start, {"at": {"$lte": start}})},
+        {"$lookup": _one_event("oldest", 1, start, {})},
+        {
+            "$group": {
+                "_id": None,
+                "sessions": {"$sum": {"$cond": [is_new, 1, 0]}},
+                "events": {"$sum": {"$subtract": [seq, seq_before]}},
+            }
+        },
+    )
+    return groups or [MongoRow(sessions=0, events=0)]
+
+
+def _one_event(name: str, order: int, start: int, where: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the lookup of the first event that matches, in the order of the numbers, if the session is older than the period."""
+    return {
+        "from": "events",
+        "let": {
+            "low": {"session_id": "$_id"},
+            "high": {
+                "session_id": "$_id",
+                "seq": {"$cond": [{"$gt": ["$created_at", start]}, MinKey(), MaxKey()]},
+            },
+        },
+        "pipeline": [
+            {"$match": {"$expr": {"$and": [{"$gt": ["$_id", "$$low"]}, {"$lt": ["$_id", "$$high"]}]}}},
+            {"$match": where},
+            {"$sort": {"_id": order}},
+            {"$limit": 1},
+            {"$project": {"_id": 1}},
+        ],
+        "as": name,
+    }

@@ -26,6 +26,8 @@ async def sessions(
     owner: str | None = None,
     agent: str | None = None,
     status: str | None = None,
+    stored: str | None = None,
+    queued: bool | None = None,
     search: str | None = None,
     active_before: int | None = None,
     id_before: str | None = None,
@@ -33,7 +35,10 @@ async def sessions(
     """Find sessions. Their status depends on leases and queues, so it is filtered page by page."""
     if id is not None:
         return await _with_parents(db, await view(db, await db.get("sessions", id)))
+    del queued  # a list of all queued sessions could be too long for a query
     where: dict[str, object] = {}
+    if stored is not None:
+        where["status"] = stored
     if owner is not None:
         where["owner"] = owner
     if agent is not None:

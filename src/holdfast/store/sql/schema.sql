@@ -39,3 +39,25 @@ SELECT
 --[postgres]   (SELECT coalesce(string_agg(name, ', ' ORDER BY name), '') FROM pg_settings
 --[postgres]     WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off') AS unsafe,
   (SELECT coalesce(now_us() - min(ready_at), 0) FROM heads WHERE ready_at IS NOT NULL) AS queue_wait;
+
+-- name: sizes
+-- SQLite has only the totals of its file: the size of each table would require reading all of it. The numbers of rows are estimates.
+--[sqlite] SELECT NULL AS name, c.page_count * s.page_size AS bytes, f.freelist_count * s.page_size AS free_bytes, 0 AS number
+--[sqlite] FROM pragma_page_count c, pragma_page_size s, pragma_freelist_count f;
+--[postgres] SELECT c.relname AS name, pg_total_relation_size(c.oid) AS bytes, CAST(NULL AS bigint) AS free_bytes,
+--[postgres]   CAST(coalesce(nullif(pg_stat_get_live_tuples(c.oid), 0), greatest(c.reltuples, 0)) AS bigint) AS number
+--[postgres] FROM pg_class c WHERE c.relnamespace = to_regnamespace('holdfast') AND c.relkind = 'r' ORDER BY bytes DESC, name;
+
+-- name: growth
+-- Reads the sessions that were last active in the period, in the order of that index: no session was active before it was created.
+-- Events are numbered: those of an older session are its newest, back to the last one before the period, or all that a clean has left.
+WITH period(start) AS (SELECT now_us() - CAST(:period_us AS bigint)), recent AS (
+  SELECT s.created_at, (SELECT h.seq FROM heads h WHERE h.session_id = s.id) AS seq,
+    CASE WHEN s.created_at <= (SELECT start FROM period) THEN coalesce(
+      (SELECT e.seq FROM events e WHERE e.session_id = s.id AND e.at <= (SELECT start FROM period) ORDER BY e.seq DESC LIMIT 1),
+      (SELECT min(e.seq) - 1 FROM events e WHERE e.session_id = s.id),
+      (SELECT h.seq FROM heads h WHERE h.session_id = s.id)) ELSE 0 END AS seq_before
+  FROM sessions s WHERE s.active_at > (SELECT start FROM period)
+)
+SELECT coalesce(sum(CASE WHEN created_at > (SELECT start FROM period) THEN 1 ELSE 0 END), 0) AS sessions,
+  CAST(coalesce(sum(seq - seq_before), 0) AS bigint) AS events FROM recent;

@@ -39,6 +39,10 @@ FROM (
   FROM sessions s
   JOIN heads h ON h.session_id = s.id
   LEFT JOIN holders live ON live.id = h.holder AND live.deadline > now_us()
+  WHERE TRUE
+    -- These two find the sessions by an index; the status below is exact.
+    AND s.status = :stored AND s.status <> 'idle'                         --? stored
+    AND s.id IN (SELECT q.session_id FROM submissions q WHERE q.ended_at IS NULL)   --? queued
 ) AS v
 WHERE TRUE
   AND id = :id                                                            --? id

@@ -11,8 +11,8 @@ from holdfast.store.sql import library
 from holdfast.store.sql.check import invariants
 from holdfast.store.sql.library import Dialect, Script
 from holdfast.store.store import Store
-from holdfast.store.transactions import Tx, op, writing
-from holdfast.tables import Table
+from holdfast.store.transactions import Progress, Tx, op, writing
+from holdfast.tables import TABLES, Table
 from holdfast.types import Violation
 
 
@@ -39,16 +39,25 @@ class SqlStore(Store):
                 yield op("add_migration", version=number, name=name)
         return LATEST
 
-    def _violations(self, *, limit: int, session_id: str | None = None) -> Tx[list[Violation]]:
+    def _violations(
+        self, *, limit: int, session_id: str | None = None, progress: Progress | None = None
+    ) -> Tx[list[Violation]]:
         violations: list[Violation] = []
         one = session_id is not None
         params = {"limit": limit, "session_id": session_id} if one else {"limit": limit}
-        for name, text in invariants(self._dialect, of_session=one):
+        checks = invariants(self._dialect, of_session=one)
+        for number, (name, text) in enumerate(checks, 1):
+            if progress is not None:
+                progress(name, number, len(checks))
             rows = yield Script(name, params, slow=not one, text=text)
             violations += [
                 Violation(invariant=name, session_id=row["session_id"], detail=row["detail"]) for row in rows
             ]
         return violations
+
+    def _content_sizes(self, session_id: str) -> Tx[Rows]:
+        text = _sizes_text(self._dialect)
+        return (yield Script("content_sizes", {"session_id": session_id}, slow=True, text=text))
 
     def _taken_ids(self, table: Table, ids: Sequence[str]) -> Tx[Rows]:
         text = _taken_text(table, self._dialect)
@@ -89,6 +98,20 @@ def page_text(table: Table, *, bounded: bool = False, after: bool = False) -> st
         f" FROM (SELECT {columns}, {' + '.join(sizes)} AS bytes {rows} LIMIT {PAGE_ROWS}) AS rows) AS page"
         f" WHERE before < {PAGE_BYTES} ORDER BY {key}"
     )
+
+
+@cache
+def _sizes_text(dialect: Dialect) -> str:
+    """Return the statement that adds up the content of a session: texts as they are stored, and 8 bytes for each number."""
+    size = "length(CAST({} AS blob))" if dialect == "sqlite" else "pg_column_size({})"
+    parts: list[str] = []
+    for table in TABLES:
+        numbers = str(8 * (len(table.names) - len(table.texts)))
+        sizes = " + ".join([numbers, *(f"coalesce({size.format(name)}, 0)" for name in table.texts)])
+        parts.append(
+            f"SELECT coalesce(sum({sizes}), 0) AS bytes FROM {table.name} WHERE session_id = :session_id"  # noqa: S608
+        )
+    return " UNION ALL ".join(parts)
 
 
 @cache

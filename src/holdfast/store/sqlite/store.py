@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Self, TypeVar
@@ -45,7 +46,7 @@ from holdfast.store.transactions import Operation, Tx, lease_lost, op
 from holdfast.store.write import NUMBERED, Writing, missing, unstored
 from holdfast.tables import SESSION, TABLES
 from holdfast.tasks import end
-from holdfast.types import Batch, Lease
+from holdfast.types import Batch, Lease, StoreStats
 
 T = TypeVar("T")
 
@@ -167,6 +168,15 @@ class SqliteStore(SqlStore):
         if not is_empty and (self._emptying is None or self._emptying.done()):
             self._emptying = asyncio.create_task(self._empty_wal_later())
         return left
+
+    async def stats(self) -> StoreStats:
+        return replace(await super().stats(), wal_bytes=await asyncio.to_thread(self._wal_bytes))
+
+    def _wal_bytes(self) -> int:
+        try:
+            return Path(f"{self._path}-wal").stat().st_size
+        except FileNotFoundError:  # nothing was written since the log was removed, or the store is in memory
+            return 0
 
     async def _empty_wal_later(self) -> None:
         """Overwrite deleted content in the write-ahead log as soon as no reader, such as an export, has an older snapshot."""

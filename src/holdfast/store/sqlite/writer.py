@@ -24,9 +24,9 @@ from holdfast.store.sqlite.files import DatabaseFiles
 T = TypeVar("T")
 
 BUSY_SECONDS = 30.0
-_CHECKPOINT_PAGES = 1000
-"""After how many pages the log is copied into the file. More is faster by a tenth for many sessions at once, and slower for
-a single run: syncing a log that still grows takes longer than syncing one that is overwritten."""
+_CHECKPOINT_PAGES, _CHECKPOINT_PAGES_TOGETHER = 1000, 4000
+"""After how many pages the log is copied into the file: for a lone job, and for jobs that are committed together. More is faster for many
+sessions at once, and slower for a single run: syncing a log that still grows takes longer than syncing one that is overwritten."""
 _LARGEST_GROUP = 256
 _QUICK_SECONDS = 0.001
 """A job that takes less than this on average is not worth a switch of threads."""
@@ -56,7 +56,6 @@ def _prepare(connection: sqlite3.Connection) -> None:
     _retry_while_busy(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchall())
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA secure_delete = ON")  # deleted content must not remain in the file
-    connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
     connection.execute("PRAGMA busy_timeout = 0")  # _retry_while_busy waits instead, which is fairer
 
 
@@ -149,6 +148,11 @@ class _Pace:
         """Return whether the caller should run the waiting jobs instead of the writer's thread."""
         return waiting == 1 and not self.together and self.lone_seconds < _QUICK_SECONDS
 
+    @property
+    def checkpoint_pages(self) -> int:
+        """After how many pages the log is copied into the file."""
+        return _CHECKPOINT_PAGES_TOGETHER if self.together else _CHECKPOINT_PAGES
+
     def group_size(self, waiting: int) -> int:
         """Return how many of the waiting jobs to take."""
         if waiting > _SPLIT_JOBS and self.sync_seconds < _SPLIT_SECONDS:
@@ -185,9 +189,11 @@ class Writer:
         self._woken = False
         self._busy = threading.Lock()
         self._pace = _Pace()
+        self._checkpoint_pages = 0
         self._connection = connect(path, clock)
         try:
             _prepare(self._connection)
+            self._set_checkpoint()
         except BaseException:
             self._connection.close()
             raise
@@ -349,7 +355,13 @@ class Writer:
             return
         ended = time.perf_counter()
         self._pace.note(jobs, ended - started, ended - syncing)
+        self._set_checkpoint()
         self._hub.changed([topic for job in jobs if job.error is None for topic in job.changes])
+
+    def _set_checkpoint(self) -> None:
+        if self._checkpoint_pages != self._pace.checkpoint_pages:
+            self._checkpoint_pages = self._pace.checkpoint_pages
+            self._connection.execute(f"PRAGMA wal_autocheckpoint = {self._checkpoint_pages}")
 
     def _run_separately(self, job: _Job) -> None:
         self._connection.execute("SAVEPOINT job")
