@@ -6,74 +6,65 @@ from typing import Annotated, NoReturn
 import typer
 
 from holdfast import __version__
-from holdfast.cli import (
-    archive,
-    copying,
-    credentials,
-    db,
-    demo,
-    doctor,
-    history,
-    importing,
-    inbox,
-    media,
-    retention,
-    runs,
-    serve,
-    sessions,
-    shell,
-    sweep,
-    talk,
-    tokens,
-    worker,
-)
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.help import Commands, UsageError, bad_usage
-from holdfast.cli.terminal import echo, print_json
 from holdfast.errors import HoldfastError
+
+_COMMANDS = {
+    "Sessions": {
+        "send": ("talk:send", "Send a message to a session."),
+        "tail": ("talk:tail", "Print the events of a session and follow new ones."),
+        "interrupt": ("talk:interrupt", "Stop the running turn of a session."),
+        "approve": ("talk:approve", "Approve or deny a tool call that waits for a person."),
+        "inbox": ("inbox:inbox", "List the sessions that wait for a person, oldest first."),
+        "undo": ("history:undo", "Go back to before the last message."),
+        "rewind": ("history:rewind", "Continue from an earlier checkpoint."),
+        "retry": ("history:retry", "Continue a turn that failed, was interrupted or was given up."),
+        "fork": ("history:fork", "Copy the history of a session into a new session."),
+        "compact": ("history:compact", "Replace the history with a shorter one."),
+        "settle": ("history:settle", "Record the outcome of a tool call whose outcome is unknown."),
+        "sessions": ("sessions+retention+sweep:app", "List, show, export, clean and erase sessions."),
+        "runs": ("runs:app", "Show, resume and fork recorded runs."),
+    },
+    "Serve": {
+        "serve": ("serve:serve", "Serve sessions over HTTP and run them in worker processes."),
+        "worker": ("worker:worker", "Run sessions until SIGTERM or Ctrl-C."),
+        "workers": ("worker:workers", "List workers and other holders of session leases."),
+        "demo": ("demo:demo", "Start a server with a scripted agent, and print what to try."),
+    },
+    "Content": {
+        "sweep": ("sweep:sweep", "Clean, archive and erase sessions that are due by policy."),
+        "audit": ("retention:audit", "List the audit log, newest first."),
+        "archive": ("archive:app", "Verify, show, build and import archives of sessions."),
+        "media": ("media:app", "List, verify, move and collect media."),
+        "import": ("importing:app", "Import sessions from another system."),
+    },
+    "Operate": {
+        "doctor": ("doctor:doctor", "Check settings, store, migrations, workers, clock and disk."),
+        "top": ("doctor:top", "Show the latest sessions and the workers, live."),
+        "copy": ("copying:copy", "Copy all sessions of a store into another store."),
+        "db": ("db:app", "Upgrade, show and check the database."),
+        "token": ("tokens:app", "Manage access tokens."),
+        "tokens": ("tokens:app", ""),  # as written by mistake
+        "credentials": ("credentials:app", "Set, list and delete the credentials of a session."),
+        "shell": ("shell:app", "Run, list and stop recorded shell commands."),
+    },
+}
+"""By heading: where each command is, and what it does. Only the module of the command that runs is imported."""
 
 app = Commands(
     "Durable sessions for AI agents.",
+    later=_COMMANDS,
     name="holdfast",
     epilog="Run `holdfast COMMAND --help` for the options and examples of a command.",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
 )
-for panel, commands in {
-    "Sessions": (
-        talk.send,
-        talk.tail,
-        talk.interrupt,
-        talk.approve,
-        inbox.inbox,
-        history.undo,
-        history.rewind,
-        history.retry,
-        history.fork,
-        history.compact,
-        history.settle,
-    ),
-    "Serve": (serve.serve, worker.worker, worker.workers, demo.demo),
-    "Content": (sweep.sweep, retention.audit),
-    "Operate": (doctor.doctor, doctor.top, copying.copy),
-}.items():
-    for command in commands:
-        app.command(rich_help_panel=panel)(command)
-app.add_typer(sessions.app, name="sessions", rich_help_panel="Sessions")
-app.add_typer(runs.app, name="runs", rich_help_panel="Sessions")
-app.add_typer(archive.app, name="archive", rich_help_panel="Content")
-app.add_typer(media.app, name="media", rich_help_panel="Content")
-app.add_typer(importing.app, name="import", rich_help_panel="Content")
-app.add_typer(db.app, name="db", rich_help_panel="Operate")
-app.add_typer(tokens.app, name="token", rich_help_panel="Operate")
-app.add_typer(tokens.app, name="tokens", hidden=True)
-app.add_typer(credentials.app, name="credentials", rich_help_panel="Operate")
-app.add_typer(shell.app, name="shell", rich_help_panel="Operate")
 
 
 def _print_version(requested: bool) -> None:
     if requested:
-        echo(f"holdfast {__version__}")
+        typer.echo(f"holdfast {__version__}")
         raise typer.Exit
 
 
@@ -93,7 +84,7 @@ def main() -> None:
     try:
         code = app(prog_name="holdfast", standalone_mode=False)
     except typer.Abort:
-        echo("Aborted.", err=True)
+        typer.echo("Aborted.", err=True)
         sys.exit(ExitCode.FAILED)
     except UsageError as error:
         _fail(bad_usage(error))
@@ -103,6 +94,8 @@ def main() -> None:
 
 
 def _fail(error: HoldfastError) -> NoReturn:
+    from holdfast.cli.terminal import echo, print_json
+
     if "--json" in sys.argv:
         print_json({"error": {"code": error.code, "message": str(error), "facts": error.facts}})
     echo(f"error: {error}", err=True)

@@ -45,7 +45,9 @@ EXTRAS = {
     "credentials": "cryptography",
     "ag-ui": "ag_ui",
     "testing": "pytest_asyncio",
+    "adk": "google.adk",
     "claude-agent-sdk": "claude_agent_sdk",
+    "harness": "pydantic_ai_harness",
     "langgraph": "langgraph.checkpoint.base",
     "openai-agents": "agents",
 }

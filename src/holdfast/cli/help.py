@@ -2,9 +2,10 @@
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from textwrap import dedent
-from typing import Any, Final, TypeVar, cast
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -12,6 +13,11 @@ from typer.core import TyperCommand, TyperGroup
 from holdfast.errors import BadUsage
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+Places: TypeAlias = Mapping[str, Mapping[str, tuple[str, str]]]
+"""Commands by heading and name: the module and the function or group in it, and the help. Without help it is hidden.
+
+After a `+` come other modules that add commands to a group.
+"""
 _TYPE = re.compile(r" <[^>]*>$")
 UsageError: Final = cast("type[Exception]", typer.BadParameter.__base__)
 """The error for arguments and options that cannot be parsed. Not every version of Typer exports it."""
@@ -68,7 +74,14 @@ def bad_usage(error: Any) -> BadUsage:
 
 
 class _Group(TyperGroup):
-    """Commands under the headings that they name as `rich_help_panel`, single commands before groups of them."""
+    """Commands under headings. Without headings, single commands come before groups of them."""
+
+    later: ClassVar[Places] = {}
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if self.later:
+            self.commands = cast("Any", _Later(self.later))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Print the help on standard output if there is no command."""
@@ -87,29 +100,65 @@ class _Group(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write each heading with its commands."""
         del ctx
-        headings: dict[str, list[tuple[str, Any]]] = {}
-        shown = [(name, command) for name, command in self.commands.items() if not command.hidden]
-        for name, command in sorted(shown, key=lambda item: isinstance(item[1], TyperGroup)):
-            heading = getattr(command, "rich_help_panel", None)
-            headings.setdefault(heading if isinstance(heading, str) else "Commands", []).append(
-                (name, command)
-            )
-        width = max(len(name) for name, _ in shown)
-        for heading, commands in headings.items():
+        headings = self._headings(formatter.width)
+        width = max(len(name) for rows in headings.values() for name, _ in rows)
+        for heading, rows in headings.items():
             with formatter.section(heading):
-                formatter.write_dl(
-                    [
-                        (name.ljust(width), command.get_short_help_str(formatter.width))
-                        for name, command in commands
-                    ]
-                )
+                formatter.write_dl([(name.ljust(width), text) for name, text in rows])
+
+    def _headings(self, width: int) -> dict[str, list[tuple[str, str]]]:
+        if isinstance(self.commands, _Later):
+            return self.commands.headings
+        shown = [(name, command) for name, command in self.commands.items() if not command.hidden]
+        shown.sort(key=lambda item: isinstance(item[1], TyperGroup))
+        return {"Commands": [(name, command.get_short_help_str(width)) for name, command in shown]}
+
+
+class _Later(Mapping[str, Any]):
+    """Commands that are imported when they are needed."""
+
+    def __init__(self, places: Places) -> None:
+        self.headings = {
+            heading: [(name, text) for name, (_, text) in commands.items() if text]
+            for heading, commands in places.items()
+        }
+        self._places = {name: place for each in places.values() for name, place in each.items()}
+        self._built: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._built:
+            place, text = self._places[name]
+            self._built[name] = command = _load(name, place)
+            command.hidden = not text
+        return self._built[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def _load(name: str, place: str) -> Any:
+    """Import a command, or a group of them."""
+    modules, _, attribute = place.partition(":")
+    first, *_ = [import_module(f"holdfast.cli.{module}") for module in modules.split("+")]
+    found = getattr(first, attribute)
+    if isinstance(found, typer.Typer):
+        group = typer.main.get_group(found)
+        group.name = name
+        return group
+    alone = Commands("", add_completion=False)
+    alone.command(name)(found)
+    return typer.main.get_command(alone)
 
 
 class Commands(typer.Typer):
-    """A group of commands."""
+    """A group of commands. Those to import `later` are named by heading."""
 
-    def __init__(self, help: str, **options: Any) -> None:
-        super().__init__(help=help, cls=_Group, rich_markup_mode=None, **options)
+    def __init__(self, help: str, *, later: Places | None = None, **options: Any) -> None:
+        group = type("Group", (_Group,), {"later": later}) if later else _Group
+        super().__init__(help=help, cls=group, rich_markup_mode=None, **options)
 
     def command(self, name: str | None = None, *, cls: Any = _Command, **options: Any) -> Callable[[_F], _F]:
         """Add a function as a command. Its docstring is the help; it may end with a section `Examples:`."""

@@ -16,6 +16,7 @@ from holdfast.cli.options import (
     chosen_sessions,
     find_turn,
     pending_approvals,
+    submit,
 )
 from holdfast.cli.runs import RunId
 from holdfast.cli.talk import (
@@ -113,7 +114,7 @@ def retry(
                 raise Conflict(problem=f"session {session_id} has no turn yet")
             check_retriable(turn, from_step)
             payload = {"submission_id": turn.id} | ({} if from_step is None else {"from_step": from_step})
-            sent = await opened.submit(session_id, "retry", json.dumps(payload))
+            sent = await submit(opened, session_id, "retry", json.dumps(payload))
             return await wait_for_answer(opened, sent, timeout) if wait else (sent, None)
 
     submission, answer = asyncio.run(work())
@@ -172,7 +173,7 @@ def _submit(
 ) -> None:
     async def work() -> Submission:
         async with chosen_sessions(store, url) as opened:
-            sent = await opened.submit(session_id, kind, json.dumps(payload))
+            sent = await submit(opened, session_id, kind, json.dumps(payload))
             return await outcome(opened, sent) if wait else sent
 
     sent = asyncio.run(work())

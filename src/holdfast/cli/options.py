@@ -1,7 +1,7 @@
 """The options that commands share, and the store or server that they select."""
 
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from getpass import getuser
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
@@ -79,6 +79,28 @@ def chosen_server(store: str | None, url: str | None) -> "Remote | None":
     """Return the server of `--url` or of the settings; None if `--store` or the settings name a store."""
     chosen = chosen_sessions(store, url)
     return None if isinstance(chosen, Store) else chosen
+
+
+async def conversation_of(opened: "Sessions", session_id: str) -> list[dict[str, Any]]:
+    """Return the conversation in a session of another framework, on a server or in the store."""
+    if not isinstance(opened, Store):
+        return [entry async for entry in opened.conversation(session_id)]
+    from holdfast.frameworks.conversations import conversation
+
+    session = await opened.session(session_id)
+    entries: list[dict[str, Any]] = []
+    while page := await conversation(opened, session, after=entries[-1]["key"] if entries else None):
+        entries += map(asdict, page)
+    return entries
+
+
+async def submit(opened: "Sessions", session_id: str, kind: str, *rest: Json, **options: Any) -> Submission:
+    """Submit to a session of Holdfast's own agents. Raises `Conflict` for one of another framework."""
+    if isinstance(opened, Store):
+        from holdfast.frameworks.foreign import NO_WORKER, refuse_foreign
+
+        refuse_foreign(await opened.session(session_id), NO_WORKER)
+    return await opened.submit(session_id, kind, *rest, **options)
 
 
 async def pending_approvals(opened: "Sessions", session_id: str) -> list[dict[str, Any]]:

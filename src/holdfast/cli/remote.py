@@ -63,6 +63,18 @@ class Remote:
         """Return what a session asks a person now."""
         return (await self._call("GET", f"/api/sessions/{session_id}"))["approvals"]
 
+    async def conversation(self, session_id: str) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the conversation in a session of another framework."""
+        cursor: str | None = None
+        while True:
+            params = _given({"cursor": cursor})
+            page = await self._call("GET", f"/api/sessions/{session_id}/conversation", params=params)
+            for entry in page["items"]:
+                yield entry
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return
+
     async def problem(self, session_id: str) -> str | None:
         """Return why no worker continues a session; None if one does or nothing waits."""
         return (await self._call("GET", f"/api/sessions/{session_id}"))["problem"]

@@ -7,11 +7,11 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,10 +19,14 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.options import LogAs, StoreUrl, chosen_store
 from holdfast.cli.terminal import echo
 from holdfast.config import Settings, is_loopback, load_settings
-from holdfast.errors import BadInput, BadSettings, HoldfastError, StoreClosed
+from holdfast.errors import BadInput, BadSettings, HoldfastError, MissingExtra, StoreClosed
 from holdfast.ids import check_choice
 from holdfast.logs import start_logging
 from holdfast.store import Store
+
+if TYPE_CHECKING:
+    from holdfast.runtime.runner import Runner
+    from holdfast.server.protocol import Server
 
 _log = logging.getLogger("holdfast.serve")
 _CHECK_SECONDS = 1.0
@@ -116,7 +120,6 @@ async def _serve(
 ) -> int:
     import uvicorn
 
-    from holdfast.runtime.agents import load_agents
     from holdfast.server import create_app
     from holdfast.server.auth import new_token
     from holdfast.server.pool import WorkerPool
@@ -130,7 +133,11 @@ async def _serve(
 
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # a stream is an open file
-    agents = {} if app is None else load_agents(app)
+    agents: Mapping[str, Runner] = {}
+    if app is not None:
+        from holdfast.runtime.agents import load_agents  # imports Pydantic AI
+
+        agents = load_agents(app)
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(chosen_store(settings.store, upgrade=True))
         commands = None
@@ -187,13 +194,23 @@ async def _serve(
         _print_address(listening, application.state.authenticator.admin_token if is_new_token else None)
         keeping = asyncio.create_task(pool.keep(stopping))
         watching = asyncio.create_task(_watch_store(opened, stop))
+        warming = asyncio.create_task(_warm_up(server))
         await server.serve(sockets=[listening])
         stopping.set()
         await keeping
-        watching.cancel()
-        with suppress(asyncio.CancelledError):
-            await watching
+        for task in (watching, warming):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
     return ExitCode.OK
+
+
+async def _warm_up(server: "Server") -> None:
+    """Import what only some requests need once the server is ready, in a thread, so that none of them waits for it."""
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+        await asyncio.sleep(0.05)
+    with suppress(MissingExtra):
+        await asyncio.to_thread(import_module, "holdfast.server.formats")
 
 
 async def _watch_store(store: Store, stop: Callable[[], None]) -> None:

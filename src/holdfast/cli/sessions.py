@@ -17,6 +17,7 @@ from holdfast.cli.options import (
     SessionId,
     StoreUrl,
     chosen_sessions,
+    conversation_of,
     find_turn,
     pending_approvals,
     unended_calls,
@@ -26,6 +27,7 @@ from holdfast.cli.talk import FAILED
 from holdfast.cli.terminal import (
     TextTable,
     coloured,
+    echo,
     new_console,
     one_line,
     print_json,
@@ -184,6 +186,31 @@ def show(
     ]
     for name, value in lines:
         console.print(Text(f"{name:<12}").append_text(value), soft_wrap=True)
+
+
+@app.command()
+def conversation(
+    session_id: SessionId, store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False
+) -> None:
+    """Print the conversation in a session of another framework.
+
+    An entry that is not understood is printed as its framework stored it. `holdfast tail` prints the sessions of Holdfast's own agents.
+
+    Examples:
+        holdfast sessions conversation openai-agents-1f2e
+        holdfast sessions conversation openai-agents-1f2e --json
+    """
+
+    async def work() -> list[dict[str, Any]]:
+        async with chosen_sessions(store, url) as opened:
+            return await conversation_of(opened, session_id)
+
+    entries = asyncio.run(work())
+    if as_json:
+        print_json({"entries": entries})
+        return
+    for entry in entries:
+        echo(f"{entry['role']}: {entry['text'] or json.dumps(entry['body'], ensure_ascii=False)}")
 
 
 def _question(question: dict[str, Any]) -> list[tuple[str, Text]]:

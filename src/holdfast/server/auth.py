@@ -3,29 +3,25 @@
 A session of another owner looks like a session that does not exist.
 """
 
-import asyncio
 import hashlib
 import hmac
-import json
 import logging
-import math
 import secrets
-import ssl
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
-import httpx2
-import jwt
 from starlette.requests import HTTPConnection, cookie_parser
 
 from holdfast.config import Settings, is_loopback
-from holdfast.errors import BadSettings, Forbidden, NotFound, SessionNotFound, Unauthenticated
+from holdfast.errors import Forbidden, NotFound, SessionNotFound, Unauthenticated
 from holdfast.store import Store
-from holdfast.types import ROLES, SCOPES, Role, Scope, Session
+from holdfast.types import SCOPES, Role, Scope, Session
+
+if TYPE_CHECKING:
+    from holdfast.server.keys import Keys
 
 Rule: TypeAlias = Literal["public", "user", "admin", "shell", "read", "write", "delete"]
 """The requirement of a route: nothing, any principal, an administrator, the scope `shell`, or a scope and access to its session or run.
@@ -45,12 +41,6 @@ _NEEDED: Final[dict[Rule, tuple[Scope, ...]]] = {
 }
 """The scopes of each rule, of which one is required. Without `delete`, an erasure has the guards of a clean."""
 _CACHE_SECONDS = 5.0
-_REMOTE_KEYS_SECONDS = 300.0
-_FILE_KEYS_SECONDS = 5.0
-_LOAD_SECONDS = 5.0
-_LATEST = 253_402_300_799
-"""The last second of the year 9999, the latest expiry of a token."""
-_MAX_KEYS_BYTES = 1024 * 1024
 _log = logging.getLogger(__name__)
 
 
@@ -118,6 +108,8 @@ class Authenticator:
         if self.settings.token is not None:
             self.admin_token = self.settings.token.get_secret_value()
         if self.settings.jwt_keys is not None:
+            from holdfast.server.keys import Keys  # imports a client and cryptography
+
             self._keys = Keys(self.settings)
 
     def _token(self, connection: HTTPConnection) -> str | None:
@@ -230,114 +222,3 @@ def cookie_of(connection: HTTPConnection) -> str | None:
         if pair.partition("=")[0].strip() == COOKIE and len(pair) <= _LONGEST_COOKIE:
             return cookie_parser(pair).get(COOKIE) or None
     return None
-
-
-class Keys:
-    """The identity provider's public keys, from a URL or a file, and the tokens they verify.
-
-    Keys are reloaded after a fifth of their lifetime, while requests use the current ones. They are not used after their lifetime:
-    a key that the provider has withdrawn stops working then, even if the provider cannot be reached.
-    Keys are loaded at most thirty times per lifetime, even if tokens name unknown key ids.
-    """
-
-    def __init__(self, settings: Settings, *, lifetime: float | None = None) -> None:
-        self._issuer, self._audience = settings.jwt_issuer, settings.jwt_audience
-        self._where = settings.jwt_keys or ""
-        self._is_remote = self._where.startswith(("https://", "http://"))
-        self._lifetime = lifetime or (_REMOTE_KEYS_SECONDS if self._is_remote else _FILE_KEYS_SECONDS)
-        self._keys: dict[str | None, jwt.PyJWK] = {}
-        self._loaded_at = self._tried_at = -math.inf
-        self._loading: asyncio.Task[None] | None = None
-        if not self._is_remote:
-            try:
-                self._keys, self._loaded_at = _signing_keys(Path(self._where).read_bytes()), time.monotonic()
-            except (OSError, ValueError, jwt.PyJWTError) as error:
-                raise BadSettings(problem=f"jwt_keys is not a valid key set: {error}.") from error
-
-    async def principal(self, token: str) -> tuple[Principal, float]:
-        """Return the principal of a token, and for how many seconds it is valid. Raises `Unauthenticated`."""
-        try:
-            key = await self._key(jwt.get_unverified_header(token).get("kid"))
-            claims = await asyncio.to_thread(self._claims, token, key)
-        except (
-            jwt.PyJWTError,
-            TypeError,
-            ValueError,
-        ) as error:  # also if the key does not fit the token's algorithm
-            raise Unauthenticated(problem=f"The token is not valid: {error}.") from None
-        role = claims.get("role", "user")
-        owner = claims.get("sub")
-        if role not in ROLES or not isinstance(owner, str) or not owner:
-            raise Unauthenticated(problem="The token has no `sub`, or an unknown `role`.")
-        scopes = str(claims.get("scope", "")).split()
-        lifetime = min(int(claims["exp"]), _LATEST) - time.time()
-        return Principal.of(owner, role, scopes), lifetime
-
-    async def _key(self, kid: str | None) -> jwt.PyJWK:
-        key = self._valid(kid)
-        now = time.monotonic()
-        if (key is None or now - self._loaded_at > self._lifetime / 5) and (
-            now - self._tried_at > self._lifetime / 30 and (self._loading is None or self._loading.done())
-        ):
-            self._tried_at = now
-            self._loading = asyncio.create_task(self._load())
-        if key is None and self._loading is not None and not self._loading.done():
-            await asyncio.wait([self._loading], timeout=_LOAD_SECONDS)
-            key = self._valid(kid)
-        if key is None:
-            raise Unauthenticated(
-                problem="The token is not signed with a current key of the identity provider."
-            )
-        return key
-
-    def _valid(self, kid: str | None) -> jwt.PyJWK | None:
-        return self._keys.get(kid) if time.monotonic() - self._loaded_at < self._lifetime else None
-
-    async def _load(self) -> None:
-        began = time.monotonic()
-        try:
-            async with asyncio.timeout(_LOAD_SECONDS):  # for the whole download
-                text = await (
-                    self._fetch() if self._is_remote else asyncio.to_thread(Path(self._where).read_bytes)
-                )
-            self._keys = _signing_keys(text)
-            self._loaded_at = began
-        except (OSError, ValueError, jwt.PyJWTError, httpx2.HTTPError, httpx2.InvalidURL) as error:
-            problem = str(error) or type(error).__name__
-            _log.warning("cannot load the keys of the identity provider: %s", problem)
-
-    async def _fetch(self) -> bytes:
-        trusted = await asyncio.to_thread(ssl.create_default_context)
-        text = bytearray()
-        async with (
-            httpx2.AsyncClient(verify=trusted, timeout=_LOAD_SECONDS) as client,
-            client.stream("GET", self._where) as response,
-        ):
-            response.raise_for_status()
-            async for piece in response.aiter_bytes():
-                text += piece
-                if len(text) > _MAX_KEYS_BYTES:
-                    message = f"the key set has more than {_MAX_KEYS_BYTES} bytes"
-                    raise ValueError(message)
-        return bytes(text)
-
-    def _claims(self, token: str, key: jwt.PyJWK) -> dict[str, Any]:
-        return jwt.decode(
-            token,
-            key.key,
-            algorithms=["RS256", "RS384", "RS512", "ES256", "ES384", "EdDSA", "PS256"],
-            audience=self._audience,
-            issuer=self._issuer,
-            options={"require": ["exp", "sub"]},
-        )
-
-
-def _signing_keys(text: bytes) -> dict[str | None, jwt.PyJWK]:
-    try:
-        document: Any = json.loads(text)
-    except RecursionError:
-        document = None
-    if not isinstance(document, dict):
-        raise jwt.PyJWKSetError("it is not a JSON object")
-    result = jwt.PyJWKSet.from_dict(cast("dict[str, Any]", document))
-    return {key.key_id: key for key in result.keys if key.public_key_use in {None, "sig"}}
