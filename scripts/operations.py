@@ -55,6 +55,8 @@ OPERATIONS = (
     Operation(
         "SessionHandle.messages", f"GET {_S}/messages", None, "`holdfast tail` prints them with the events"
     ),
+    Operation("SessionHandle.conversation", f"GET {_S}/conversation", "sessions conversation"),
+    Operation("SessionHandle.records", f"GET {_S}/records", None, _FOR_PROGRAMS),
     Operation("SessionHandle.runs", f"GET {_S}/runs", "runs list"),
     Operation("SessionHandle.state", f"GET {_S}/state", None, _FOR_PROGRAMS),
     Operation("SessionHandle.states", f"GET {_S}/states", None, _FOR_PROGRAMS),
@@ -139,6 +141,7 @@ OTHER_COMMANDS = {
     "import openhands": "needs the database",
     "db upgrade": "needs the database",
     "db status": "needs the database",
+    "db stats": "needs the database",
     "db check": "needs the database",
     "token create": "tokens are created where the database is",
     "token list": "tokens are created where the database is",

@@ -168,7 +168,7 @@ class ModelRequestFailed(_Event):
 
 
 class ToolCallStarted(_Event):
-    """A tool is about to run. This event is durable before it does."""
+    """A tool is about to run. This event is durable before it does, unless the tool's policy is `readonly`."""
 
     kind: Literal["tool_call_started"] = "tool_call_started"
     tool: str = _payload("tool")

@@ -1,7 +1,7 @@
 """The agent that the browser talks to. Its model is scripted by what the user says, and streams.
 
 `say WORDS` says them, one after the other. `work N MARK` calls `act` N times, which appends a line to the file that MARK names
-and takes HOLD seconds. `deploy` and `remove` ask a person, who may edit the arguments of `deploy` only. `talk` goes on for half a minute. `drip N` says N
+and takes HOLD seconds. `deploy` and `remove` ask a person, who may edit the arguments of `deploy` only; `remove and say WORDS` says them afterwards. `talk` goes on for half a minute. `drip N` says N
 characters, one at a time. `huge N` calls a tool whose result has N characters.
 """
 
@@ -57,7 +57,7 @@ async def respond(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterato
             for character in f"{text}\n\nthe end":
                 await asyncio.sleep(0)
                 yield character
-        case ["say", *rest]:
+        case ["say", *rest] | ["remove", "and", "say", *rest]:
             for word in rest:
                 await asyncio.sleep(0.02)
                 yield f"{word} "

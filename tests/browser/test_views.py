@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from holdfast.frameworks.base import FrameworkStore
 from holdfast.store import open_store
-from holdfast.types import Batch, Effect, Run
+from holdfast.types import Batch, Effect, Record, Run
 from tests.browser.conftest import Site, new_session, say, texts
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
@@ -197,3 +198,37 @@ async def test_the_inbox_shows_unknown_outcomes_and_messages_without_a_worker(sh
     await card.get_by_role("textbox", name="Result").fill("paid")
     await card.get_by_role("button", name="Settle").click()
     await card.wait_for(state="detached")
+
+
+async def test_the_conversation_of_another_framework(shared: Site, tmp_path: Path):
+    items: list[dict[str, Any]] = [
+        {"role": "user", "content": "Deploy it."},
+        {"type": "function_call_output", "call_id": "1", "output": "deployed"},
+        {"role": "assistant", "content": "**Done.**"},
+        {"type": "reasoning", "encrypted_content": "x"},
+    ]
+    async with open_store(shared.store) as store:
+        adapter = FrameworkStore.on_this_loop(store, framework="openai-agents", owner="local")
+        session_id = await adapter.ensure_id("a foreign talk")
+
+        async def add(*bodies: dict[str, Any], first: int = 0) -> None:
+            async with adapter.writing(session_id) as writer:
+                keys = (f"{number:012}" for number in range(first, first + len(bodies)))
+                await writer.write(
+                    [
+                        Record(kind="item", key=key, body=json.dumps(body))
+                        for key, body in zip(keys, bodies, strict=True)
+                    ]
+                )
+
+        await add(*items)
+        page = await shared.open()
+        await page.locator(".sessions li", has_text="a foreign talk").click()
+        await page.locator("article.answer strong", has_text="Done.").wait_for()
+        assert await texts(page, "article.user") == ["Deploy it."]
+        assert await texts(page, "details.tool .tool-name") == ["tool", "other"]
+        await page.get_by_text("Stored by openai-agents: 4 messages.").wait_for()
+        assert await page.get_by_placeholder("Write a message").count() == 0  # no worker continues it
+        await page.screenshot(path=tmp_path / "foreign.png")
+        await add({"role": "user", "content": "Again."}, first=len(items))
+        await page.locator("article.user", has_text="Again.").wait_for()

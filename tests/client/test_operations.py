@@ -31,6 +31,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "Client.media": ("0" * 64,),
     "SessionHandle.send": ("hello",),
     "SessionHandle.turn": ("t",),
+    "SessionHandle.records": ("item",),
     "SessionHandle.rewind": ("c",),
     "SessionHandle.set_state": ({},),
     "SessionHandle.set_cursor": ("reader", 1),

@@ -1,5 +1,7 @@
 """What applies to every request: limits, metrics, errors."""
 
+import subprocess
+import sys
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from typing import Any
@@ -142,3 +144,11 @@ async def test_errors_carry_their_facts(store: Store, http: httpx2.AsyncClient):
     for metadata in ([1], 1, "x"):
         refused = await http.post("/api/sessions", json={"agent": "a", "metadata": metadata})
         assert refused.status_code == 422
+
+
+def test_a_server_starts_without_what_it_may_never_need():
+    """Pydantic AI alone takes as long as everything else. Who needs it pays for it, once."""
+    code = "import sys, holdfast.server.app; print([*sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for name in ("pydantic_ai", "jwt", "httpx2", "holdfast.frameworks.base"):
+        assert f"'{name}'" not in done.stdout, name

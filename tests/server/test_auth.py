@@ -23,7 +23,7 @@ from holdfast.config import load_settings
 from holdfast.errors import BadSettings
 from holdfast.media import open_media
 from holdfast.retention import clean, erase
-from holdfast.server import auth, create_app
+from holdfast.server import auth, create_app, keys
 from holdfast.server.routes import RULES
 from holdfast.store import open_store
 from holdfast.types import Batch, Run
@@ -428,8 +428,8 @@ async def trusting(keys: str) -> AsyncGenerator[Status, None]:
 
 def short(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have keys live for so long, and tokens be checked anew each time."""
-    monkeypatch.setattr(auth, "_REMOTE_KEYS_SECONDS", seconds, raising=False)
-    monkeypatch.setattr(auth, "_FILE_KEYS_SECONDS", seconds, raising=False)
+    monkeypatch.setattr(keys, "_REMOTE_KEYS_SECONDS", seconds)
+    monkeypatch.setattr(keys, "_FILE_KEYS_SECONDS", seconds)
     monkeypatch.setattr(auth, "_CACHE_SECONDS", 0.0)
 
 
@@ -500,7 +500,7 @@ async def test_an_unreachable_provider_neither_blocks_requests_nor_keeps_keys_va
     good = provider.add("good")
     async with trusting(provider.url) as status:
         assert await status(good) == 200
-        monkeypatch.setattr(auth, "_LOAD_SECONDS", 1.0)
+        monkeypatch.setattr(keys, "_LOAD_SECONDS", 1.0)
         provider.answers.clear()  # it accepts connections, and answers nothing
         asked = provider.asked
         while provider.asked == asked:
@@ -519,7 +519,7 @@ async def test_keys_that_arrive_byte_by_byte_do_not_block_the_next_load(
     provider: Provider, monkeypatch: pytest.MonkeyPatch
 ):
     short(monkeypatch, 3.0)
-    monkeypatch.setattr(auth, "_LOAD_SECONDS", 0.3)
+    monkeypatch.setattr(keys, "_LOAD_SECONDS", 0.3)
     good = provider.add("good")
     async with trusting(provider.url) as status:
         provider.trickles = True

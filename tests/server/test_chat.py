@@ -3,6 +3,10 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 import httpx2
@@ -13,6 +17,7 @@ from holdfast.config import load_settings
 from holdfast.server import create_app
 from tests.browser.app import agent
 from tests.conftest import Engine
+from tests.promises.workers import lines, worker
 from tests.server.serving import serving, working
 
 pytestmark = pytest.mark.processes
@@ -94,6 +99,69 @@ async def test_a_reloaded_page_gets_the_active_turn_from_its_start(http: httpx2.
     assert said(again) == said(whole)
 
 
+async def test_the_history_has_one_message_for_each_turn_with_the_id_of_its_stream(
+    http: httpx2.AsyncClient, store: Store, tmp_path: Path
+):
+    async with working(store, agent):
+        streamed = await chat(http, user(f"work 2 {tmp_path / 'mark'}"))
+        asked = await chat(http, user("remove it", "m2"))
+        history = (await http.get("/api/chat/c1")).json()
+    assert [message["role"] for message in history] == ["user", "assistant"] * 2
+    assert [message["id"] for message in history[1::2]] == [streamed[0]["messageId"], asked[0]["messageId"]]
+    types = ["step-start", "tool-act", "step-start", "tool-act", "step-start", "text"]
+    assert [part["type"] for part in history[1]["parts"]] == types
+    assert history[3]["parts"][1]["state"] == "approval-requested"
+
+
+async def test_a_call_that_runs_is_not_a_question(
+    http: httpx2.AsyncClient, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HOLD", "1")
+    async with working(store, agent):
+        sending = asyncio.create_task(chat(http, user(f"work 1 {tmp_path / 'mark'}")))
+        await lines(tmp_path / "mark", 1)
+        part = (await http.get("/api/chat/c1")).json()[-1]["parts"][-1]
+        await sending
+    assert (part["state"], "approval" in part) == ("input-available", False)
+
+
+@pytest.mark.parametrize("format", ["vercel", "ag-ui"])
+async def test_the_text_of_a_killed_worker_is_continued_and_not_repeated(
+    format: str, http: httpx2.AsyncClient, engine: Engine, store: Store
+):
+    words = "".join(f"{number} " for number in range(100))
+    start = partial(
+        worker, engine.url, app="tests.browser.app:agent", lease_ttl_seconds="2", lease_renew_seconds="0.5"
+    )
+    body: dict[str, Any] = {"id": "c1", "messages": [user(f"say {words}".strip())]}
+    path, delta = "/api/chat", "text-delta"
+    if format == "ag-ui":
+        message = {"id": "m1", "role": "user", "content": f"say {words}".strip()}
+        path, delta, body = (
+            "/api/ag-ui",
+            "TEXT_MESSAGE_CONTENT",
+            {"threadId": "c1", "runId": "r1", "messages": [message]},
+        )
+    text = ""
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(start())
+        response = await stack.enter_async_context(http.stream("POST", path, json=body))
+        async for piece in response.aiter_text():
+            text += piece
+            if "20 " in text and first.process.returncode is None:
+                first.signal(SIGKILL)
+                await first.ended()
+                await stack.enter_async_context(start())
+    found = chunks(text) if format == "vercel" else events(text)
+    assert "".join(each["delta"] for each in found if each["type"] == delta) == words
+    kinds = {each["type"] for each in found}
+    assert not any(kind.startswith(("data-", "ACTIVITY")) for kind in kinds)  # the prompt is no other message
+    assert "recovered" in [event.kind for event in await store.events("c1")]
+    if format == "vercel":
+        history = (await http.get("/api/chat/c1")).json()
+        assert history[-1]["id"] == found[0]["messageId"]
+
+
 async def test_a_message_behind_another_gets_only_its_own_turn(http: httpx2.AsyncClient, store: Store):
     async with working(store, agent):
         one, two = await asyncio.gather(
@@ -127,12 +195,85 @@ async def test_an_approval_in_the_last_message_continues_the_turn(http: httpx2.A
         assert again.status_code == 409
 
 
+async def test_a_reload_after_an_approval_gets_the_whole_turn(http: httpx2.AsyncClient, store: Store):
+    async with working(store, agent):
+        asked = await chat(http, user("remove and say " + "word " * 60))
+        call = next(each for each in asked if each["type"] == "tool-input-available")
+        part = {
+            "type": "tool-remove",
+            "toolCallId": call["toolCallId"],
+            "state": "approval-responded",
+            "input": call["input"],
+            "approval": {"id": call["toolCallId"], "approved": True},
+        }
+        answer = {"id": asked[0]["messageId"], "role": "assistant", "parts": [part]}
+        answering = asyncio.create_task(chat(http, answer))
+        while (response := await http.get("/api/chat/c1/stream")).status_code == 204:
+            await asyncio.sleep(0.01)
+        resumed = chunks(response.text)
+        continued = await answering
+    assert resumed[0]["messageId"] == asked[0]["messageId"]
+    assert "tool-approval-request" not in [each["type"] for each in resumed]
+    assert (
+        next(each for each in resumed if each["type"] == "tool-output-available")["output"]
+        == "removed notes.txt"
+    )
+    assert said(resumed) == said(continued)
+
+
 async def test_regenerate_answers_the_last_message_again(http: httpx2.AsyncClient, store: Store):
     async with working(store, agent):
         await chat(http, user("say hello"))
         assert said(await chat(http, user("say hello"), trigger="regenerate-message")) == "hello "
         history = (await http.get("/api/chat/c1")).json()
     assert [message["role"] for message in history] == ["user", "assistant"]
+
+
+async def test_only_the_last_message_is_answered_again(http: httpx2.AsyncClient, store: Store):
+    async with working(store, agent):
+        for number, text in enumerate(("say one", "say two")):
+            await chat(http, user(text, f"m{number}"))
+        first = {"id": "c1", "messages": [user("say one", "m0")], "trigger": "regenerate-message"}
+        refused = await http.post("/api/chat", json=first)
+        assert (refused.status_code, "only the last message" in refused.text) == (409, True)
+        reloaded = (await http.get("/api/chat/c1")).json()[-2]  # with an id of ours
+        assert said(await chat(http, reloaded, trigger="regenerate-message")) == "two "
+        history = (await http.get("/api/chat/c1")).json()
+        assert [message["role"] for message in history] == ["user", "assistant"] * 2
+        await chat(http, user("remove it", "m3"))
+        waiting = {"id": "c1", "messages": [user("remove it", "m3")], "trigger": "regenerate-message"}
+        assert (await http.post("/api/chat", json=waiting)).status_code == 409
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"approval": {"id": "a", "approved": "yes"}},
+        {"approval": {"id": "a"}},
+        {"approval": {"id": "a", "approved": True, "reason": {}}},
+        {},
+    ],
+)
+async def test_an_answer_that_is_not_one_is_refused(http: httpx2.AsyncClient, part: dict[str, Any]):
+    whole: dict[str, Any] = {"type": "tool-x", "toolCallId": "c", "state": "approval-responded", "input": {}}
+    whole |= part
+    message: dict[str, Any] = {"id": "m1", "role": "assistant", "parts": [whole]}
+    answer = await http.post("/api/chat", json={"id": "c1", "messages": [message]})
+    assert answer.status_code == 422
+    assert "pydantic.dev" not in answer.text
+    assert (await http.get("/api/sessions/c1")).status_code == 404
+
+
+@pytest.mark.parametrize("payload", [{"reason": {"a": 1}}, {"editedArgs": "x"}, {"editedArgs": [1]}])
+async def test_an_answer_over_ag_ui_that_is_not_one_is_refused(
+    http: httpx2.AsyncClient, payload: dict[str, Any]
+):
+    entry = {"interruptId": "int-c", "status": "resolved", "payload": {"approved": True, **payload}}
+    body = {"threadId": "c1", "runId": "r1", "messages": [], "resume": [entry]}
+    assert (await http.post("/api/ag-ui", json=body)).status_code == 422
+    body["resume"] = [{"interruptId": "int-c", "status": "resolved", "payload": {"approved": True}}]
+    assert (await http.post("/api/ag-ui", json=body)).status_code == 404
+    assert (await http.get("/api/sessions/c1")).status_code == 404
 
 
 async def test_a_turn_that_cannot_start_is_an_error_chunk(http: httpx2.AsyncClient, store: Store):
@@ -226,5 +367,10 @@ async def test_an_http_agent_answers_an_interrupt(http: httpx2.AsyncClient, stor
             "payload": {"approved": False, "reason": "No."},
         }
         answered = await run(http, "r2", messages=[], resume=[answer])
-    assert (answered[0]["runId"], answered[-1]["type"]) == ("r2", "RUN_FINISHED")
-    assert "No." in json.dumps(answered)
+        assert (answered[0]["runId"], answered[-1]["type"]) == ("r2", "RUN_FINISHED")
+        assert "No." in json.dumps(answered)
+        again = await run(http, "r2", messages=[], resume=[answer])  # the same run again
+        assert [each["type"] for each in again] == [each["type"] for each in answered]
+        other = {"threadId": "t1", "runId": "r3", "resume": [answer]}
+        assert (await http.post("/api/ag-ui", json=other)).status_code == 409
+    assert [sent.kind for sent in (await store.submissions("t1")).items] == ["message", "approval"]

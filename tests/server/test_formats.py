@@ -5,18 +5,22 @@ import json
 import re
 import sys
 from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
 import pytest
 from ag_ui.core import Event as AgUiEvent
 from pydantic import TypeAdapter
+from pydantic_ai.messages import ModelResponse, TextPart
 
 from holdfast import Store, open_store
 from holdfast.config import load_settings
 from holdfast.errors import MissingExtra
+from holdfast.record.history import dump
 from holdfast.server import create_app
-from holdfast.server.formats import stream_factory
+from holdfast.server.formats import StreamFormatter, stream_factory
+from holdfast.types import Draft, Event
 from tests.conftest import Engine
 from tests.raw_client import AsyncClient
 from tests.server.serving import serving, working
@@ -226,3 +230,48 @@ async def test_a_format_that_is_not_installed(
         stream_factory("ag-ui", "s1")
     answer = await http.get("/api/sessions/s1/events?format=ag-ui")
     assert (answer.status_code, answer.json()["error"]["code"]) == (501, "missing_extra")
+
+
+@pytest.mark.parametrize(
+    ("again", "parts"),
+    [
+        (["one", "one two", "one two three"], ["one two three"]),
+        (["one", "one other"], ["one two", "one other"]),
+    ],
+    ids=["the same text", "another text"],
+)
+async def test_a_text_that_is_generated_again_continues_unless_it_differs(
+    again: list[str], parts: list[str], store: Store
+):
+    formatter = StreamFormatter(store, "s1", stream_factory("vercel", "s1"))
+
+    def happened(seq: int, kind: str, run_id: str, payload: str = "{}", message: str | None = None) -> Event:
+        now = datetime.now(UTC)
+        return Event(
+            session_id="s1",
+            seq=seq,
+            kind=kind,
+            run_id=run_id,
+            step=None,
+            at=now,
+            payload=payload,
+            message=message,
+        )
+
+    def drafted(run_id: str, text: str) -> dict[tuple[str, int], Draft]:
+        return {(run_id, 0): Draft(run_id=run_id, part=0, kind="text", text=text)}
+
+    told = await formatter.add(happened(1, "run_started", "r1"))
+    told += await formatter.show(drafted("r1", "one two"), 1)
+    told += await formatter.add(happened(2, "recovered", "r2", '{"run_id": "r1"}'))
+    told += await formatter.add(happened(3, "run_started", "r2"))
+    for text in again:
+        told += await formatter.show(drafted("r2", text), 3)
+    response = dump(ModelResponse(parts=[TextPart(again[-1])]))
+    told += await formatter.add(happened(4, "message", "r2", message=response))
+    told += await formatter.add(happened(5, "run_completed", "r2"))
+    texts: dict[str, str] = {}
+    for facts in (Block(block.strip()).facts for block in told):
+        if facts.get("type") == "text-delta":
+            texts[facts["id"]] = texts.get(facts["id"], "") + facts["delta"]
+    assert list(texts.values()) == parts

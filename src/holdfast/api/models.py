@@ -360,6 +360,25 @@ class HistoryMessage(BaseModel):
     message: Any
 
 
+class RecordInfo(BaseModel):
+    """A keyed row of a session of another framework."""
+
+    kind: str
+    key: str
+    body: Any = Field(description="The content, exactly as it is stored.")
+
+
+class ConversationEntry(BaseModel):
+    """One entry of the conversation in a session of another framework."""
+
+    key: str
+    role: Literal["user", "assistant", "tool", "system", "other"] = Field(
+        description="`other` for an entry that is not understood."
+    )
+    text: str = Field(description="The entry for people to read.")
+    body: Any = Field(description="The entry as the framework stored it.")
+
+
 class RunInfo(ResponseBody):
     """One execution of the agent loop."""
 

@@ -11,9 +11,11 @@ from pydantic_ai.messages import ModelMessage, UserContent
 from holdfast.api.models import (
     AgentState,
     ApprovalRequest,
+    ConversationEntry,
     CredentialInfo,
     Items,
     ReadCursor,
+    RecordInfo,
     RunInfo,
     SessionDetail,
     SessionInfo,
@@ -186,6 +188,21 @@ class SessionHandle(Generic[T]):
             items, cursor = await self._transport.page(f"{self._path}/messages", {"after": cursor})
             for item in items:
                 yield _message.validate_python(item["message"])
+
+    def conversation(self) -> AsyncGenerator[ConversationEntry, None]:
+        """Yield the conversation in a session of another framework, as far as it is understood."""
+        return self._transport.items(ConversationEntry, f"{self._path}/conversation", {})
+
+    async def records(self, kind: str, *, prefix: str = "") -> AsyncGenerator[RecordInfo, None]:
+        """Yield what another framework stored in the session under a kind, in the order of the keys."""
+        cursor: str | None = None
+        while True:
+            given = {"kind": kind, "prefix": prefix, "cursor": cursor}
+            items, cursor = await self._transport.page(f"{self._path}/records", given, media=False)
+            for item in items:
+                yield RecordInfo.model_validate(item)
+            if cursor is None:
+                return
 
     def runs(self) -> AsyncGenerator[RunInfo, None]:
         """Yield the runs of the session, oldest first."""

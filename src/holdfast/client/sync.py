@@ -13,12 +13,14 @@ from holdfast.api.models import (
     ApprovalRequest,
     AuditRecord,
     CheckpointInfo,
+    ConversationEntry,
     CredentialInfo,
     EffectInfo,
     Health,
     Inbox,
     Me,
     ReadCursor,
+    RecordInfo,
     RunInfo,
     ServerInfo,
     SessionDetail,
@@ -218,6 +220,14 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
     def messages(self) -> Generator[ModelMessage, None, None]:
         """Yield the history that the next message continues from, as Pydantic AI messages."""
         return self._loop.iterate(self._handle.messages())
+
+    def conversation(self) -> Generator[ConversationEntry, None, None]:
+        """Yield the conversation in a session of another framework, as far as it is understood."""
+        return self._loop.iterate(self._handle.conversation())
+
+    def records(self, kind: str, *, prefix: str = "") -> Generator[RecordInfo, None, None]:
+        """Yield what another framework stored in the session under a kind, in the order of the keys."""
+        return self._loop.iterate(self._handle.records(kind, prefix=prefix))
 
     def runs(self) -> Generator[RunInfo, None, None]:
         """Yield the runs of the session, oldest first."""

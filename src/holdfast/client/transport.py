@@ -79,11 +79,13 @@ class Transport:
             if cursor is None:
                 return
 
-    async def page(self, path: str, params: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str | None]:
-        """Return a page of items that contain messages, with their media, and the cursor of the next page."""
+    async def page(
+        self, path: str, params: Mapping[str, Any], *, media: bool = True
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """Return a page of items that contain stored JSON, with the media of messages, and the cursor of the next page."""
         response = await self.request("GET", path, params=_given(params))
         try:
-            page = json.loads(await self._with_media(response.text))
+            page = json.loads(await self._with_media(response.text) if media else response.text)
             return page["items"], page["next_cursor"]
         except (ValueError, LookupError, TypeError, RecursionError):
             problem = "the response is not a page of items"

@@ -1,16 +1,16 @@
 """Parse and check submissions."""
 
 import json
-from typing import Any
-
-from pydantic import TypeAdapter
-from pydantic_ai.messages import UserContent
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from holdfast.content import check_content
 from holdfast.errors import BadInput, Conflict, TurnNotRetriable
 from holdfast.types import TURNS, Submission
 
-_CONTENT: TypeAdapter[list[UserContent]] = TypeAdapter(list[UserContent])
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+    from pydantic_ai.messages import UserContent
 
 
 def parse_payload(submission: Submission) -> dict[str, Any]:
@@ -21,10 +21,18 @@ def parse_payload(submission: Submission) -> dict[str, Any]:
     return payload  # pyright: ignore[reportUnknownVariableType]
 
 
-def parse_content(submission: Submission) -> str | list[UserContent]:
+def parse_content(submission: Submission) -> "str | list[UserContent]":
     """Return the content of a message: its `text`, or the parts of its `content`. Raises `BadInput`."""
     content = check_content(parse_payload(submission))
-    return content if isinstance(content, str) else _CONTENT.validate_python(content)
+    return content if isinstance(content, str) else _parts().validate_python(content)
+
+
+@cache
+def _parts() -> "TypeAdapter[list[UserContent]]":
+    from pydantic import TypeAdapter
+    from pydantic_ai.messages import UserContent
+
+    return TypeAdapter(list[UserContent])
 
 
 def check_retriable(submission: Submission, from_step: str | None = None) -> None:

@@ -27,6 +27,7 @@ from holdfast.runtime.payloads import parse_content
 from holdfast.runtime.runner import Runner
 from holdfast.runtime.turn import Steered, Stop, WorkerTurn
 from holdfast.store import Store
+from holdfast.tasks import end
 from holdfast.tracing import TURN, span
 from holdfast.types import TURNS, Batch, NewEvent, Run, Session, Submission, SubmissionChange, Work
 
@@ -232,9 +233,7 @@ class SessionRunner:
             raise
         finally:
             self._turn = None
-            for watcher in watchers:
-                watcher.cancel()
-            await asyncio.gather(*watchers, return_exceptions=True)
+            await end(*watchers)  # a driver may swallow a cancellation
         return task
 
     async def _gave_up(self, turn: WorkerTurn, error: BaseException | None) -> bool:

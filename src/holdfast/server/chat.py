@@ -4,6 +4,9 @@ A chat or thread is a session of the same id. Only the last message of a request
 the protocol of the front end; it continues when a worker is replaced.
 """
 
+import hashlib
+import json
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -13,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.api.models import FORMAT_HEADERS, Format, Id, NewSession
 from holdfast.errors import BadInput, Conflict, IdUnavailable, SessionExists, SessionNotFound
+from holdfast.frameworks.foreign import NO_WORKER, refuse_foreign
 from holdfast.runtime.questions import pending_approvals
 from holdfast.server.routes import (
     access_of,
@@ -25,9 +29,11 @@ from holdfast.server.routes import (
 )
 from holdfast.server.sessions import SessionId, create_session, grace_of, submit_kind
 from holdfast.server.stream import EventStream
+from holdfast.store import Store
 from holdfast.types import TURNS, Session, Submission
 
 router = new_router("chat")
+_LONGEST_KEY = 200
 AgentName = Annotated[
     str | None,
     Query(max_length=200, description="The agent of a new session. Needed if the server has several."),
@@ -63,14 +69,16 @@ async def chat(request: Request, body: ChatRequest, agent: AgentName = None) -> 
     from holdfast.server.chat_content import parse_chat  # imports Pydantic AI
 
     answers, content, last_id = parse_chat(body.messages[-1])
-    session = await _open(request, body.id, agent)
     if answers:
+        session = await _find(request, body.id)
         turn, after = await _answer(request, session, answers)
         return _stream(request, session, "vercel", turn, after, last_id)
+    session = await _open(request, body.id, agent)
     key = last_id
     if body.trigger == "regenerate-message":
+        await _check_last(request, session, last_id, content)
         undone = await submit_kind(request, session.id, "undo", {})
-        key = f"{last_id} {undone.submission_id}"[:200]
+        key = f"{undone.submission_id} {last_id}"[:_LONGEST_KEY]
     sent = await submit_kind(request, session.id, "message", content, idempotency_key=key)
     return _stream(request, session, "vercel", sent.submission_id, sent.position)
 
@@ -89,7 +97,7 @@ async def resume_chat(request: Request, session_id: SessionId) -> Response:
     active = await _active(request, session)
     if active is None:
         return Response(status_code=204)
-    return _stream(request, session, "vercel", active.id, active.position)
+    return _stream(request, session, "vercel", active.id, active.position, answered=session.seq)
 
 
 @route(router, "GET", "/api/chat/{session_id}", "read")
@@ -107,8 +115,8 @@ async def ag_ui(request: Request, body: ThreadRequest, agent: AgentName = None) 
 
     if body.resume:
         answers = parse_resume(body.resume)
-        session = await _open(request, body.threadId, agent)
-        turn, after = await _answer(request, session, answers)
+        session = await _find(request, body.threadId)
+        turn, after = await _answer(request, session, answers, body.runId)
         return _stream(request, session, "ag-ui", turn, after, body.runId)
     content = parse_thread(body.messages)
     session = await _open(request, body.threadId, agent)
@@ -116,11 +124,19 @@ async def ag_ui(request: Request, body: ThreadRequest, agent: AgentName = None) 
     return _stream(request, session, "ag-ui", sent.submission_id, sent.position, body.runId)
 
 
+async def _find(request: Request, session_id: str) -> Session:
+    """Return the session, if the caller may write to it and workers run it."""
+    session = await store_of(request).session(session_id)
+    if not principal_of(request).may_see(session):
+        raise IdUnavailable(id=session_id)
+    refuse_foreign(session, NO_WORKER)
+    return session
+
+
 async def _open(request: Request, session_id: str, agent: str | None) -> Session:
-    """Return the session, if the caller may write to it; create it if there is none."""
-    principal = principal_of(request)
+    """Return the session, as `_find` does; create it if there is none."""
     try:
-        session = await store_of(request).session(session_id)
+        return await _find(request, session_id)
     except SessionNotFound:
         agents = sorted(request.app.state.agents)
         if agent is None and len(agents) != 1:
@@ -130,17 +146,45 @@ async def _open(request: Request, session_id: str, agent: str | None) -> Session
         new = NewSession.model_validate({"agent": agent or agents[0], "id": session_id})
         with suppress(SessionExists):  # another request was faster
             await create_session(request, new)
-        session = await store_of(request).session(session_id)
-    if not principal.may_see(session):
-        raise IdUnavailable(id=session_id)
-    return session
+        return await _find(request, session_id)
 
 
-async def _answer(request: Request, session: Session, answers: dict[str, dict[str, Any]]) -> tuple[str, int]:
-    """Send the answers to the open questions of a session. Return the submission of its turn, and where its continuation starts."""
+async def _check_last(request: Request, session: Session, message_id: str, content: dict[str, Any]) -> None:
+    """Raise `Conflict` unless a message is the last one of the session, and nothing waits for a person."""
+    if session.status == "waiting":
+        raise Conflict(problem=f"session {session.id} waits for an answer; give it before you regenerate")
+    store = store_of(request)
+    named: Submission | None = None
+    last: Submission | None = None
+    async for sent in _submissions(store, session):
+        if sent.kind == "message":
+            last = sent
+            key = sent.idempotency_key or ""
+            named = sent if message_id in {key, key.partition(" ")[2]} else named
+    if last is not None and named is None:  # a page that was reloaded has ids of ours
+        whole = await store.submission(last.id)
+        named = whole if json.loads(whole.payload) == content else None
+    if last is None or named is None or named.id != last.id:
+        raise Conflict(
+            problem="only the last message can be answered again; rewind or fork the session instead"
+        )
+
+
+async def _answer(
+    request: Request, session: Session, answers: dict[str, dict[str, Any]], run_id: str | None = None
+) -> tuple[str, int]:
+    """Send the answers to the open questions of a session. Return the submission of its turn, and where its continuation starts.
+
+    With the id of a run, the same answers again return the same continuation.
+    """
     store = store_of(request)
     waiting = (await store.submissions(session.id, state="waiting", payloads=False, limit=1)).items
     questions = {call["call_id"]: call for call in await pending_approvals(store, session.id)}
+    keys = {call_id: hashlib.sha256(f"{run_id} {call_id}".encode()).hexdigest() for call_id in answers}
+    if run_id is not None and not answers.keys() & questions.keys():
+        sent = await _sent(store, session, frozenset(keys.values()))
+        if sent is not None:
+            return sent
     if not waiting or not questions:
         raise Conflict(problem=f"session {session.id} does not wait for an answer")
     if missing := sorted(questions.keys() - answers.keys()):
@@ -152,8 +196,30 @@ async def _answer(request: Request, session: Session, answers: dict[str, dict[st
     for call_id, call in questions.items():
         given = {name: value for name, value in answers[call_id].items() if value is not None}
         body = {"call_id": call_id, "digest": call["digest"], "by": principal_of(request).owner, **given}
-        await submit_kind(request, session.id, "approval", body, lane="control")
+        key = None if run_id is None else f"{waiting[0].id} {keys[call_id]}"
+        await submit_kind(request, session.id, "approval", body, lane="control", idempotency_key=key)
     return waiting[0].id, after
+
+
+async def _sent(store: Store, session: Session, keys: frozenset[str]) -> tuple[str, int] | None:
+    """Return the turn that earlier answers with one of these keys continued, and where."""
+    async for sent in _submissions(store, session):
+        turn, _, key = (sent.idempotency_key or "").partition(" ")
+        if sent.kind == "approval" and key in keys:
+            return turn, sent.position
+    return None
+
+
+async def _submissions(store: Store, session: Session) -> AsyncGenerator[Submission, None]:
+    """Yield the submissions of a session in order, without their payloads."""
+    cursor: str | None = None
+    while True:
+        page = await store.submissions(session.id, payloads=False, cursor=cursor, limit=1000)
+        for submission in page.items:
+            yield submission
+        cursor = page.next_cursor
+        if cursor is None:
+            return
 
 
 async def _active(request: Request, session: Session) -> Submission | None:
@@ -174,11 +240,13 @@ def _stream(
     submission_id: str,
     after: int,
     given_id: str | None = None,
+    *,
+    answered: int = 0,
 ) -> Response:
     from holdfast.server.formats import StreamFormatter, stream_factory
 
     make = stream_factory(format, session.id, given_id)
-    formatter = StreamFormatter(store_of(request), session.id, make, False, submission_id)
+    formatter = StreamFormatter(store_of(request), session.id, make, False, submission_id, answered)
     join = partial(channels_of(request).join, session.id, session.seq, grace_of(request, session))
     feed = partial(formatter.feed, after=after)
     dropped = request.app.state.metrics.dropped

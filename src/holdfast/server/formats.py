@@ -168,11 +168,13 @@ class StreamFormatter:
     follow: bool = True
     submission_id: str | None = None
     """Send only the turn of this submission."""
+    answered: int = 0
+    """Questions up to this event are answered: the turn continues after them."""
     _is_reached: bool = False
     _run: str | None = None
     _translation: Translation | None = None
     _handed_over: bool = False  # the next run continues the output of this one
-    _prompted: bool = False
+    _prompts: list[UserPromptPart] | None = None  # the latest ones; None before the first request of a run
     _is_done: bool = False
     _ended: set[str] = field(default_factory=set[str])
     _calls: dict[str, ToolCallPart] = field(default_factory=dict[str, ToolCallPart])
@@ -253,7 +255,7 @@ class StreamFormatter:
             return self._begin(event.run_id, facts.get("parent"))
         if event.kind == "recovered" and facts["run_id"] == self._run:
             self._run = event.run_id
-            return self._close_part()
+            return []
         if self._run is None:
             await self._catch_up(event.run_id, event.seq)
         return await self._of_run(event, facts) if event.run_id == self._run else []
@@ -267,6 +269,9 @@ class StreamFormatter:
                 return self._announce(facts["call_id"])
             case "run_completed":
                 return self._end("" if self._response is None else self._response.text)
+            case "approval_requested" if event.seq <= self.answered:
+                self._handed_over = True
+                return [block for call in facts["calls"] for block in self._announce(call["call_id"])]
             case "approval_requested":
                 return self._request_approvals(facts["calls"])
             case "run_failed":
@@ -290,7 +295,7 @@ class StreamFormatter:
             # Drafts are read separately from events: skip a draft that its message has already replaced.
             if run_id == self._run and not self._finished.get(index, "").startswith(draft.text or " "):
                 make = TextPart if draft.kind == "text" else ThinkingPart
-                blocks += self._text(index, make(content=draft.text))
+                blocks += self._text(index, make(content=draft.text), is_draft=True)
         return blocks
 
     # A run
@@ -300,9 +305,9 @@ class StreamFormatter:
             return []
         if self._handed_over:
             self._run, self._handed_over = run_id, False
-            return self._close_part()
+            return []
         left = [] if self._run is None else self._fail(AgentRunError("the run was abandoned"))
-        self._run, self._prompted = run_id, False
+        self._run, self._prompts = run_id, None
         self._translation = Translation(self.new_stream(run_id))
         return [*left, *self._translation.translate()]
 
@@ -369,12 +374,13 @@ class StreamFormatter:
         for part in message.parts:
             if isinstance(part, ToolReturnPart):
                 blocks += self._translation.translate(FunctionToolResultEvent(part))
-        if prompts and self._prompted:  # it was sent while the run was running
+        # A run that continues another one records the same request again. Another prompt was sent while the run was running.
+        if prompts and self._prompts is not None and prompts != self._prompts:
             steered: tuple[ModelRequest, ...] = (replace(message, parts=prompts),)
             blocks += self._translation.translate(
                 EnqueuedMessagesEvent(enqueue_id=f"event-{seq}", messages=steered)
             )
-        self._prompted = True
+        self._prompts = prompts or self._prompts or []
         return blocks
 
     def _part(self, index: int, part: ModelResponsePart) -> list[str]:
@@ -390,19 +396,27 @@ class StreamFormatter:
         events = [PartStartEvent(index=index, part=part), PartEndEvent(index=index, part=part)]
         return [*self._close_part(), *self._translation.translate(*events)]
 
-    def _text(self, index: int, part: TextPart | ThinkingPart) -> list[str]:
-        """Return the blocks of a text, or of its addition since it was last shown."""
+    def _text(self, index: int, part: TextPart | ThinkingPart, *, is_draft: bool = False) -> list[str]:
+        """Return the blocks of a text, or of its addition since it was last shown.
+
+        After a worker was replaced, the model generates the text again: nothing is sent until there is more than was shown. A
+        different text becomes another part, because the protocols cannot take back a text.
+        """
         assert self._translation is not None  # noqa: S101
         before = self._shown.get(index)
-        if before is not None and before.content == part.content:
+        if before is not None and (
+            before.content == part.content or (is_draft and before.content.startswith(part.content))
+        ):
             return []
-        self._shown[index] = part
         if before is not None and self._open == index and part.content.startswith(before.content):
+            self._shown[index] = part
             delta = TextPartDelta if isinstance(part, TextPart) else ThinkingPartDelta
             gain = delta(content_delta=part.content[len(before.content) :])
             return self._translation.translate(PartDeltaEvent(index=index, delta=gain))
         blocks = self._close_part()
-        self._open = index
+        if before is not None:  # the parts after it are generated again, too
+            self._shown = {number: shown for number, shown in self._shown.items() if number < index}
+        self._shown[index], self._open = part, index
         return [*blocks, *self._translation.translate(PartStartEvent(index=index, part=part))]
 
     def _close_part(self) -> list[str]:

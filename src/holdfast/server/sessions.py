@@ -47,6 +47,7 @@ from holdfast.errors import (
     SessionErased,
     SessionExists,
 )
+from holdfast.frameworks.foreign import NO_WORKER, refuse_foreign
 from holdfast.ids import did_you_mean
 from holdfast.jsontext import strict_json
 from holdfast.leases import why_waiting
@@ -169,6 +170,8 @@ async def read_session(request: Request, session_id: SessionId) -> SessionDetail
 async def change_session(request: Request, session_id: SessionId, body: SessionChange) -> SessionInfo:
     """Change the title, the hold or the metadata of a session. Only an administrator can lift a hold that an administrator set."""
     principal = principal_of(request)
+    if body.metadata is not None:
+        refuse_foreign(session_of(request), "its metadata cannot be changed")
     changed = await store_of(request).update_session(
         session_id,
         title=body.title,
@@ -205,6 +208,7 @@ async def submit_kind(
 @route(router, "POST", "/api/sessions/{session_id}/submissions", "write", status_code=202)
 async def submit(request: Request, session_id: SessionId, body: NewSubmission) -> SubmissionInfo:
     """Submit a message or another request to a session. An accepted submission is durable: it ends, or visibly waits."""
+    refuse_foreign(session_of(request), NO_WORKER)
     given = body.model_dump(exclude_none=True, exclude={"kind", "when_busy", "idempotency_key"})
     if isinstance(body, RetryTurn):
         await _check_retry(request, session_id, body)

@@ -96,6 +96,7 @@ export const settle = (runId, callId, outcome) => post(`${run(runId)}/effects/${
 export const delegates = (runId) => get(`${run(runId)}/runs?limit=100`);
 export const commands = (id) => get(`${session(id)}/commands?limit=20`);
 export const output = (id, commandId, after) => get(`${session(id)}/commands/${commandId}/output?after=${after}&limit=200`);
+export const conversation = (id) => all(`${session(id)}/conversation?limit=1000`);
 export const outlook = (id) => get(`${session(id)}/retention`);
 export const clean = (id, terms) => post(`${session(id)}/clean`, terms);
 export const exportOf = (id) => `${session(id)}/export?gzip=true`;

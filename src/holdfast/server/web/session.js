@@ -5,6 +5,7 @@ import { Approval } from "./approvals.js";
 import { Composer, partsOf } from "./composer.js";
 import { Conversation } from "./conversation.js";
 import { Journal } from "./journal.js";
+import { Foreign } from "./foreign.js";
 import { ToolCalls } from "./tool_calls.js";
 import { Restore, Retention } from "./retention.js";
 import { follow } from "./stream.js";
@@ -251,7 +252,8 @@ export function Session({ id, view, call, me, onDetail }) {
     ${view === "timeline" && html`<${Timeline} id=${id} journal=${journal} version=${journal.version} />`}
     ${view === "tool-calls" && html`<${ToolCalls} id=${id} journal=${journal} />`}
     ${view === "retention" && html`<${Retention} key=${id} id=${id} detail=${detail} admin=${me.role === "admin"} onChanged=${reread} onReset=${() => setLife((n) => n + 1)} />`}
-    ${view === "" &&
+    ${view === "" && detail?.metadata?.framework && status !== "cleaned" && html`<${Foreign} key=${`${id}/${life}`} id=${id} framework=${detail.metadata.framework} active=${detail.active_at} holder=${detail.holder} />`}
+    ${view === "" && !(detail?.metadata?.framework && status !== "cleaned") &&
     html`<${Conversation} key=${id} journal=${journal} version=${journal.version} queued=${queued} call=${call}>
         ${(journal.seq ? (detail?.approvals ?? []) : []).map(
           (call) => html`<${Approval} key=${`${call.call_id}/${call.digest}`} sessionId=${id} call=${call} failed=${journal.failures} onSent=${reread} />`,
