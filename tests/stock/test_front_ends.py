@@ -1,4 +1,4 @@
-"""The stock chat of the Vercel AI SDK, the HttpAgent of AG-UI and the client of Durable Streams, in node, against a real server and a worker."""
+"""The stock chat of the Vercel AI SDK, the HttpAgent of AG-UI and the clients of Durable Streams, without a browser, against a real server."""
 
 import asyncio
 import json
@@ -28,11 +28,11 @@ async def url(store: Store) -> AsyncGenerator[str, None]:
         yield served
 
 
-async def node(script: str, url: str) -> Any:
+async def run(script: str, url: str) -> Any:
     """Run a script where its packages are, and return what it prints."""
     own = Path(shutil.copy(Path(__file__).with_name(script), PACKAGES))
     process = await asyncio.create_subprocess_exec(
-        "node",
+        str(PACKAGES / "python" / "bin" / "python") if own.suffix == ".py" else "node",
         own.name,
         url,
         TOKEN,
@@ -51,36 +51,39 @@ def texts(messages: list[dict[str, Any]]) -> list[str]:
 
 
 async def test_use_chat_streams_answers_asks_for_approval_and_resumes(url: str, store: Store):
-    told = await node("use_chat.mjs", url)
-    said = texts(told["chat"])
+    found = await run("use_chat.mjs", url)
+    said = texts(found["chat"])
     assert said[:4] == ["say hello there", "hello there ", "remove it", "ended after 1: removed notes.txt"]
-    (call,) = [part for message in told["chat"] for part in message["parts"] if part["type"] == "tool-remove"]
+    (call,) = [
+        part for message in found["chat"] for part in message["parts"] if part["type"] == "tool-remove"
+    ]
     assert (call["state"], call["output"]) == ("output-available", "removed notes.txt")
-    assert len(told["chat"]) == 6  # the approval continued the message that asked for it
-    assert texts(told["page"]) == said  # a page that was opened half-way has the same conversation
+    assert len(found["chat"]) == 6  # the approval continued the message that asked for it
+    assert texts(found["page"]) == said  # a page that was opened half-way has the same conversation
     assert len(said[-1].split()) == 80
     kinds = [sent.kind for sent in (await store.submissions("stock-chat")).items]
     assert kinds == ["message", "message", "approval", "message"]
 
 
 async def test_an_http_agent_runs_under_its_own_ids(url: str):
-    told = await node("http_agent.mjs", url)
-    assert [message["content"] for message in told["messages"]] == [
+    found = await run("http_agent.mjs", url)
+    assert [message["content"] for message in found["messages"]] == [
         "say hello there",
         "hello there ",
         "say more",
         "more ",
     ]
-    started = [event["runId"] for event in told["events"] if event["type"] == "RUN_STARTED"]
-    assert started == told["runs"]
-    assert {event["threadId"] for event in told["events"] if "threadId" in event} == {"stock-thread"}
+    started = [event["runId"] for event in found["events"] if event["type"] == "RUN_STARTED"]
+    assert started == found["runs"]
+    assert {event["threadId"] for event in found["events"] if "threadId" in event} == {"stock-thread"}
 
 
-async def test_a_durable_stream_is_read_from_the_start_and_live(url: str, store: Store):
-    told = await node("durable_streams.mjs", url)
+@pytest.mark.parametrize("client", ["durable_streams.mjs", "durable_streams_client.py"])
+async def test_a_durable_stream_is_read_from_the_start_and_live(client: str, url: str, store: Store):
+    found = await run(client, url)
     kinds = [event.kind for event in await store.events("stock-stream")]
-    assert told["whole"][0] == "submission_queued"
-    assert told["whole"] == kinds[: len(told["whole"])]
+    assert found["whole"][0] == "submission_queued"
+    assert found["whole"] == kinds[: len(found["whole"])]
     for live in ("long-poll", "sse"):
-        assert told[live] == kinds[: len(told[live])]
-        assert len(told[live]) > len(told["whole"])
+        assert found[live] == kinds[: len(found[live])]
+        assert len(found[live]) > len(found["whole"])

@@ -1,0 +1,797 @@
+// Written by scripts/make_typescript.py from the OpenAPI document of the server. Do not edit.
+
+/** The agent state of a session, and its version. */
+export interface AgentState {
+  version: number;
+  body: unknown;
+}
+
+/** A decision about a tool call. */
+export interface ApprovalDecision {
+  /** The tool call, from `approvals` of the session. */
+  call_id: string;
+  /** The digest of its arguments, from the same place. */
+  digest: string;
+  /** Whether the tool runs. */
+  approved: boolean;
+  /** The reason for a denial; the model reads it. */
+  feedback?: string | null;
+  /** Other arguments to run the tool with, if the tool is `editable`. */
+  arguments?: Record<string, unknown> | null;
+}
+
+/** A tool call that waits for a decision. The decision names its digest. */
+export interface ApprovalRequest {
+  call_id: string;
+  tool: string;
+  arguments: Record<string, unknown>;
+  digest: string;
+  /** What to know before the decision, if the call was started before. */
+  note?: string | null;
+  /** The call or step that was started before. Settle it instead of a decision if you know its outcome. */
+  unsettled?: UnsettledCall | null;
+}
+
+/** An entry of the audit log: the actor, the action, the session and the time. */
+export interface AuditRecord {
+  id: string;
+  at: string;
+  actor: string;
+  action: string;
+  session_id: string | null;
+  detail: unknown;
+}
+
+/** A command that was started. */
+export interface BashCommand {
+  id: string;
+  timestamp: string;
+  kind?: "BashCommand";
+  command: string;
+  cwd: string | null;
+  timeout: number;
+}
+
+/** A piece of the output of a command. The last one has its exit code. */
+export interface BashOutput {
+  id: string;
+  timestamp: string;
+  kind?: "BashOutput";
+  command_id: string;
+  order: number;
+  exit_code: number | null;
+  stdout: string | null;
+  stderr: string | null;
+}
+
+/** A part of the log. */
+export interface BashPage {
+  items: Array<BashCommand | BashOutput>;
+  next_page_id?: string | null;
+}
+
+/** A file in base64. */
+export interface BinaryPart {
+  kind: "binary";
+  data: string;
+  media_type: string;
+  identifier?: string | null;
+  vendor_metadata?: Record<string, unknown> | null;
+}
+
+/** A marker up to which a provider may cache the prompt. */
+export interface CachePart {
+  kind: "cache-point";
+  ttl?: "5m" | "1h";
+}
+
+/** The outcome of a call whose outcome was unknown: its result, or the error it failed with. */
+export interface CallOutcome {
+  /** The result of the call, as the tool would have returned it. */
+  result?: unknown;
+  /** Why the call failed. If it is given, the call counts as failed. */
+  error?: string | null;
+}
+
+/** What `useChat` sends. Only the last message counts; other fields are ignored. */
+export interface ChatRequest {
+  /** The id of the chat, which is the session. */
+  id: string;
+  /** The messages of the chat, in the form of the AI SDK. */
+  messages: Array<Record<string, unknown>>;
+  /** Whether the last message is new, or must be answered again. */
+  trigger?: "submit-message" | "regenerate-message";
+}
+
+/** A point of the history from which a session can continue. */
+export interface CheckpointInfo {
+  id: string;
+  session_id: string;
+  run_id: string | null;
+  kind: "settled" | "interrupted";
+  step: number | null;
+  length: number;
+  seq: number;
+  at: string | null;
+}
+
+/** How to clean a session. */
+export interface CleanRequest {
+  /** How long it must have been idle. */
+  idle_days?: number;
+  /** Whatever waits; never what runs or is on hold. For administrators. */
+  force?: boolean;
+  /** Keep a verified archive in the media store. */
+  archive?: "media" | null;
+  /** Only report what would be deleted. */
+  dry_run?: boolean;
+}
+
+/** The result of a clean. */
+export interface CleanResult {
+  session_id: string;
+  cleaned_at: string | null;
+  archive: string | null;
+  deleted: Record<string, number>;
+  dry_run: boolean;
+}
+
+/** How much is gone. */
+export interface Cleared {
+  cleared_count: number;
+}
+
+/** How a command stands; this outlives its output. */
+export interface CommandResult {
+  id: string;
+  state: "running" | "done" | "timed_out" | "stopped" | "killed" | "lost";
+  exit_code: number | null;
+  stdout_bytes: number;
+  stderr_bytes: number;
+  left_out_bytes: number;
+  session_id: string | null;
+  started_at: string | null;
+  ended_at: string | null;
+}
+
+/** A message of several parts: text and files. */
+export interface ContentMessage {
+  /** While a turn runs: wait for its end, enter it at its next model request, stop it, or fail with 409. */
+  when_busy?: "queue" | "steer" | "interrupt" | "reject";
+  /** The same key sends the same thing once. */
+  idempotency_key?: string | null;
+  kind?: "message";
+  /** The parts of the message. */
+  content: Array<string | PlainTextPart | TextContentPart | FilePart | BinaryPart | CachePart>;
+}
+
+/** One entry of the conversation in a session of another framework. */
+export interface ConversationEntry {
+  key: string;
+  /** `other` for an entry that is not understood. */
+  role: "user" | "assistant" | "tool" | "system" | "other";
+  /** The entry for people to read. */
+  text: string;
+  /** The entry as the framework stored it. */
+  body: unknown;
+}
+
+/** A credential, without its value. */
+export interface CredentialInfo {
+  name: string;
+  expires_at: string | null;
+}
+
+/** Text that the model is streaming now. It is not durable, and has no number: the complete message follows as an event. `text` continues what came before at `offset`. If the offset is 0, the text starts again. */
+export interface Draft {
+  run_id: string;
+  part: number;
+  kind: string;
+  offset: number;
+  text: string;
+}
+
+/** The ledger entry of one tool call. */
+export interface EffectInfo {
+  run_id: string;
+  call_id: string;
+  tool: string;
+  state: "started" | "completed" | "failed";
+  step: number | null;
+  attempts: number;
+  arguments_digest: string | null;
+  idempotency_key: string | null;
+  summary: string | null;
+  error: string | null;
+  result?: unknown;
+  started_at: string | null;
+  ended_at: string | null;
+}
+
+/** The result of an erasure. */
+export interface EraseResult {
+  session_id: string;
+  erased_at: string;
+  deleted: Record<string, number>;
+  children: Array<string>;
+}
+
+/** Every error has this shape. */
+export interface ErrorBody {
+  error: ErrorDetail;
+}
+
+/** The error: a fixed code and facts for programs, a message for people. */
+export interface ErrorDetail {
+  code: string;
+  message: string;
+  /** The values that the message is made of, such as `holder` and `until`, or `size` and `limit`. */
+  facts: Record<string, unknown>;
+}
+
+/** One entry of a session's journal. */
+export interface EventInfo {
+  seq: number;
+  kind: string;
+  run_id: string | null;
+  step: number | null;
+  at: string;
+  payload: unknown;
+  /** The message that it is about, if it is about one. */
+  message?: unknown;
+}
+
+/** A file at a public address. */
+export interface FilePart {
+  kind: "image-url" | "audio-url" | "video-url" | "document-url";
+  url: string;
+  media_type?: string | null;
+  identifier?: string | null;
+  vendor_metadata?: Record<string, unknown> | null;
+  force_download?: false;
+}
+
+/** Copy the history into a new session. */
+export interface Fork {
+  /** While a turn runs: wait for its end, enter it at its next model request, stop it, or fail with 409. */
+  when_busy?: "queue" | "steer" | "interrupt" | "reject";
+  /** The same key sends the same thing once. */
+  idempotency_key?: string | null;
+  kind: "fork";
+  /** The checkpoint to copy; by default the latest. */
+  checkpoint_id?: string | null;
+  /** The id of the new session; by default it is generated. */
+  session_id?: string | null;
+}
+
+/** Where a fork begins, the last checkpoint if none is named, and the id it gets. */
+export interface ForkTarget {
+  /** The checkpoint to copy; by default the latest. */
+  checkpoint_id?: string | null;
+  /** The id of the new session; by default it is generated. */
+  session_id?: string | null;
+}
+
+/** How the server is. */
+export interface Health {
+  status: "ok" | "unavailable";
+  problem?: string | null;
+}
+
+/** Something to do with the history, or with the session. */
+export interface HistoryCommand {
+  /** While a turn runs: wait for its end, enter it at its next model request, stop it, or fail with 409. */
+  when_busy?: "queue" | "steer" | "interrupt" | "reject";
+  /** The same key sends the same thing once. */
+  idempotency_key?: string | null;
+  kind: "undo" | "compact" | "shutdown";
+}
+
+/** One message of the history, as Pydantic AI has it. */
+export interface HistoryMessage {
+  position: number;
+  message: unknown;
+}
+
+/** The sessions that wait for a person. */
+export interface Inbox {
+  items: Array<InboxItem>;
+  /** Whether more sessions wait than were read. */
+  more: boolean;
+}
+
+/** A session that waits for a person: for an answer, a worker, a resume, or the outcome of a call. */
+export interface InboxItem {
+  id: string;
+  agent: string;
+  owner: string;
+  title: string;
+  status: "idle" | "queued" | "running" | "waiting" | "cleaning" | "cleaned" | "moved" | "failed";
+  /** The tool calls that wait for an answer; `worker`: no live worker serves its agent; `resume`: its last run ended with its process. */
+  waiting_for: string | null;
+  /** The name of the worker that runs it now. */
+  holder: string | null;
+  held_until: string | null;
+  /** The number of its last event. */
+  seq: number;
+  pending: number;
+  hold: boolean;
+  created_at: string;
+  active_at: string;
+  cleaned_at: string | null;
+  /** The session that delegated to this one. */
+  parent_id: string | null;
+  metadata: Record<string, unknown>;
+  /** Why no worker continues it, and what to do, if `waiting_for` is `worker` or `resume`. */
+  problem?: string | null;
+  approvals?: Array<ApprovalRequest>;
+  /** The tool calls whose outcome is unknown. */
+  effects?: Array<EffectInfo>;
+}
+
+/** The submission to cancel: its turn if that runs or waits, else its place in the queue. */
+export interface InterruptTarget {
+  /** The submission to cancel; by default the running turn. */
+  submission_id?: string | null;
+}
+
+export interface AuditRecordItems {
+  items: Array<AuditRecord>;
+  next_cursor?: string | null;
+}
+
+export interface BashOutputItems {
+  items: Array<BashOutput>;
+  next_cursor?: string | null;
+}
+
+export interface CheckpointInfoItems {
+  items: Array<CheckpointInfo>;
+  next_cursor?: string | null;
+}
+
+export interface ConversationEntryItems {
+  items: Array<ConversationEntry>;
+  next_cursor?: string | null;
+}
+
+export interface CredentialInfoItems {
+  items: Array<CredentialInfo>;
+  next_cursor?: string | null;
+}
+
+export interface EffectInfoItems {
+  items: Array<EffectInfo>;
+  next_cursor?: string | null;
+}
+
+export interface EventInfoItems {
+  items: Array<EventInfo>;
+  next_cursor?: string | null;
+}
+
+export interface HistoryMessageItems {
+  items: Array<HistoryMessage>;
+  next_cursor?: string | null;
+}
+
+export interface ReadCursorItems {
+  items: Array<ReadCursor>;
+  next_cursor?: string | null;
+}
+
+export interface RecordInfoItems {
+  items: Array<RecordInfo>;
+  next_cursor?: string | null;
+}
+
+export interface RunInfoItems {
+  items: Array<RunInfo>;
+  next_cursor?: string | null;
+}
+
+export interface SessionCommandItems {
+  items: Array<SessionCommand>;
+  next_cursor?: string | null;
+}
+
+export interface SessionInfoItems {
+  items: Array<SessionInfo>;
+  next_cursor?: string | null;
+}
+
+export interface SubmissionDetailItems {
+  items: Array<SubmissionDetail>;
+  next_cursor?: string | null;
+}
+
+export interface WorkerInfoItems {
+  items: Array<WorkerInfo>;
+  next_cursor?: string | null;
+}
+
+/** Your identity and rights on the server. */
+export interface Me {
+  owner: string;
+  role: "user" | "admin";
+  scopes: Array<string>;
+  /** The agents that sessions can be created for. */
+  agents: Array<string>;
+  /** Whether this is `holdfast demo`, where a worker can be killed. */
+  demo?: boolean;
+}
+
+/** A command to run. Unknown fields are ignored, because clients of other agent servers may send more. */
+export interface NewCommand {
+  /** The command line for bash. */
+  command: string;
+  /** The working directory, relative to that of the server. */
+  cwd?: string | null;
+  /** Seconds; then it is ended. */
+  timeout?: number;
+  /** The session that it belongs to, and goes with. */
+  session_id?: string | null;
+}
+
+/** A credential to store. It cannot be read back. */
+export interface NewCredential {
+  /** The secret. It is encrypted before it is stored. */
+  value: string;
+  ttl?: number | null;
+}
+
+/** How far a consumer has read. */
+export interface NewCursor {
+  /** The number of the last event that the consumer has read. */
+  seq: number;
+}
+
+/** A session to create. */
+export interface NewSession {
+  /** The name of the agent that runs the session. */
+  agent: string;
+  /** The id of the session. By default a new one is generated. */
+  id?: string | null;
+  /** By default the first line of the first message. */
+  title?: string;
+  /** Yours, except `model` (one of the agent's) and `attached`: `true`, or an object with `grace` seconds, at least 1, and `then`, which is `handover` or `interrupt`. */
+  metadata?: Record<string, unknown>;
+  /** Another owner than yourself; for administrators. */
+  owner?: string | null;
+}
+
+/** A new agent state, and the version it replaces. */
+export interface NewState {
+  /** The new state: any JSON value. */
+  body: unknown;
+  /** The version that it replaces; 0 if there is none. Otherwise the answer is 409. */
+  expected_version: number;
+}
+
+export type NewSubmission = TextMessage | ContentMessage | HistoryCommand | Rewind | RetryTurn | Fork;
+
+/** Text in the format of OpenAI's clients. Equivalent to a plain string. */
+export interface PlainTextPart {
+  type: "text";
+  text: string;
+}
+
+/** How far a consumer has read. */
+export interface ReadCursor {
+  consumer: string;
+  seq: number;
+  at: string;
+}
+
+/** A keyed row of a session of another framework. */
+export interface RecordInfo {
+  kind: string;
+  key: string;
+  /** The content, exactly as it is stored. */
+  body: unknown;
+}
+
+/** The result of a rehydrate. */
+export interface RehydrateResult {
+  session_id: string;
+  archive_sha256: string;
+  /** How many records of each kind came back. */
+  restored: Record<string, number>;
+}
+
+/** The retention policy of a session, and when it is due. */
+export interface RetentionStatus {
+  session_id: string;
+  /** The first policy that matches it; none: it stays. */
+  policy: string | null;
+  action: "clean" | "archive" | "erase" | null;
+  idle_days: number | null;
+  max_age_days: number | null;
+  keep_last_runs: number | null;
+  /** When it last came from an archive. */
+  rehydrated_at: string | null;
+  /** When its time comes at the earliest, if it does. */
+  due_at: string | null;
+  held_by: "session" | "policy" | null;
+  /** The check that prevents it at this moment. */
+  guard: string | null;
+  /** The same for people, with what would lift it. */
+  problem: string | null;
+  cleaned_at: string | null;
+  archive: string | null;
+}
+
+/** The turn to continue. */
+export interface RetryTarget {
+  /** The submission of the turn that failed. */
+  submission_id: string;
+  /** For a plain agent: do this step and all later ones again, by the id of its call. Then the turn may also be done. */
+  from_step?: string | null;
+}
+
+/** Continue a turn that failed, was interrupted or was given up. */
+export interface RetryTurn {
+  /** While a turn runs: wait for its end, enter it at its next model request, stop it, or fail with 409. */
+  when_busy?: "queue" | "steer" | "interrupt" | "reject";
+  /** The same key sends the same thing once. */
+  idempotency_key?: string | null;
+  kind: "retry";
+  /** The turn to continue. */
+  submission_id: string;
+  /** For a plain agent: do this step and all later ones again, by the id of its call. Then the turn may also be done. */
+  from_step?: string | null;
+}
+
+/** Go on from an earlier checkpoint. */
+export interface Rewind {
+  /** While a turn runs: wait for its end, enter it at its next model request, stop it, or fail with 409. */
+  when_busy?: "queue" | "steer" | "interrupt" | "reject";
+  /** The same key sends the same thing once. */
+  idempotency_key?: string | null;
+  kind: "rewind";
+  /** The checkpoint to continue from. */
+  checkpoint_id: string;
+}
+
+/** The checkpoint to continue from. */
+export interface RewindTarget {
+  /** The checkpoint to continue from. */
+  checkpoint_id: string;
+}
+
+/** One execution of the agent loop. */
+export interface RunInfo {
+  id: string;
+  session_id: string;
+  agent: string;
+  status: "running" | "completed" | "failed" | "interrupted" | "waiting";
+  parent_id: string | null;
+  error: string | null;
+  /** The number of the session's latest event after the write that recorded the start of the run. The runs of a session are listed in this order. */
+  first_seq?: number;
+  started_at: string | null;
+  ended_at: string | null;
+  metadata: Record<string, unknown>;
+}
+
+/** The version of the server, in the format that clients of other agent servers expect. */
+export interface ServerInfo {
+  title?: string;
+  version: string;
+  /** Seconds since the server started. */
+  uptime: number;
+  /** Seconds since the last request with a token. */
+  idle_time: number;
+  docs?: string;
+}
+
+/** The changes to a session. */
+export interface SessionChange {
+  /** The new title. */
+  title?: string | null;
+  /** Whether retention must not touch it. */
+  hold?: boolean | null;
+  /** The new metadata. It replaces the previous one. */
+  metadata?: Record<string, unknown> | null;
+}
+
+/** A command of a session, and the tool call that started it. */
+export interface SessionCommand {
+  id: string;
+  state: "running" | "done" | "timed_out" | "stopped" | "killed" | "lost";
+  exit_code: number | null;
+  stdout_bytes: number;
+  stderr_bytes: number;
+  left_out_bytes: number;
+  session_id: string | null;
+  started_at: string | null;
+  ended_at: string | null;
+  command: string;
+  cwd: string | null;
+  call_id: string | null;
+  purged_at: string | null;
+}
+
+/** A session, the tool calls that wait for a decision, and why it waits. */
+export interface SessionDetail {
+  id: string;
+  agent: string;
+  owner: string;
+  title: string;
+  status: "idle" | "queued" | "running" | "waiting" | "cleaning" | "cleaned" | "moved" | "failed";
+  /** The tool calls that wait for an answer; `worker`: no live worker serves its agent; `resume`: its last run ended with its process. */
+  waiting_for: string | null;
+  /** The name of the worker that runs it now. */
+  holder: string | null;
+  held_until: string | null;
+  /** The number of its last event. */
+  seq: number;
+  pending: number;
+  hold: boolean;
+  created_at: string;
+  active_at: string;
+  cleaned_at: string | null;
+  /** The session that delegated to this one. */
+  parent_id: string | null;
+  metadata: Record<string, unknown>;
+  /** Why no worker continues it, and what to do, if `waiting_for` is `worker` or `resume`. */
+  problem?: string | null;
+  approvals?: Array<ApprovalRequest>;
+}
+
+/** One conversation with one agent. */
+export interface SessionInfo {
+  id: string;
+  agent: string;
+  owner: string;
+  title: string;
+  status: "idle" | "queued" | "running" | "waiting" | "cleaning" | "cleaned" | "moved" | "failed";
+  /** The tool calls that wait for an answer; `worker`: no live worker serves its agent; `resume`: its last run ended with its process. */
+  waiting_for: string | null;
+  /** The name of the worker that runs it now. */
+  holder: string | null;
+  held_until: string | null;
+  /** The number of its last event. */
+  seq: number;
+  pending: number;
+  hold: boolean;
+  created_at: string;
+  active_at: string;
+  cleaned_at: string | null;
+  /** The session that delegated to this one. */
+  parent_id: string | null;
+  metadata: Record<string, unknown>;
+}
+
+/** The states of a session. */
+export interface StateList {
+  items: Array<StateVersion>;
+}
+
+/** One state of a session. */
+export interface StateVersion {
+  /** Null: the agent state without a name. */
+  name: string | null;
+  version: number;
+}
+
+/** A submission with its payload. */
+export interface SubmissionDetail {
+  submission_id: string;
+  session_id: string;
+  /** The number of its queued event: follow the events from here. */
+  position: number;
+  kind: string;
+  lane: "main" | "control";
+  when_busy: "queue" | "steer" | "interrupt" | "reject";
+  state: "queued" | "claimed" | "waiting" | "done" | "failed" | "dead";
+  attempts: number;
+  reason: string | null;
+  run_id: string | null;
+  idempotency_key: string | null;
+  created_at: string;
+  started_at: string | null;
+  ended_at: string | null;
+  /** The content that was sent. In a list only with `payloads`. */
+  payload?: unknown;
+}
+
+/** A message or command that was sent to a session, and its state. */
+export interface SubmissionInfo {
+  submission_id: string;
+  session_id: string;
+  /** The number of its queued event: follow the events from here. */
+  position: number;
+  kind: string;
+  lane: "main" | "control";
+  when_busy: "queue" | "steer" | "interrupt" | "reject";
+  state: "queued" | "claimed" | "waiting" | "done" | "failed" | "dead";
+  attempts: number;
+  reason: string | null;
+  run_id: string | null;
+  idempotency_key: string | null;
+  created_at: string;
+  started_at: string | null;
+  ended_at: string | null;
+}
+
+/** The result for one session that was due. */
+export interface SweepOutcome {
+  session_id: string;
+  policy: string;
+  action: "clean" | "archive" | "erase";
+  outcome: "cleaned" | "erased" | "dry_run" | "refused" | "failed";
+  guard: string | null;
+  problem: string | null;
+  deleted: Record<string, number>;
+}
+
+/** How to sweep. */
+export interface SweepRequest {
+  /** Only report what would be done. */
+  dry_run?: boolean;
+  /** How many sessions at most. */
+  limit?: number;
+}
+
+/** The result of a sweep. */
+export interface SweepResult {
+  items: Array<SweepOutcome>;
+  outcomes: Record<string, number>;
+  submissions: number;
+  shell_events: number;
+  blobs: number;
+  dry_run: boolean;
+  /** The limit was reached, or it ended early: there may be more. */
+  more: boolean;
+  /** Why it ended early. */
+  problem: string | null;
+}
+
+/** Text in Pydantic AI's format. */
+export interface TextContentPart {
+  kind: "text-content";
+  content: string;
+}
+
+/** A message of text. */
+export interface TextMessage {
+  /** While a turn runs: wait for its end, enter it at its next model request, stop it, or fail with 409. */
+  when_busy?: "queue" | "steer" | "interrupt" | "reject";
+  /** The same key sends the same thing once. */
+  idempotency_key?: string | null;
+  kind?: "message";
+  /** The text of the message. */
+  text: string;
+}
+
+/** What an AG-UI `HttpAgent` sends. Only the last message, or `resume`, counts. */
+export interface ThreadRequest {
+  /** The id of the thread, which is the session. */
+  threadId: string;
+  /** The id of the run. The same id again returns the same response. */
+  runId: string;
+  /** The messages of the thread. */
+  messages?: Array<Record<string, unknown>>;
+  /** The answers to open interrupts. */
+  resume?: Array<Record<string, unknown>> | null;
+}
+
+/** The ledger entry of a call or step whose outcome is unknown. */
+export interface UnsettledCall {
+  run_id: string;
+  call_id: string;
+}
+
+/** A worker or another holder of sessions. */
+export interface WorkerInfo {
+  id: string;
+  name: string;
+  sessions: number;
+  deadline: string;
+  /** The agents that it serves; null if it runs an earlier version, which does not record them. */
+  agents: Array<string> | null;
+}
+
+/** The codes of the errors. A newer server may have others. */
+export type ErrorCode = "agent_exited" | "approval_needed" | "archive_failed" | "archive_too_new" | "bad_archive" | "bad_cursor" | "bad_id" | "bad_import" | "bad_input" | "bad_key" | "bad_settings" | "bad_text" | "bad_uri" | "bad_usage" | "bad_uuid" | "command_lost" | "conflict" | "credential_sealed" | "error" | "event_not_found" | "folder_not_found" | "forbidden" | "history_too_large" | "holder_lost" | "id_unavailable" | "key_reused" | "lease_lost" | "media_collected" | "media_damaged" | "media_denied" | "media_error" | "media_full" | "media_not_found" | "media_unavailable" | "missing_extra" | "not_cleaned" | "not_found" | "outcome_unknown" | "payload_too_large" | "queue_full" | "retention_refused" | "server_error" | "server_unavailable" | "session_busy" | "session_cleaned" | "session_erased" | "session_exists" | "session_moved" | "session_not_found" | "shell_closed" | "shell_unavailable" | "step_failed" | "steps_differ" | "stopping" | "store_busy" | "store_closed" | "store_corrupt" | "store_error" | "store_forked" | "store_full" | "store_in_use" | "store_missing" | "store_read_only" | "store_replaced" | "store_too_new" | "store_too_old" | "store_unavailable" | "sweep_running" | "too_many_exports" | "turn_failed" | "turn_in_progress" | "turn_not_retriable" | "unauthenticated" | "unknown_media" | "unknown_store" | "version_conflict";
