@@ -66,17 +66,22 @@ async def talk_to(store: Store, session_id: str, points: Points) -> None:
     """Send the message, steer its turn, answer its question, and wait for the end. A second client continues where one was killed."""
     await store.create_session(agent=f"clerk of {session_id}", owner="you", id=session_id, exist_ok=True)
     await send(store, session_id, "go", idempotency_key="go")
+    answered: set[str] = set()
     while {found.ended_at for found in await _submissions(store, session_id)} >= {None}:
         session = await store.session(session_id)
         if session.status == "running":
             await send(store, session_id, "hurry", idempotency_key="hurry", when_busy="steer")
         elif session.status == "waiting" and session.holder is None:
-            await _answer(store, session_id, points)
+            await _answer(store, session_id, points, answered)
         await asyncio.sleep(0.02)
 
 
-async def _answer(store: Store, session_id: str, points: Points) -> None:
+async def _answer(store: Store, session_id: str, points: Points, answered: set[str]) -> None:
+    """Approve each call once: until a worker takes the answer, the session still waits, and the point must not depend on how long."""
     for call in await pending_approvals(store, session_id):
+        if call["call_id"] in answered:
+            continue
+        answered.add(call["call_id"])
         points.here("asked")
         answer = {"call_id": call["call_id"], "digest": call["digest"], "approved": True}
         await store.submit(
