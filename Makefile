@@ -5,7 +5,7 @@ EXTRAS := ag-ui credentials mongo postgres s3 server testing
 # Keep compiled modules even where the environment says otherwise: every process of the tests would compile them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run tour test coverage test-all mongo-test browser-test check format docs dist wheel-test frameworks-test stock-test oldest-test bench bench-compare torture audit clean
+.PHONY: help run tour test coverage test-all mongo-test browser-test check format docs dist wheel-test frameworks-test stock-test client-test oldest-test bench bench-compare torture audit clean
 
 # A .venv of another Python version is replaced, if PYTHON is set.
 ifneq ($(origin PYTHON),file)
@@ -81,8 +81,11 @@ frameworks-test: build/frameworks/ready ## the adapters for other agent framewor
 	$(BIN)/pyright --project tests/frameworks/pyrightconfig.json --pythonpath build/frameworks/bin/python
 	build/frameworks/bin/python -m pytest -n 2 --dist worksteal --all tests/frameworks
 
-stock-test: .venv/ready build/stock/ready ## stock front ends of others, in node, against a real server
+stock-test: .venv/ready build/stock/ready ## stock front ends of others against a real server, in node and, if there is one, in a browser
 	$(BIN)/python -m pytest tests/stock
+
+client-test: .venv/ready build/typescript/ready ## the TypeScript client in clients/typescript, in node, against a real server
+	$(BIN)/python -m pytest tests/typescript
 
 oldest-test: .venv/ready ## the store and the recorder with the oldest versions that pyproject.toml allows
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/oldest
@@ -99,6 +102,7 @@ bench: .venv/ready ## every claim about speed, measured side by side
 	$(BIN)/python -m benchmarks.steps
 	$(BIN)/python -m benchmarks.retention
 	$(BIN)/python -m benchmarks.stream
+	$(BIN)/python -m benchmarks.start
 	$(BIN)/python -m benchmarks.growth
 
 bench-compare: .venv/ready ## the same claims against peers, which are installed apart
@@ -124,8 +128,17 @@ audit: ## the pinned dependencies against the published advisories; needs the ne
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --build-constraint constraints.txt -e '.[ag-ui,credentials,mongo,postgres,s3,server]' --group dev
 	touch $@
 
-build/stock/ready:
-	npm install --silent --no-audit --no-fund --no-save --prefix build/stock ai@6.0.326 @ag-ui/client@1.0.0 @durable-streams/client@0.2.7
+# Two versions of the AI SDK. The second one needs node 22, so it is tested in a browser only.
+STOCK := @ag-ui/client@1.0.0 @ai-sdk/react@3.0.323 @durable-streams/client@0.2.7 ai@6.0.320 ai-7@npm:ai@7.0.163 ai-react-7@npm:@ai-sdk/react@4.0.167 \
+	esbuild@0.28.2 react@19.3.1 react-dom@19.3.1
+build/stock/ready: .venv/ready
+	npm install --silent --no-audit --no-fund --no-save --prefix build/stock $(STOCK)
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/stock/python
+	$(BIN)/uv pip install --quiet --python build/stock/python durable-streams==0.1.0
+	touch $@
+
+build/typescript/ready:
+	npm install --silent --no-audit --no-fund --no-save --prefix build/typescript typescript@7.0.2 @types/node@20.19.43
 	touch $@
 
 build/frameworks/ready: .venv/ready

@@ -1,5 +1,4 @@
 import os
-import platform
 import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from dataclasses import dataclass
@@ -14,12 +13,14 @@ from pymongo import MongoClient
 
 from holdfast.store import Store, open_store
 from holdfast.store.mongo.schema import COLLECTIONS
-from tests.servers import Mongo, Postgres, mongo, mongod, postgres
+from tests import pooler
+from tests.servers import EMULATED, Mongo, Postgres, mongo, mongod, postgres
 
 TESTS = Path(__file__).parent
 _numbers = count(1)
 _dropped = pytest.StashKey[int]()
 _without_mongodb = pytest.StashKey[int]()
+_without_pooler = pytest.StashKey[int]()
 MONGODB = "HOLDFAST_TEST_MONGODB"
 """Names the server to test with, as a URL without a database; else there is a `mongod` on the path, or none."""
 _MONGODB_SECONDS = 900
@@ -194,8 +195,7 @@ async def store(engine: Engine) -> AsyncGenerator[Store, None]:
 
 _STORES = ("contract", "media", "store", "upgrade")
 """The tests of the stores. All others use a store through its interface: before a commit they run on SQLite, with `--all` also on PostgreSQL."""
-_EMULATED = platform.machine() != "x86_64" and MONGODB not in os.environ
-"""Whether MongoDB's server runs in an emulator, at a fraction of its speed."""
+_EMULATED = EMULATED and MONGODB not in os.environ
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -247,7 +247,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if MONGODB not in os.environ and mongod() is None:
         without = [item for item in items if on(item, "mongodb") or item.get_closest_marker("mongodb")]
     config.stash[_dropped], config.stash[_without_mongodb] = len(alone), len(without)
-    dropped = {*alone, *without}
+    unpooled = [item for item in items if pooler.missing() and item.get_closest_marker("pgbouncer")]
+    config.stash[_without_pooler] = len(unpooled)
+    dropped = {*alone, *without, *unpooled}
     if dropped:
         config.hook.pytest_deselected(items=list(dropped))
         items[:] = [item for item in items if item not in dropped]
@@ -264,6 +266,8 @@ def _left_out(config: pytest.Config) -> list[str]:
     if without:
         reason = f"there is no mongod on the path, and {MONGODB} is not set"
         lines.append(f"MongoDB takes no part in {without} tests: {reason}")
+    if unpooled := config.stash.get(_without_pooler, 0):
+        lines.append(f"PgBouncer takes no part in {unpooled} tests: {pooler.missing()}")
     return lines
 
 
@@ -276,3 +280,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if MONGODB not in os.environ and mongod() is None:
         terminalreporter.section("MongoDB was not tested")
         terminalreporter.line(f"There is no mongod on the path, and {MONGODB} is not set.")
+    if reason := pooler.missing():
+        terminalreporter.section("PgBouncer was not tested")
+        terminalreporter.line(f"{reason[0].upper()}{reason[1:]}.")

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 import holdfast
 
 ROOT = Path(__file__).parent.parent
-_NOT_INSTALLED = {"agents": "openai-agents"}
+_NOT_INSTALLED = {"agents": "openai-agents", "google": "google-adk"}
 """Packages that the tests do without, and who provides them if that has another name."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

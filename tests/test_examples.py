@@ -51,7 +51,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 MADE = ROOT / "docs" / "reference"
 """Signatures, written by docs/make_reference.py from the code; test_docs.py compares them."""
 
-FRAMEWORKS = {"openai-agents.md", "claude-agent-sdk.md"}
+FRAMEWORKS = {"adk.md", "claude-agent-sdk.md", "harness.md", "openai-agents.md"}
 """Pages with programs that need another framework. The tests in tests/frameworks run them."""
 
 
@@ -267,6 +267,14 @@ def calls(*made: ToolCallPart) -> FunctionModel:
         return ModelResponse(parts=[TextPart("done")] if asked else list(made))
 
     return FunctionModel(answer)
+
+
+async def searches(store: Store, text: str) -> None:
+    call = ToolCallPart("search", {"query": "x"}, "c1")
+    agent = Agent(calls(call), name="clerk", capabilities=[Holdfast(store)])
+    await run(text, {"agent": agent})
+    await agent.run("go", conversation_id="talk")
+    assert [effect.state for effect in (await store.effects("talk")).items] == ["completed"]
 
 
 async def pays(store: Store, text: str) -> None:
@@ -491,8 +499,9 @@ AMONG: dict[str, Callable[[Store, str], Any]] = {
     "docs/how-to/approvals.md#1": approves,
     "docs/how-to/media.md#2": makes_media,
     "docs/how-to/media.md#3": publishes,
-    "docs/how-to/record.md#1": pays,
-    "docs/how-to/record.md#2": answers_later,
+    "docs/how-to/record.md#1": searches,
+    "docs/how-to/record.md#2": pays,
+    "docs/how-to/record.md#3": answers_later,
     "docs/how-to/serve.md#1": talks,
     "docs/how-to/shell.md#1": has_a_shell,
     "docs/how-to/stores.md#3": conforms,

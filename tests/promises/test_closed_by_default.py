@@ -155,6 +155,7 @@ async def calls(house: House, known: dict[str, str]) -> list[Call]:
     sent = bodies(known)
     queries = {
         "/api/sessions": f"?owner=ada&search={MARK}",
+        "/api/sessions/{session_id}/records": "?kind=item",
         "/api/audit": f"?session_id={known['session_id']}",
         "/api/runs": f"?session_id={known['session_id']}",
         "/api/bash/bash_events/search": f"?command_id__eq={known['command_id']}",

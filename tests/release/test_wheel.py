@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.release, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()
 NONE = frozenset[str]()
-FRAMEWORKS = frozenset({"claude-agent-sdk", "langgraph", "openai-agents"})
+FRAMEWORKS = frozenset({"adk", "claude-agent-sdk", "harness", "langgraph", "openai-agents"})
 """The extras of the adapters, several hundred megabytes in all. `make frameworks-test` installs them."""
 EXTRAS = (
     frozenset[str](tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
