@@ -104,6 +104,7 @@ bench: .venv/ready ## every claim about speed, measured side by side
 	$(BIN)/python -m benchmarks.stream
 	$(BIN)/python -m benchmarks.start
 	$(BIN)/python -m benchmarks.growth
+	$(BIN)/python -m benchmarks.crowd
 
 bench-compare: .venv/ready ## the same claims against peers, which are installed apart
 	$(BIN)/python -m benchmarks.record --peer

@@ -1,5 +1,6 @@
 """A million sessions and ten million events in one store: what each operation costs at 10,000, at 100,000 and at a million.
 
+There is a store of each size, and their operations take turns.
 One session is recorded through the store and its rows are then copied by SQL under new ids, because a million sessions would take hours
 to record. Each owner has a hundred sessions, one in a hundred waits for a person, and one in a hundred has been idle for a year.
 `--plot FILE` draws it. `--quick` stops at 20,000.
@@ -7,14 +8,16 @@ to record. Each owner has a hundred sessions, one in a hundred waits for a perso
 
 import argparse
 import asyncio
+import os
 import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import asyncpg
@@ -28,8 +31,9 @@ from holdfast.types import Batch, Checkpoint, Effect, Message, NewEvent, Run, Se
 from tests.servers import postgres
 
 SIZES = (10_000, 100_000, 1_000_000)
-QUICK = (1_000, 20_000)
+QUICK = (5_000, 20_000)
 AT_ONCE = 50_000
+ROUNDS = 5
 YEAR_US = 365 * 86_400 * 1_000_000
 NUMBERED = {"run_id", "id"}
 """Columns whose values are unique across sessions."""
@@ -55,7 +59,8 @@ class Database:
     numbers: str
     """A table `n(n)` of the numbers from {first} to {last}."""
     size: Callable[[], Awaitable[int]]
-    settle: str
+    settle: tuple[str, ...]
+    """Statements that bring it to rest after so many rows."""
 
 
 async def template(store: Store) -> str:
@@ -173,35 +178,72 @@ async def operations(store: Store) -> dict[str, Operation]:
     }
 
 
-async def grow(
-    engine: str, store: Store, database: Database, sizes: tuple[int, ...], report: Report
-) -> Growth:
-    """Let a store grow and time everything at each size."""
+@contextmanager
+def one_processor() -> Generator[None, None, None]:
+    """Keep all threads of this process on one processor, where the system can."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    usable = os.sched_getaffinity(0)
+    threads = [int(thread.name) for thread in Path("/proc/self/task").iterdir()]
+    for thread in threads:
+        os.sched_setaffinity(thread, {min(usable)})
+    try:
+        yield
+    finally:
+        for thread in threads:
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, usable)
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """A store with so many sessions."""
+
+    size: int
+    store: Store
+    database: Database
+    timing: dict[str, Operation]
+
+
+async def gather(size: int, store: Store, database: Database) -> Crowd:
+    """Fill a store."""
     session_id = await template(store)
     timing = await operations(store)
-    growth = Growth("sessions")
+    await multiply(database, session_id, 0, size)
+    for statement in database.settle:
+        await database.run(statement)
+    return Crowd(size, store, database, timing)
+
+
+async def compare(engine: str, crowds: list[Crowd], report: Report) -> Growth:
+    """Time everything in all stores by turns, so that other load on the machine affects them alike.
+
+    Meanwhile this process is on one processor: with two, a call takes half as long again if its thread happens to be on the other one.
+    """
+    growth = Growth("sessions", sizes=[crowd.size for crowd in crowds])
+    with one_processor():
+        for name in crowds[0].timing:
+            found: list[list[float]] = [[] for _ in crowds]
+            for _ in range(ROUNDS):
+                for crowd, times in zip(crowds, found, strict=True):
+                    times.append(await timed(crowd.timing[name]))
+            growth.times[name] = [median(times) for times in found]
+            progress(f"  {name}: " + " · ".join(f"{took:.2f}" for took in growth.times[name]) + " ms")
     checks: list[float] = []
-    size = 0
-    for wanted in sizes:
-        await multiply(database, session_id, size, wanted)
-        size = wanted
-        await database.run(database.settle)
-        growth.sizes.append(size)
-        for name, operation in timing.items():
-            growth.times.setdefault(name, []).append(await timed(operation))
+    for crowd in crowds:
+        progress(f"  checking {crowd.size:,} sessions")
         before, began = resident(), time.perf_counter()
-        violations = await store.check()
+        violations = await crowd.store.check()
         checks.append(time.perf_counter() - began)
         assert violations == [], violations
         growth.memory.append(resident() - before)
-        progress(
-            f"  {size:,}: " + ", ".join(f"{name} {times[-1]:.2f}" for name, times in growth.times.items())
-        )
-    steps = f"at {sizes[-1]:,} sessions / at {sizes[0]:,}"
+    smallest, largest = crowds[0], crowds[-1]
+    steps = f"at {largest.size:,} sessions / at {smallest.size:,}"
     for name, times in growth.times.items():
         detail = " · ".join(f"{took:.2f}" for took in times) + " ms"
         report.add(f"{engine}: {name}, {steps}", times[-1] / times[0], at_most=FLAT, detail=detail)
-    per_session = [took / count for took, count in zip(checks, sizes, strict=True)]
+    per_session = [took / crowd.size for took, crowd in zip(checks, crowds, strict=True)]
     detail = " · ".join(f"{took:.1f}" for took in checks) + " s"
     report.add(
         f"{engine}: check every invariant, per session, {steps}",
@@ -209,7 +251,8 @@ async def grow(
         detail=detail,
     )
     report.add(f"{engine}: memory gained by a check", growth.memory[-1], "MB", at_most=100)
-    report.add(f"{engine}: bytes stored per session", await database.size() / sizes[-1], "bytes")
+    stored = await largest.database.size()
+    report.add(f"{engine}: bytes stored per session", stored / largest.size, "bytes")
     return growth
 
 
@@ -230,7 +273,7 @@ async def sqlite_database(file: Path, stack: AsyncExitStack) -> Database:
         return file.stat().st_size
 
     numbers = "n(n) AS (SELECT {first} UNION ALL SELECT n + 1 FROM n WHERE n < {last})"
-    return Database(run, columns, numbers, size, "PRAGMA wal_checkpoint(TRUNCATE)")
+    return Database(run, columns, numbers, size, ("PRAGMA wal_checkpoint(TRUNCATE)",))
 
 
 async def postgres_database(url: str, stack: AsyncExitStack) -> Database:
@@ -251,7 +294,7 @@ async def postgres_database(url: str, stack: AsyncExitStack) -> Database:
         return await connection.fetchval("SELECT pg_database_size(current_database())")
 
     numbers = "n(n) AS (SELECT generate_series({first}, {last}))"
-    return Database(connection.execute, columns, numbers, size, "VACUUM ANALYZE")
+    return Database(connection.execute, columns, numbers, size, ("VACUUM ANALYZE", "CHECKPOINT"))
 
 
 async def measure(engines: list[str], sizes: tuple[int, ...], plot: Path | None) -> int:
@@ -261,15 +304,22 @@ async def measure(engines: list[str], sizes: tuple[int, ...], plot: Path | None)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-crowd-")))
         for engine in engines:
-            progress(engine)
-            if engine == "sqlite":
-                store = await stack.enter_async_context(open_store(f"sqlite:///{folder / 'crowd.db'}"))
-                database = await sqlite_database(folder / "crowd.db", stack)
-            else:
-                url = stack.enter_context(postgres(options=["max_wal_size=8GB"])).url()
-                store = await stack.enter_async_context(open_store(url))
-                database = await postgres_database(url, stack)
-            drawn.append((engine, await grow(engine, store, database, sizes, report)))
+            crowds: list[Crowd] = []
+            server = (
+                stack.enter_context(postgres(options=["max_wal_size=8GB"])) if engine == "postgres" else None
+            )
+            for size in sizes:
+                progress(f"{engine}: {size:,} sessions")
+                if server is None:
+                    file = folder / f"{size}.db"
+                    store = await stack.enter_async_context(open_store(f"sqlite:///{file}"))
+                    database = await sqlite_database(file, stack)
+                else:
+                    url = await server.create_database(f"crowd_{size}")
+                    store = await stack.enter_async_context(open_store(url))
+                    database = await postgres_database(url, stack)
+                crowds.append(await gather(size, store, database))
+            drawn.append((engine, await compare(engine, crowds, report)))
     if plot is not None:
         plot.write_text(picture(drawn))
     return report.finish()

@@ -137,12 +137,6 @@ async def _database_bytes(url: str) -> int:
         await connection.close()
 
 
-async def _new_database(url: str, name: str) -> None:
-    connection = await asyncpg.connect(url)
-    await connection.execute(f"CREATE DATABASE {name}")
-    await connection.close()
-
-
 def _run(turns: int, engines: Sequence[str], *, with_peer: bool, peer_venv: Path | None) -> int:
     report = Report("frameworks")
     content = turns * 2 * MESSAGE_BYTES
@@ -157,9 +151,7 @@ def _run(turns: int, engines: Sequence[str], *, with_peer: bool, peer_venv: Path
             progress(f"{engine}: {turns} turns")
             if engine == "postgres":
                 server = stack.enter_context(postgres())
-                for name in ("ours", "theirs"):
-                    asyncio.run(_new_database(server.url(), name))
-                urls = [server.url("ours"), server.url("theirs")]
+                urls = [asyncio.run(server.create_database(name)) for name in ("ours", "theirs")]
             else:
                 urls = [f"sqlite:///{folder}/ours.db", f"sqlite:///{folder}/theirs.db"]
             ours = _start(stack, sys.executable, "holdfast", urls[0])

@@ -208,8 +208,8 @@ async def databases(
                     async with open_store(f"sqlite:///{file}") as store:
                         yield engine, growth.__name__, store, stored
                     continue
+                await server.create_database(name)
                 connection = await asyncpg.connect(server.url())
-                await connection.execute(f"CREATE DATABASE {name}")
 
                 async def size(
                     connection: "asyncpg.Connection[asyncpg.Record]" = connection, name: str = name

@@ -360,13 +360,9 @@ async def main(engines: list[str], scale: Scale) -> int:
             await there_and_back(report, Sqlite(folder / "large.db"), folder, scale)
         if "postgres" in engines:
             with postgres() as server:
-                urls: list[str] = []
-                for database in ("few", "many", "large"):
-                    connection = await asyncpg.connect(server.url())
-                    await connection.execute(f"CREATE DATABASE {database}")
-                    await connection.close()
-                    urls.append(server.url(database))
-                few, many, large = map(Postgresql, urls)
+                few, many, large = [
+                    Postgresql(await server.create_database(name)) for name in ("few", "many", "large")
+                ]
                 await sweeps(report, few, many, scale)
                 await there_and_back(report, large, folder, scale)
     return report.finish()

@@ -468,10 +468,7 @@ async def _measure(scale: Scale, topics: Sequence[str], *, with_peer: bool, peer
                 return f"sqlite:///{folder}/{name}.db"
             if engine == "mongodb" and third is not None:
                 return third.url(name)
-            connection = await asyncpg.connect(server.url())
-            await connection.execute(f"CREATE DATABASE {name}")
-            await connection.close()
-            return server.url(name)
+            return await server.create_database(name)
 
         for topic in (_latency, _take_over, _interrupts):
             if topic.__name__.strip("_") in topics:

@@ -19,8 +19,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-import asyncpg
-
 import holdfast
 from benchmarks.peers import peer_python, process, ready
 from benchmarks.report import Report, progress
@@ -174,19 +172,13 @@ async def _be_worker(url: str) -> None:
             await serving
 
 
-async def _new_database(url: str, name: str) -> None:
-    connection = await asyncpg.connect(url)
-    await connection.execute(f"CREATE DATABASE {name}")
-    await connection.close()
-
-
 def _measure(scale: Scale, topics: Sequence[str], *, with_peer: bool, peer_venv: Path | None) -> int:
     report = Report("steps")
     with ExitStack() as stack:
         server = stack.enter_context(postgres())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-bench-"))
         for name in ("holdfast", *PEERS):
-            asyncio.run(_new_database(server.url(), name))
+            asyncio.run(server.create_database(name))
         ours = _start_ours(stack, server.url("holdfast"))
         if "peers" in topics and with_peer:
             packages = [package for group in PEERS.values() for package in group]

@@ -149,10 +149,7 @@ class Postgresql(Engine):
 
     async def new_url(self) -> str:
         """Create a database."""
-        name = f"bench_{next(self._numbers)}"
-        async with _connected(self._server.url()) as connection:
-            await connection.execute(f"CREATE DATABASE {name}")
-        return self._server.url(name)
+        return await self._server.create_database(f"bench_{next(self._numbers)}")
 
     async def raw(self, url: str, stack: AsyncExitStack) -> Insert:
         """Use asyncpg, where a statement outside of a transaction commits by itself."""

@@ -12,15 +12,13 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
-import asyncpg
 import psutil
 
 from benchmarks.report import Report, progress
@@ -315,21 +313,11 @@ async def _idle(report: Report, url: str, scale: Scale) -> None:
     )
 
 
-@asynccontextmanager
-async def _database(server: Any) -> AsyncGenerator[str, None]:
-    name = f"stream_{time.monotonic_ns()}"
-    connection = await asyncpg.connect(server.url())
-    try:
-        await connection.execute(f"CREATE DATABASE {name}")
-    finally:
-        await connection.close()
-    yield server.url(name)
-
-
 async def main(scale: Scale, only: Sequence[str]) -> int:
     report = Report("stream")
     with postgres() as server:
-        async with _database(server) as url, open_store(url) as store:
+        url = await server.create_database("stream")
+        async with open_store(url) as store:
             writer = Writer(store)
             async with front(url, "--role", "api", token=TOKEN) as serving:
                 if "deliveries" in only:
@@ -343,8 +331,7 @@ async def main(scale: Scale, only: Sequence[str]) -> int:
                     await _replay(report, serving, writer, scale)
         if "idle" in only:
             progress("idle clients")
-            async with _database(server) as url:
-                await _idle(report, url, scale)
+            await _idle(report, await server.create_database("idle"), scale)
     return report.finish()
 
 

@@ -104,13 +104,7 @@ def _is_filled(table: str) -> list[dict[str, Any]]:
 
 
 async def new_database(server: Postgres) -> str:
-    name = f"test_{os.getpid()}_{next(_numbers)}"
-    connection = await asyncpg.connect(server.url())
-    try:
-        await connection.execute(f"CREATE DATABASE {name}")
-    finally:
-        await connection.close()
-    return server.url(name)
+    return await server.create_database(f"test_{os.getpid()}_{next(_numbers)}")
 
 
 async def truncate(url: str) -> bool:

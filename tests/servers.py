@@ -19,6 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import asyncpg
+
 POSTGRES = "HOLDFAST_TEST_POSTGRES"
 """Names the version of PostgreSQL to test with: 16 or 18, which is the default."""
 
@@ -57,6 +59,15 @@ class Postgres:
 
     def url(self, database: str = "postgres") -> str:
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
+
+    async def create_database(self, name: str) -> str:
+        """Return the URL of a new database."""
+        connection = await asyncpg.connect(self.url())
+        try:
+            await connection.execute(f"CREATE DATABASE {name}")
+        finally:
+            await connection.close()
+        return self.url(name)
 
     @property
     def pid(self) -> int:
@@ -234,8 +245,6 @@ class Pair:
 
 
 async def _sql(server: Postgres, text: str) -> list[Any]:
-    import asyncpg
-
     connection = await asyncpg.connect(server.url())
     try:
         return await connection.fetch(text)
