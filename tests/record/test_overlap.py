@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent, Tool
+from pydantic_ai import Agent, RunContext, Tool
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
-from holdfast import Holdfast, Store
+from holdfast import Holdfast, Store, annotate_effect
 from holdfast.errors import Conflict, StoreFull
 from holdfast.leases import hold_lease
 from holdfast.record.buffer import Buffer
@@ -52,14 +52,13 @@ class World:
     """An agent that calls `step` once, and what happened."""
 
     policy: str = "report"
+    seconds: float = 0  # that its tool takes
     happened: list[str] = field(default_factory=list[str])
 
     def agent(self, store: Store) -> Agent[None, str]:
         def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
             self.happened.append("model")
-            if any(isinstance(part, ToolReturnPart) for part in messages[-1].parts):
-                return ModelResponse(parts=[TextPart("done")])
-            return ModelResponse(parts=[call("step")])
+            return after_one_call("step", messages)
 
         async def stream(
             messages: list[ModelMessage], info: AgentInfo
@@ -72,12 +71,20 @@ class World:
 
         async def step() -> str:
             self.happened.append("tool")
+            await asyncio.sleep(self.seconds)
             return "found"
 
         tool = Tool(step, metadata={"recovery": self.policy})
         return Agent(
             FunctionModel(model, stream_function=stream), tools=[tool], capabilities=[Holdfast(store)]
         )
+
+
+def after_one_call(tool: str, messages: list[ModelMessage]) -> ModelResponse:
+    """Answer as a model that calls this tool once."""
+    if any(isinstance(part, ToolReturnPart) for part in messages[-1].parts):
+        return ModelResponse(parts=[TextPart("done")])
+    return ModelResponse(parts=[call(tool)])
 
 
 async def happens(condition: Callable[[], bool]) -> None:
@@ -124,9 +131,11 @@ async def test_no_text_is_streamed_before_the_results_are_durable(memory: Store)
 
 @pytest.mark.parametrize("policy", ["report", "retry", "readonly"])
 async def test_only_a_tool_that_changes_nothing_starts_before_its_call_is_durable(memory: Store, policy: str):
-    world, slow = World(policy), Slow(memory, has_calls)
+    world, slow = World(policy, seconds=0.05), Slow(memory, has_calls)
     running = asyncio.create_task(world.agent(memory).run("hi", conversation_id="talk"))
     await happens(lambda: slow.waiting)
+    if policy == "readonly":
+        await happens(lambda: world.happened == ["model", "tool", "model"])
     await asyncio.sleep(0.05)
     expected = ["model", "tool", "model"] if policy == "readonly" else ["model"]
     assert (world.happened, running.done()) == (expected, False)
@@ -138,9 +147,56 @@ async def test_only_a_tool_that_changes_nothing_starts_before_its_call_is_durabl
     assert await memory.check() == []
 
 
+async def test_a_step_of_quick_calls_that_change_nothing_is_one_batch(memory: Store):
+    batches: list[Batch] = []
+    Slow(memory, lambda batch: bool(batches.append(batch)))
+    assert (await World("readonly").agent(memory).run("hi", conversation_id="talk")).output == "done"
+    assert [len(batch.messages) for batch in batches] == [1, 2, 1]
+    step = batches[1]
+    assert [event.kind for event in step.events] == [
+        "model_request_completed",
+        "message",
+        "tool_call_started",
+        "tool_call_completed",
+        "message",
+        "model_request_started",
+    ]
+    (effect,), (checkpoint,) = step.effects, step.checkpoints
+    assert (effect.state, effect.message, checkpoint.kind) == ("completed", (1, 2), "settled")
+    assert await memory.check() == []
+
+
+async def test_an_annotation_follows_the_call_that_it_is_about(memory: Store):
+    async def look(ctx: RunContext[None]) -> str:
+        await annotate_effect(ctx, summary="looked")
+        return "found"
+
+    model = FunctionModel(lambda messages, _: after_one_call("look", messages))
+    tools = [Tool(look, metadata={"recovery": "readonly"})]
+    await Agent(model, tools=tools, capabilities=[Holdfast(memory)]).run("hi", conversation_id="talk")
+    (effect,) = (await memory.effects("talk")).items
+    assert (effect.state, effect.summary, effect.attempts) == ("completed", "looked", 1)
+
+
+async def test_a_delegate_begins_after_the_call_that_starts_it(memory: Store):
+    inner = Agent(FunctionModel(lambda _, __: ModelResponse(parts=[TextPart("found")])), name="inner")
+
+    async def look() -> str:
+        return (await inner.run("look", capabilities=[Holdfast(memory)])).output
+
+    model = FunctionModel(lambda messages, _: after_one_call("look", messages))
+    tools = [Tool(look, metadata={"recovery": "readonly"})]
+    batches: list[Batch] = []
+    Slow(memory, lambda batch: bool(batches.append(batch)))
+    await Agent(model, tools=tools, capabilities=[Holdfast(memory)]).run("hi", conversation_id="talk")
+    (called,) = [number for number, batch in enumerate(batches) if has_calls(batch)]
+    begun = [number for number, batch in enumerate(batches) if batch.status == "running"]
+    assert begun == [0, called + 1]
+
+
 @pytest.mark.parametrize("delays", [has_results, has_calls])
 async def test_a_response_to_results_that_could_not_be_written_is_not_used(memory: Store, delays: Any):
-    world, slow = World("readonly"), Slow(memory, delays)
+    world, slow = World("readonly", seconds=0.05), Slow(memory, delays)
     running = asyncio.create_task(world.agent(memory).run("hi", conversation_id="talk"))
     await happens(lambda: slow.waiting)
     slow.error = StoreFull(url=memory.url)

@@ -4,7 +4,7 @@ A step is two batches: one when a model request begins and one before the first 
 next batch. A timer writes them if none follows soon.
 
 A batch can be started and waited for later: it is written while the model works on its response, and nothing acts on the response before
-the batch is durable.
+the batch is durable. The batch of a call that changes nothing is held for a moment: if the call ends soon, the step is one batch.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from holdfast.store import Store
 from holdfast.types import Batch, Chain, Checkpoint, CheckpointKind, Effect, Lease, NewEvent, Run
 
 _A_MOMENT = 0.005
-"""How many seconds the end of a tool call may wait for the next batch."""
+"""How many seconds the end of a tool call, or the start of one that changes nothing, may wait for the next batch."""
 
 _PATIENCE = 0.5
 """How many seconds the end of a run waits for the writes before it."""
@@ -70,6 +70,7 @@ class Buffer:
         self._history = history
         self._events: list[NewEvent] = []  # for the next batch
         self._beginning: Beginning | None = None  # until a batch contains it
+        self._held: Batch | None = None  # the next batch contains it
         self._timer: asyncio.TimerHandle | None = None
         self._flushing: asyncio.Task[None] | None = None
         self._chain = Chain()  # every batch builds on the previous ones
@@ -130,7 +131,8 @@ class Buffer:
                 responded = True
         batch = self._take([*moved, *effects])
         batch.events = [*batch.events, *added, *last]
-        batch.segments, batch.messages = growth.segments, growth.messages
+        batch.segments = [*batch.segments, *growth.segments]
+        batch.messages = [*batch.messages, *growth.messages]
         beginning, self._beginning = self._beginning, None
         if beginning is not None:
             batch.runs, batch.status = [self.run, *beginning.waited], "running"
@@ -152,6 +154,16 @@ class Buffer:
             batch.segments, batch.messages = [*batch.segments, segment], [*batch.messages, aside]
             beginning.event.message = aside.segment, aside.position
         return batch
+
+    def hold(self, batch: Batch) -> None:
+        """Write a batch with the next one, or within milliseconds."""
+        self._held = batch
+        self._write_within(_A_MOMENT)
+
+    def start_held(self) -> None:
+        """Start to write what is held, because something follows that belongs after it."""
+        if self._held is not None:
+            self.start(self.take_pending())
 
     def start(self, batch: Batch) -> "asyncio.Task[None]":
         """Start to write a batch after the previous ones. `join` waits for it, and so does every later write."""
@@ -245,6 +257,7 @@ class Buffer:
 
     async def write_note(self, effect: Effect) -> None:
         """Write an annotation of a running call. No other batch builds on it."""
+        self.start_held()
         await self.write(Batch(effects=[effect], chain=Chain()))
 
     async def write_failure(self, batch: Batch) -> None:
@@ -264,11 +277,14 @@ class Buffer:
             await write(batch)
 
     def _take(self, effects: Sequence[Effect] = ()) -> Batch:
-        """Return a batch of the collected events and effects, and of these effects, each in its latest state."""
+        """Return a batch of what is held, the collected events and effects, and these effects, each in its latest state."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        batch = Batch(events=self._events, effects=self._calls.take(effects))
+        batch, self._held = self._held or Batch(), None
+        batch.events = [*batch.events, *self._events]
+        self._calls.changed = [*batch.effects, *self._calls.changed]
+        batch.effects = self._calls.take(effects)
         self._events = []
         return batch
 
@@ -314,7 +330,7 @@ class Buffer:
 
     async def _flush(self) -> None:
         with suppress(HoldfastError):  # the next write raises it
-            if self._events or self._calls.changed:
+            if self._events or self._calls.changed or self._held is not None:
                 await self.write(self.take_pending())
 
     async def _write(self, batch: Batch) -> None:

@@ -310,10 +310,11 @@ class _Recorder(AbstractCapability[Any]):
         effect = self._calls.begin(ref, call.tool_name, ctx.run_step, args)
         started = self._event(ctx, "tool_call_started", **facts)
         # The response, with all its calls, is durable before the first of them runs that could change something.
-        self._buffer.start(
-            self._buffer.take_step(ctx.messages, "interrupted", ctx.run_step, started, effects=[effect])
-        )
-        if policy != "readonly":
+        batch = self._buffer.take_step(ctx.messages, "interrupted", ctx.run_step, started, effects=[effect])
+        if policy == "readonly":
+            self._buffer.hold(batch)
+        else:
+            self._buffer.start(batch)
             await self._buffer.join()
         token = ledger.current_call.set(ref)
         task = asyncio.current_task()
@@ -434,6 +435,8 @@ class _Recorder(AbstractCapability[Any]):
             history=history,
         )
         started = self._event(ctx, "run_started", agent=agent, parent=self._parent)
+        if self.outer is not None and self.outer.is_active:
+            self.outer._buffer.start_held()  # the call that starts this run is on record before it
         self._buffer.begin(Beginning(started, list(ctx.messages), ctx.prompt, waited))
 
     async def _waited(self, start: RunStart) -> list[Run]:
