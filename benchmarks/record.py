@@ -375,10 +375,10 @@ async def _run(recorder: str, database: Path, steps: int, model_seconds: float) 
         number = len(called)
         if model_seconds:
             await asyncio.sleep(model_seconds)
-        return _call(number) if number <= steps else ModelResponse(parts=[TextPart("done")], usage=USAGE)
+        return call(number) if number <= steps else ModelResponse(parts=[TextPart("done")], usage=USAGE)
 
     async def look_up(number: int) -> str:
-        return _result(number)
+        return result(number)
 
     async with _recording(recorder, database, stopwatch) as capabilities:
         metadata = {"recovery": "readonly"} if recorder == "readonly" else None
@@ -421,11 +421,11 @@ def _differences(times: Iterable[float]) -> list[float]:
     return [after - before for before, after in pairwise(times)]
 
 
-def _call(number: int) -> ModelResponse:
+def call(number: int) -> ModelResponse:
     return ModelResponse(parts=[ToolCallPart("look_up", {"number": number}, f"call-{number}")], usage=USAGE)
 
 
-def _result(number: int) -> str:
+def result(number: int) -> str:
     return f"The result number {number}. ".ljust(RESULT_BYTES, "x")
 
 

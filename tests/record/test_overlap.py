@@ -173,7 +173,8 @@ async def test_an_annotation_follows_the_call_that_it_is_about(memory: Store):
 
     model = FunctionModel(lambda messages, _: after_one_call("look", messages))
     tools = [Tool(look, metadata={"recovery": "readonly"})]
-    await Agent(model, tools=tools, capabilities=[Holdfast(memory)]).run("hi", conversation_id="talk")
+    agent = Agent(model, deps_type=type(None), tools=tools, capabilities=[Holdfast(memory)])
+    await agent.run("hi", conversation_id="talk")
     (effect,) = (await memory.effects("talk")).items
     assert (effect.state, effect.summary, effect.attempts) == ("completed", "looked", 1)
 

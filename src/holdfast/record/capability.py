@@ -381,6 +381,10 @@ class _Recorder(AbstractCapability[Any]):
             await steps.load()
         return steps.open()
 
+    def record_call(self) -> None:
+        """Start to write the call that now starts another run, so that it is on record before that run."""
+        self._buffer.start_held()
+
     async def annotate(self, call_id: str, summary: str | None, key: str | None) -> None:
         """Annotate the ledger entry of a running call."""
         noted = self._calls.annotate(call_id, summary, key)
@@ -436,7 +440,7 @@ class _Recorder(AbstractCapability[Any]):
         )
         started = self._event(ctx, "run_started", agent=agent, parent=self._parent)
         if self.outer is not None and self.outer.is_active:
-            self.outer._buffer.start_held()  # the call that starts this run is on record before it
+            self.outer.record_call()
         self._buffer.begin(Beginning(started, list(ctx.messages), ctx.prompt, waited))
 
     async def _waited(self, start: RunStart) -> list[Run]:
