@@ -251,3 +251,27 @@ async def test_a_write_that_was_given_up_is_never_taken_for_durable(memory: Stor
         with pytest.raises(Conflict, match="the run ended"):
             await waiting
         assert not buffer.is_durable
+
+
+async def test_calls_that_follow_each_other_do_not_delay_the_first(memory: Store):
+    """Each of them takes less time than a call is held."""
+    written: list[int] = []
+    looked = 0
+    Slow(memory, lambda batch: has_calls(batch) and bool(written.append(looked)))
+
+    async def look() -> str:
+        nonlocal looked
+        await asyncio.sleep(0.003)
+        looked += 1
+        return "found"
+
+    def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        if any(isinstance(part, ToolReturnPart) for part in messages[-1].parts):
+            return ModelResponse(parts=[TextPart("done")])
+        return ModelResponse(parts=[call("look", call_id=f"call-{number}") for number in range(20)])
+
+    tool = Tool(look, metadata={"recovery": "readonly"}, sequential=True)
+    await Agent(FunctionModel(model), tools=[tool], capabilities=[Holdfast(memory)]).run("hi")
+    assert written
+    assert written[0] < 10
+    assert looked == 20

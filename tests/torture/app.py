@@ -39,6 +39,7 @@ POLICIES: dict[str, Any] = {
     "again": "retry",
     "ask": "ask",
     "steps": "steps",
+    "look": "readonly",
 }
 """Each tool, and what becomes of a call of it whose outcome is not known."""
 
@@ -166,6 +167,10 @@ async def ask(ctx: RunContext[None], call: str, seconds: float) -> str:
     return await _do("ask", call, seconds, idempotency_key(ctx))
 
 
+async def look(ctx: RunContext[None], call: str, seconds: float) -> str:
+    return await _do("look", call, seconds, idempotency_key(ctx))
+
+
 async def steps(ctx: RunContext[None], call: str, seconds: float) -> str:
     """Do one thing, then two at once, then one within another one."""
 
@@ -197,7 +202,7 @@ async def function(turn: Turn) -> None:
         return await _do(tool, call, seconds, idempotency_key())
 
     async def carry_out(call: str, tool: str, seconds: float) -> None:
-        options: dict[str, Any] = {"recovery": POLICIES[tool]}
+        options: dict[str, Any] = {"recovery": "retry" if tool == "look" else POLICIES[tool]}
         if tool == "steps":
             options = {"recovery": "probe", "probe": _find}
         try:
@@ -218,7 +223,7 @@ async def function(turn: Turn) -> None:
     await turn.answer(answer(key))
 
 
-tools = [act, stall, again, ask, steps]
+tools = [act, stall, again, ask, steps, look]
 plain: Agent[None, str] = Agent(FunctionModel(respond), name="plain", tools=tools)
 talker: Agent[None, str] = Agent(FunctionModel(stream_function=stream), name="talker", tools=tools)
 agents = [*(AgentSetup(agent=agent, policies=POLICIES) for agent in (plain, talker)), function]

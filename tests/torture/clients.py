@@ -65,7 +65,7 @@ def new_plan(chance: random.Random) -> list[list[tuple[str, float]]]:
     for _ in range(chance.choice([0, 1, 1, 2, 2, 3])):
         calls: list[tuple[str, float]] = []
         for _ in range(chance.choice([1, 1, 2, 3])):
-            (tool,) = chance.choices(list(POLICIES), [45, 4, 21, 8, 22])
+            (tool,) = chance.choices(list(POLICIES), [39, 4, 18, 8, 19, 12])
             most = 0.1 if tool == "stall" else chance.choice([0, 0.05, 0.3, 1.2])
             calls.append((tool, round(chance.uniform(0, most), 3)))
         steps.append(calls)

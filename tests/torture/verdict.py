@@ -92,7 +92,12 @@ async def judge(store: Store, clients: Clients, effects: Effects, verdict: Verdi
     for reader in clients.readers:
         recorded |= await _judge_session(store, reader, by_session[reader.session_id], effects, verdict)
     verdict.add(
-        UNRECORDED, [f"{call} is not in the ledger" for call in effects.begun if call not in recorded]
+        UNRECORDED,
+        [
+            f"{call} is not in the ledger"
+            for call, begun in effects.begun.items()
+            if call not in recorded and not _changes_nothing(begun)
+        ],
     )
     probed = verdict.counts["effects with a probe"]
     verdict.counts["effects with a probe that stay unknown"] += 0  # for the report
@@ -340,12 +345,15 @@ def _judge_effect(effect: Effect, call: str, starts: int, effects: Effects, verd
     begun = effects.begun.get(call, [])
     is_safe = begun and POLICIES[begun[0]["tool"]] in {"retry", "ask", "steps"}
     most = starts if is_safe else 1
-    if len(begun) > most:
-        verdict.add(repeated, [f"{where} ran {len(begun)} times, not {most}"])
+    if _changes_nothing(begun):  # it may run before its call is on record, and then again under another key
+        verdict.counts["ledger, read only"] += 1
+    else:
+        if len(begun) > most:
+            verdict.add(repeated, [f"{where} ran {len(begun)} times, not {most}"])
+        if any(facts["key"] != effect.idempotency_key for facts in begun):
+            verdict.add(repeated, [f"{where} ran under several keys"])
     if len(begun) > 1:
         verdict.counts["safe calls that were run again"] += 1
-    if any(facts["key"] != effect.idempotency_key for facts in begun):
-        verdict.add(repeated, [f"{where} ran under several keys"])
     if effect.state == "completed" and not begun:
         verdict.add(UNRECORDED, [where])
     if not any(facts.get("probed") for facts in begun):
@@ -357,6 +365,10 @@ def _judge_effect(effect: Effect, call: str, starts: int, effects: Effects, verd
         verdict.add(UNRECORDED, [where])
     verdict.counts["effects with a probe"] += 1
     return effect.state == "started"
+
+
+def _changes_nothing(begun: list[dict[str, Any]]) -> bool:
+    return bool(begun) and POLICIES[begun[0]["tool"]] == "readonly"
 
 
 async def _all_events(store: Store, session_id: str) -> list[Event]:

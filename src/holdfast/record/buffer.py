@@ -155,10 +155,21 @@ class Buffer:
             beginning.event.message = aside.segment, aside.position
         return batch
 
-    def hold(self, batch: Batch) -> None:
-        """Write a batch with the next one, or within milliseconds."""
-        self._held = batch
-        self._write_within(_A_MOMENT)
+    def hold_step(
+        self,
+        messages: list[ModelMessage],
+        kind: CheckpointKind,
+        step: int | None,
+        *last: NewEvent,
+        effects: Sequence[Effect] = (),
+    ) -> None:
+        """Write a step with the next batch, or within milliseconds. What already waits does not wait longer."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + _A_MOMENT
+        if self._timer is not None:
+            due = min(due, self._timer.when())
+        self._held = self.take_step(messages, kind, step, *last, effects=effects)
+        self._timer = loop.call_at(due, self._start_flush)
 
     def start_held(self) -> None:
         """Start to write what is held, because something follows that belongs after it."""

@@ -310,11 +310,12 @@ class _Recorder(AbstractCapability[Any]):
         effect = self._calls.begin(ref, call.tool_name, ctx.run_step, args)
         started = self._event(ctx, "tool_call_started", **facts)
         # The response, with all its calls, is durable before the first of them runs that could change something.
-        batch = self._buffer.take_step(ctx.messages, "interrupted", ctx.run_step, started, effects=[effect])
         if policy == "readonly":
-            self._buffer.hold(batch)
+            self._buffer.hold_step(ctx.messages, "interrupted", ctx.run_step, started, effects=[effect])
         else:
-            self._buffer.start(batch)
+            self._buffer.start(
+                self._buffer.take_step(ctx.messages, "interrupted", ctx.run_step, started, effects=[effect])
+            )
             await self._buffer.join()
         token = ledger.current_call.set(ref)
         task = asyncio.current_task()
