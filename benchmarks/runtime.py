@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import gc
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -241,54 +242,85 @@ async def _interrupts(report: Report, name: str, url: str, scale: Scale) -> None
 # Submissions per second
 
 
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How many jobs are done in a second, and the milliseconds on a processor that each takes, in the workers and in the submitting process."""
+
+    per_second: float
+    in_workers: float
+    in_client: float
+
+
 async def _throughput(report: Report, python: Path | None, new_url: Any, scale: Scale) -> None:
     sides = ["holdfast", *(PEERS if python else ())]
     jobs = {"holdfast": ["agent"], "dbos": ["agent", "nothing"], "procrastinate": ["agent", "nothing"]}
-    rates: dict[tuple[str, str], list[float]] = {}
+    rates: dict[tuple[str, str], list[Rate]] = {}
     for number in range(scale.rounds):
         for side in sides:
             for job in jobs[side][: 2 if number == 0 else 1]:
                 rate = await _rate(side, python or Path(), await new_url(), scale.jobs, job)
                 rates.setdefault((side, job), []).append(rate)
-                progress(f"  {side}, {job}: {rate:,.0f}/s")
+                progress(f"  {side}, {job}: {rate}")
         sides.reverse()
-    ours = median(rates["holdfast", "agent"])
-    report.add(f"submissions per second, {WORKERS} workers on PostgreSQL", ours, "/s")
+    measured = rates.pop(("holdfast", "agent"))
+    ours = median(rate.per_second for rate in measured)
+    report.add(f"submissions per second, {WORKERS} workers on PostgreSQL", ours, "/s", at_least=200)
     for (side, job), found in rates.items():
-        if side == "holdfast":
-            continue
-        bar = 1.0 if job == "agent" else None
+        theirs = median(rate.per_second for rate in found)
         report.add(
             f"submissions per second, ours / {side} with a job that {_does(job)}",
-            ours / median(found),
-            at_least=bar,
-            detail=f"ours {ours:,.0f}/s, {side} {median(found):,.0f}/s",
+            ours / theirs,
+            at_least=1.4 if job == "agent" else None,
+            detail=f"ours {ours:,.0f}/s, {side} {theirs:,.0f}/s",
         )
+    own = await _agent_milliseconds()
+    in_workers = median(rate.in_workers for rate in measured)
+    in_client = median(rate.in_client for rate in measured)
+    detail = f"{in_workers:.1f} ms, of which {own:.1f} ms for the agent"
+    report.add(
+        "processor time of a submission in the workers", in_workers - own, "ms", at_most=2.5, detail=detail
+    )
+    report.add("processor time of a submission in the process that submits", in_client, "ms", at_most=1)
+    for workers in (1, 2, 4):
+        rate = await _rate("holdfast", Path(), await new_url(), scale.jobs, "agent", workers)
+        report.add(f"submissions per second, workers: {workers}", rate.per_second, "/s")
+
+
+async def _agent_milliseconds() -> float:
+    """Return the processor time of the agent alone."""
+    times = 100
+    await agent.run("hello")
+    before = time.process_time()
+    for _ in range(times):
+        await agent.run("hello")
+    return (time.process_time() - before) / times * 1e3
 
 
 def _does(job: str) -> str:
     return "runs the same agent, unrecorded" if job == "agent" else "does nothing"
 
 
-async def _rate(side: str, python: Path, url: str, jobs: int, job: str) -> float:
-    """Return how many jobs per second are done from the first enqueued to the last done."""
+async def _rate(side: str, python: Path, url: str, jobs: int, job: str, workers: int = WORKERS) -> Rate:
+    """Return how fast jobs are done from the first enqueued to the last done."""
     with ExitStack() as stack:
         if side == "holdfast":
             ours = [sys.executable, "-m", "benchmarks.runtime", "--client", url, str(jobs)]
             async with open_store(url):
                 pass
-            async with AsyncExitStack() as workers:
-                for _ in range(WORKERS):
-                    await workers.enter_async_context(worker(url, app=APP))
+            async with AsyncExitStack() as started:
+                pids = [
+                    (await started.enter_async_context(worker(url, app=APP))).process.pid
+                    for _ in range(workers)
+                ]
                 await _warm_up(url)
-                return await _clocked(side, stack.enter_context(process(*ours)), url, jobs)
+                return await _clocked(side, stack.enter_context(process(*ours)), pids, url, jobs)
         peer = [str(python), "-m", "benchmarks.runtime_peers", side]
         subprocess.run([*peer, "schema", url], check=True, capture_output=True, cwd=ROOT)
-        for _ in range(WORKERS):
-            await asyncio.to_thread(ready, stack.enter_context(process(*peer, "worker", url)))
-        return await _clocked(
-            side, stack.enter_context(process(*peer, "client", url, str(jobs), job)), url, jobs
-        )
+        peers = [stack.enter_context(process(*peer, "worker", url)) for _ in range(workers)]
+        for each in peers:
+            await asyncio.to_thread(ready, each)
+        client = stack.enter_context(process(*peer, "client", url, str(jobs), job))
+        return await _clocked(side, client, [each.pid for each in peers], url, jobs)
 
 
 async def _warm_up(url: str) -> None:
@@ -301,18 +333,34 @@ async def _warm_up(url: str) -> None:
             await user.sees(submission.session_id, "submission_done")
 
 
-async def _clocked(side: str, client: "subprocess.Popen[str]", url: str, jobs: int) -> float:
+def _processor_seconds(pids: Sequence[int]) -> float:
+    """Return the time of these processes on a processor so far, where the system tells."""
+    total = 0.0
+    for pid in pids:
+        with suppress(OSError):
+            user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+            total += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+async def _clocked(
+    side: str, client: "subprocess.Popen[str]", workers: Sequence[int], url: str, jobs: int
+) -> Rate:
     await asyncio.to_thread(ready, client)
     connection = await asyncpg.connect(url)
     try:
         assert client.stdin is not None
         before = await connection.fetchval(COUNTED[side])
+        in_workers, in_client = _processor_seconds(workers), _processor_seconds([client.pid])
         started = time.perf_counter()
         print("go", file=client.stdin, flush=True)
         async with asyncio.timeout(120):
             while await connection.fetchval(COUNTED[side]) < before + jobs:
                 await asyncio.sleep(0.02)
-        return jobs / (time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        in_workers = _processor_seconds(workers) - in_workers
+        in_client = _processor_seconds([client.pid]) - in_client
+        return Rate(jobs / seconds, in_workers / jobs * 1e3, in_client / jobs * 1e3)
     finally:
         await connection.close()
 
