@@ -275,3 +275,27 @@ async def test_calls_that_follow_each_other_do_not_delay_the_first(memory: Store
     assert written
     assert written[0] < 10
     assert looked == 20
+
+
+async def test_a_held_call_is_durable_before_a_call_beside_it_that_could_change_something(memory: Store):
+    seen: list[tuple[str, str]] = []
+
+    async def look() -> str:
+        await asyncio.sleep(0.001)
+        return "found"
+
+    async def act() -> str:
+        seen.extend((effect.tool, effect.state) for effect in (await memory.effects("talk")).items)
+        return "done"
+
+    def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        if any(isinstance(part, ToolReturnPart) for part in messages[-1].parts):
+            return ModelResponse(parts=[TextPart("done")])
+        return ModelResponse(parts=[call("look", call_id="call-1"), call("act", call_id="call-2")])
+
+    tools = [Tool(look, metadata={"recovery": "readonly"}), Tool(act)]
+    agent = Agent(FunctionModel(model), tools=tools, capabilities=[Holdfast(memory)])
+    await agent.run("hi", conversation_id="talk")
+    assert ("act", "started") in seen
+    assert "look" in {tool for tool, _ in seen}
+    assert await memory.check() == []
