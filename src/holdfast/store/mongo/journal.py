@@ -38,11 +38,19 @@ async def insert_event(db: Documents, **row: object) -> list[MongoRow]:
 async def events(
     db: Documents, *, session_id: str, after: int, limit: int, run_id: str | None = None
 ) -> list[MongoRow]:
+    if run_id is not None:
+        after = max(after, await _first_seq(db, session_id, run_id) - 1)
     where = span("events", session_id, after={"seq": after})
     if run_id is not None:
         where["run_id"] = run_id
     rows = await db.find("events", where, sort=[("_id", 1)], limit=limit, paged=True)
     return await _with_bodies(db, session_id, rows, "message")
+
+
+async def _first_seq(db: Documents, session_id: str, run_id: str) -> int:
+    """Return the number at which a run begins; 0 if the session does not have the run."""
+    rows = await db.find("runs", {"_id": {"session_id": session_id, "id": run_id}}, fields=["first_seq"])
+    return rows[0]["first_seq"] if rows else 0
 
 
 async def _with_bodies(
@@ -145,7 +153,8 @@ async def checkpoints(
     before = None if seq_before is None else {"seq": seq_before, "id": id_before}
     where = span("checkpoints", session_id or "", before=before)
     if run_id is not None:
-        where["run_id"] = run_id
+        first = await _first_seq(db, session_id or "", run_id)
+        where = span("checkpoints", session_id or "", after={"seq": first}, before=before) | {"run_id": run_id}
     if kind is not None:
         where["kind"] = kind
     return await db.find("checkpoints", where, sort=[("_id", -1)], limit=limit)

@@ -37,12 +37,13 @@ JOIN messages m ON m.session_id = :session_id AND m.segment = path.number
 SELECT number, parent, start FROM segments WHERE session_id = :session_id ORDER BY number;
 
 -- name: checkpoints
--- Newest first.
+-- Newest first; those of one run up to its first number.
 SELECT * FROM checkpoints
 WHERE TRUE
   AND id = :id                 --? id
   AND session_id = :session_id --? session_id
   AND run_id = :run_id         --? run_id
+  AND seq >= coalesce((SELECT r.first_seq FROM runs r WHERE r.session_id = :session_id AND r.id = :run_id), 0)   --? run_id
   AND kind = :kind             --? kind
   AND (seq < :seq_before OR (seq = :seq_before AND id < :id_before))   --? seq_before
 ORDER BY seq DESC, id DESC
