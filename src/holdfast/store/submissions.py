@@ -1,7 +1,7 @@
 """Submissions: the durable queue of a session, and its control lane."""
 
 import json
-from collections.abc import Mapping
+from typing import TypedDict
 
 from holdfast.errors import Conflict, KeyReused, NotFound, QueueFull, SessionNotFound, TurnInProgress
 from holdfast.ids import check_choice, check_id, check_name, new_id, title_from
@@ -32,6 +32,19 @@ from holdfast.types import (
 )
 
 
+class NewSubmission(TypedDict):
+    """A submission to be queued."""
+
+    session_id: str
+    id: str
+    kind: str
+    lane: Lane
+    when_busy: WhenBusy
+    payload: Json
+    idempotency_key: str | None
+    trace: str | None
+
+
 class SubmissionMethods(Transactions):
     """The transactions of submissions.sql."""
 
@@ -54,78 +67,58 @@ class SubmissionMethods(Transactions):
         `SessionNotFound`. The first message becomes the title of a session that has none. `trace` is the trace context for the worker.
         """
         # The id is chosen before the first attempt, so that an attempt whose response was lost is recognized.
-        return await self._submit(
-            session_id,
-            kind,
-            payload,
+        new = NewSubmission(
+            session_id=check_id(session_id, "session id"),
             id=new_id() if id is None else check_id(id, "submission id"),
+            kind=kind,
             lane=lane,
             when_busy=when_busy,
+            payload=payload,
             idempotency_key=idempotency_key,
             trace=trace,
-            tries=[] if id is None else [id],
         )
+        return await self._submit(session_id, new, [] if id is None else [id])
 
     @writing(changes="session_id", wakes=True, repeatable=True)
-    def _submit(
-        self,
-        session_id: str,
-        kind: str,
-        payload: Json,
-        *,
-        id: str,
-        lane: Lane,
-        when_busy: WhenBusy,
-        idempotency_key: str | None,
-        trace: str | None,
-        tries: list[str],
-    ) -> Tx[Submission]:
-        check_name(kind, "kind")
-        check_choice(lane, LANES, "lane")
-        check_choice(when_busy, WHEN_BUSY, "when_busy")
-        self._check_json(payload, "payload")
-        if idempotency_key is not None:
-            check_name(idempotency_key, "idempotency key")
-        if trace is not None:
-            check_name(trace, "trace context")
+    def _submit(self, session_id: str, new: NewSubmission, tries: list[str]) -> Tx[Submission]:
+        self._check_new(new)
         head = yield from self._lock_head(session_id)
+        submission_id, key, lane = new["id"], new["idempotency_key"], new["lane"]
         # An id generated for the first attempt cannot exist yet.
-        same = (yield op("submission_by_id", id=id)) if tries else ()
-        tries.append(id)
+        same = (yield op("submission_by_id", id=submission_id)) if tries else ()
+        tries.append(submission_id)
         if same and same[0]["session_id"] != session_id:
-            raise Conflict(problem=f"submission {id} belongs to another session")
-        if not same and idempotency_key is not None:
-            same = yield op("submission_by_key", session_id=session_id, idempotency_key=idempotency_key)
+            raise Conflict(problem=f"submission {submission_id} belongs to another session")
+        if not same and key is not None:
+            same = yield op("submission_by_key", session_id=session_id, idempotency_key=key)
         if same:
             before = from_row(Submission, same[0])
-            if (before.kind, before.lane, before.payload) != (kind, lane, payload):
-                if before.id == id:
-                    raise Conflict(problem=f"submission {id} was already sent with different content")
-                raise KeyReused(session_id=session_id, key=idempotency_key)
+            if (before.kind, before.lane, before.payload) != (new["kind"], lane, new["payload"]):
+                if before.id == submission_id:
+                    raise Conflict(problem=f"submission {submission_id} was already sent with different content")
+                raise KeyReused(session_id=session_id, key=key)
             return before
         refuse_closed(session_id, head)
-        pending = head.pending
-        if pending >= self._max_pending and lane == "main":
-            raise QueueFull(session_id=session_id, pending=pending, limit=self._max_pending)
-        if pending and when_busy == "reject":
-            raise TurnInProgress(session_id=session_id, pending=pending)
-        ready = head.holder is None and (lane == "control" or head.status != "waiting")
-        new = {
-            "session_id": session_id,
-            "id": id,
-            "kind": kind,
-            "lane": lane,
-            "when_busy": when_busy,
-            "payload": payload,
-            "idempotency_key": idempotency_key,
-            "trace": trace,
-        }
-        if kind == "message" and head.untitled and (title := _title(payload)):
+        if head.pending >= self._max_pending and lane == "main":
+            raise QueueFull(session_id=session_id, pending=head.pending, limit=self._max_pending)
+        if head.pending and new["when_busy"] == "reject":
+            raise TurnInProgress(session_id=session_id, pending=head.pending)
+        if head.untitled and (title := title_of(new)):
             yield op("title_session", session_id=session_id, title=title, title_folded=title.casefold())
-        event = json.dumps({"submission_id": id, "kind": kind})
-        return from_row(Submission, (yield from self._queue(new, event, ready=ready)))
+        ready = head.holder is None and (lane == "control" or head.status != "waiting")
+        return from_row(Submission, (yield from self._queue(new, ready=ready)))
 
-    def _queue(self, new: Mapping[str, object], event: str, *, ready: bool) -> Tx[Row]:
+    def _check_new(self, new: NewSubmission) -> None:
+        check_name(new["kind"], "kind")
+        check_choice(new["lane"], LANES, "lane")
+        check_choice(new["when_busy"], WHEN_BUSY, "when_busy")
+        self._check_json(new["payload"], "payload")
+        if new["idempotency_key"] is not None:
+            check_name(new["idempotency_key"], "idempotency key")
+        if new["trace"] is not None:
+            check_name(new["trace"], "trace context")
+
+    def _queue(self, new: NewSubmission, *, ready: bool) -> Tx[Row]:
         """Add a submission to the queue of a session whose head is locked, with its event."""
         session_id = new["session_id"]
         numbered = yield op("number_submission", session_id=session_id, ready=int(ready))
@@ -138,7 +131,7 @@ class SubmissionMethods(Transactions):
             kind="submission_queued",
             run_id=None,
             step=None,
-            payload=event,
+            payload=queued(new),
         )
         yield op("touch_session", session_id=session_id)
         return rows[0]
@@ -253,6 +246,11 @@ class SubmissionMethods(Transactions):
         return to_page(rows, limit, [from_row(Submission, row, **unread) for row in rows], "position")
 
 
+def queued(new: NewSubmission) -> Json:
+    """Return the payload of the event for a queued submission."""
+    return json.dumps({"submission_id": new["id"], "kind": new["kind"]})
+
+
 def started(submission: Submission) -> dict[str, object]:
     """Return the payload of the event for a started submission."""
     return _facts(submission, attempt=submission.attempts)
@@ -274,9 +272,11 @@ def _event(submission: Submission, kind: str, seq: int, payload: dict[str, objec
     )
 
 
-def _title(payload: Json) -> str:
-    """Return a title from the text of a message, or from the first text among its parts."""
-    match read_recorded(payload):
+def title_of(new: NewSubmission) -> str:
+    """Return a title from the text of a message, or from the first text among its parts; empty if there is none."""
+    if new["kind"] != "message":
+        return ""
+    match read_recorded(new["payload"]):
         case {"text": str(text)}:
             return title_from(text)
         case {"content": [*parts]}:

@@ -86,17 +86,17 @@ class Unfinished:
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run the work to its end. A cancelled caller returns at once; the work continues."""
-        return await asyncio.shield(self._start(work))
+        return await asyncio.shield(self.start(work))
 
     async def run_or_undo(
         self, work: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, None]]
     ) -> T:
         """Run the work; if the caller is cancelled before it has the result, undo it."""
-        task = self._start(work)
+        task = self.start(work)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            await asyncio.shield(self._start(_undo(task, undo)))
+            await asyncio.shield(self.start(_undo(task, undo)))
             raise
 
     async def wait(self) -> None:
@@ -104,7 +104,8 @@ class Unfinished:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+    def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Run the work in a task."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
@@ -277,10 +278,12 @@ def writing(
             if place is not None:
                 subject = args[place] if place < len(args) else kwargs.get(str(changes))
             lease = subject if isinstance(subject, Lease) else None
-            topics = _topics(cast("str", subject) if lease is None else lease.session_id, wakes=wakes)
+            changed = cast("str", subject) if lease is None else lease.session_id
             try:
                 return await self._transact(  # pyright: ignore[reportPrivateUsage]
-                    lambda: method(self, *args, **kwargs), repeatable=repeatable, changes=topics
+                    lambda: method(self, *args, **kwargs),
+                    repeatable=repeatable,
+                    changes=topics(changed, wakes=wakes),
                 )
             except StoreUnavailable:
                 if lease is not None and not repeatable:
@@ -292,7 +295,8 @@ def writing(
     return decorate
 
 
-def _topics(changed: str | None, *, wakes: bool) -> tuple[str, ...]:
+def topics(changed: str | None, *, wakes: bool) -> tuple[str, ...]:
+    """Return the topics of a change: the session or command that changed, and those of its queue."""
     if changed is None:
         return (READY,) if wakes else ()
     return (changed, inbox(changed), READY) if wakes else (changed,)

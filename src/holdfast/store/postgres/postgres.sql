@@ -1,20 +1,45 @@
 -- Statements that only PostgreSQL needs.
 
--- name: queue_submission
--- Does `number_submission`, `insert_submission`, `insert_event` and `touch_session` in one statement.
-WITH head AS (
+-- name: lock_free_heads
+-- Without those that are locked: nobody waits for the lock of another session.
+SELECT session_id FROM heads WHERE session_id = ANY(CAST(:session_ids AS text[])) FOR UPDATE SKIP LOCKED;
+
+-- name: queue_submissions
+-- Does for many sessions, whose heads are locked, what `submit` does for one. Leaves out what it would refuse or has already queued.
+WITH given AS (
+  SELECT * FROM unnest(
+    CAST(:session_ids AS text[]), CAST(:ids AS text[]), CAST(:kinds AS text[]), CAST(:lanes AS text[]),
+    CAST(:when_busy AS text[]), CAST(:payloads AS text[]), CAST(:idempotency_keys AS text[]), CAST(:traces AS text[]),
+    CAST(:titles AS text[]), CAST(:titles_folded AS text[]), CAST(:events AS text[]))
+  AS g(session_id, id, kind, lane, when_busy, payload, idempotency_key, trace, title, title_folded, event)
+), accepted AS (
+  SELECT g.*, h.holder IS NULL AND (g.lane = 'control' OR s.status <> 'waiting') AS ready,
+    s.title = '' AND g.title <> '' AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.session_id = g.session_id) AS titled
+  FROM given g JOIN heads h ON h.session_id = g.session_id JOIN sessions s ON s.id = g.session_id,
+    LATERAL (
+      SELECT count(*) AS pending FROM submissions q WHERE q.session_id = g.session_id AND q.ended_at IS NULL) AS queue
+  WHERE s.status NOT IN ('moved', 'cleaning', 'cleaned')
+    AND (queue.pending < CAST(:max_pending AS bigint) OR g.lane <> 'main')
+    AND (queue.pending = 0 OR g.when_busy <> 'reject')
+    AND NOT EXISTS (SELECT 1 FROM submissions q WHERE q.id = g.id)
+    AND NOT EXISTS (
+      SELECT 1 FROM submissions q WHERE q.session_id = g.session_id AND q.idempotency_key = g.idempotency_key)
+), head AS (
   UPDATE heads SET seq = seq + 1,
-    ready_at = CASE WHEN CAST(:ready AS bigint) = 1 THEN coalesce(ready_at, now_us()) ELSE ready_at END
-  WHERE session_id = :session_id RETURNING session_id, seq
+    ready_at = CASE WHEN a.ready THEN coalesce(ready_at, now_us()) ELSE ready_at END
+  FROM accepted a WHERE heads.session_id = a.session_id RETURNING heads.session_id, heads.seq
 ), event AS (
   INSERT INTO events (session_id, seq, kind, run_id, step, at, payload)
-  SELECT session_id, seq, 'submission_queued', NULL, NULL, now_us(), :event FROM head
+  SELECT session_id, head.seq, 'submission_queued', NULL, NULL, now_us(), a.event FROM head JOIN accepted a USING (session_id)
 ), touched AS (
-  UPDATE sessions SET active_at = now_us() WHERE id = :session_id
+  UPDATE sessions SET active_at = now_us(), title = CASE WHEN a.titled THEN a.title ELSE sessions.title END,
+    title_folded = CASE WHEN a.titled THEN a.title_folded ELSE sessions.title_folded END
+  FROM accepted a WHERE sessions.id = a.session_id
 )
 INSERT INTO submissions (
   session_id, position, id, kind, lane, when_busy, payload, idempotency_key, state, attempts, created_at, trace)
-SELECT session_id, seq, :id, :kind, :lane, :when_busy, :payload, :idempotency_key, 'queued', 0, now_us(), :trace FROM head
+SELECT session_id, head.seq, a.id, a.kind, a.lane, a.when_busy, a.payload, a.idempotency_key, 'queued', 0, now_us(), a.trace
+FROM head JOIN accepted a USING (session_id)
 RETURNING *;
 
 -- name: begin_with_events

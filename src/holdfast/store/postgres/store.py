@@ -31,14 +31,16 @@ from holdfast.store.postgres.connections import (
     OwnConnections,
 )
 from holdfast.store.postgres.notifier import Notifier
+from holdfast.store.postgres.submitter import Submitter, queue_all
 from holdfast.store.postgres.writer import AGAIN, PATIENCE_SECONDS, PAUSE_SECONDS, Committer, execute
-from holdfast.store.rows import Row, Rows
+from holdfast.store.rows import Row, Rows, from_row
 from holdfast.store.sql.library import Dialect, Script
 from holdfast.store.sql.store import SqlStore, page_text
-from holdfast.store.transactions import Tx, op
+from holdfast.store.submissions import NewSubmission
+from holdfast.store.transactions import Tx, op, topics
 from holdfast.store.write import Writing
 from holdfast.tables import SESSION, TABLES, Table
-from holdfast.types import Batch, Lease
+from holdfast.types import Batch, Lease, Submission
 
 if TYPE_CHECKING:
     from holdfast.store.postgres.connections import Pool
@@ -71,6 +73,7 @@ class PostgresStore(SqlStore):
         self._committer: Committer | None = None
         self._notifier: Notifier | None = None
         self._beacons = ConnectionBeacons(self._connections)
+        self._submitter = Submitter(self._queue_group, self._unfinished)
         self._suspects: dict[str, float] = {}
 
     def clone_for_thread(self) -> "PostgresStore | None":
@@ -113,10 +116,21 @@ class PostgresStore(SqlStore):
             raise StoreClosed(url=self.url)
         return await self._committer.submit(lease, writing)
 
-    def _queue(self, new: Mapping[str, object], event: str, *, ready: bool) -> Tx[Row]:
-        """Do in one statement what other engines do in four."""
-        rows = yield op("queue_submission", event=event, ready=int(ready), **new)
-        return rows[0]
+    async def _submit(self, session_id: str, new: NewSubmission, tries: list[str]) -> Submission:
+        """Queue it together with other submissions of this process; on its own if it needs more than an insert."""
+        self._check_new(new)
+        self._running()
+        row = await self._submitter.submit(new)
+        if row is not None:
+            return from_row(Submission, row)
+        return await super()._submit(session_id, new, [*tries, new["id"]])
+
+    async def _queue_group(self, group: Sequence[NewSubmission]) -> Rows:
+        async with self._running().acquire() as connection:
+            async with self._connections.transaction(connection):
+                rows = await _run(connection, queue_all(group, self._max_pending))
+            self._announce(*(topic for row in rows for topic in topics(row["session_id"], wakes=True)))
+            return rows
 
     def _begin(self, max_attempts: int, ours: Mapping[str, str]) -> Tx[Rows]:
         """Do in one statement what other engines do in three."""

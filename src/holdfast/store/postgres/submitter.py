@@ -1,0 +1,96 @@
+"""Queue the submissions of a process in groups: those that arrive while a group is written are the next group."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from holdfast.store.rows import Row, Rows
+from holdfast.store.submissions import NewSubmission, queued, title_of
+from holdfast.store.transactions import Tx, Unfinished, op
+
+_LARGEST_GROUP = 64
+_LARGEST_GROUP_CHARACTERS = 8 * 1024 * 1024
+_log = logging.getLogger(__name__)
+
+
+class Submitter:
+    """Writes the waiting submissions in groups, with at most one submission per session in a group."""
+
+    def __init__(
+        self, write: Callable[[Sequence[NewSubmission]], Coroutine[Any, Any, Rows]], unfinished: Unfinished
+    ) -> None:
+        self._write = write
+        self._unfinished = unfinished
+        self._waiting: deque[tuple[NewSubmission, asyncio.Future[Row | None]]] = deque()
+        self._is_writing = False
+
+    async def submit(self, new: NewSubmission) -> Row | None:
+        """Queue a submission and return its row after the commit; None if it was not queued, or may not have been.
+
+        That is so if it needs more than an insert: the session is locked, full or closed, the submission exists, or the server failed.
+        """
+        future: asyncio.Future[Row | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((new, future))
+        if not self._is_writing:
+            self._is_writing = True
+            self._unfinished.start(self._write_waiting())
+        return await future
+
+    async def _write_waiting(self) -> None:
+        try:
+            while self._waiting:
+                group = self._next_group()
+                rows: Rows = ()
+                try:
+                    rows = await self._write([new for new, _ in group.values()])
+                except Exception as error:  # noqa: BLE001 - each is then queued on its own, which raises the error
+                    _log.debug("cannot queue %d submissions at once: %s", len(group), error)
+                by_session = {row["session_id"]: row for row in rows}
+                for session_id, (_, future) in group.items():
+                    if not future.done():
+                        future.set_result(by_session.get(session_id))
+        finally:
+            self._is_writing = False
+
+    def _next_group(self) -> dict[str, tuple[NewSubmission, "asyncio.Future[Row | None]"]]:
+        group: dict[str, tuple[NewSubmission, asyncio.Future[Row | None]]] = {}
+        later: list[tuple[NewSubmission, asyncio.Future[Row | None]]] = []
+        size = 0
+        while self._waiting and len(group) < _LARGEST_GROUP and size < _LARGEST_GROUP_CHARACTERS:
+            new, future = self._waiting.popleft()
+            if new["session_id"] in group:
+                later.append((new, future))
+            else:
+                group[new["session_id"]] = (new, future)
+                size += len(new["payload"])
+        self._waiting.extendleft(reversed(later))
+        return group
+
+
+def queue_all(group: Sequence[NewSubmission], max_pending: int) -> Tx[Rows]:
+    """Queue those of these submissions that need no more than an insert, with their events; return their rows."""
+    locked = yield op("lock_free_heads", session_ids=[new["session_id"] for new in group])
+    ours = {row["session_id"] for row in locked}
+    free = [new for new in group if new["session_id"] in ours]
+    if not free:
+        return ()
+    titles = [title_of(new) for new in free]
+    return (
+        yield op(
+            "queue_submissions",
+            session_ids=[new["session_id"] for new in free],
+            ids=[new["id"] for new in free],
+            kinds=[new["kind"] for new in free],
+            lanes=[new["lane"] for new in free],
+            when_busy=[new["when_busy"] for new in free],
+            payloads=[new["payload"] for new in free],
+            idempotency_keys=[new["idempotency_key"] for new in free],
+            traces=[new["trace"] for new in free],
+            titles=titles,
+            titles_folded=[title.casefold() for title in titles],
+            events=[queued(new) for new in free],
+            max_pending=max_pending,
+        )
+    )
