@@ -350,8 +350,9 @@ async def _clocked(
     connection = await asyncpg.connect(url)
     try:
         assert client.stdin is not None
+        assert client.stdout is not None
         before = await connection.fetchval(COUNTED[side])
-        in_workers, in_client = _processor_seconds(workers), _processor_seconds([client.pid])
+        in_workers = _processor_seconds(workers)
         started = time.perf_counter()
         print("go", file=client.stdin, flush=True)
         async with asyncio.timeout(120):
@@ -359,7 +360,7 @@ async def _clocked(
                 await asyncio.sleep(0.02)
         seconds = time.perf_counter() - started
         in_workers = _processor_seconds(workers) - in_workers
-        in_client = _processor_seconds([client.pid]) - in_client
+        in_client = float(await asyncio.to_thread(client.stdout.readline))
         return Rate(jobs / seconds, in_workers / jobs * 1e3, in_client / jobs * 1e3)
     finally:
         await connection.close()

@@ -7,6 +7,7 @@ them when it is told to on standard input. A job is `agent`, which runs the agen
 import asyncio
 import logging
 import sys
+import time
 from importlib import import_module
 from typing import Any
 
@@ -27,9 +28,10 @@ async def _warm_up() -> None:
 
 
 async def enqueue_all(enqueue: Any, count: int) -> None:
-    """Say that we are ready; when told to go, send the jobs, so many at once."""
+    """Say that we are ready; when told to go, send the jobs, so many at once. Then say how long that took on a processor."""
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
+    began = time.process_time()
     numbers = iter(range(count))
 
     async def send() -> None:
@@ -37,7 +39,7 @@ async def enqueue_all(enqueue: Any, count: int) -> None:
             await enqueue()
 
     await asyncio.gather(*(send() for _ in range(ENQUEUE_AT_ONCE)))
-    print("sent", flush=True)
+    print(time.process_time() - began, flush=True)
 
 
 def _procrastinate(url: str) -> Any:
