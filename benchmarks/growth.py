@@ -23,7 +23,7 @@ from benchmarks.media import resident
 from benchmarks.report import Report, progress
 from holdfast.ids import new_id
 from holdfast.store import Store, open_store
-from holdfast.types import Batch, Checkpoint, Effect, Lease, Message, NewEvent, Segment
+from holdfast.types import Batch, Checkpoint, Effect, Lease, Message, NewEvent, Run, Segment
 from tests.servers import postgres
 
 PARTS = (0.01, 0.03, 0.1, 0.3, 1.0)
@@ -179,10 +179,20 @@ async def events(store: Store, most: int, stored: Callable[[], Awaitable[int]]) 
         await anext(watching)
         await watching.aclose()
 
+    async def list_run() -> None:
+        nonlocal seq
+        run = new_id()
+        ticks = [NewEvent(kind="tick", run_id=run)] * 10
+        checkpoint = Checkpoint(id=new_id(), run_id=run, segment=1, length=0)
+        seq = await store.write(lease, Batch(runs=[Run(id=run)], events=ticks, checkpoints=[checkpoint]))
+        assert len(await store.events(lease.session_id, run_id=run)) == len(ticks)
+        assert len((await store.checkpoints(run_id=run)).items) == 1
+
     operations: dict[str, Operation] = {
         "write one": write,
         "read the last 100": lambda: store.events(lease.session_id, after=seq - 100),
         "begin to watch at the end": watch,
+        "write a run and list it": list_run,
     }
     return await grow("events", most, add, operations, stored)
 
@@ -254,7 +264,7 @@ async def measure(engines: list[str], share: float, plot: Path | None) -> int:
 def picture(drawn: list[tuple[str, Growth]]) -> str:
     """Return the times as a picture: a panel for each growth, a line for each operation, sizes by their order."""
     wide, high, gap = 300, 150, 70
-    colours = ("#2563eb", "#d97706", "#059669")
+    colours = ("#2563eb", "#d97706", "#059669", "#be185d")
     panels: list[str] = []
     for number, (engine, growth) in enumerate(drawn):
         x0, y0 = 50 + (number % 3) * (wide + gap), 40 + (number // 3) * (high + 110)

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import BadInput, Conflict, NotFound
+from holdfast.ids import new_id
 from holdfast.store import Store
 from holdfast.types import Batch, Checkpoint, Effect, Lease, Message, NewEvent, Run, Segment
 from tests.builders import brief, held_session, new_session, until
@@ -281,3 +282,34 @@ async def test_runs_are_found_over_all_sessions(store: Store):
     await store.release(again)
     assert await ids(unresolved=True) == ["cut-1"]
     assert await ids(unresolved=True, owner="bob") == []
+
+
+async def test_the_events_and_checkpoints_of_a_run(store: Store):
+    """Among those of other runs, also after it ended, and of a run that the session has no row for."""
+    lease, _ = await held_session(store)
+
+    async def write(run_id: str | None, *, begins: bool = False) -> None:
+        batch = Batch(
+            runs=[Run(id=run_id)] if begins and run_id else [],
+            events=[NewEvent(kind="tick", run_id=run_id)] * 2,
+            checkpoints=[Checkpoint(id=new_id(), segment=1, length=0, run_id=run_id)],
+        )
+        await store.write(lease, batch)
+
+    await store.write(lease, Batch(segments=[Segment(number=1)]))
+    await write(None)
+    await write("imported")
+    for run_id in ("first", "second", "third"):
+        await write(run_id, begins=True)
+        await write(None)
+    await store.write(lease, Batch(runs=[Run(id="second", status="completed")]))
+    await write("second")
+    expected = {"imported": [3, 4], "first": [5, 6], "second": [9, 10, 17, 18], "third": [13, 14], "none": []}
+    for run_id, numbers in expected.items():
+        events = await store.events(lease.session_id, run_id=run_id)
+        assert [event.seq for event in events] == numbers
+        assert [event.seq for event in await store.events(lease.session_id, run_id=run_id, after=4)] == [
+            number for number in numbers if number > 4
+        ]
+        found = await store.checkpoints(session_id=lease.session_id, run_id=run_id)
+        assert [checkpoint.seq for checkpoint in found.items] == numbers[1::2][::-1]

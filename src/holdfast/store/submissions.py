@@ -95,7 +95,9 @@ class SubmissionMethods(Transactions):
             before = from_row(Submission, same[0])
             if (before.kind, before.lane, before.payload) != (new["kind"], lane, new["payload"]):
                 if before.id == submission_id:
-                    raise Conflict(problem=f"submission {submission_id} was already sent with different content")
+                    raise Conflict(
+                        problem=f"submission {submission_id} was already sent with different content"
+                    )
                 raise KeyReused(session_id=session_id, key=key)
             return before
         refuse_closed(session_id, head)

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from bson import MaxKey
+
 from holdfast.store.mongo.documents import Documents, MongoRow, PageSize, beyond, span
 from holdfast.store.mongo.sessions import by_key, live_holders
 
@@ -39,7 +41,7 @@ async def events(
     db: Documents, *, session_id: str, after: int, limit: int, run_id: str | None = None
 ) -> list[MongoRow]:
     if run_id is not None:
-        after = max(after, await _first_seq(db, session_id, run_id) - 1)
+        after = max(after, await _before_run(db, session_id, run_id))
     where = span("events", session_id, after={"seq": after})
     if run_id is not None:
         where["run_id"] = run_id
@@ -47,10 +49,14 @@ async def events(
     return await _with_bodies(db, session_id, rows, "message")
 
 
-async def _first_seq(db: Documents, session_id: str, run_id: str) -> int:
-    """Return the number at which a run begins; 0 if the session does not have the run."""
-    rows = await db.find("runs", {"_id": {"session_id": session_id, "id": run_id}}, fields=["first_seq"])
-    return rows[0]["first_seq"] if rows else 0
+async def _before_run(db: Documents, session_id: str, run_id: str) -> int:
+    """Return the number of the run before this one, after which its events begin; 0 if the session does not have the run."""
+    run = await db.find("runs", {"_id": {"session_id": session_id, "id": run_id}}, fields=["first_seq"])
+    if not run:
+        return 0
+    earlier = {"session_id": session_id, "first_seq": {"$lt": run[0]["first_seq"]}}
+    before = await db.find("runs", earlier, sort=[("first_seq", -1)], limit=1, fields=["first_seq"])
+    return before[0]["first_seq"] if before else 0
 
 
 async def _with_bodies(
@@ -153,8 +159,8 @@ async def checkpoints(
     before = None if seq_before is None else {"seq": seq_before, "id": id_before}
     where = span("checkpoints", session_id or "", before=before)
     if run_id is not None:
-        first = await _first_seq(db, session_id or "", run_id)
-        where = span("checkpoints", session_id or "", after={"seq": first}, before=before) | {"run_id": run_id}
+        after = {"seq": await _before_run(db, session_id or "", run_id), "id": MaxKey()}
+        where = span("checkpoints", session_id or "", after=after, before=before) | {"run_id": run_id}
     if kind is not None:
         where["kind"] = kind
     return await db.find("checkpoints", where, sort=[("_id", -1)], limit=limit)

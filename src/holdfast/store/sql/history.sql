@@ -37,13 +37,15 @@ JOIN messages m ON m.session_id = :session_id AND m.segment = path.number
 SELECT number, parent, start FROM segments WHERE session_id = :session_id ORDER BY number;
 
 -- name: checkpoints
--- Newest first; those of one run up to its first number.
+-- Newest first; those of one run as in `events`.
 SELECT * FROM checkpoints
 WHERE TRUE
   AND id = :id                 --? id
   AND session_id = :session_id --? session_id
   AND run_id = :run_id         --? run_id
-  AND seq >= coalesce((SELECT r.first_seq FROM runs r WHERE r.session_id = :session_id AND r.id = :run_id), 0)   --? run_id
+  AND seq > coalesce((                                                                           --? run_id
+    SELECT max(p.first_seq) FROM runs r JOIN runs p ON p.session_id = r.session_id AND p.first_seq < r.first_seq   --? run_id
+    WHERE r.session_id = :session_id AND r.id = :run_id), 0)                                       --? run_id
   AND kind = :kind             --? kind
   AND (seq < :seq_before OR (seq = :seq_before AND id < :id_before))   --? seq_before
 ORDER BY seq DESC, id DESC
