@@ -64,7 +64,7 @@ class Scale:
     sessions: int
 
 
-FULL = Scale(latencies=100, deaths=3, freezes=1, interrupts=10, jobs=200, rounds=3, sessions=200)
+FULL = Scale(latencies=100, deaths=3, freezes=1, interrupts=10, jobs=1000, rounds=3, sessions=200)
 QUICK = Scale(latencies=20, deaths=1, freezes=1, interrupts=3, jobs=60, rounds=1, sessions=40)
 
 
