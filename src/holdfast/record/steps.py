@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from inspect import isawaitable, iscoroutinefunction
-from typing import Any, Final, TypeVar, TypeVarTuple, cast, overload
+from typing import Any, Final, Literal, TypeAlias, TypeVar, TypeVarTuple, cast, get_args, overload
 
 from pydantic_ai.exceptions import ApprovalRequired, ModelRetry
 
@@ -35,7 +35,8 @@ Ts = TypeVarTuple("Ts")
 _PATIENCE_SECONDS: Final = 30.0
 """How long a new step of concurrent code waits for the other parts to repeat their recorded steps."""
 _LONGEST_NAME: Final = 100
-_POLICIES: Final = ("retry", "report", "ask", "probe")
+StepPolicy: TypeAlias = Literal["retry", "report", "ask", "probe"]
+"""What happens after a crash to a step that was started and has no recorded end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +181,7 @@ class Steps:
         function: Callable[..., Any],
         arguments: Sequence[Any],
         *,
-        recovery: Policy,
+        recovery: StepPolicy,
         probe: Probe | None,
         probe_timeout: float,
         retry: Retry | None,
@@ -193,7 +194,7 @@ class Steps:
         _check_name(name)
         if not callable(function):
             raise BadInput(problem=f"step {name!r} needs a function, not {type(function).__name__}")
-        policy = ledger.check_policy(recovery, probe, allowed=_POLICIES, what=f"step {name!r}")
+        policy = ledger.check_policy(recovery, probe, allowed=get_args(StepPolicy), what=f"step {name!r}")
         parent = ledger.current_call.get() or self.ref
         within = parent[1] if parent[0] == self.ref[0] and _is_within(parent[1], self.ref[1]) else self.ref[1]
         before = self._requested[within, name]
@@ -392,7 +393,7 @@ async def step(
     name: str,
     function: Callable[[*Ts], Awaitable[T]],
     *arguments: *Ts,
-    recovery: Policy = ...,
+    recovery: StepPolicy = ...,
     probe: Probe | None = None,
     probe_timeout: float = ...,
     retry: Retry | None = None,
@@ -402,7 +403,7 @@ async def step(
     name: str,
     function: Callable[[*Ts], T],
     *arguments: *Ts,
-    recovery: Policy = ...,
+    recovery: StepPolicy = ...,
     probe: Probe | None = None,
     probe_timeout: float = ...,
     retry: Retry | None = None,
@@ -411,7 +412,7 @@ async def step(
     name: str,
     function: Callable[..., Any],
     *arguments: Any,
-    recovery: Policy = "report",
+    recovery: StepPolicy = "report",
     probe: Probe | None = None,
     probe_timeout: float = LIMIT_SECONDS,
     retry: Retry | None = None,
