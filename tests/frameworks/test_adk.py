@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +52,6 @@ from tests.promises.test_gone_is_gone import everything
 ROOT = Path(__file__).parents[2]
 MARK = "mark-of-content-3d94"
 pytestmark = [pytest.mark.processes, pytest.mark.filterwarnings("ignore:.*EXPERIMENTAL")]
-
-
-@pytest.fixture
-async def service(engine: Engine) -> AsyncGenerator[HoldfastSessionService, None]:
-    async with HoldfastSessionService(engine.url) as service:
-        yield service
-
-
-@pytest.fixture
-async def other(engine: Engine) -> AsyncGenerator[HoldfastSessionService, None]:
-    """Another service on the same store, as another process has it."""
-    async with HoldfastSessionService(engine.url) as service:
-        yield service
 
 
 async def test_a_session_needs_no_id(service: HoldfastSessionService):

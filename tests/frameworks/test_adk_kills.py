@@ -5,7 +5,7 @@ import itertools
 import json
 import sys
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +25,6 @@ from tests.frameworks.adk_children import APP, ID, KILLS, USER, WHERE, add, expe
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.processes, pytest.mark.filterwarnings("ignore:.*EXPERIMENTAL")]
-
-
-@pytest.fixture
-async def service(engine: Engine) -> AsyncGenerator[HoldfastSessionService, None]:
-    async with HoldfastSessionService(engine.url) as service:
-        yield service
-
-
-@pytest.fixture
-async def other(engine: Engine) -> AsyncGenerator[HoldfastSessionService, None]:
-    """Another service on the same store, as another process has it."""
-    async with HoldfastSessionService(engine.url) as service:
-        yield service
 
 
 class Killed(Exception):

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -54,20 +54,6 @@ ROOT = Path(__file__).parents[2]
 MARK = "mark-of-content-93ad"
 LARGE = (MARK * 10_000)[:150_000]
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture
-def steps(engine: Engine) -> Generator[HoldfastStepStore, None, None]:
-    store = HoldfastStepStore(engine.url)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def media(engine: Engine) -> Generator[HoldfastMediaStore, None, None]:
-    store = HoldfastMediaStore(engine.url)
-    yield store
-    store.close()
 
 
 # Compared with the stores of the harness

@@ -1,9 +1,8 @@
 """The content of runs of pydantic-ai-harness: exact messages, media, retention."""
 
 import json
-from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pydantic_ai import Agent, BinaryContent
@@ -37,23 +36,12 @@ from tests.frameworks.harness_snapshots import NOON, released, said, snapshot
 from tests.promises.test_exact_return import there_and_back
 from tests.promises.test_gone_is_gone import everything
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 MARK = "mark-of-content-93ad"
 LARGE = (MARK * 10_000)[:150_000]
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture
-def steps(engine: Engine) -> Generator[HoldfastStepStore, None, None]:
-    store = HoldfastStepStore(engine.url)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def media(engine: Engine) -> Generator[HoldfastMediaStore, None, None]:
-    store = HoldfastMediaStore(engine.url)
-    yield store
-    store.close()
 
 
 @pytest.mark.parametrize(
