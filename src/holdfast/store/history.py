@@ -75,6 +75,7 @@ class HistoryMethods(Transactions):
             session_id=session_id,
             run_id=run_id,
             kind=kind,
+            seq_after=None if run_id is None else (yield from before_run(session_id, run_id)),
             seq_before=seq_before,
             id_before=id_before,
             limit=page_limit(limit),
@@ -214,6 +215,15 @@ class HistoryMethods(Transactions):
             Record(kind=kind, key=row["key"], body=row["body"] if bodies else "", seq=row["seq"])
             for row in rows
         ]
+
+
+def before_run(session_id: str, run_id: str) -> Tx[int]:
+    """Return the number of the run before this one; 0 if there is none, or if the session does not have this run.
+
+    All events and checkpoints of the run have higher numbers: a run is written before them, or in the same batch.
+    """
+    rows = yield op("before_run", session_id=session_id, run_id=run_id)
+    return rows[0]["first_seq"] if rows else 0
 
 
 def _effect(row: Row) -> Effect:

@@ -6,6 +6,7 @@ from time import monotonic
 from typing import Final
 
 from holdfast.errors import BadInput, EventNotFound
+from holdfast.store.history import before_run
 from holdfast.store.hub import READY, Hub, Signal, drafts, inbox
 from holdfast.store.rows import from_row, is_part, page_limit
 from holdfast.store.sql.library import Operation
@@ -65,6 +66,8 @@ class JournalMethods(Transactions):
         """Return a page of events, and whether there may be more."""
         if not 0 <= after <= _LARGEST_SEQ:
             raise BadInput(problem=f"after must be 0 or more, not {after}; events are numbered from 1")
+        if run_id is not None:
+            after = max(after, (yield from before_run(session_id, run_id)))
         wanted = op("events", session_id=session_id, after=after, run_id=run_id, limit=page_limit(limit))
         wanted = bounded(wanted, "payload", "message", "run_id", page_bytes=max_bytes)
         rows = yield from self._of_session(session_id, wanted)

@@ -40,23 +40,11 @@ async def insert_event(db: Documents, **row: object) -> list[MongoRow]:
 async def events(
     db: Documents, *, session_id: str, after: int, limit: int, run_id: str | None = None
 ) -> list[MongoRow]:
-    if run_id is not None:
-        after = max(after, await _before_run(db, session_id, run_id))
     where = span("events", session_id, after={"seq": after})
     if run_id is not None:
         where["run_id"] = run_id
     rows = await db.find("events", where, sort=[("_id", 1)], limit=limit, paged=True)
     return await _with_bodies(db, session_id, rows, "message")
-
-
-async def _before_run(db: Documents, session_id: str, run_id: str) -> int:
-    """Return the number of the run before this one, after which its events begin; 0 if the session does not have the run."""
-    run = await db.find("runs", {"_id": {"session_id": session_id, "id": run_id}}, fields=["first_seq"])
-    if not run:
-        return 0
-    earlier = {"session_id": session_id, "first_seq": {"$lt": run[0]["first_seq"]}}
-    before = await db.find("runs", earlier, sort=[("first_seq", -1)], limit=1, fields=["first_seq"])
-    return before[0]["first_seq"] if before else 0
 
 
 async def _with_bodies(
@@ -151,19 +139,28 @@ async def checkpoints(
     session_id: str | None = None,
     run_id: str | None = None,
     kind: str | None = None,
+    seq_after: int | None = None,
     seq_before: int | None = None,
     id_before: str | None = None,
 ) -> list[MongoRow]:
     if id is not None:
         return await db.find("checkpoints", {"id": id})
     before = None if seq_before is None else {"seq": seq_before, "id": id_before}
-    where = span("checkpoints", session_id or "", before=before)
+    after = None if seq_after is None else {"seq": seq_after, "id": MaxKey()}
+    where = span("checkpoints", session_id or "", after=after, before=before)
     if run_id is not None:
-        after = {"seq": await _before_run(db, session_id or "", run_id), "id": MaxKey()}
-        where = span("checkpoints", session_id or "", after=after, before=before) | {"run_id": run_id}
+        where["run_id"] = run_id
     if kind is not None:
         where["kind"] = kind
     return await db.find("checkpoints", where, sort=[("_id", -1)], limit=limit)
+
+
+async def before_run(db: Documents, *, session_id: str, run_id: str) -> list[MongoRow]:
+    run = await db.find("runs", {"_id": {"session_id": session_id, "id": run_id}}, fields=["first_seq"])
+    if not run:
+        return []
+    earlier = {"session_id": session_id, "first_seq": {"$lt": run[0]["first_seq"]}}
+    return await db.find("runs", earlier, sort=[("first_seq", -1)], limit=1, fields=["first_seq"])
 
 
 async def runs(

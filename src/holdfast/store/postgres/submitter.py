@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from holdfast.store.rows import Row, Rows
 from holdfast.store.submissions import NewSubmission, queued, title_of
@@ -13,6 +13,8 @@ from holdfast.store.transactions import Tx, Unfinished, op
 _LARGEST_GROUP = 64
 _LARGEST_GROUP_CHARACTERS = 8 * 1024 * 1024
 _log = logging.getLogger(__name__)
+
+_Waiting: TypeAlias = "tuple[NewSubmission, asyncio.Future[Row | None]]"
 
 
 class Submitter:
@@ -23,7 +25,7 @@ class Submitter:
     ) -> None:
         self._write = write
         self._unfinished = unfinished
-        self._waiting: deque[tuple[NewSubmission, asyncio.Future[Row | None]]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._is_writing = False
 
     async def submit(self, new: NewSubmission) -> Row | None:
@@ -54,9 +56,10 @@ class Submitter:
         finally:
             self._is_writing = False
 
-    def _next_group(self) -> dict[str, tuple[NewSubmission, "asyncio.Future[Row | None]"]]:
-        group: dict[str, tuple[NewSubmission, asyncio.Future[Row | None]]] = {}
-        later: list[tuple[NewSubmission, asyncio.Future[Row | None]]] = []
+    def _next_group(self) -> dict[str, _Waiting]:
+        """Return the submissions to write at once, by session."""
+        group: dict[str, _Waiting] = {}
+        later: list[_Waiting] = []
         size = 0
         while self._waiting and len(group) < _LARGEST_GROUP and size < _LARGEST_GROUP_CHARACTERS:
             new, future = self._waiting.popleft()

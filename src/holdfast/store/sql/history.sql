@@ -37,19 +37,24 @@ JOIN messages m ON m.session_id = :session_id AND m.segment = path.number
 SELECT number, parent, start FROM segments WHERE session_id = :session_id ORDER BY number;
 
 -- name: checkpoints
--- Newest first; those of one run as in `events`.
+-- Newest first.
 SELECT * FROM checkpoints
 WHERE TRUE
   AND id = :id                 --? id
   AND session_id = :session_id --? session_id
   AND run_id = :run_id         --? run_id
-  AND seq > coalesce((                                                                           --? run_id
-    SELECT max(p.first_seq) FROM runs r JOIN runs p ON p.session_id = r.session_id AND p.first_seq < r.first_seq   --? run_id
-    WHERE r.session_id = :session_id AND r.id = :run_id), 0)                                       --? run_id
+  AND seq > :seq_after         --? seq_after
   AND kind = :kind             --? kind
   AND (seq < :seq_before OR (seq = :seq_before AND id < :id_before))   --? seq_before
 ORDER BY seq DESC, id DESC
 LIMIT :limit;
+
+-- name: before_run
+-- The number of the run before this one.
+SELECT p.first_seq FROM runs p
+WHERE p.session_id = :session_id
+  AND p.first_seq < (SELECT r.first_seq FROM runs r WHERE r.session_id = :session_id AND r.id = :run_id)
+ORDER BY p.first_seq DESC LIMIT 1;
 
 -- name: runs
 -- In the order in which they started: by number within a session, by time for the delegates of a parent, which may have

@@ -18,15 +18,11 @@ INSERT INTO events (session_id, seq, kind, run_id, step, at, payload)
 VALUES (:session_id, :seq, :kind, :run_id, :step, now_us(), :payload);
 
 -- name: events
--- Those of one run begin after the number of the run before it: a run is written before its events, or together with them.
 SELECT e.session_id, e.seq, e.kind, e.run_id, e.step, e.at, e.payload, m.body AS message
 FROM events e
 LEFT JOIN messages m ON m.session_id = e.session_id AND m.segment = e.segment AND m.position = e.position
 WHERE e.session_id = :session_id AND e.seq > :after
   AND e.run_id = :run_id   --? run_id
-  AND e.seq > coalesce((                                                                         --? run_id
-    SELECT max(p.first_seq) FROM runs r JOIN runs p ON p.session_id = r.session_id AND p.first_seq < r.first_seq   --? run_id
-    WHERE r.session_id = :session_id AND r.id = :run_id), 0)                                       --? run_id
 ORDER BY e.seq
 LIMIT :limit;
 
