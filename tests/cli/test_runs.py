@@ -168,7 +168,7 @@ async def test_list(recorded: Recorded):
     assert "above" in recorded.text("list", "helping")
 
 
-async def test_list_reads_all_pages_and_fits_the_terminal(recorded: Recorded):
+async def test_list_is_paged_and_fits_the_terminal(recorded: Recorded):
     holder = await recorded.store.join("test")
     await recorded.store.create_session(agent="a", owner="o", id="many")
     lease = await recorded.store.acquire("many", holder)
@@ -177,8 +177,12 @@ async def test_list_reads_all_pages_and_fits_the_terminal(recorded: Recorded):
         await recorded.store.write(lease, Batch(events=[NewEvent(kind="x")], runs=[run]))
     await recorded.store.leave(holder)
     ids = [f"run-{number:032}" for number in reversed(range(120))]
-    assert [run["id"] for run in recorded.json("list", "many")["runs"]] == ids
-    lines = recorded.text("list", "many", COLUMNS="100").splitlines()[1:]
+    assert [run["id"] for run in recorded.json("list", "many", "--limit", "200")["runs"]] == ids
+    page = recorded.json("list", "many")
+    rest = recorded.json("list", "many", "--limit", "100", "--cursor", page["next_cursor"])
+    assert (len(page["runs"]), rest["next_cursor"]) == (50, None)
+    assert [run["id"] for run in page["runs"] + rest["runs"]] == ids
+    lines = recorded.text("list", "many", "--limit", "200", COLUMNS="100").splitlines()[1:]
     assert [line.split()[0] for line in lines] == ids
     assert max(map(len, lines)) <= 100
 

@@ -76,8 +76,6 @@ def list_(
 ) -> None:
     """List runs, newest first.
 
-    With a session and no filter: all runs of the session.
-
     Examples:
         holdfast runs list s1
         holdfast runs list --interrupted --limit 10
@@ -85,9 +83,6 @@ def list_(
 
     async def work() -> Page[Run]:
         async with chosen_sessions(store, url) as opened:
-            if session_id is not None and not (interrupted or unresolved or parent):
-                runs = await all_pages(lambda cursor: opened.runs(session_id=session_id, cursor=cursor))
-                return Page(items=runs[::-1])
             page = await opened.find_runs(
                 session_id=session_id,
                 parent_id=parent,
@@ -96,6 +91,8 @@ def list_(
                 limit=limit,
                 cursor=cursor,
             )
+            if session_id is not None and not page.items:
+                await opened.session(session_id)  # raises an error if it does not exist
             return await _without_running(opened, page) if unresolved else page
 
     page = asyncio.run(work())
