@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -12,11 +13,21 @@ import pytest
 
 from holdfast import open_store
 from holdfast.config import load_settings
-from holdfast.errors import Conflict, HoldfastError, KeyReused, QueueFull, SessionCleaned, SessionNotFound
+from holdfast.errors import (
+    Conflict,
+    HoldfastError,
+    KeyReused,
+    QueueFull,
+    SessionCleaned,
+    SessionNotFound,
+    StoreUnavailable,
+)
 from holdfast.store import Store
-from holdfast.store.postgres import submitter
+from holdfast.store.postgres import connections, submitter
+from holdfast.store.postgres.connections import _SETTINGS
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.store.rows import Rows
+from holdfast.store.sql import library
 from holdfast.store.submissions import NewSubmission
 from holdfast.types import Batch, Submission, SubmissionChange
 from tests.builders import held_session, new_session
@@ -162,6 +173,73 @@ async def test_a_cancelled_caller_does_not_stop_the_group(store: Store):
     done = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(done[0], asyncio.CancelledError)
     assert all(isinstance(each, Submission) for each in done[1:])
+
+
+@pytest.mark.parametrize("ticks", range(6))
+async def test_nobody_waits_for_a_writer_that_was_cancelled(store: Store, ticks: int):
+    """As the end of a program does it: with all tasks, while some of them still submit."""
+    sessions = [await new_session(store) for _ in range(3)]
+    calls = [asyncio.create_task(store.submit(session_id, "message", _HELLO)) for session_id in sessions]
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    for task in asyncio.all_tasks():
+        if "_write_waiting" in repr(task):
+            task.cancel()
+    async with asyncio.timeout(10):
+        sent = await asyncio.gather(*calls)
+        later = await store.submit(sessions[0], "message", _HELLO)
+    assert later.position == 2
+    for submission in sent:
+        assert (await store.submissions(submission.session_id)).items[0] == submission
+
+
+async def test_closing_queues_what_was_accepted(postgres_url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(submitter, "_LARGEST_GROUP", 5)
+    async with open_store(postgres_url) as store:
+        sessions = [await new_session(store) for _ in range(20)]
+        calls = [asyncio.create_task(store.submit(session_id, "message", _HELLO)) for session_id in sessions]
+        await asyncio.sleep(0)
+    assert all(isinstance(submission, Submission) for submission in await asyncio.gather(*calls))
+
+
+async def test_no_connection_is_free(postgres_url: str, monkeypatch: pytest.MonkeyPatch):
+    """Nobody waits longer than for one connection, however many groups there are."""
+    monkeypatch.setattr(submitter, "_LARGEST_GROUP", 5)
+    monkeypatch.setattr(connections, "ANSWER_SECONDS", 0.5)
+    async with (
+        asyncpg.create_pool(postgres_url, min_size=0, max_size=5) as pool,
+        open_store(pool=pool) as store,
+    ):
+        sessions = [await new_session(store) for _ in range(20)]
+        async with AsyncExitStack() as stack:
+            while True:
+                try:
+                    await stack.enter_async_context(pool.acquire(timeout=0.2))
+                except TimeoutError:
+                    break
+            began = asyncio.get_running_loop().time()
+            failed = await asyncio.gather(
+                *(store.submit(session_id, "message", _HELLO) for session_id in sessions),
+                return_exceptions=True,
+            )
+            took = asyncio.get_running_loop().time() - began
+        assert {type(each) for each in failed} == {StoreUnavailable}
+        assert took < 1.5  # three more groups, and each submission on its own, would take 4 s
+        assert (await store.submit(sessions[0], "message", _HELLO)).position == 1
+
+
+@pytest.mark.new_database
+async def test_the_plan_reads_no_other_submissions(store: Store, postgres_url: str):
+    """Even one that was made when the table was empty, and before it was analyzed."""
+    session_id = await new_session(store)
+    await store.submit(session_id, "message", _HELLO)
+    connection = await asyncpg.connect(postgres_url, server_settings=_SETTINGS)
+    text, names = library.numbered(library.text("queue_submissions", "postgres"))
+    values = ", ".join("NULL" for _ in names)
+    await connection.execute(f"PREPARE queue AS {text}")
+    plan = [row[0] for row in await connection.fetch(f"EXPLAIN EXECUTE queue ({values})")]
+    await connection.close()
+    assert not [line for line in plan if "Anti Join" in line or "Seq Scan" in line], plan
 
 
 async def _waiting(store: Store) -> str:

@@ -287,7 +287,6 @@ class _Conversation:
         self._names = {name: run.run_id for run in self._runs if (name := _derived(run.run_id)) is not None}
         self._calls = _HarnessCalls()
         self._items: list[Item] = []
-        self._begun: dict[str, int] = {}
         self._checkpoints: list[tuple[str, CheckpointKind, int, int]] = []
         ends: dict[str, _HarnessEvent] = {}
         errors: dict[tuple[str, str], str] = {}
@@ -340,8 +339,7 @@ class _Conversation:
 
     def _begin(self, run: _HarnessRun, at: int, step: int = 0) -> None:
         payload = {"agent": run.agent_name or self._agent, "parent": run.parent_run_id}
-        seq = self._draft.event("run_started", at, payload, run_id=run.run_id, step=step)
-        self._begun.setdefault(run.run_id, seq)
+        self._draft.event("run_started", at, payload, run_id=run.run_id, step=step)
 
     async def _snapshots(self, number: int, run: _HarnessRun) -> None:
         """Read the snapshots of a run, and add the new messages of each to the session."""
@@ -500,7 +498,7 @@ class _Conversation:
             status=status,
             error=None if end is None else end.error,
             metadata=lenient_json(metadata),
-            first_seq=self._begun[run.run_id],
+            first_seq=self._draft.first_seq[run.run_id],
             started_at=self._draft.seen(microseconds(run.started_at)),
             ended_at=max(last) if ended is None else ended,
         )

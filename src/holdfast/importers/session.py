@@ -123,6 +123,8 @@ class SessionDraft:
         self.history = ImportedHistory()
         self._rows: dict[str, list[dict[str, Any]]] = {table.name: [] for table in TABLES}
         self.latest = self._first = -1
+        self.first_seq: dict[str, int] = {}
+        """The number of the first event of each run."""
 
     @property
     def seq(self) -> int:
@@ -166,6 +168,8 @@ class SessionDraft:
             segment=segment,
             position=position,
         )
+        if run_id is not None:
+            self.first_seq.setdefault(run_id, self.seq)
         return self.seq
 
     def checkpoint(

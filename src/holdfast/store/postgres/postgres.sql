@@ -21,9 +21,10 @@ WITH given AS (
   WHERE s.status NOT IN ('moved', 'cleaning', 'cleaned')
     AND (queue.pending < CAST(:max_pending AS bigint) OR g.lane <> 'main')
     AND (queue.pending = 0 OR g.when_busy <> 'reject')
-    AND NOT EXISTS (SELECT 1 FROM submissions q WHERE q.id = g.id)
+    -- OFFSET 0: one probe of the index per row. A join might read the whole table, if the plan was made when that was empty.
+    AND NOT EXISTS (SELECT 1 FROM submissions q WHERE q.id = g.id OFFSET 0)
     AND NOT EXISTS (
-      SELECT 1 FROM submissions q WHERE q.session_id = g.session_id AND q.idempotency_key = g.idempotency_key)
+      SELECT 1 FROM submissions q WHERE q.session_id = g.session_id AND q.idempotency_key = g.idempotency_key OFFSET 0)
 ), head AS (
   UPDATE heads SET seq = seq + 1,
     ready_at = CASE WHEN a.ready THEN coalesce(ready_at, now_us()) ELSE ready_at END

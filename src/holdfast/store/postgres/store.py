@@ -120,13 +120,17 @@ class PostgresStore(SqlStore):
         """Queue it together with other submissions of this process; on its own if it needs more than an insert."""
         self._check_new(new)
         self._running()
+        return await self._unfinished.run(self._submit_now(session_id, new, tries))
+
+    async def _submit_now(self, session_id: str, new: NewSubmission, tries: list[str]) -> Submission:
         row = await self._submitter.submit(new)
         if row is not None:
             return from_row(Submission, row)
         return await super()._submit(session_id, new, [*tries, new["id"]])
 
     async def _queue_group(self, group: Sequence[NewSubmission]) -> Rows:
-        async with self._running().acquire() as connection:
+        """Queue these submissions, also while the store is being closed: they were accepted before."""
+        async with self._connections.acquire() as connection:
             async with self._connections.transaction(connection):
                 rows = await _run(connection, queue_all(group, self._max_pending))
             self._announce(*(topic for row in rows for topic in topics(row["session_id"], wakes=True)))

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeAlias
 
+from holdfast.errors import StoreUnavailable
 from holdfast.store.rows import Row, Rows
 from holdfast.store.submissions import NewSubmission, queued, title_of
 from holdfast.store.transactions import Tx, Unfinished, op
@@ -26,35 +27,57 @@ class Submitter:
         self._write = write
         self._unfinished = unfinished
         self._waiting: deque[_Waiting] = deque()
+        self._group: dict[str, _Waiting] = {}
         self._is_writing = False
 
     async def submit(self, new: NewSubmission) -> Row | None:
         """Queue a submission and return its row after the commit; None if it was not queued, or may not have been.
 
         That is so if it needs more than an insert: the session is locked, full or closed, the submission exists, or the server failed.
+        Raises `StoreUnavailable` if no connection is free.
         """
         future: asyncio.Future[Row | None] = asyncio.get_running_loop().create_future()
         self._waiting.append((new, future))
         if not self._is_writing:
-            self._is_writing = True
-            self._unfinished.start(self._write_waiting())
+            self._start()
         return await future
 
+    def _start(self) -> None:
+        self._is_writing = True
+        self._unfinished.start(self._write_waiting()).add_done_callback(self._end)
+
     async def _write_waiting(self) -> None:
-        try:
-            while self._waiting:
-                group = self._next_group()
-                rows: Rows = ()
-                try:
-                    rows = await self._write([new for new, _ in group.values()])
-                except Exception as error:  # noqa: BLE001 - each is then queued on its own, which raises the error
-                    _log.debug("cannot queue %d submissions at once: %s", len(group), error)
-                by_session = {row["session_id"]: row for row in rows}
-                for session_id, (_, future) in group.items():
+        while self._waiting:
+            self._group = self._next_group()
+            rows: Rows = ()
+            try:
+                rows = await self._write([new for new, _ in self._group.values()])
+            except (
+                StoreUnavailable
+            ) as error:  # nothing was sent, and the others would only wait for as long again
+                for _, future in (*self._group.values(), *self._waiting):
                     if not future.done():
-                        future.set_result(by_session.get(session_id))
-        finally:
-            self._is_writing = False
+                        future.set_exception(error)
+                self._waiting.clear()
+            except Exception as error:  # noqa: BLE001 - each is then queued on its own, which raises the error
+                _log.debug("cannot queue %d submissions at once: %s", len(self._group), error)
+            by_session = {row["session_id"]: row for row in rows}
+            for session_id, (_, future) in self._group.items():
+                if not future.done():
+                    future.set_result(by_session.get(session_id))
+
+    def _end(self, task: "asyncio.Task[None]") -> None:
+        """Let nobody wait for a task that was cancelled, even before it began. Continue with what has arrived since it ended."""
+        self._is_writing = False
+        unwritten = [*self._group.values(), *(self._waiting if task.cancelled() else ())]
+        for _, future in unwritten:
+            if not future.done():
+                future.set_result(None)
+        self._group = {}
+        if task.cancelled():
+            self._waiting.clear()
+        elif self._waiting:
+            self._start()
 
     def _next_group(self) -> dict[str, _Waiting]:
         """Return the submissions to write at once, by session."""
