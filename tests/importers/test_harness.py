@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -329,6 +330,30 @@ async def test_delegates_keep_their_parents(memory: Store, source: str):
     assert checkpoint.run_id == boss.id
     assert isinstance(messages[-1], ModelResponse)
     assert messages[-1].text == "the helper says 2"
+
+
+async def test_a_run_begins_with_its_first_event_although_its_start_was_recorded_late(
+    store: Store, tmp_path: Path
+):
+    folder = harness_folder(tmp_path)
+    talk = [
+        path.parent
+        for path in folder.glob("*/run.json")
+        if json.loads(path.read_text())["conversation_id"] == "talk"
+    ]
+    first, second = sorted(talk, key=lambda run: json.loads((run / "run.json").read_text())["started_at"])[:2]
+    start = json.loads((first / "events.jsonl").read_text().splitlines()[0])["timestamp"]
+    events = [json.loads(line) for line in (second / "events.jsonl").read_text().splitlines()]
+    events.sort(key=lambda event: event["kind"] == "run_started")
+    early = datetime.fromisoformat(start) - timedelta(seconds=1)
+    events[0]["timestamp"] = early.isoformat()
+    (second / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    await imported(store, str(folder))
+    everything = await store.events("talk")
+    for run in (await store.runs(session_id="talk")).items:
+        of_run = [event.seq for event in everything if event.run_id == run.id]
+        assert run.first_seq == of_run[0]
+        assert [event.seq for event in await store.events("talk", run_id=run.id)] == of_run
 
 
 async def test_a_session_goes_on_from_the_conversation_not_from_a_delegate(store: Store, tmp_path: Path):
