@@ -1,9 +1,12 @@
 """What only PostgreSQL has."""
 
+import asyncio
+
 import asyncpg
 import pytest
 
 from holdfast import open_store
+from holdfast.errors import StoreUnavailable
 from holdfast.types import Batch, NewEvent
 from tests.builders import held_session, ticks, until
 from tests.servers import Postgres
@@ -129,3 +132,23 @@ async def test_a_connection_that_was_reset_is_replaced(postgres_server: Postgres
             assert await store.write(lease, ticks()) == 2
             assert [event.seq for event in await store.events(lease.session_id)] == [1, 2]
             assert await store.check() == []
+
+
+@pytest.mark.parametrize("ticks_before", range(4))
+async def test_no_write_waits_for_a_writer_that_was_cancelled(postgres_url: str, ticks_before: int):
+    """As the end of a program does it: with all tasks, while some of them still write."""
+    async with open_store(postgres_url) as store:
+        lease, _ = await held_session(store)
+        other, _ = await held_session(store)
+        writing = asyncio.create_task(store.write(lease, Batch(events=[NewEvent(kind="tick")])))
+        for _ in range(ticks_before):
+            await asyncio.sleep(0)
+        (writer,) = [task for task in asyncio.all_tasks() if task.get_name() == "holdfast-committer"]
+        writer.cancel()
+        async with asyncio.timeout(10):
+            with pytest.raises(StoreUnavailable, match="cancelled"):
+                await writing
+            with pytest.raises(StoreUnavailable, match="cancelled"):
+                await store.write(other, Batch(events=[NewEvent(kind="tick")]))
+        assert lease.lost
+        assert len(await store.events(lease.session_id)) <= 1

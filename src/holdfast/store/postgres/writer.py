@@ -126,22 +126,26 @@ class Committer:
         self._announce = announce
         self._connection: Connection | None = None
         self._waiting: deque[_BatchJob] = deque()
+        self._group: list[_BatchJob] = []
         self._wake = asyncio.Event()
         self._closing = False
         self._task = asyncio.create_task(self._work(), name="holdfast-committer")
+        self._task.add_done_callback(self._end)
 
     async def submit(self, lease: Lease, writing: Writing) -> int:
         """Write a batch and return after the commit. It is written even if the caller is cancelled meanwhile."""
         job = _BatchJob(lease, writing)
         self._waiting.append(job)
         self._wake.set()
+        if self._task.done():
+            self._end(self._task)
         return await job.future
 
     async def close(self) -> None:
         """Write the waiting batches, then disconnect."""
         self._closing = True
         self._wake.set()
-        await self._task
+        await asyncio.wait([self._task])
         if self._connection is not None:
             await self._connections.disconnect(self._connection)
 
@@ -151,12 +155,23 @@ class Committer:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            group = self._next_group()
+            self._group = self._next_group()
             try:
-                await self._commit(group)
+                await self._commit(self._group)
             except Exception as error:  # noqa: BLE001 - delivered to the callers
-                for job in group:
+                for job in self._group:
                     job.fail(self._translate(error))
+
+    def _end(self, task: "asyncio.Task[None]") -> None:
+        """Fail what was not written, if the program has cancelled this task with all others."""
+        del task
+        error = self._translate(ConnectionError("the task that writes was cancelled"))
+        for job in (*self._group, *self._waiting):
+            if not job.future.done():
+                job.lease.lost = True
+                job.fail(error)
+        self._group = []
+        self._waiting.clear()
 
     def _next_group(self) -> list[_BatchJob]:
         """Return the jobs to write at once: at most one per session, so that no lease can pass for another."""
