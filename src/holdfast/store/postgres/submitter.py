@@ -52,9 +52,8 @@ class Submitter:
             rows: Rows = ()
             try:
                 rows = await self._write([new for new, _ in self._group.values()])
-            except (
-                StoreUnavailable
-            ) as error:  # nothing was sent, and the others would only wait for as long again
+            except StoreUnavailable as error:
+                # No connection is free: nothing was sent, and the others would only wait for as long again.
                 for _, future in (*self._group.values(), *self._waiting):
                     if not future.done():
                         future.set_exception(error)
