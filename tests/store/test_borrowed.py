@@ -25,6 +25,7 @@ _SETTINGS = (
     "statement_timeout",
     "idle_in_transaction_session_timeout",
     "enable_seqscan",
+    "jit",
     "plan_cache_mode",
     "default_transaction_isolation",
 )

@@ -1,7 +1,6 @@
 """A store behind PgBouncer, whose server connections are shared by all of its clients."""
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Generator
 
 import asyncpg
@@ -15,7 +14,7 @@ from holdfast.store.postgres.address import parse_address
 from holdfast.testing.store import StoreConformance, collect
 from tests.builders import held_session, ticks, until
 from tests.pooler import PgBouncer, pooled
-from tests.servers import POSTGRES, Postgres
+from tests.servers import POSTGRES_VERSION, Postgres
 
 pytestmark = pytest.mark.pgbouncer
 
@@ -125,9 +124,7 @@ def test_an_invalid_mode_is_refused():
         open_store("postgresql://ada:secret@localhost/x?pooler=statement")
 
 
-@pytest.mark.skipif(
-    os.environ.get(POSTGRES) == "16", reason="PostgreSQL limits transactions since version 17"
-)
+@pytest.mark.skipif(POSTGRES_VERSION < 17, reason="PostgreSQL limits transactions since version 17")
 async def test_a_process_paused_between_the_parts_of_a_statement_loses_its_locks(
     pooler: PgBouncer, database: str, monkeypatch: pytest.MonkeyPatch
 ):

@@ -24,7 +24,7 @@ from holdfast.errors import (
 )
 from holdfast.store import Store
 from holdfast.store.postgres import connections, submitter
-from holdfast.store.postgres.connections import _SETTINGS
+from holdfast.store.postgres.settings import SETTINGS
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.store.rows import Rows
 from holdfast.store.sql import library
@@ -233,7 +233,7 @@ async def test_the_plan_reads_no_other_submissions(store: Store, postgres_url: s
     """Even one that was made when the table was empty, and before it was analyzed."""
     session_id = await new_session(store)
     await store.submit(session_id, "message", _HELLO)
-    connection = await asyncpg.connect(postgres_url, server_settings=_SETTINGS)
+    connection = await asyncpg.connect(postgres_url, server_settings=SETTINGS)
     text, names = library.numbered(library.text("queue_submissions", "postgres"))
     values = ", ".join("NULL" for _ in names)
     await connection.execute(f"PREPARE queue AS {text}")

@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,7 @@ from holdfast.config import FILE, Settings, load_settings
 from holdfast.errors import HoldfastError, StoreTooOld
 from holdfast.leases import no_worker
 from holdfast.store import Store
-from holdfast.types import Holder, Session
+from holdfast.types import Holder, ServerSetting, Session
 
 if TYPE_CHECKING:
     from holdfast.cli.options import Sessions
@@ -134,13 +134,8 @@ async def _store(settings: Settings) -> AsyncIterator[Finding]:
                 "store", "ok", f"{opened.url}: {schema.sessions:,} sessions, {schema.events:,} events"
             )
             yield Finding("migrations", "ok", f"version {schema.version}, the latest")
-            if schema.unsafe:
-                yield Finding(
-                    "durability",
-                    "warn",
-                    f"the database server runs with these settings off: {schema.unsafe}",
-                    "Turn them on. Without them, a crash of the machine loses or damages data.",
-                )
+            for each in _server(await opened.harmful_settings()):
+                yield each
             for each in (await _clock(opened), await _workers(opened, schema.pending)):
                 yield each
             async for each in _unserved(opened):
@@ -152,6 +147,17 @@ async def _store(settings: Settings) -> AsyncIterator[Finding]:
         yield Finding("store", "error", str(error), "Check HOLDFAST_STORE, and that the database is running.")
     for place in _places(settings):
         yield _disk(place)
+
+
+def _server(settings: Sequence[ServerSetting]) -> Iterable[Finding]:
+    overridden = ", ".join(f"{each.name} = {each.value}" for each in settings if each.overridden)
+    if overridden:
+        yield Finding("overridden", "ok", f"the store's connections do not use {overridden}")
+    harmful = [each for each in settings if not each.overridden]
+    if harmful:
+        detail = "; ".join(f"{each.name} = {each.value}: {each.effect}" for each in harmful)
+        wanted = ", ".join(f"{each.name} = {each.wanted}" for each in harmful)
+        yield Finding("server", "warn", detail, f"Set {wanted} for the server, the database or the role.")
 
 
 async def _clock(store: Store) -> Finding:

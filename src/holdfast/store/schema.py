@@ -7,8 +7,8 @@ from typing import Final
 
 from holdfast.errors import StoreError, StoreTooNew, StoreTooOld
 from holdfast.store.rows import moment
-from holdfast.store.transactions import Transactions, Tx, op, reading, slow
-from holdfast.types import Growth, SchemaStatus, StoreStats, TableStats
+from holdfast.store.transactions import Transactions, Tx, op, reading, scanning, slow
+from holdfast.types import Growth, SchemaStatus, ServerSetting, StoreStats, TableStats
 
 LATEST: Final = 7
 """The schema version that this code needs. Every engine has a migration with this number."""
@@ -59,7 +59,7 @@ class SchemaMethods(Transactions):
         status = SchemaStatus(engine=self.engine, version=version, latest=LATEST)
         if version < LATEST:
             return status
-        (row,) = yield slow(op("totals"))
+        (row,) = yield scanning(op("totals"))
         return replace(
             status,
             sessions=row["sessions"],
@@ -68,9 +68,12 @@ class SchemaMethods(Transactions):
             holders=row["holders"],
             expired_holders=row["expired_holders"],
             leases=row["leases"],
-            unsafe=row["unsafe"],
             queue_wait=max(0, row["queue_wait"]) / 1_000_000,
         )
+
+    async def harmful_settings(self) -> list[ServerSetting]:
+        """Return the settings of the database server that work against the store."""
+        return []
 
     @reading
     def stats(self) -> Tx[StoreStats]:

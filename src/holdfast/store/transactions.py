@@ -51,7 +51,8 @@ class Operation:
     """One step of a transaction: the name of a statement, and its parameters.
 
     The SQL engines have a statement of that name in store/sql, MongoDB a function. `sized` names columns with content: the
-    rows end with the one that reaches `page_bytes`. A `slow` operation scans everything and has no time limit.
+    rows end with the one that reaches `page_bytes`. A `slow` operation has no time limit. One that `scans` reads whole tables; all others
+    use an index.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Operation:
     sized: tuple[str, ...] = ()
     page_bytes: int = PAGE_BYTES
     slow: bool = False
+    scans: bool = False
 
 
 Tx: TypeAlias = Generator[Operation, Rows, T]
@@ -319,8 +321,13 @@ def lease_lost(lease: Lease, reason: str) -> LeaseLost:
 
 
 def slow(operation: Operation) -> Operation:
-    """Return the operation without a time limit, for scans of everything."""
+    """Return the operation without a time limit."""
     return replace(operation, slow=True)
+
+
+def scanning(operation: Operation) -> Operation:
+    """Return an operation that reads whole tables, without a time limit."""
+    return replace(operation, slow=True, scans=True)
 
 
 def bounded(operation: Operation, *columns: str, page_bytes: int = PAGE_BYTES) -> Operation:

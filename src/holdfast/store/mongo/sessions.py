@@ -299,7 +299,6 @@ async def totals(db: Documents) -> list[MongoRow]:
             holders=await db.count("holders", {"deadline": {"$gt": now}}),
             expired_holders=await db.count("holders", {"deadline": {"$lte": now}}),
             leases=await db.count("heads", {"holder": {"$gt": ""}}),
-            unsafe="",
             queue_wait=now - ready[0]["ready_at"] if ready else 0,
         )
     ]

@@ -10,6 +10,7 @@ import asyncpg
 
 from holdfast.errors import StoreError, StoreUnavailable
 from holdfast.store.postgres.address import Address
+from holdfast.store.postgres.settings import OWN_SETTINGS, SETTINGS
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
@@ -43,20 +44,9 @@ GONE = (
 )
 """Errors that mean that the server, or our connection to it, is not available right now."""
 
-_SETTINGS: Final = {
-    "search_path": "holdfast",
-    # A process that is paused in a transaction must not keep its locks for longer than its lease.
-    "idle_in_transaction_session_timeout": "5s",
-    # Every statement is keyed. Plans are made once; without these settings, a plan made for an empty table would remain a scan.
-    "plan_cache_mode": "force_generic_plan",
-    "enable_seqscan": "off",
-    # Whatever the defaults of the server, the database and the role are. Time limits are set per call.
-    "synchronous_commit": "on",
-    "default_transaction_isolation": "read committed",
-    "statement_timeout": "0",
-    "lock_timeout": "0",
-}
-_OWN: Final = {**_SETTINGS, "idle_session_timeout": "0"}
+SCAN_BEGINS: Final = "SET LOCAL enable_seqscan = on; SET LOCAL plan_cache_mode = force_custom_plan"
+SCAN_ENDS: Final = "SET LOCAL enable_seqscan = off; SET LOCAL plan_cache_mode = force_generic_plan"
+"""A statement that reads everything may scan, and is planned for the present size of the tables."""
 _TRANSACTION_LIMIT: Final = "10s"
 _EXPORT_PAUSE: Final = "60s"
 """How long a reader of an archive may pause: its snapshot prevents the server from vacuuming."""
@@ -212,7 +202,7 @@ class OwnConnections:
         if self.keeps_state:
             pid = 0 if self.address.pooler else connection.get_server_pid()
             text = _CONFIGURE.format(
-                pid=pid, value=_VALUE, settings=_values(_OWN), limit=_limit("0", local=False)
+                pid=pid, value=_VALUE, settings=_values(OWN_SETTINGS), limit=_limit("0", local=False)
             )
             await connection.execute(text, timeout=ANSWER_SECONDS)
 
@@ -255,7 +245,7 @@ class BorrowedConnections:
         connection = await self._take()
         try:
             rows = await connection.fetch(
-                _SET_AND_RETURN, list(_SETTINGS), list(_SETTINGS.values()), timeout=ANSWER_SECONDS
+                _SET_AND_RETURN, list(SETTINGS), list(SETTINGS.values()), timeout=ANSWER_SECONDS
             )
         except BaseException:
             cut(connection)
@@ -380,7 +370,7 @@ def _limit(value: str, *, local: bool) -> str:
 
 
 _LOCAL: Final = (
-    f"; SELECT set_config(name, {_VALUE}, true) FROM (VALUES {_values(_SETTINGS)}) AS wanted(name, value)"  # noqa: S608
+    f"; SELECT set_config(name, {_VALUE}, true) FROM (VALUES {_values(SETTINGS)}) AS wanted(name, value)"  # noqa: S608
     f"; SELECT {_limit(_TRANSACTION_LIMIT, local=True)}"
 )
 """Sets for one transaction what `_CONFIGURE` sets for a connection."""

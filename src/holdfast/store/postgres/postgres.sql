@@ -70,7 +70,7 @@ SELECT * FROM begun;
 -- name: unlocked_beacons
 -- The holders whose connection has ended. Right after the server has started, that is true of all.
 SELECT h.id, h.ttl_us FROM holders h
-WHERE h.deadline > now_us() AND h.beacon = 1
+WHERE h.id > '' AND h.deadline > now_us() AND h.beacon = 1
   AND clock_timestamp() > pg_postmaster_start_time() + make_interval(secs => h.ttl_us / 1e6)
   AND NOT EXISTS (
     SELECT 1 FROM pg_locks l WHERE l.locktype = 'advisory' AND l.classid = 1751741542 AND l.objsubid = 2
@@ -83,3 +83,7 @@ SELECT pg_try_advisory_lock(1751741542, hashtext(:id)) AS lit;
 
 -- name: unlock_beacon
 SELECT pg_advisory_unlock(1751741542, hashtext(:id)) AS dimmed;
+
+-- name: server_settings
+-- What this connection uses, and what it would use by the defaults of the server, the database and the role.
+SELECT name, setting, reset_val FROM pg_settings WHERE name = ANY(CAST(:names AS text[])) ORDER BY name;

@@ -31,6 +31,7 @@ from holdfast.store.postgres.connections import (
     OwnConnections,
 )
 from holdfast.store.postgres.notifier import Notifier
+from holdfast.store.postgres.settings import SETTING_NAMES, harmful_settings
 from holdfast.store.postgres.submitter import Submitter, queue_all
 from holdfast.store.postgres.writer import AGAIN, PATIENCE_SECONDS, PAUSE_SECONDS, Committer, execute
 from holdfast.store.rows import Row, Rows, from_row
@@ -40,7 +41,7 @@ from holdfast.store.submissions import NewSubmission
 from holdfast.store.transactions import Tx, op, topics
 from holdfast.store.write import Writing
 from holdfast.tables import SESSION, TABLES, Table
-from holdfast.types import Batch, Lease, Submission
+from holdfast.types import Batch, Lease, ServerSetting, Submission
 
 if TYPE_CHECKING:
     from holdfast.store.postgres.connections import Pool
@@ -139,6 +140,10 @@ class PostgresStore(SqlStore):
     def _begin(self, max_attempts: int, ours: Mapping[str, str]) -> Tx[Rows]:
         """Do in one statement what other engines do in three."""
         return (yield op("begin_with_events", max_attempts=max_attempts, **ours))
+
+    async def harmful_settings(self) -> list[ServerSetting]:
+        rows = await self._read(_settings)
+        return harmful_settings({row["name"]: (row["setting"], row["reset_val"]) for row in rows})
 
     async def shrink(self, *, limit: int = 1000) -> int:
         """Do nothing: autovacuum returns the space of deleted rows to the table."""
@@ -297,6 +302,10 @@ def _unlocked() -> Tx[Sequence[Row]]:
     return (yield op("unlocked_beacons"))
 
 
+def _settings() -> Tx[Sequence[Row]]:
+    return (yield op("server_settings", names=SETTING_NAMES))
+
+
 def _of(table: Table, rows: Sequence[Row]) -> list[dict[str, object]]:
     return [{name: row[name] for name in table.names} for row in rows]
 
@@ -304,15 +313,18 @@ def _of(table: Table, rows: Sequence[Row]) -> list[dict[str, object]]:
 async def _read_consistently(connections: Connections, connection: Any, make: Callable[[], Tx[T]]) -> T:
     """Run a read-only transaction. A single statement is consistent by itself; if there are more, restart in a transaction.
 
-    After an empty result, the only other statement is the one that checks whether the session exists. It needs no snapshot.
+    After an empty result, the only other statement is the one that checks whether the session exists. It needs no snapshot. A statement
+    that scans changes settings for its transaction.
     """
     if connections.keeps_state:
         tx = make()
         try:
-            rows = await execute(connection, next(tx))
-            following = tx.send(rows)
-            if not rows and following.name == "head":
-                tx.send(await execute(connection, following))
+            first = next(tx)
+            if not first.scans:
+                rows = await execute(connection, first)
+                following = tx.send(rows)
+                if not rows and following.name == "head":
+                    tx.send(await execute(connection, following))
         except StopIteration as end:
             return end.value
         finally:

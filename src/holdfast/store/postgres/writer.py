@@ -6,6 +6,7 @@ A group is one statement: the fence and every arm of write.sql. A refused batch 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from holdfast.store.postgres.connections import (
     ANSWER_SECONDS,
     GONE,
     NO_TIMEOUT,
+    SCAN_BEGINS,
+    SCAN_ENDS,
     Connections,
     committing,
     cut,
@@ -49,6 +52,11 @@ async def execute(connection: Any, operation: Operation) -> Sequence[Row]:
     params = operation.params
     if operation.slow and hasattr(connection, "unlimit"):
         await connection.unlimit()
+    if operation.scans:
+        await connection.execute(SCAN_BEGINS, timeout=ANSWER_SECONDS)
+        rows = await execute(connection, replace(operation, scans=False))
+        await connection.execute(SCAN_ENDS, timeout=ANSWER_SECONDS)
+        return rows
     if isinstance(operation, Script):
         if not params:  # a migration may be any kind of statement
             await connection.execute(operation.text, timeout=NO_TIMEOUT)

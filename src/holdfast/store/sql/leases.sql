@@ -29,7 +29,7 @@ SELECT session_id FROM heads WHERE agent = '' AND ready_at IS NOT NULL LIMIT :li
 UPDATE heads SET agent = (SELECT s.agent FROM sessions s WHERE s.id = heads.session_id) WHERE session_id = :session_id;
 
 -- name: expired_holders
-SELECT id FROM holders WHERE deadline <= now_us() LIMIT 1;
+SELECT id FROM holders WHERE id > '' AND deadline <= now_us() LIMIT 1;
 
 -- name: remove_expired
 DELETE FROM holders

@@ -79,13 +79,18 @@ ORDER BY id
 ;
 
 -- name: mark_blobs_for_deletion
+-- OFFSET 0: one probe of the index per row. PostgreSQL might read all of the other table into memory.
 UPDATE blobs SET state = 'deleting'
 --[sqlite] WHERE id IN (SELECT value FROM json_each(:ids))
 --[postgres] WHERE id = ANY(CAST(:ids AS text[]))
   AND (state = 'deleting' OR (state = 'storing' AND at <= now_us() - CAST(:dead_us AS bigint))
     OR (state = 'stored' AND at <= now_us() - CAST(:grace_us AS bigint)
-      AND NOT EXISTS (SELECT 1 FROM blob_references r WHERE r.sha256 = blobs.sha256)
-      AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.archive = blobs.sha256)))
+      AND NOT EXISTS (SELECT 1 FROM blob_references r WHERE r.sha256 = blobs.sha256
+--[postgres]         OFFSET 0
+      )
+      AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.archive = blobs.sha256
+--[postgres]         OFFSET 0
+      )))
 RETURNING *;
 
 -- name: abandon_blob

@@ -35,9 +35,6 @@ SELECT
   (SELECT count(*) FROM holders WHERE deadline > now_us()) AS holders,
   (SELECT count(*) FROM holders WHERE deadline <= now_us()) AS expired_holders,
   (SELECT count(*) FROM heads WHERE holder IS NOT NULL) AS leases,
---[sqlite]   '' AS unsafe,
---[postgres]   (SELECT coalesce(string_agg(name, ', ' ORDER BY name), '') FROM pg_settings
---[postgres]     WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off') AS unsafe,
   (SELECT coalesce(now_us() - min(ready_at), 0) FROM heads WHERE ready_at IS NOT NULL) AS queue_wait;
 
 -- name: sizes

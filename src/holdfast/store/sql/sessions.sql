@@ -13,7 +13,7 @@ INSERT INTO heads (session_id, agent, epoch, seq, writes, written) VALUES (:id, 
 -- for waiting are computed here: no live worker serves the agent, or a run ended with its process and no queued submission continues it.
 SELECT v.*, CASE
   WHEN holder IS NULL AND (ready_at IS NOT NULL OR status = 'queued') AND NOT EXISTS (
-    SELECT 1 FROM holders d WHERE d.deadline > now_us() AND (d.agents IS NULL
+    SELECT 1 FROM holders d WHERE d.id > '' AND d.deadline > now_us() AND (d.agents IS NULL
 --[sqlite]       OR EXISTS (SELECT 1 FROM json_each(d.agents) WHERE value = v.agent)
 --[postgres]       OR CAST(d.agents AS jsonb) ? v.agent
   )) THEN 'worker'

@@ -49,7 +49,7 @@ class SqlStore(Store):
         for number, (name, text) in enumerate(checks, 1):
             if progress is not None:
                 progress(name, number, len(checks))
-            rows = yield Script(name, params, slow=not one, text=text)
+            rows = yield Script(name, params, slow=not one, scans=not one, text=text)
             violations += [
                 Violation(invariant=name, session_id=row["session_id"], detail=row["detail"]) for row in rows
             ]
