@@ -103,6 +103,14 @@ class RunFailed(_Event):
     error: str | None = _payload("error", None)
 
 
+class WaitingForThread(_Event):
+    """A run was stopped, and waits for a tool or step that runs in a thread."""
+
+    kind: Literal["waiting_for_thread"] = "waiting_for_thread"
+    name: str = _payload("name")
+    call_id: str = _payload("call_id")
+
+
 class RunInterrupted(_Event):
     """A run was interrupted, by a user or because its process ended."""
 
@@ -330,6 +338,7 @@ KnownEvent: TypeAlias = (
     | RunCompleted
     | RunFailed
     | RunInterrupted
+    | WaitingForThread
     | RunRecovered
     | ApprovalRequested
     | ApprovalAnswered

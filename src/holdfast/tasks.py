@@ -1,9 +1,11 @@
-"""Cancel tasks reliably, and keep an event loop running when a task tries to exit the process."""
+"""Cancel tasks reliably, start threads that end with the process, and keep an event loop running when a task tries to exit the process."""
 
 import asyncio
 import logging
 import signal
-from collections.abc import Coroutine
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -46,3 +48,20 @@ def run_through_exits(main: Coroutine[Any, Any, T]) -> T:
 def _handles_interrupts() -> bool:
     """Return whether Ctrl-C is handled, so that a KeyboardInterrupt can only come from code that raised it."""
     return signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+
+
+def start_thread(function: Callable[[], T]) -> "Future[T]":
+    """Run a function in a daemon thread of its own."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            result = function()
+        except BaseException as error:  # noqa: BLE001 - the caller receives it
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, name="holdfast-call", daemon=True).start()
+    return future

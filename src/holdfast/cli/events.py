@@ -97,6 +97,10 @@ def _step_failed(facts: Mapping[str, Any]) -> list[str]:
     return [f"{facts['name']}: {facts.get('error') or 'no message'}{retry}"]
 
 
+def _waiting_for_thread(facts: Mapping[str, Any]) -> list[str]:
+    return [f"stopped; waits for the thread of {facts['name']} ({facts['call_id']})"]
+
+
 def _probe_answered(facts: Mapping[str, Any]) -> list[str]:
     error = f" ({facts['error']})" if facts.get("error") else ""
     return [f"{facts['name']}: {str(facts['answer']).replace('_', ' ')}{error}"]
@@ -135,6 +139,7 @@ _PAYLOADS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "step_completed": _step_completed,
     "step_failed": _step_failed,
     "probe_answered": _probe_answered,
+    "waiting_for_thread": _waiting_for_thread,
     "approval_requested": _approval_requested,
     "approval_answered": _approval_answered,
 }

@@ -97,9 +97,16 @@ def worker(
             if supervised:
                 _at_the_end_of_input(loop, stop_orphan)
             try:
-                return ExitCode.OK if await running else ExitCode.CUT_OFF
+                code = ExitCode.OK if await running else ExitCode.CUT_OFF
             except asyncio.CancelledError:
-                return ExitCode.FORCED
+                code = ExitCode.FORCED
+            if (
+                serving.threads_are_working
+            ):  # only the end of the process ends them, and only then may others continue
+                _log.warning("synchronous code of a session still runs and ends with this process")
+                logging.shutdown()
+                os._exit(code)
+            return code
 
     async def work_and_exit() -> int:
         code = await work()

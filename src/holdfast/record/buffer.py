@@ -8,8 +8,8 @@ the batch is durable. The batch of a call that changes nothing is held for a mom
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -270,6 +270,18 @@ class Buffer:
         """Write an annotation of a running call. No other batch builds on it."""
         self.start_held()
         await self.write(Batch(effects=[effect], chain=Chain()))
+
+    @asynccontextmanager
+    async def waiting_for_thread(self, name: str, call_id: str) -> AsyncGenerator[None, None]:
+        """Show that the run was stopped and waits for the thread of a tool or step. No other batch builds on it."""
+        payload = lenient_json({"name": name, "call_id": call_id})
+        event = NewEvent(kind="waiting_for_thread", run_id=self.run.id, payload=payload)
+        thread = f"the thread of {name} ({call_id})"
+        with suppress(HoldfastError):  # the wait is the same if it cannot be shown
+            await self.write(Batch(events=[event], status="running", waiting_for=thread, chain=Chain()))
+        yield
+        with suppress(HoldfastError):
+            await self.write(Batch(status="running", chain=Chain()))
 
     async def write_failure(self, batch: Batch) -> None:
         """Write the failure of the run, even after a batch that could not be written."""

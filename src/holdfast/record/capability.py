@@ -9,7 +9,7 @@ request, and is kept separately if no request follows within that time. It never
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Generator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -20,6 +20,7 @@ from contextlib import (
 )
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from pydantic_ai import CallToolsNode, RunContext
@@ -45,6 +46,7 @@ from holdfast.record.ledger import CallRef, Policy
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.probes import LIMIT_SECONDS, Done, NotDone, Probe, Unsettled, ask_probe
 from holdfast.record.steps import StepApproval, Steps, current_steps, outside
+from holdfast.record.threads import Threads
 from holdfast.record.validity import pending_calls
 from holdfast.store import Store, open_store
 from holdfast.tracing import mark_span
@@ -148,6 +150,7 @@ class _Recorder(AbstractCapability[Any]):
         self.session_id = ""
         self.outer = outer  # records the run whose tool starts this one
         self.is_active = False
+        self._threads = Threads()
         self._caller: asyncio.Task[Any] | None = None  # runs the agent; `wrap_run` runs in another task
         self._settings = settings
         self._parent = settings.parent_run_id or (outer.run_id if outer else None)
@@ -317,14 +320,31 @@ class _Recorder(AbstractCapability[Any]):
                 self._buffer.take_step(ctx.messages, "interrupted", ctx.run_step, started, effects=[effect])
             )
             await self._buffer.join()
+        waiting = partial(self._buffer.waiting_for_thread, call.tool_name, effect.call_id)
+        async with self._threads.call(ref, waiting) as threaded:
+            steps = await self._steps(ctx, ref, policy, begun=known is not None)
+            return await self._run_tool(
+                ctx, call, effect, steps, threaded.complete(self._threads, handler(args))
+            )
+
+    async def _run_tool(
+        self,
+        ctx: RunContext[Any],
+        call: ToolCallPart,
+        effect: Effect,
+        steps: AbstractContextManager[None],
+        running: Awaitable[Any],
+    ) -> Any:
+        """Run a tool whose call is on record, and record its outcome."""
+        ref = effect.run_id, effect.call_id
         token = ledger.current_call.set(ref)
         task = asyncio.current_task()
         try:
-            with await self._steps(ctx, ref, policy, begun=known is not None):
-                value = await handler(args)
+            with steps:
+                value = await running
         except OutcomeUnknown as error:
-            unknown = self._event(ctx, "tool_call_completed", **facts, outcome="unknown")
-            await self._buffer.write_effects([], unknown)
+            facts = {"tool": call.tool_name, "call_id": call.tool_call_id, "outcome": "unknown"}
+            await self._buffer.write_effects([], self._event(ctx, "tool_call_completed", **facts))
             ledger.report_unknown(effect, call.tool_name, call.tool_call_id, str(error.facts["step"]))
         except BaseException as error:
             if _can_be_recorded(error, task):
@@ -374,6 +394,7 @@ class _Recorder(AbstractCapability[Any]):
             store=self.store,
             buffer=self._buffer,
             offloader=self._offloader,
+            threads=self._threads,
             step=ctx.run_step,
             approved=ctx.tool_call_approved,
             settled=settled,
@@ -465,6 +486,7 @@ class _Recorder(AbstractCapability[Any]):
 
     async def _complete(self, result: AgentRunResult[Any]) -> None:
         """Record that the run completed, or that it waits for answers."""
+        await (await self._threads.recorded()).deliver()
         messages = result.all_messages()
         deferred = self._calls.deferred(messages, result.output)
         await complete_run(
@@ -473,7 +495,7 @@ class _Recorder(AbstractCapability[Any]):
 
     async def _fail(self, error: BaseException) -> None:
         """Record the end of the run as its host decides."""
-        await fail_run(self._buffer, self._host, error)
+        await fail_run(self._buffer, self._host, error, self._threads)
 
     def _event(self, ctx: RunContext[Any], kind: str, **facts: object) -> NewEvent:
         return NewEvent(kind=kind, run_id=self.run_id, step=ctx.run_step, payload=lenient_json(facts))

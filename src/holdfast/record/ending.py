@@ -15,6 +15,7 @@ from holdfast.record import ledger
 from holdfast.record.buffer import Buffer
 from holdfast.record.host import Failure, RunHost
 from holdfast.record.offloader import COMPLETED
+from holdfast.record.threads import Threads
 from holdfast.record.validity import pending_calls
 from holdfast.types import Batch, Effect, Json, NewEvent, Run
 
@@ -51,15 +52,17 @@ async def complete_run(
     host.close(run, None)
 
 
-async def fail_run(buffer: Buffer, host: RunHost, error: BaseException) -> None:
-    """Record the end of a run as its host decides. Its earlier steps are already recorded."""
+async def fail_run(buffer: Buffer, host: RunHost, error: BaseException, threads: Threads) -> None:
+    """Record the end of a run as its host decides, when its threads have ended. Its earlier steps are already recorded."""
     run: Run | None = None
+    stop = await threads.recorded()
     await buffer.finish()  # then it is known whether all steps are recorded
     failure = None if buffer.lease.lost else host.failure(error, buffer.failed)
     if failure is not None:
         with suppress(HoldfastError):  # the error that ended the run is the one to raise
             run = await _write_failure(buffer, host, failure)
     host.close(run, buffer.failed)
+    await stop.deliver()
 
 
 async def _write_failure(buffer: Buffer, host: RunHost, failure: Failure) -> Run | None:

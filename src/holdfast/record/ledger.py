@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 from pydantic import TypeAdapter
@@ -45,6 +46,9 @@ CallRef: TypeAlias = tuple[str, str]
 
 current_call: ContextVar[CallRef | None] = ContextVar("holdfast_call", default=None)
 """The ledger entry of the tool call that is running in this context."""
+
+renewed_keys: ContextVar[Mapping[CallRef, str]] = ContextVar("holdfast_keys", default=MappingProxyType({}))
+"""The idempotency keys of steps that a person has repeated after they had completed."""
 
 UNSERIALIZABLE: Final = '{"kind":"unserializable"}'
 ANSWERS: Final[Mapping[type[Any], str]] = {Done: "done", NotDone: "not_done", Unknown: "unknown"}
@@ -214,11 +218,12 @@ def key(run_id: str, call_id: str) -> str:
 def idempotency_key(ctx: RunContext[Any] | None = None) -> str:
     """Return a key for the step or tool call that runs this code, for services that deduplicate requests.
 
-    It stays the same when the step or call runs again after a crash, in any process. Without a recorded run the tool's `ctx` is
+    It stays the same when the step or call runs again after a crash, in any process, or because it failed. A completed step that a person
+    repeats has a new one. Without a recorded run the tool's `ctx` is
     needed.
     """
     if (current := current_call.get()) is not None:
-        return key(*current)
+        return renewed_keys.get().get(current) or key(*current)
     if ctx is None or ctx.tool_call_id is None or ctx.run_id is None:
         message = "idempotency_key can only be used within a step or a tool call"
         raise ValueError(message)

@@ -4,8 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any, Generic, TypeAlias, TypeVar
+
+from holdfast.tasks import start_thread
 
 T = TypeVar("T")
 LIMIT_SECONDS = 30.0
@@ -72,7 +75,11 @@ async def ask_probe(probe: Probe, call: Unsettled, seconds: float) -> tuple[Prob
 
 async def _call(probe: Probe, call: Unsettled) -> Any:
     try:
-        answer = probe(call) if iscoroutinefunction(probe) else await asyncio.to_thread(probe, call)
+        answer = (
+            probe(call)
+            if iscoroutinefunction(probe)
+            else await asyncio.wrap_future(start_thread(partial(probe, call)))
+        )
         return await answer if isinstance(answer, Awaitable) else answer
     except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # these would end the event loop
         raise RuntimeError(repr(error)) from error

@@ -8,11 +8,12 @@ same write.
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from inspect import isawaitable, iscoroutinefunction
 from typing import Any, Final, Literal, TypeAlias, TypeVar, TypeVarTuple, cast, get_args, overload
 
@@ -26,6 +27,7 @@ from holdfast.record.ledger import CallRef, Policy
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.probes import LIMIT_SECONDS, Done, NotDone, Probe, ProbeAnswer, Unsettled, ask_probe
 from holdfast.record.retrying import Pause, Retry
+from holdfast.record.threads import ThreadedCall, Threads
 from holdfast.store import Store
 from holdfast.types import Effect, NewEvent
 
@@ -69,10 +71,13 @@ class Steps:
     store: Store
     buffer: Buffer
     offloader: MediaOffloader
+    threads: Threads
     step: int | None = None
     """The step of the run, for the events."""
     redone: Collection[str] = ()
-    """The entries of failed steps that run again, each as a new entry."""
+    """The entries of steps that run again, each as a new entry."""
+    renewed: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By their place, the retries that repeat steps that had completed. A repeat is a new request, with an idempotency key of its own."""
     approved: bool = False
     """Whether a person decided to repeat the steps that wait for it."""
     settled: Callable[[], Awaitable[None]] | None = None
@@ -104,11 +109,13 @@ class Steps:
         """Make `step` of the code in this block a step of this call. Raises `StepsDiffer` if it ends before its recorded steps."""
         self._task = asyncio.current_task()
         token = _current.set(self)
+        keys = ledger.renewed_keys.set({(self.ref[0], place): self._key(place) for place in self.renewed})
         try:
             yield
         finally:
             self._closed = True
             _current.reset(token)
+            ledger.renewed_keys.reset(keys)
         for entry, effect in self._recorded.items():
             raise StepsDiffer(asked="it has ended", recorded=self._label(entry, effect))
 
@@ -231,7 +238,7 @@ class Steps:
             return None
         call = Unsettled(
             name=request.name,
-            key=known.idempotency_key or ledger.key(*request.ref),
+            key=known.idempotency_key or self._key(request.ref[1]),
             arguments=tuple(request.arguments),
             summary=ledger.noted(known),
             attempts=known.attempts,
@@ -289,7 +296,7 @@ class Steps:
             tool=request.name,
             step=self.step,
             arguments_digest=request.digest,
-            idempotency_key=ledger.key(*request.ref),
+            idempotency_key=self._key(request.ref[1]),
             attempts=0,
         )
         pause = Pause.of(effect)
@@ -298,36 +305,43 @@ class Steps:
                 await asyncio.sleep(max(0.0, (pause.until - await self.store.now()).total_seconds()))
             effect = replace(effect, attempts=effect.attempts + 1, result=None)
             self._running[request.ref] = effect
-            try:
-                started = self._event("step_started", request.facts(attempt=effect.attempts))
-                await self.buffer.write_effects([effect], started)
-                value = await self._call(request)
-            except BaseException as error:
-                effect = self._running[request.ref]
-                if not _is_outcome(error):
-                    raise
-                pause = await self._next_pause(request, effect, pause, error)
-                if pause is None:
-                    text = ledger.describe(error)
-                    self._end(request, replace(effect, state="failed", error=text), "step_failed", error=text)
-                    raise _failure(request, text) from error
-                effect = replace(effect, result=pause.as_json())
-                failed = request.facts(error=ledger.describe(error), retry_at=pause.until.isoformat())
-                await self.buffer.write_effects([effect], self._event("step_failed", failed))
-                await self._repeat_inner(request)
-            else:
-                return await self._complete(request, self._running[request.ref], value)
-            finally:
-                self._running.pop(request.ref, None)
-                self._ended.set()
+            waiting = partial(self.buffer.waiting_for_thread, request.name, request.entry)
+            async with self.threads.call(request.ref, waiting) as call:
+                try:
+                    started = self._event("step_started", request.facts(attempt=effect.attempts))
+                    await self.buffer.write_effects([effect], started)
+                    value = await self._call(request, call)
+                except BaseException as error:
+                    effect = self._running[request.ref]
+                    if not _is_outcome(error):
+                        raise
+                    pause = await self._next_pause(request, effect, pause, error)
+                    if pause is None:
+                        text = ledger.describe(error)
+                        self._end(
+                            request, replace(effect, state="failed", error=text), "step_failed", error=text
+                        )
+                        raise _failure(request, text) from error
+                    effect = replace(effect, result=pause.as_json())
+                    failed = request.facts(error=ledger.describe(error), retry_at=pause.until.isoformat())
+                    await self.buffer.write_effects([effect], self._event("step_failed", failed))
+                    await self._repeat_inner(request)
+                else:
+                    return await self._complete(request, self._running[request.ref], value)
+                finally:
+                    self._running.pop(request.ref, None)
+                    self._ended.set()
 
-    async def _call(self, request: _Request) -> Any:
+    async def _call(self, request: _Request, call: ThreadedCall) -> Any:
         token = ledger.current_call.set(request.ref)
         try:
             if iscoroutinefunction(request.function):
                 return await request.function(*request.arguments)
-            value = await asyncio.to_thread(request.function, *request.arguments)
-            return await value if isawaitable(value) else value
+            value = await call.complete(self.threads, self.threads.run(request.function, *request.arguments))
+            if isawaitable(value):
+                await call.deliver_stop()
+                return await value
+            return value
         finally:
             ledger.current_call.reset(token)
 
@@ -364,6 +378,10 @@ class Steps:
 
     def _event(self, kind: str, facts: dict[str, object]) -> NewEvent:
         return NewEvent(kind=kind, run_id=self.buffer.run.id, step=self.step, payload=lenient_json(facts))
+
+    def _key(self, place: str) -> str:
+        retry = self.renewed.get(place)
+        return ledger.key(self.ref[0], place if retry is None else f"{place}#{retry}")
 
     def _label(self, entry: str, effect: Effect) -> str:
         number = entry.rpartition("~")[2] if "~" in entry else ""

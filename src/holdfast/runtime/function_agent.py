@@ -41,6 +41,7 @@ from holdfast.record.history import open_history
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.recovery import load_history
 from holdfast.record.steps import Steps, causes, step
+from holdfast.record.threads import Threads
 from holdfast.record.validity import pending_calls
 from holdfast.runtime.attachment import Attachment
 from holdfast.runtime.context import SessionContext, current_session
@@ -228,7 +229,9 @@ class _FunctionRun:
             self._offloader = offloader = MediaOffloader(start.store)
             redone = self._redone(recorded)
             metadata: dict[str, Any] = {"origin": self._origin, "prompt": len(self.before) - 1}
-            metadata |= {"redone": redone, "restarts": self._restarts} if redone else {}
+            renewed = self._renewed(recorded, redone)
+            if redone:
+                metadata |= {"redone": redone, "restarts": self._restarts, "renewed": renewed}
             if start.point.chain:
                 metadata["resumes"] = start.point.chain[0].id
             agent = start.session.agent
@@ -247,7 +250,9 @@ class _FunctionRun:
                 store=start.store,
                 buffer=self._buffer,
                 offloader=offloader,
+                threads=Threads(),
                 redone=redone,
+                renewed=renewed,
                 settled=host.settled,
                 check=self.check_open,
                 decide=self._decide,
@@ -262,17 +267,18 @@ class _FunctionRun:
                 if start.point.begun:
                     await self._steps.load()
                 await self._call()
+                await (await self._steps.threads.recorded()).deliver()
                 await self._drafts.close()
                 await self._complete()
             except SystemExit as error:  # raised out of this task it would end the event loop
                 exited = AgentExited(what="The agent", error=ledger.describe(error))
-                await fail_run(self._buffer, host, exited)
+                await fail_run(self._buffer, host, exited, self._steps.threads)
                 raise exited from error
             except BaseException as error:
                 if ended_by := causes(error):
                     ended = lenient_json({**metadata, "ended_by": ended_by})
                     self._buffer.run = replace(self._buffer.run, metadata=ended)
-                await fail_run(self._buffer, host, error)
+                await fail_run(self._buffer, host, error, self._steps.threads)
                 raise
             finally:
                 self._open = False
@@ -370,6 +376,14 @@ class _FunctionRun:
             ended_by: list[str] = self._last.get("ended_by", [])
             again = [entry for entry in ended_by if entry in steps and steps[entry].state == "failed"]
         return [*known, *(entry for entry in again if entry not in known)]
+
+    def _renewed(self, steps: Mapping[str, Effect], redone: Sequence[str]) -> dict[str, str]:
+        """Return, by place, the retry that repeats a completed step. One that failed, or may have failed, is the same request again."""
+        known: dict[str, str] = self._last.get("renewed", {})
+        again = (entry for entry in redone if entry in steps and steps[entry].state == "completed")
+        before: list[str] = self._last.get("redone", [])
+        retry = self.start.host.submission.id
+        return known | {ledger.place(entry): retry for entry in again if entry not in before}
 
     @property
     def _kind(self) -> Literal["settled", "interrupted"]:

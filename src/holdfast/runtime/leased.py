@@ -43,11 +43,12 @@ class LeasedSession:
         reason: str | None = None,
         *,
         batch: Batch | None = None,
+        run_id: str | None = None,
     ) -> None:
-        """Record the end of a submission, together with its other changes."""
+        """Record the end of a submission and of its run, if it began one, together with its other changes."""
         batch = batch or Batch()
         reason = None if reason is None else _storable(reason)
-        change = SubmissionChange(id=submission.id, state=state, reason=reason)
+        change = SubmissionChange(id=submission.id, state=state, reason=reason, run_id=run_id)
         batch.submissions = [change, *batch.submissions]
         await MediaOffloader(self.store).write(batch, partial(self.store.write, self.lease))
 

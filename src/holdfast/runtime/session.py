@@ -17,6 +17,7 @@ from holdfast.counting import count
 from holdfast.errors import BadInput, HoldfastError, LeaseLost, StoreError
 from holdfast.logs import log_context
 from holdfast.record.loading import LargeHistories
+from holdfast.record.threads import Threads, of_turn
 from holdfast.runtime.attachment import UNWATCHED, Attachment, detached
 from holdfast.runtime.compaction import prepare_compaction
 from holdfast.runtime.context import SessionContext, start_in
@@ -69,8 +70,15 @@ class SessionRunner:
         self._stopping = asyncio.Event()
         self._left = 0  # how many submissions may still be processed
         self._steering = False  # whether a message waits to enter the turn
+        self._threads = Threads()
+        self._task: asyncio.Task[Any] | None = None
         self.unfinished: Submission | None = None
         """The submission in progress, also after the session was lost or its store failed."""
+
+    @property
+    def left_behind(self) -> asyncio.Task[Any] | None:
+        """The task of a turn that was stopped and waits for a thread. Until that has ended, nothing else may continue the session."""
+        return self._task if self._task and not self._task.done() and self._threads.are_working else None
 
     def hand_over(self, reason: str) -> None:
         """Stop at the next settled point, so that another worker continues."""
@@ -183,7 +191,7 @@ class SessionRunner:
                 else f"{type(error).__name__}: {error}"
             )
             _log.warning("session %s: the run failed before it started", self._session_id, exc_info=error)
-            await self._leased.end(submission, "failed", text)
+            await self._leased.end(submission, "failed", text, run_id=turn.run_id)
         return False
 
     async def _command(self, submission: Submission) -> None:
@@ -210,7 +218,8 @@ class SessionRunner:
     async def _attend(self, turn: WorkerTurn, session: Session, running: Awaitable[Any]) -> asyncio.Task[Any]:
         """Run the code of an agent until it has ended. Stop it on request or at its time limit."""
         context = SessionContext(session=session, store=self._store, keys=self._credential_key)
-        turn.task = task = start_in(context, running)
+        with of_turn(self._threads):
+            turn.task = self._task = task = start_in(context, running)
         self._turn = turn
         turn.draining = self._reason is not None
         watchers: list[asyncio.Task[None]] = []
@@ -245,9 +254,10 @@ class SessionRunner:
         elif turn.stop == "handover":
             await self._write_handover(turn)
         elif turn.stop == "interrupt":
-            await self._leased.end(turn.submission, "failed", "interrupted")
+            await self._leased.end(turn.submission, "failed", "interrupted", run_id=turn.run_id)
         elif turn.stop == "timeout":
-            await self._leased.end(turn.submission, "failed", f"TimeoutError: {turn.timed_out()}")
+            reason = f"TimeoutError: {turn.timed_out()}"
+            await self._leased.end(turn.submission, "failed", reason, run_id=turn.run_id)
         else:
             return False
         return True

@@ -74,6 +74,8 @@ class WorkerTurn(RunHost):
     """The task that runs the agent."""
     recording: asyncio.Task[Any] | None = field(default=None, repr=False)
     """The task that records the run. It may end after the one that runs it."""
+    _ending: bool = False
+    """Whether the end of the run is being recorded. A second stop must not cut that off."""
     _steered: list[str] = field(default_factory=list[str])
     """The submissions of messages that have entered the run and are not recorded yet."""
 
@@ -102,7 +104,7 @@ class WorkerTurn(RunHost):
         """Stop the run. The first reason counts, but a lost lease overrides every other reason."""
         if self.stop is None or stop == "lost":
             self.stop = stop
-        if self.task is not None:
+        if self.task is not None and (stop == "lost" or not self._ending):
             self.task.cancel()
 
     def timed_out(self) -> TimeoutError:
@@ -152,6 +154,7 @@ class WorkerTurn(RunHost):
 
     def failure(self, error: BaseException, unwritten: Exception | None) -> Failure | None:
         """Record a failure only if it ends the turn. Otherwise the next worker of the session decides."""
+        self._ending = True
         if self.stop == "lost" or isinstance(error, StoreError) or isinstance(unwritten, StoreError):
             return None
         if self.stop is None and self.task is not None and self.task.cancelling():

@@ -27,7 +27,7 @@ from holdfast.runtime.agents import Agents, by_name
 from holdfast.runtime.session import SessionRunner
 from holdfast.store import Store
 from holdfast.tasks import end
-from holdfast.types import Holder, Lease, Submission, Work
+from holdfast.types import Batch, Holder, Lease, Submission, Work
 
 _POLL_SECONDS = 1.0
 _AT_ONCE = 8
@@ -72,6 +72,8 @@ class Worker:
         self._renewal: Renewal | None = None
         self._uncounted: list[Submission] = []  # whose last attempt must not count
         self._running: dict[SessionRunner, asyncio.Task[None]] = {}
+        self._left_behind: dict[str, asyncio.Task[Any]] = {}  # turns that wait for a thread, by session
+        self._outlasting: asyncio.Task[None] | None = None
         self._histories = LargeHistories()
         self._store_failures: Counter[str] = Counter()  # in a row, by session
         self.counters: Counter[str] = Counter()
@@ -79,6 +81,11 @@ class Worker:
     def stop(self) -> None:
         """Claim nothing new, and hand over the running sessions. `run` returns when that is done."""
         self._stopping.set()
+
+    @property
+    def threads_are_working(self) -> bool:
+        """Whether synchronous code of a session that was stopped still runs. Its lease is kept until it ends, or until the process exits."""
+        return any(not task.done() for task in self._left_behind.values())
 
     async def run(self) -> bool:
         """Serve until stopped, and sweep. Return whether every run was handed over at a settled point."""
@@ -117,10 +124,23 @@ class Worker:
             await end(rescuer)
             if cut_off:
                 await asyncio.wait(cut_off)
-            await renewal.stop()
-            with suppress(HoldfastError):
-                await self._store.leave(holder)
-            _log.info("worker %s has left", self.name)
+            if self.threads_are_working and not self._lost.is_set():
+                self._outlasting = asyncio.create_task(self._outlast(holder, renewal))
+            else:
+                await self._leave(holder, renewal)
+
+    async def _outlast(self, holder: Holder, renewal: Renewal) -> None:
+        """Keep the leases of the sessions whose threads still work, and leave when these have ended."""
+        sessions = ", ".join(sorted(self._left_behind))
+        _log.warning("worker %s waits for threads of the sessions %s", self.name, sessions)
+        await asyncio.wait(self._left_behind.values())
+        await self._leave(holder, renewal)
+
+    async def _leave(self, holder: Holder, renewal: Renewal) -> None:
+        await renewal.stop()
+        with suppress(HoldfastError):
+            await self._store.leave(holder)
+        _log.info("worker %s has left", self.name)
 
     async def _claim_until_stopped(self, holder: Holder) -> None:
         with self._store.ready_bell() as bell:
@@ -170,6 +190,7 @@ class Worker:
     async def _serve(self, runner: SessionRunner, lease: Lease) -> None:
         log_context(lambda: {"session_id": lease.session_id})
         try:
+            await self._wait_for_thread(lease)
             await runner.serve()
         except (LeaseLost, NotFound) as error:
             _log.warning("%s", error)
@@ -186,10 +207,26 @@ class Worker:
         finally:
             if runner.unfinished is not None and not (self._renewal and self._renewal.was_blocked):
                 self._uncounted.append(runner.unfinished)
+            if (left := runner.left_behind) is not None:
+                self._left_behind[lease.session_id] = left
             try:
-                await self._release(lease)
+                if left is None:
+                    await self._release(lease)
             finally:  # also if this task is cancelled meanwhile, because the holder was lost
                 self._running.pop(runner, None)
+
+    async def _wait_for_thread(self, lease: Lease) -> None:
+        """Wait for a thread that worked on the session when this worker lost it, and that has not ended yet."""
+        left = self._left_behind.pop(lease.session_id, None)
+        if left is None or left.done():
+            return
+        waits = Batch(status="running", waiting_for="a thread of the turn before")
+        await self._store.write(lease, waits)
+        try:
+            await asyncio.wait([left])
+        except asyncio.CancelledError:
+            self._left_behind[lease.session_id] = left
+            raise
 
     async def _uncount_attempts(self) -> None:
         """Do not count attempts that ended because the store failed, or the process had too little time to renew.

@@ -1,0 +1,305 @@
+"""Synchronous steps and tools run in threads, which cannot be cancelled: a turn that is stopped waits for them."""
+
+import asyncio
+import threading
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent, RunContext
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+import holdfast
+from holdfast import Done, Holdfast, NotDone, Turn, Unsettled, connect
+from holdfast.api.models import SessionDetail
+from holdfast.client.client import Client
+from holdfast.errors import TurnFailed, TurnNotRetriable
+from holdfast.runtime import AgentSetup, Worker
+from holdfast.store import Store
+from holdfast.types import Effect
+from tests.builders import until
+from tests.runtime.agents import ended, send, working
+
+_SECONDS = 20
+
+
+class Payments:
+    """A service that is paid in a thread. The thread waits until the test lets it continue."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.running = 0
+        self.most_at_once = 0
+        self.goes_on = threading.Event()
+        self._lock = threading.Lock()
+
+    def pay(self, to: str = "ada") -> str:
+        with self._lock:
+            self.running += 1
+            self.most_at_once = max(self.most_at_once, self.running)
+        assert self.goes_on.wait(_SECONDS)
+        with self._lock:
+            self.running -= 1
+            self.made.append(to)
+        return f"paid {to}"
+
+    def find(self, call: Unsettled) -> Any:
+        return Done("paid before") if self.made else NotDone()
+
+
+@pytest.fixture
+def payments() -> Generator[Payments, None, None]:
+    payments = Payments()
+    yield payments
+    payments.goes_on.set()
+
+
+async def _running(payments: Payments, number: int = 1) -> None:
+    async def runs() -> bool:
+        return payments.running == number
+
+    await until(runs)
+
+
+def _plain(payments: Payments, **options: Any) -> Any:
+    @holdfast.agent("clerk", **options)
+    async def clerk(turn: Turn) -> Any:
+        return await turn.step("pay", payments.pay, recovery="probe", probe=payments.find)
+
+    return clerk
+
+
+def _pydantic(payments: Payments, **options: Any) -> Any:
+    def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        answered = any(part.part_kind == "tool-return" for part in messages[-1].parts)
+        return ModelResponse(parts=[TextPart("thanks") if answered else ToolCallPart("pay", {}, "call")])
+
+    agent = Agent(FunctionModel(respond), name="clerk")
+    agent.tool_plain(payments.pay, **options)
+    return agent
+
+
+async def _waiting(hf: Client) -> SessionDetail:
+    """Return the session once it shows that it waits for a thread."""
+    session = await hf.session("s")
+
+    async def shows() -> bool:
+        return (await session.info()).waiting_for is not None
+
+    await until(shows)
+    return await session.info()
+
+
+async def _effect(store: Store, tool: str = "pay") -> Effect:
+    (effect,) = [each for each in (await store.effects("s")).items if each.tool == tool]
+    return effect
+
+
+@pytest.mark.parametrize("make", [_plain, _pydantic])
+async def test_an_interrupted_turn_waits_for_its_thread_and_a_retry_is_refused_meanwhile(
+    store: Store, payments: Payments, make: Any
+):
+    agent = make(payments)
+    async with connect(store, agents=[agent]) as hf:
+        session = await hf.session("s", agent=agent)
+        turn = await session.send("Pay!")
+        await _running(payments)
+        stop = await session.interrupt()
+        waiting = await _waiting(hf)
+        assert (waiting.status, "the thread of pay" in str(waiting.waiting_for)) == ("running", True)
+        assert (await _effect(store)).state == "started"
+        with pytest.raises(TurnNotRetriable, match="the thread of pay"):
+            await turn.retry()
+        await (await hf.session("other", agent=agent)).info()  # other sessions are served
+        payments.goes_on.set()
+        await stop.result(timeout=_SECONDS)
+        with pytest.raises(TurnFailed, match="interrupted"):
+            await turn.result(timeout=_SECONDS)
+        assert (await _effect(store)).state == "completed"
+        assert (await session.info()).waiting_for is None
+        await (await turn.retry()).result(timeout=_SECONDS)
+    assert payments.made == ["ada"]
+    assert payments.most_at_once == 1
+
+
+@pytest.mark.parametrize("make", [_plain, _pydantic])
+async def test_a_turn_that_takes_too_long_waits_for_its_thread(store: Store, payments: Payments, make: Any):
+    agent = _plain(payments, run_timeout=0.2)
+    if make is _pydantic:
+        agent = AgentSetup(agent=_pydantic(payments), run_timeout=0.2)
+    async with connect(store, agents=[agent]) as hf:
+        session = await hf.session("s", agent="clerk")
+        turn = await session.send("Pay!")
+        await _waiting(hf)
+        payments.goes_on.set()
+        with pytest.raises(TurnFailed, match=r"longer than 0\.2 seconds"):
+            await turn.result(timeout=_SECONDS)
+        assert (await _effect(store)).state == "completed"
+        await (await turn.retry()).result(timeout=_SECONDS)
+    assert payments.made == ["ada"]
+
+
+async def test_a_tool_that_exceeds_its_own_time_limit_is_waited_for(store: Store, payments: Payments):
+    """The model receives the real result. Otherwise it might call the tool again while the first call still works."""
+    agent = _pydantic(payments, timeout=0.1)
+    async with connect(store, agents=[agent]) as hf:
+        session = await hf.session("s", agent=agent)
+        turn = await session.send("Pay!")
+        await _waiting(hf)
+        payments.goes_on.set()
+        assert await turn.result(timeout=_SECONDS) == "thanks"
+        assert (await session.info()).waiting_for is None
+        texts = [str(message) async for message in session.messages()]
+    assert any("paid ada" in text for text in texts)
+    assert payments.made == ["ada"]
+
+
+async def test_a_thread_that_fails_after_the_stop_has_failed(store: Store, payments: Payments):
+    def pay() -> str:
+        payments.pay()
+        message = "no money"
+        raise ConnectionError(message)
+
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> Any:
+        return await turn.step("pay", pay)
+
+    async with connect(store, agents=[clerk]) as hf:
+        session = await hf.session("s", agent=clerk)
+        turn = await session.send("Pay!")
+        await _running(payments)
+        await session.interrupt()
+        await _waiting(hf)
+        payments.goes_on.set()
+        with pytest.raises(TurnFailed, match="interrupted"):
+            await turn.result(timeout=_SECONDS)
+    effect = await _effect(store)
+    assert (effect.state, effect.error) == ("failed", "ConnectionError: no money")
+
+
+async def test_threads_that_hang_block_only_their_sessions(store: Store, payments: Payments):
+    """More of them than the pools of asyncio and AnyIO have threads."""
+
+    @holdfast.agent("quick")
+    async def quick(turn: Turn) -> Any:
+        return await turn.step("upper", str.upper, turn.text)
+
+    agent = _plain(payments)
+    async with connect(store, agents=[agent, quick]) as hf:
+        for number in range(45):
+            await (await hf.session(f"hung-{number}", agent=agent)).send("Pay!")
+        await _running(payments, 45)
+        for number in range(45):
+            await (await hf.session(f"hung-{number}")).interrupt()
+        session = await hf.session("s", agent=quick)
+        assert await (await session.send("fine")).result(timeout=_SECONDS) == "FINE"
+        payments.goes_on.set()
+
+
+async def test_a_cancelled_run_without_a_worker_waits_for_its_thread(store: Store, payments: Payments):
+    agent = _pydantic(payments)
+    running = asyncio.create_task(agent.run("Pay!", conversation_id="s", capabilities=[Holdfast(store)]))
+    await _running(payments)
+    running.cancel()
+    running.cancel()
+
+    async def shows() -> bool:
+        return (await store.session("s")).waiting_for is not None
+
+    await until(shows)
+    assert not running.done()
+    payments.goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (await _effect(store)).state == "completed"
+    (run,) = (await store.runs(session_id="s")).items
+    assert run.status == "interrupted"
+
+
+async def test_code_that_limits_the_time_of_a_step_gets_its_timeout(store: Store, payments: Payments):
+    """The timeout is raised when the thread has ended, and the result is on record."""
+
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> Any:
+        try:
+            async with asyncio.timeout(0.1):
+                return await turn.step("pay", payments.pay)
+        except TimeoutError:
+            return "too late"
+
+    async with connect(store, agents=[clerk]) as hf:
+        session = await hf.session("s", agent=clerk)
+        turn = await session.send("Pay!")
+        await _waiting(hf)
+        payments.goes_on.set()
+        assert await turn.result(timeout=_SECONDS) == "too late"
+    assert (await _effect(store)).state == "completed"
+
+
+async def test_a_worker_that_loses_a_session_waits_for_its_thread_before_it_continues(
+    store: Store, payments: Payments
+):
+    """It has lost all its leases, joins again, and claims the session while the thread of the first turn still works."""
+    await store.create_session(agent="clerk", owner="you", id="s")
+    async with working(store, [_plain(payments)], ttl=1.0, renew=0.2) as worker:
+        sent = await send(store, "s", "Pay!")
+        await _running(payments)
+        worker._lost.set()  # pyright: ignore[reportPrivateUsage]
+        (holder,) = await store.holders()
+        await store.leave(holder)
+
+        async def waits() -> bool:
+            return (await store.session("s")).waiting_for == "a thread of the turn before"
+
+        await until(waits)
+        assert payments.most_at_once == 1
+        payments.goes_on.set()
+        assert (await ended(store, sent)).state == "done"
+    assert payments.made == ["ada"]
+
+
+async def test_a_worker_that_stops_keeps_the_lease_while_a_thread_works(store: Store, payments: Payments):
+    await store.create_session(agent="clerk", owner="you", id="s")
+    worker = Worker(store, [_plain(payments)], grace=0.1, ttl=2.0, renew=0.2)
+    serving = asyncio.create_task(worker.run())
+    await send(store, "s", "Pay!")
+    await _running(payments)
+    worker.stop()
+    assert not await serving
+    assert worker.threads_are_working
+    assert (await store.session("s")).holder == worker.name
+    await asyncio.sleep(2.5)  # longer than the lease lasts without being renewed
+    assert (await store.session("s")).holder == worker.name
+    payments.goes_on.set()
+
+    async def left() -> bool:
+        return not await store.holders()
+
+    await until(left)
+    assert not worker.threads_are_working
+    async with working(store, [_plain(payments)]):
+
+        async def idle() -> bool:
+            return (await store.session("s")).status == "idle"
+
+        await until(idle)
+    assert payments.made == ["ada"]
+
+
+async def test_a_tool_with_an_executor_of_the_application_runs_there(store: Store):
+    from concurrent.futures import ThreadPoolExecutor
+
+    def where(ctx: RunContext[object]) -> str:
+        return threading.current_thread().name
+
+    def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        returned = [part for part in messages[-1].parts if part.part_kind == "tool-return"]
+        return ModelResponse(
+            parts=[TextPart(str(returned[0].content)) if returned else ToolCallPart("where", {}, "call")]
+        )
+
+    agent = Agent(FunctionModel(respond), name="clerk", tools=[where])
+    with ThreadPoolExecutor(thread_name_prefix="theirs") as executor, Agent.using_thread_executor(executor):
+        result = await agent.run("Where?", conversation_id="s", capabilities=[Holdfast(store)])
+    assert result.output.startswith("theirs")
