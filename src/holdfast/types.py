@@ -154,6 +154,11 @@ class Submission:
     trace: str | None = None
 
 
+def is_refused_retry(submission: Submission) -> bool:
+    """Return whether a submission is a retry that ended without a run. The turn that it names is still the last one."""
+    return submission.kind == "retry" and submission.run_id is None and submission.state in {"failed", "dead"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionChange:
     """The new state of a claimed submission: ended, waiting for something, or returned to the queue.

@@ -1,6 +1,7 @@
 """Retry: a turn that failed, was interrupted or was given up continues, and nothing on record is done again."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -17,7 +18,8 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 import holdfast
-from holdfast import Turn, connect, step
+from holdfast import NotDone, Turn, Unsettled, connect, idempotency_key, step
+from holdfast.cli.options import find_turn
 from holdfast.errors import ApprovalNeeded, Conflict, NotFound, StepFailed, TurnFailed, TurnNotRetriable
 from holdfast.store import Store
 from holdfast.testing.agents import ManualClock, ledger, memory_store
@@ -334,3 +336,126 @@ async def test_from_a_step_that_does_not_exist_or_of_another_agent_nothing_runs(
         await other.result(timeout=20)
         assert "only a turn of a plain agent" in str(await fail(await other.retry(from_step="call-1")))
     assert done == ["first", "second", "act"]
+
+
+async def _retry_twice_at_once(store: Store, turn_id: str) -> list[Any]:
+    """Queue two retries of a turn without the check at the door, as two people do who press the button at the same moment."""
+    payload = json.dumps({"submission_id": turn_id})
+    return [await store.submit("s", "retry", payload) for _ in range(2)]
+
+
+async def _submission_state(store: Store, submission_id: str) -> str:
+    return (await store.submission(submission_id)).state
+
+
+async def test_a_second_retry_of_the_same_turn_is_refused_at_once(memory: Store):
+    broken.add("second")
+    async with connect(memory, agents=[worker]) as hf:
+        turn = await (await hf.session("s", agent=worker)).send("Hello")
+        await fail(turn)
+    async with connect(memory) as hf:  # nothing works on it
+        named = await (await hf.session("s")).turn(turn.id)
+        first = await named.retry()
+        with pytest.raises(TurnNotRetriable, match=f"already being retried, by submission {first.id}"):
+            await named.retry()
+
+
+@pytest.mark.parametrize("fails_again", [False, True])
+async def test_two_retries_at_once_do_not_block_the_turn(memory: Store, fails_again: bool):
+    broken.add("second")
+    async with connect(memory, agents=[worker]) as hf:
+        turn = await (await hf.session("s", agent=worker)).send("Hello")
+        await fail(turn)
+    if not fails_again:
+        broken.clear()
+    retries = await _retry_twice_at_once(memory, turn.id)
+    async with connect(memory, agents=[worker]) as hf:
+        session = await hf.session("s", agent=worker)
+        refused = str(await fail(await session.turn(retries[1].id)))
+        assert "another retry has continued it" in refused
+        assert await _submission_state(memory, retries[0].id) == ("failed" if fails_again else "done")
+        with pytest.raises(TurnNotRetriable, match="it is a retry that was refused"):
+            await (await session.turn(retries[1].id)).retry()
+        if fails_again:
+            broken.clear()
+            last = await find_turn(memory, "s")
+            assert last is not None
+            assert last.id == retries[0].id
+            again = await (await session.turn(last.id)).retry()
+            assert await again.result(timeout=20) == ["first done", "second done"]
+    assert done.count("first") == 1
+
+
+async def test_a_completed_step_that_is_repeated_has_a_new_key(memory: Store):
+    """A service that deduplicates must not ignore the repeat, and a probe must not find the first request."""
+    keys: list[tuple[str, str]] = []
+
+    async def request(what: str) -> str:
+        keys.append((what, idempotency_key()))
+        return await do(what)
+
+    @holdfast.agent("shop")
+    async def shop(turn: Turn) -> Any:
+        return [await turn.step(what, request, what) for what in ("order", "pay", "send")]
+
+    broken.add("send")
+    async with connect(memory, agents=[shop]) as hf:
+        session = await hf.session("s", agent=shop)
+        turn = await session.send("Hello")
+        await fail(turn)
+        broken.add("pay")
+        again = await turn.retry(from_step="turn/pay")
+        await fail(again)
+        broken.remove("pay")
+        once_more = await again.retry()  # of a step that failed: the same request
+        await fail(once_more)
+        broken.clear()
+        last = await once_more.retry()
+        assert await last.result(timeout=20) == ["order done", "pay done", "send done"]
+        await (await last.retry(from_step="turn/pay~again2")).result(timeout=20)
+    made = {what: [key for each, key in keys if each == what] for what in ("order", "pay", "send")}
+    assert len(made["order"]) == 1
+    first, second, third, fourth = made["pay"]
+    assert second == third  # it failed, and was tried again
+    assert len({first, second, fourth}) == 3
+    assert len(set(made["send"])) == 2  # it failed until it completed, and was then repeated
+    recorded = {effect.idempotency_key for effect in (await memory.effects("s")).items}
+    assert recorded == {key for _, key in keys}
+
+
+@pytest.mark.parametrize("kind", ["run_started", "step_started"])
+async def test_the_new_key_of_a_repeated_step_survives_a_crash(kind: str):
+    clock = ManualClock()
+    keys: list[str] = []
+
+    async def pay() -> str:
+        keys.append(idempotency_key())
+        return "paid"
+
+    asked: list[str] = []
+
+    def find(call: Unsettled) -> Any:
+        asked.append(call.key)
+        return NotDone()
+
+    @holdfast.agent("shop")
+    async def shop(turn: Turn) -> Any:
+        return await turn.step("pay", pay, recovery="probe", probe=find)
+
+    async with memory_store(clock) as store:
+        async with connect(store, agents=[shop]) as hf:
+            turn = await (await hf.session("s", agent=shop)).send("Hello")
+            await turn.result(timeout=20)
+        async with connect(store) as hf:
+            again = await (await (await hf.session("s", agent=shop)).turn(turn.id)).retry(
+                from_step="turn/pay"
+            )
+        await kill_worker(store, shop, kind, 1)
+        clock.advance(60)
+        async with connect(store, agents=[shop]) as hf:
+            assert (
+                await (await (await hf.session("s", agent=shop)).turn(again.id)).result(timeout=20) == "paid"
+            )
+    assert keys[0] != keys[-1]
+    if kind == "step_started":
+        assert asked == [keys[-1]]

@@ -104,7 +104,7 @@ def retry(
     """
 
     async def work() -> tuple[Submission, str | None]:
-        from holdfast.runtime.payloads import check_retriable  # imports Pydantic AI
+        from holdfast.runtime.payloads import check_retriable, check_retry  # import Pydantic AI
 
         async with chosen_sessions(store, url) as opened:
             turn = await find_turn(opened, session_id, submission_id)
@@ -113,6 +113,8 @@ def retry(
             if turn is None:
                 raise Conflict(problem=f"session {session_id} has no turn yet")
             check_retriable(turn, from_step)
+            if isinstance(opened, Store):
+                await check_retry(opened, session_id, turn.id, from_step)
             payload = {"submission_id": turn.id} | ({} if from_step is None else {"from_step": from_step})
             sent = await submit(opened, session_id, "retry", json.dumps(payload))
             return await wait_for_answer(opened, sent, timeout) if wait else (sent, None)

@@ -11,7 +11,7 @@ from holdfast.cli.terminal import all_pages
 from holdfast.config import load_settings
 from holdfast.errors import BadInput
 from holdfast.store import Store, open_store
-from holdfast.types import TURNS, Effect, Json, Session, Submission
+from holdfast.types import TURNS, Effect, Json, Session, Submission, is_refused_retry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -129,7 +129,8 @@ async def find_turn(
         lambda cursor: opened.submissions(session_id, payloads=False, cursor=cursor, limit=1000)
     )
     for submission in reversed(found):
-        if submission.id == submission_id or (submission_id is None and submission.kind in TURNS):
+        is_turn = submission.kind in TURNS and not is_refused_retry(submission)
+        if submission.id == submission_id or (submission_id is None and is_turn):
             return replace(submission, payload="{}")
     return None
 

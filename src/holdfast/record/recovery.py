@@ -177,11 +177,7 @@ async def find_resume_point(
     messages: list[ModelMessage] = (
         [] if checkpoint is None else await load_history(store, checkpoint, media=media)
     )
-    chain: list[Run] = []
-    while run_id is not None and len(chain) < _LONGEST_CHAIN:
-        run = await store.run(run_id)
-        chain.append(run)
-        run_id = json.loads(run.metadata).get("resumes")
+    chain = await continued_runs(store, run_id)
     if checkpoint is None or checkpoint.run_id not in {run.id for run in chain}:
         closing = await close_open_calls(store, session_id, messages, MediaOffloader(store, media))
         return ResumePoint(
@@ -193,6 +189,16 @@ async def find_resume_point(
             await _prompt_aside(store, chain[0], media) is None
         )  # else it made no request, and starts again
     return ResumePoint(messages=messages, checkpoint=checkpoint, recorded=messages, chain=chain, begun=begun)
+
+
+async def continued_runs(store: Store, run_id: str | None) -> list[Run]:
+    """Return a run, the run that it continued, and so on."""
+    chain: list[Run] = []
+    while run_id is not None and len(chain) < _LONGEST_CHAIN:
+        run = await store.run(run_id)
+        chain.append(run)
+        run_id = json.loads(run.metadata).get("resumes")
+    return chain
 
 
 async def last_prompt(store: Store, checkpoint: Checkpoint) -> int | None:

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from holdfast.errors import NotFound, TurnNotRetriable
-from holdfast.record.recovery import ResumePoint, find_resume_point
+from holdfast.record.recovery import ResumePoint, continued_runs, find_resume_point
 from holdfast.runtime.attachment import attachment
 from holdfast.runtime.leased import LeasedSession
 from holdfast.runtime.payloads import check_retriable, parse_content, parse_payload, step_to_repeat
@@ -34,7 +34,7 @@ async def prepare_turn(
     if not fresh:
         point = await find_resume_point(leased.store, leased.id, run_id)
     if submission.kind == "retry" and submission.run_id is None:
-        _check_unchanged(message, point)
+        await _check_unchanged(leased, message, point)
     turn = WorkerTurn(
         lease=leased.lease,
         submission=submission,
@@ -69,12 +69,14 @@ async def _origin(leased: LeasedSession, submission: Submission) -> tuple[Submis
     return message, run_id
 
 
-def _check_unchanged(message: Submission, point: ResumePoint) -> None:
-    """Raise `TurnNotRetriable` if the session has continued elsewhere since its turn failed."""
-    latest = point.checkpoint
-    if latest is None or latest.seq < message.position or latest.run_id in {run.id for run in point.chain}:
+async def _check_unchanged(leased: LeasedSession, message: Submission, point: ResumePoint) -> None:
+    """Raise `TurnNotRetriable` if the session has continued since its turn failed, or another retry has continued the turn."""
+    latest, runs = point.checkpoint, {run.id for run in point.chain}
+    if latest is None or latest.seq < message.position or latest.run_id in runs:
         return
     problem = "the session has continued since it failed; send the message again"
+    if runs & {run.id for run in await continued_runs(leased.store, latest.run_id)}:
+        problem = "another retry has continued it; retry the last turn of the session if that failed"
     raise TurnNotRetriable(submission_id=message.id, problem=problem)
 
 

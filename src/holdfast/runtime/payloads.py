@@ -5,12 +5,16 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from holdfast.content import check_content
-from holdfast.errors import BadInput, Conflict, TurnNotRetriable
-from holdfast.types import TURNS, Submission
+from holdfast.errors import BadInput, Conflict, NotFound, TurnNotRetriable
+from holdfast.types import TURNS, Submission, SubmissionState, is_refused_retry
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
     from pydantic_ai.messages import UserContent
+
+    from holdfast.store import Store
+
+_OPEN: tuple[SubmissionState, ...] = ("queued", "claimed", "waiting")
 
 
 def parse_payload(submission: Submission) -> dict[str, Any]:
@@ -35,6 +39,21 @@ def _parts() -> "TypeAdapter[list[UserContent]]":
     return TypeAdapter(list[UserContent])
 
 
+async def check_retry(store: "Store", session_id: str, submission_id: str, from_step: str | None) -> None:
+    """Raise `NotFound`, `Conflict` or `TurnNotRetriable` unless a turn of a session can be retried now."""
+    turn = await store.submission(submission_id)
+    if turn.session_id != session_id:
+        raise NotFound(what="submission", id=submission_id)  # as if it did not exist
+    if turn.state == "claimed" and (waits_for := (await store.session(session_id)).waiting_for):
+        raise TurnNotRetriable(submission_id=turn.id, problem=f"it still runs, and waits for {waits_for}")
+    check_retriable(turn, from_step)
+    for state in _OPEN:
+        for other in (await store.submissions(session_id, state=state, limit=1000)).items:
+            if other.kind == "retry" and parse_payload(other).get("submission_id") == turn.id:
+                problem = f"it is already being retried, by submission {other.id}"
+                raise TurnNotRetriable(submission_id=turn.id, problem=problem)
+
+
 def check_retriable(submission: Submission, from_step: str | None = None) -> None:
     """Raise `Conflict` or `TurnNotRetriable` unless a submission is a turn that failed, was interrupted or was given up.
 
@@ -42,6 +61,11 @@ def check_retriable(submission: Submission, from_step: str | None = None) -> Non
     """
     if submission.kind not in TURNS:
         raise Conflict(problem=f"submission {submission.id} is not a turn, but {submission.kind!r}")
+    if is_refused_retry(submission):
+        problem = (
+            "it is a retry that was refused; retry the turn that it names, or the last one of the session"
+        )
+        raise TurnNotRetriable(submission_id=submission.id, problem=problem)
     if submission.state not in {"failed", "dead"} and not (from_step and submission.state == "done"):
         problem = f"it is {submission.state}, and only a turn that failed can be retried"
         raise TurnNotRetriable(submission_id=submission.id, problem=problem)

@@ -53,7 +53,7 @@ from holdfast.jsontext import strict_json
 from holdfast.leases import why_waiting
 from holdfast.runtime.attachment import attachment
 from holdfast.runtime.attachment import parse as parse_attachment
-from holdfast.runtime.payloads import check_retriable
+from holdfast.runtime.payloads import check_retry
 from holdfast.runtime.questions import pending_approvals
 from holdfast.server.channel import Channel
 from holdfast.server.routes import (
@@ -291,7 +291,7 @@ async def retry(request: Request, session_id: SessionId, body: RetryTarget) -> S
 
 
 async def _check_retry(request: Request, session_id: str, wanted: RetryTarget | RetryTurn) -> None:
-    check_retriable(await _submission(request, session_id, wanted.submission_id), wanted.from_step)
+    await check_retry(store_of(request), session_id, wanted.submission_id, wanted.from_step)
 
 
 @route(router, "POST", "/api/sessions/{session_id}/compact", "write", status_code=202)

@@ -25,6 +25,7 @@ export class Journal {
     this.forks = [];
     this.failures = new Map(); // submission id -> why it failed
     this.retriable = null; // the submission of the last turn, if it failed and nothing has continued the session since
+    this._retriableBefore = null; // the same before the turn that is running
     this._calls = new Map(); // call id -> the last call that had it
     this._path = []; // the items of each message of the current history
     this._items = new Map(); // key of a message or part -> its item, since a replaced history repeats messages
@@ -48,11 +49,15 @@ export class Journal {
       case "submission_started":
       case "submission_done":
         this.queue.delete(payload.submission_id);
-        if (this._isTurn(payload)) this.retriable = null;
+        if (this._isTurn(payload)) {
+          this._retriableBefore = this.retriable;
+          this.retriable = null;
+        }
         break;
       case "submission_failed":
         this.queue.delete(payload.submission_id);
-        if (this._isTurn(payload)) this.retriable = payload.submission_id;
+        // A retry without a run was refused: the turn before it is still the last one.
+        if (this._isTurn(payload)) this.retriable = this._isRefused(event, payload) ? this._retriableBefore : payload.submission_id;
         this._failed(event, payload);
         break;
       case "run_started":
@@ -105,6 +110,9 @@ export class Journal {
       case "recovered":
         this._cutOff(payload.run_id, event);
         this._mark(event, "good", "Recovered: the worker stopped, and another continued from the recorded state.");
+        break;
+      case "waiting_for_thread":
+        this._mark(event, "note", `Stopped. The turn ends when ${payload.name} has ended, which runs in a thread.`);
         break;
       case "takeover":
         this._mark(event, "note", "Taken over: the previous worker stopped.");
@@ -329,6 +337,10 @@ export class Journal {
 
   _isTurn(payload) {
     return ["message", "retry"].includes(this._kinds.get(payload.submission_id));
+  }
+
+  _isRefused(event, payload) {
+    return this._kinds.get(payload.submission_id) === "retry" && !event.run_id;
   }
 
   _failed(event, payload) {
