@@ -1,5 +1,6 @@
 """Prepare a turn: find its message and where the session continues, and let the runner of its agent run it."""
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from holdfast.runtime.runner import TurnStart
 from holdfast.runtime.turn import Steered, WorkerTurn
 from holdfast.types import Session, Submission
 
+_TWICE = 2
+
 
 async def prepare_turn(
     leased: LeasedSession,
@@ -22,6 +25,7 @@ async def prepare_turn(
     fresh: bool,
     last: bool,
     take_steered: Callable[[], Awaitable[Sequence[Steered]]],
+    begun: Callable[[], None],
 ) -> tuple[WorkerTurn, Awaitable[Any]]:
     """Return the turn of a message, and the run that processes it. An interrupted turn continues, and so does a retried one.
 
@@ -39,6 +43,7 @@ async def prepare_turn(
         lease=leased.lease,
         submission=submission,
         take_steered=take_steered,
+        begun=begun,
         checkpoint=point.checkpoint,
         recorded=point.recorded,
         last=last,
@@ -81,15 +86,19 @@ async def _check_unchanged(leased: LeasedSession, message: Submission, point: Re
 
 
 async def _is_blameless(leased: LeasedSession, point: ResumePoint) -> bool:
-    """Return whether the interrupted run had made progress and no tool of its turn was running, so that it did not end its worker.
+    """Return whether the interrupted run had made progress, and no tool of its turn was cut off twice: then it did not end its worker.
 
     Workers that die often must not use up the attempts of a long turn.
     """
     run = point.chain[0]
     if point.checkpoint is None or point.checkpoint.run_id != run.id or point.checkpoint.seq == run.first_seq:
         return False
-    for cut_off in point.chain:
-        calls = await leased.store.effects(leased.id, run_id=cut_off.id, unresolved=True)
-        if calls.next_cursor or any(call.result is None for call in calls.items):
+    cut_off = Counter[str]()
+    for each in point.chain:
+        calls = await leased.store.effects(leased.id, run_id=each.id, unresolved=True)
+        if calls.next_cursor:
             return False
-    return True
+        for call in calls.items:
+            if call.result is None:
+                cut_off[call.tool] += call.attempts
+    return all(times < _TWICE for times in cut_off.values())

@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -56,10 +56,12 @@ class SessionRunner:
         credential_key: str | None = None,
         histories: LargeHistories | None = None,
         store_failures: Counter[str] | None = None,
+        begun: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._store_failures = Counter[str]() if store_failures is None else store_failures
         self._histories = histories or LargeHistories()
+        self.begun = begun
         self._work = work
         self._lease = work.lease
         self._leased = LeasedSession(store, work.lease, agents)
@@ -174,6 +176,7 @@ class SessionRunner:
             fresh=self._work.fresh and is_first,
             last=self._left == 0,
             take_steered=self._take_steered,
+            begun=self.begun,
         )
         log_context(lambda: {"session_id": self._session_id, "run_id": turn.run_id})
         task = await self._attend(turn, session, running)

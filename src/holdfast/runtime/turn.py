@@ -56,6 +56,8 @@ class WorkerTurn(RunHost):
     """Whether this is the last submission: then the session is released at the end of the run."""
     take_steered: Callable[[], Awaitable[Sequence[Steered]]] = _nothing
     """Called before each model request."""
+    begun: Callable[[], None] = lambda: None
+    """Called when the start of the run is about to be recorded."""
     limit: float | None = None
     """How many seconds the run may take."""
     attached: Attachment | None = None
@@ -135,6 +137,7 @@ class WorkerTurn(RunHost):
             self._steered.clear()
 
     def _begin(self, batch: Batch, run: Run) -> None:
+        self.begun()
         self.run_id = run.id
         attempts = self.attempts if self.exclude_attempt else None
         batch.submissions = [

@@ -24,6 +24,7 @@ from holdfast.logs import log_context
 from holdfast.record.loading import LargeHistories
 from holdfast.retention.sweeper import sweeping
 from holdfast.runtime.agents import Agents, by_name
+from holdfast.runtime.pace import Pace
 from holdfast.runtime.session import SessionRunner
 from holdfast.store import Store
 from holdfast.tasks import end
@@ -75,6 +76,7 @@ class Worker:
         self._left_behind: dict[str, asyncio.Task[Any]] = {}  # turns that wait for a thread, by session
         self._outlasting: asyncio.Task[None] | None = None
         self._histories = LargeHistories()
+        self._pace = Pace()
         self._store_failures: Counter[str] = Counter()  # in a row, by session
         self.counters: Counter[str] = Counter()
 
@@ -146,7 +148,10 @@ class Worker:
         with self._store.ready_bell() as bell:
             while not (self._stopping.is_set() or self._lost.is_set()):
                 claimed: list[Work] = []
-                if free := self._concurrency - len(self._running):
+                if not self._pace.free:
+                    await self._first(self._pace.changed())
+                    continue
+                if free := min(self._concurrency - len(self._running), self._pace.free):
                     try:
                         claimed = await self._store.next_work(
                             holder,
@@ -178,6 +183,7 @@ class Worker:
             credential_key=self._credential_key,
             histories=self._histories,
             store_failures=self._store_failures,
+            begun=self._pace.begin(),
         )
         task = asyncio.create_task(self._serve(runner, lease), name=f"session {lease.session_id}")
         self._running[runner] = task
@@ -207,6 +213,7 @@ class Worker:
         finally:
             if runner.unfinished is not None and not (self._renewal and self._renewal.was_blocked):
                 self._uncounted.append(runner.unfinished)
+            runner.begun()
             if (left := runner.left_behind) is not None:
                 self._left_behind[lease.session_id] = left
             try:
