@@ -10,6 +10,7 @@ import pytest
 
 from holdfast import open_store
 from holdfast.types import Batch, Checkpoint, Message, NewEvent, Segment
+from tests.builders import until
 from tests.conftest import Engine
 from tests.promises.workers import worker
 from tests.runtime.agents import ended, send
@@ -34,7 +35,7 @@ def peak_bytes(pid: int) -> int:
     return int(found[1]) * 1024
 
 
-async def fill(url: str) -> str:
+async def fill(url: str, messages: int = MESSAGES) -> str:
     """Make a session with large messages, each with an event, and with large submissions that have ended."""
     text = "x" * MESSAGE_BYTES
     part = {"part_kind": "user-prompt", "content": text, "timestamp": "2026-01-01T00:00:00Z"}
@@ -43,7 +44,7 @@ async def fill(url: str) -> str:
         session_id = (await store.create_session(agent="agent", owner="owner")).id
         lease = await store.acquire(session_id, await store.join("filler"))
         await store.write(lease, Batch(segments=[Segment(number=1)]))
-        for n in range(MESSAGES):
+        for n in range(messages):
             message, event = (
                 Message(segment=1, position=n, body=body),
                 NewEvent(kind="message", message=(1, n)),
@@ -52,7 +53,7 @@ async def fill(url: str) -> str:
             if n % 4 == 0:
                 await store.submit(session_id, "approval", json.dumps({"text": text}), lane="control")
         await store.write(
-            lease, Batch(checkpoints=[Checkpoint(id=f"c-{session_id}", segment=1, length=MESSAGES)])
+            lease, Batch(checkpoints=[Checkpoint(id=f"c-{session_id}", segment=1, length=messages)])
         )
         await store.release(lease)
     return session_id
@@ -99,3 +100,20 @@ async def test_a_worker_does_not_load_a_history_that_is_too_large(engine: Engine
             failed = await ended(store, await send(store, session_id, "hello"))
         assert "max_history_bytes" in str(failed.reason)
         assert peak_bytes(process.process.pid) - before < MOST_BYTES
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+async def test_a_worker_loads_large_histories_one_after_another(engine: Engine):
+    """Four sessions of one owner, each with 63 MB, of which the scripted model makes several copies. At once they would take 1 GB."""
+    sessions = [await fill(engine.url, 7) for _ in range(4)]
+    async with worker(engine.url) as process:
+        before = peak_bytes(process.process.pid)
+        async with open_store(engine.url) as store:
+            sent = [await send(store, session_id, "hello") for session_id in sessions]
+
+            async def all_done() -> bool:
+                return {(await store.submission(each.id)).state for each in sent} == {"done"}
+
+            await until(all_done, 150)
+        assert peak_bytes(process.process.pid) - before < 800 * MEGABYTE

@@ -239,3 +239,39 @@ async def test_what_is_erased_while_another_session_is_exported_goes_when_that_e
             return not any(MARK.encode() in file.read_bytes() for file in files)
 
         await until(is_gone, 10)
+
+
+@pytest.mark.parametrize("kept_in", ["database", "disk"])
+async def test_large_content_is_gone_right_after_a_clean(engine: Engine, tmp_path: Path, kept_in: str):
+    """With the default grace period, which is for media that nobody refers to yet."""
+    async with open_store(engine.url) as store:
+        assert store.settings.media_grace_seconds > 0
+        url = "database" if kept_in == "database" else f"disk://{tmp_path}/media"
+        media = open_media(url, store=store)
+        session_id = await fill(store, media, ["hello"], blobs=[MARK.encode() * 20_000])
+        await clean(store, media, session_id, actor="test", force=True)
+        assert (await store.blobs(location=media.location)).items == []
+        if kept_in == "disk":
+            left = [file for file in (tmp_path / "media").rglob("*") if file.is_file()]
+            assert not any(MARK.encode() in file.read_bytes() for file in left)
+
+
+async def test_a_restore_uploads_media_again_that_a_clean_deleted_meanwhile(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    media = open_media(store=store)
+    blob = MARK.encode() * 20_000
+    session_id = await fill(store, media, ["hello"], blobs=[blob])
+    other = await fill(store, media, ["hello"], blobs=[blob])
+    before = await export(store, session_id)
+    await clean(store, media, session_id, actor="test", force=True)
+    import_rows = store.import_rows
+
+    async def after_a_clean(*arguments: object, **options: object) -> object:
+        monkeypatch.undo()
+        await clean(store, media, other, actor="test", force=True)
+        return await import_rows(*arguments, **options)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(store, "import_rows", after_a_clean)
+    await rehydrate(store, media, session_id, io.BytesIO(before), actor="test")
+    assert await export(store, session_id) == before

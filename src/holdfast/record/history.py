@@ -30,6 +30,8 @@ complete it in place. Earlier messages are compared as a list, which stops at th
 equal: 10 microseconds for 2,000 messages. At the end of the run all messages are compared by content."""
 
 
+_LARGE = 1024 * 1024
+
 _UNSERIALIZABLE = (ValueError, RecursionError)
 """`ValueError` includes errors of pydantic-core and of Unicode, and is itself raised for a value that is nested too deeply."""
 
@@ -75,8 +77,18 @@ def _dump_with(message: ModelMessage, fallback: Callable[[Any], Any] | None) -> 
     return lenient_json(value, separators=(",", ":"))
 
 
-def load(bodies: Iterable[Json]) -> list[ModelMessage]:
-    """Return the messages with these texts."""
+def load(bodies: list[Json]) -> list[ModelMessage]:
+    """Return the messages with these texts. Large texts are taken out of the list one by one, to have them in memory only once."""
+    if sum(map(len, bodies)) < _LARGE:
+        return _load(bodies)
+    messages: list[ModelMessage] = []
+    bodies.reverse()
+    while bodies:
+        messages += _load([bodies.pop()])
+    return messages
+
+
+def _load(bodies: Iterable[Json]) -> list[ModelMessage]:
     text = f"[{','.join(bodies)}]"
     try:
         return ModelMessagesTypeAdapter.validate_json(text)

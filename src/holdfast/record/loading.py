@@ -1,8 +1,11 @@
-"""Limit how many large histories of one owner are in memory at once, so that one owner cannot use all memory of a worker."""
+"""Limit how many bytes of large histories are in memory at once, in a worker and for one owner."""
 
 import asyncio
+import ctypes
+import gc
+from collections import deque
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Final
 from weakref import WeakValueDictionary
@@ -11,20 +14,23 @@ from holdfast.errors import HistoryTooLarge
 from holdfast.store import Store
 
 _LARGE: Final = 1024 * 1024
-_AT_ONCE: Final = 4
+"""A smaller history does not count."""
+_HUGE: Final = 16 * 1024 * 1024
+_OF_OWNER, _OF_ALL = 1, 2
+"""How many of the largest histories one owner, and all owners together, may have in memory. Smaller ones count by their size."""
 
 
 class LargeHistories:
-    """A limited number of slots per owner for turns with a large history. A turn has its slot from loading its history until it ends."""
+    """The large histories of a worker. A turn counts from loading its history until it ends."""
 
-    def __init__(self, at_once: int = _AT_ONCE) -> None:
-        self._at_once = at_once
-        self._places = WeakValueDictionary[str, asyncio.Semaphore]()
+    def __init__(self) -> None:
+        self._all = _Memory()
+        self._of_owners = WeakValueDictionary[str, _Memory]()
 
     @contextmanager
     def turn(self, owner: str) -> Generator[None, None, None]:
         """Count everything loaded within this block, and in the tasks that it starts, as one turn."""
-        place = _Place(self._places.setdefault(owner, asyncio.Semaphore(self._at_once)))
+        place = _Place(self._of_owners.setdefault(owner, _Memory()), self._all)
         token = _current.set(place)
         try:
             yield
@@ -33,28 +39,77 @@ class LargeHistories:
             place.leave()
 
 
+class _Memory:
+    """A number of bytes of which turns take their part, in the order in which they ask."""
+
+    def __init__(self) -> None:
+        self._used = 0
+        self._waiting: deque[tuple[int, int, asyncio.Future[None]]] = deque()
+
+    async def acquire(self, size: int, limit: int) -> None:
+        """Wait until these bytes fit under the limit. A single history always fits."""
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, limit, ready))
+        self._admit()
+        try:
+            await ready
+        except asyncio.CancelledError:
+            if ready.done() and not ready.cancelled():
+                self.release(size)
+            raise
+
+    def release(self, size: int) -> None:
+        self._used -= size
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting:
+            size, limit, ready = self._waiting[0]
+            if not ready.done():
+                if self._used and self._used + size > limit:
+                    return
+                self._used += size
+                ready.set_result(None)
+            self._waiting.popleft()
+
+
 class _Place:
-    def __init__(self, places: asyncio.Semaphore) -> None:
-        self._places = places
+    def __init__(self, of_owner: _Memory, of_all: _Memory) -> None:
+        self._of_owner = of_owner
+        self._of_all = of_all
         self._lock = asyncio.Lock()
-        self._is_taken = False
+        self._size = 0
         self._is_over = False
 
-    async def take(self) -> None:
+    async def take(self, size: int, largest: int) -> None:
         async with self._lock:
-            if self._is_taken or self._is_over:
+            if self._size or self._is_over:
                 return
-            await self._places.acquire()
-            if self._is_over:  # a task that outlives its turn gets no slot
-                self._places.release()
-            else:
-                self._is_taken = True
+            await self._of_owner.acquire(size, _OF_OWNER * largest)
+            try:
+                await self._of_all.acquire(size, _OF_ALL * largest)
+            except asyncio.CancelledError:
+                self._of_owner.release(size)
+                raise
+            self._size = size
+            if self._is_over:  # a task that outlives its turn gets no place
+                self.leave()
 
     def leave(self) -> None:
         self._is_over = True
-        if self._is_taken:
-            self._is_taken = False
-            self._places.release()
+        size, self._size = self._size, 0
+        if size:
+            if size > _HUGE:
+                _return_memory()
+            self._of_all.release(size)
+            self._of_owner.release(size)
+
+
+def _return_memory() -> None:
+    """Return the memory of a turn to the system. Its objects refer to each other, and the C library keeps what is freed."""
+    gc.collect()
+    with suppress(AttributeError, OSError):  # only the GNU C library has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 _current: ContextVar[_Place | None] = ContextVar("holdfast_large_history", default=None)
@@ -67,4 +122,4 @@ async def admit(store: Store, size: int) -> None:
         raise HistoryTooLarge(size=size, limit=limit)
     place = _current.get()
     if size > _LARGE and place is not None:
-        await place.take()
+        await place.take(size, limit)

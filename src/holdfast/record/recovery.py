@@ -72,8 +72,8 @@ async def load_history(
     store: Store, checkpoint: Checkpoint, *, media: MediaStore | None = None
 ) -> list[ModelMessage]:
     """Return the messages of a checkpoint. Large content comes from `media`, by default the media store of the settings."""
-    bodies = await read_history(store, checkpoint.session_id, checkpoint)
-    return load(await MediaOffloader(store, media).back(bodies))
+    offloader = MediaOffloader(store, media)
+    return load(await offloader.back(await read_history(store, checkpoint.session_id, checkpoint)))
 
 
 async def resume(agent: Agent[Any, T], store: Store, run_id: str, **options: Any) -> AgentRunResult[T]:

@@ -77,9 +77,7 @@ async def clean(
         kept = state.archive
         if archive is not None:
             kept = await _archived(store, media, lease, state)
-        deleted = await delete(
-            store, media, lease, grace=store.settings.media_grace_seconds, progress=progress
-        )
+        deleted = await delete(store, media, lease, progress=progress)
         detail = {"deleted": deleted, "archive": _uri(kept), "force": force, "idle_days": idle_days}
         if policy is not None:
             detail["policy"] = policy
@@ -94,16 +92,19 @@ async def delete(
     media: MediaStore,
     lease: Lease,
     *,
-    grace: float,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, int]:
-    """Delete the content of a session, a bounded number of rows at a time, and count the rows by table."""
+    """Delete the content of a session, a bounded number of rows at a time, and count the rows by table.
+
+    Media that no other session refers to is deleted without a grace period. A writer that was about to refer to it is refused, and
+    uploads it again.
+    """
     deleted: dict[str, int] = {}
     count = _REFERENCES
     overhead = math.inf  # of each transaction: the store may be far away
     while count == _REFERENCES:  # fewer means that none is left: no other process writes to the session
         began = monotonic()
-        count, blobs = await store.drop_references(lease, grace=grace, limit=_REFERENCES)
+        count, blobs = await store.drop_references(lease, limit=_REFERENCES)
         overhead = min(overhead, monotonic() - began)
         if count:
             deleted["blob_references"] = deleted.get("blob_references", 0) + count

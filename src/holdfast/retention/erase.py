@@ -96,7 +96,7 @@ async def _erase(
         for blob in await store.drop_archive(lease):
             with suppress(HoldfastError):  # it is marked, and the collector deletes it
                 await media.at(blob.location).remove(blob)
-        deleted = await delete(store, media, lease, grace=0.0)
+        deleted = await delete(store, media, lease)
         detail: dict[str, object] = {"deleted": deleted, "children": [child.session_id for child in gone]}
         if terms.policy is not None:
             detail["policy"] = terms.policy

@@ -5,15 +5,25 @@ The whole archive is verified before anything is stored. An existing session is 
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import IO
+from typing import IO, Final
 
-from holdfast.errors import BadArchive, NotCleaned, NotFound, SessionErased, SessionExists, SessionNotFound
+from holdfast.errors import (
+    BadArchive,
+    MediaCollected,
+    NotCleaned,
+    NotFound,
+    SessionErased,
+    SessionExists,
+    SessionNotFound,
+)
 from holdfast.media import MediaStore, to_uri
 from holdfast.retention.archive import Archive, longest_line, put_blobs, rows_of, spool, verify_archive
 from holdfast.retention.holding import hold_for_retention
 from holdfast.store import Store
+
+_PUTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +87,17 @@ async def import_archive(
     try:
         state = await store.retention_state(session_id)
     except SessionNotFound:
-        await _put_blobs(media, archive, verified, longest)
-        counts = await store.import_rows(
-            session_id,
-            lambda: rows_of(archive, verified, longest=longest),
-            action=action,
-            actor=actor,
-            detail=_detail(verified),
-        )
+
+        async def add() -> Mapping[str, int]:
+            return await store.import_rows(
+                session_id,
+                lambda: rows_of(archive, verified, longest=longest),
+                action=action,
+                actor=actor,
+                detail=_detail(verified),
+            )
+
+        counts = await _put_and_import(media, archive, verified, longest, add)
         return Restored(session_id=session_id, archive_sha256=verified.sha256, restored=counts)
     if state.status != "cleaned":
         raise SessionExists(id=session_id)
@@ -99,23 +112,43 @@ async def _restore(
     verified = await asyncio.to_thread(verify_archive, archive, longest=longest)
     if verified.session_id != session_id:
         raise BadArchive(problem=f"it belongs to session {verified.session_id}, not {session_id}")
-    # No session refers to this content yet: if the import fails, the collector deletes it.
-    await _put_blobs(media, archive, verified, longest)
-    async with hold_for_retention(store, session_id) as lease:
-        counts = await store.import_rows(
-            session_id,
-            lambda: rows_of(archive, verified, longest=longest),
-            lease=lease,
-            actor=actor,
-            detail=_detail(verified, force=force),
-            force=force,
-        )
+
+    async def restore() -> Mapping[str, int]:
+        async with hold_for_retention(store, session_id) as lease:
+            return await store.import_rows(
+                session_id,
+                lambda: rows_of(archive, verified, longest=longest),
+                lease=lease,
+                actor=actor,
+                detail=_detail(verified, force=force),
+                force=force,
+            )
+
+    counts = await _put_and_import(media, archive, verified, longest, restore)
     return Restored(session_id=session_id, archive_sha256=verified.sha256, restored=counts)
 
 
-async def _put_blobs(media: MediaStore, archive: IO[bytes], verified: Archive, longest: int) -> None:
-    if verified.counts.get("blob_references"):  # else it need not be read again
-        await put_blobs(media, archive, longest=longest)
+async def _put_and_import(
+    media: MediaStore,
+    archive: IO[bytes],
+    verified: Archive,
+    longest: int,
+    import_rows: Callable[[], Awaitable[Mapping[str, int]]],
+) -> Mapping[str, int]:
+    """Put the media of an archive, then import its rows. Repeat the upload of media that another session's clean deleted in between.
+
+    No session refers to this content yet: if the import fails, the collector deletes it.
+    """
+    left = _PUTS
+    while True:
+        left -= 1
+        if verified.counts.get("blob_references"):  # else it need not be read again
+            await put_blobs(media, archive, longest=longest)
+        try:
+            return await import_rows()
+        except MediaCollected:
+            if not left:
+                raise
 
 
 def _detail(archive: Archive, *, force: bool = False) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from holdfast.errors import (
     BadArchive,
     Conflict,
+    MediaCollected,
     NotCleaned,
     SessionCleaned,
     SessionErased,
@@ -171,7 +172,7 @@ class ArchiveMethods(Transactions):
         if table.name == "blob_references":
             for row in batch:
                 if not (yield op("lock_stored", sha256=row["sha256"])):
-                    raise Conflict(problem=f"media+sha256://{row['sha256']} is not stored")
+                    raise MediaCollected(uris=f"media+sha256://{row['sha256']}")
         yield from self._add_rows(table, batch)
 
     @abstractmethod

@@ -141,21 +141,14 @@ class RetentionMethods(Transactions):
         return deleted
 
     @writing(changes="lease")
-    def drop_references(
-        self, lease: Lease, *, grace: float = 0.0, limit: int = 100
-    ) -> Tx[tuple[int, list[Blob]]]:
-        """Delete up to `limit` references to media and mark the blobs that are unneeded now; return both.
-
-        Blobs that were uploaded within `grace` seconds are left to the collector.
-        """
+    def drop_references(self, lease: Lease, *, limit: int = 100) -> Tx[tuple[int, list[Blob]]]:
+        """Delete up to `limit` references to media and mark the blobs that are unneeded now; return both."""
         yield from self._fence(lease, 0)
         yield from self._begin_deleting(lease)
         rows = yield op("some_references", session_id=lease.session_id, limit=page_limit(limit))
         if not rows:
             return 0, []
-        blobs = yield from self._mark_content_for_deletion(
-            [row["sha256"] for row in rows], lease.session_id, grace
-        )
+        blobs = yield from self._mark_content_for_deletion([row["sha256"] for row in rows], lease.session_id)
         return len(rows), blobs
 
     @writing(changes="lease")
@@ -166,11 +159,9 @@ class RetentionMethods(Transactions):
         yield op("drop_archive", session_id=lease.session_id)
         if state.archive is None:
             return []
-        return (yield from self._mark_content_for_deletion([state.archive], None, 0.0))
+        return (yield from self._mark_content_for_deletion([state.archive], None))
 
-    def _mark_content_for_deletion(
-        self, digests: list[str], session_id: str | None, grace: float
-    ) -> Tx[list[Blob]]:
+    def _mark_content_for_deletion(self, digests: list[str], session_id: str | None) -> Tx[list[Blob]]:
         """Drop the references to content and mark, in the same transaction, blobs that are unneeded now."""
         rows = yield op("blobs_of", digests=digests)
         ids = [row["id"] for row in rows]
@@ -178,11 +169,8 @@ class RetentionMethods(Transactions):
         if session_id is not None:
             # These are the rows with these digests, since both statements use the same order.
             yield op("delete_blob_references", session_id=session_id, limit=len(digests) or 1)
-        age = int(grace * 1_000_000)
-        return [
-            to_blob(row)
-            for row in (yield op("mark_blobs_for_deletion", ids=ids, grace_us=age, dead_us=2**62))
-        ]
+        marked = yield op("mark_blobs_for_deletion", ids=ids, grace_us=0, dead_us=2**62)
+        return [to_blob(row) for row in marked]
 
     async def finish_cleaning(self, lease: Lease, *, actor: str, detail: Json = "{}") -> datetime:
         """Mark the session `cleaned`, delete its title and metadata, write an audit entry, and return the time."""
