@@ -24,7 +24,7 @@ from pydantic import (
 from holdfast.errors import BadInput
 
 MOST_PARTS: Final = 1000
-_MOST_FIELDS: Final = 20
+MOST_FIELDS: Final = 20
 _MOST_METADATA: Final = 2000
 
 
@@ -41,14 +41,15 @@ _STANDARD: Final = str.maketrans("-_", "+/")
 Label: TypeAlias = Annotated[str, Field(max_length=500)]
 
 
-def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+def check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return the metadata of a part. Raise `ValueError` if it is too long."""
     if len(json.dumps(metadata)) > _MOST_METADATA:
         message = f"it has more than {_MOST_METADATA} characters"
         raise ValueError(message)
     return metadata
 
 
-VendorMetadata: TypeAlias = Annotated[dict[str, Any], AfterValidator(_check_metadata)]
+VendorMetadata: TypeAlias = Annotated[dict[str, Any], AfterValidator(check_metadata)]
 
 
 class _Part(BaseModel):
@@ -114,7 +115,7 @@ def _tag(part: Any) -> str | None:
     if not isinstance(part, dict):
         return "(openai)" if isinstance(part, PlainTextPart) else _KINDS.get(getattr(part, "kind", ""))
     fields = cast("dict[str, Any]", part)
-    if len(fields) > _MOST_FIELDS:
+    if len(fields) > MOST_FIELDS:
         return None  # validating it would report each unknown field as a separate error
     kind = fields.get("kind")
     return "(openai)" if fields.get("type") == "text" else _KINDS.get(kind) if isinstance(kind, str) else None

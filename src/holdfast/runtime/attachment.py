@@ -5,7 +5,7 @@ handed over to continue in the background, when it has not been watched for its 
 """
 
 import json
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -37,8 +37,13 @@ def parse(value: Any, grace: float = GRACE_SECONDS) -> Attachment | None:
         return None
     if value is True:
         return Attachment(grace=grace)
+    if not isinstance(value, dict):
+        raise BadInput(problem="attached of the metadata must be true or an object")
+    given = cast("dict[str, Any]", value)
+    if unknown := given.keys() - Attachment.model_fields.keys():  # each would be an error of its own
+        raise BadInput(problem=f"attached.{min(unknown)[:100]} of the metadata: there is no such field")
     try:
-        return Attachment.model_validate({"grace": grace, **value} if isinstance(value, dict) else value)
+        return Attachment.model_validate({"grace": grace, **given})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, ("attached", *first["loc"])))

@@ -46,7 +46,7 @@ class ChatRequest(BaseModel):
     model_config = ConfigDict(extra="ignore")
     id: Id = Field(description="The id of the chat, which is the session.")
     messages: list[dict[str, Any]] = Field(
-        min_length=1, description="The messages of the chat, in the form of the AI SDK."
+        min_length=1, fail_fast=True, description="The messages of the chat, in the form of the AI SDK."
     )
     trigger: Literal["submit-message", "regenerate-message"] = Field(
         default="submit-message", description="Whether the last message is new, or must be answered again."
@@ -59,8 +59,12 @@ class ThreadRequest(BaseModel):
     model_config = ConfigDict(extra="ignore")
     threadId: Id = Field(description="The id of the thread, which is the session.")  # noqa: N815
     runId: Id = Field(description="The id of the run. The same id again returns the same response.")  # noqa: N815
-    messages: list[dict[str, Any]] = Field(default=[], description="The messages of the thread.")
-    resume: list[dict[str, Any]] | None = Field(default=None, description="The answers to open interrupts.")
+    messages: list[dict[str, Any]] = Field(
+        default=[], fail_fast=True, description="The messages of the thread."
+    )
+    resume: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = Field(
+        default=None, description="The answers to open interrupts."
+    )
 
 
 @route(router, "POST", "/api/chat", "user", responses={200: {"content": {"text/event-stream": {}}}})

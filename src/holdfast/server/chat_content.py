@@ -1,41 +1,87 @@
 """The messages of stock front ends: what is new in a request, and the history of a session in their form."""
 
 import json
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_ai.messages import ModelMessage, ModelRequest, UserContent, UserPromptPart
 from pydantic_ai.ui.vercel_ai import VercelAIAdapter
-from pydantic_ai.ui.vercel_ai.request_types import UIMessage
+from pydantic_ai.ui.vercel_ai.request_types import FileUIPart, TextUIPart, UIMessage
 
-from holdfast.content import check_content
+from holdfast.content import MOST_FIELDS, MOST_PARTS, check_content, check_metadata, place_of
 from holdfast.errors import BadInput, Conflict, MissingExtra
 from holdfast.record.recovery import load_history
 from holdfast.runtime.questions import pending_approvals
 from holdfast.store import Store
 
+T = TypeVar("T")
 _LONGEST_ID = 150
 _CONTENT = TypeAdapter[list[UserContent]](list[UserContent])
 
 
 def parse_chat(message: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, Any], str]:
     """Return the answers to approvals in a message, or the payload for it, and its id."""
-    try:
-        parsed = UIMessage.model_validate(message)
-        content = {} if parsed.role == "assistant" else _content(VercelAIAdapter.load_messages([parsed]))
-    except ValueError as error:
-        raise BadInput(problem=f"the last message is not one of the AI SDK: {_first(error)}") from None
-    if not 0 < len(parsed.id) <= _LONGEST_ID:
+    message_id, parts = message.get("id"), message.get("parts")
+    if not isinstance(message_id, str) or not 0 < len(message_id) <= _LONGEST_ID:
         raise BadInput(problem=f"the last message needs an id of at most {_LONGEST_ID} characters")
-    if parsed.role == "assistant":
-        answers = dict(
-            _approval(part) for part in message["parts"] if part.get("state") == "approval-responded"
-        )
+    if not isinstance(parts, list):
+        raise BadInput(problem="the last message needs a list of `parts`")
+    items = cast("list[Any]", parts)
+    if message.get("role") == "assistant":
+        objects = [cast("dict[str, Any]", part) for part in items if isinstance(part, dict)]
+        answers = dict(_approval(part) for part in objects if part.get("state") == "approval-responded")
         if not answers:
             raise BadInput(problem="the last message is the agent's own, and answers no approval")
-        return answers, {}, parsed.id
-    return {}, content, parsed.id
+        return answers, {}, message_id
+    if message.get("role") != "user":
+        raise BadInput(problem="the last message is not a message of the user")
+    shown = _each(items, _chat_part, "parts")
+    whole = UIMessage(id=message_id, role="user", parts=[part for part in shown if part is not None])
+    return {}, _content(lambda: VercelAIAdapter.load_messages([whole])), message_id
+
+
+def _each(parts: list[Any], parse: Callable[[dict[str, Any]], T], where: str) -> list[T]:
+    """Return the parts of a message, parsed one by one, because a list of unions would report every mistake of every part."""
+    if len(parts) > MOST_PARTS:
+        raise BadInput(
+            problem=f"the last message has {len(parts)} parts; a message has at most {MOST_PARTS} parts"
+        )
+    result: list[T] = []
+    for index, part in enumerate(parts):
+        if not isinstance(part, dict) or len(fields := cast("dict[str, Any]", part)) > MOST_FIELDS:
+            raise BadInput(
+                problem=f"{where}.{index}: a part must be an object with at most {MOST_FIELDS} fields"
+            )
+        try:
+            result.append(parse(fields))
+        except ValueError as error:
+            raise BadInput(problem=f"the last message: {_first(error, where, index)}") from None
+    return result
+
+
+def _first(error: ValueError, *where: str | int) -> str:
+    """Return the place of the first mistake and what it is, without the input that has it."""
+    place, problem = where, str(error)
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        place, problem = (*where, *first["loc"]), first["msg"]
+    return f"{place_of(place)}: {problem}" if place else problem
+
+
+def _chat_part(part: dict[str, Any]) -> TextUIPart | FileUIPart | None:
+    """Return a part of a user's message of the AI SDK; None for data of the page, which is not for the agent."""
+    kind = part.get("type")
+    if isinstance(kind, str) and kind.startswith("data-"):
+        return None
+    for metadata in (part.get("providerMetadata"), part.get("provider_metadata")):
+        if isinstance(metadata, dict):
+            check_metadata(cast("dict[str, Any]", metadata))
+    if kind == "text":
+        return TextUIPart.model_validate(part)
+    if kind == "file":
+        return FileUIPart.model_validate(part)
+    raise ValueError("a part of a user's message must have the `type` text or file")
 
 
 def _approval(part: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -52,28 +98,28 @@ def _approval(part: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     )
 
 
-def _first(error: ValueError) -> str:
-    """Return the first problem, without the input that has it."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-
-
 def parse_thread(messages: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the payload for the last message of a thread."""
     try:
-        from ag_ui.core import Message
+        from ag_ui.core import UserMessage
         from pydantic_ai.ui.ag_ui import AGUIAdapter
     except ImportError as error:
         raise MissingExtra(extra="ag-ui") from error
     if not messages:
         raise BadInput(problem="the request has neither messages nor answers to interrupts")
-    try:
-        parsed = TypeAdapter[Message](Message).validate_python(messages[-1])
-        return _content(AGUIAdapter.load_messages([parsed]))
-    except ValueError as error:
-        raise BadInput(problem=f"the last message is not one of AG-UI: {_first(error)}") from None
+    content: Any = messages[-1].get("content")
+    if messages[-1].get("role") != "user" or not isinstance(content, str | list):
+        raise BadInput(
+            problem="the last message is not a message of the user with text or parts as `content`"
+        )
+
+    def parse(part: dict[str, Any]) -> Any:
+        (parsed,) = UserMessage.model_validate({"id": "-", "content": [part]}).content
+        return parsed
+
+    parts = content if isinstance(content, str) else _each(cast("list[Any]", content), parse, "content")
+    whole = UserMessage(id="-", content=parts)
+    return _content(lambda: AGUIAdapter.load_messages([whole]))
 
 
 def parse_resume(entries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -93,8 +139,12 @@ def parse_resume(entries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return answers
 
 
-def _content(messages: list[ModelMessage]) -> dict[str, Any]:
+def _content(load: Callable[[], list[ModelMessage]]) -> dict[str, Any]:
     """Return the payload of a submission with the user's message."""
+    try:
+        messages = load()
+    except ValueError as error:
+        raise BadInput(problem=f"the last message: {_first(error)}") from None
     parts = [part for message in messages if isinstance(message, ModelRequest) for part in message.parts]
     prompts = [part.content for part in parts if isinstance(part, UserPromptPart)]
     if not prompts:

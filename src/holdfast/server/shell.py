@@ -43,7 +43,9 @@ Kind = Literal["BashCommand", "BashOutput"]
 _BATCH = 100
 _UUID = re.compile(UUID_PATTERN)
 _IDS = TypeAdapter(
-    Annotated[list[Annotated[str, Field(max_length=200)]], Field(min_length=1, max_length=_BATCH)]
+    Annotated[
+        list[Annotated[str, Field(max_length=200)]], Field(min_length=1, max_length=_BATCH, fail_fast=True)
+    ]
 )
 _COMMENT_SECONDS = 15.0
 
@@ -155,6 +157,7 @@ async def batch_get_bash_events(
         Query(
             default_factory=list,
             max_length=_BATCH,
+            fail_fast=True,
             description="The ids. They may also be a list in the JSON body.",
         ),
     ],
