@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,9 @@ from typing import Any
 
 import httpx2
 import pytest
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage, UserPromptPart
+from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
 from holdfast import Store
 from holdfast.config import load_settings
@@ -268,10 +271,13 @@ async def test_an_answer_that_is_not_one_is_refused(http: httpx2.AsyncClient, pa
 async def test_an_answer_over_ag_ui_that_is_not_one_is_refused(
     http: httpx2.AsyncClient, payload: dict[str, Any]
 ):
-    entry = {"interruptId": "int-c", "status": "resolved", "payload": {"approved": True, **payload}}
+    known = f"int-c-{'0' * 64}"
+    entry = {"interruptId": known, "status": "resolved", "payload": {"approved": True, **payload}}
     body = {"threadId": "c1", "runId": "r1", "messages": [], "resume": [entry]}
     assert (await http.post("/api/ag-ui", json=body)).status_code == 422
     body["resume"] = [{"interruptId": "int-c", "status": "resolved", "payload": {"approved": True}}]
+    assert (await http.post("/api/ag-ui", json=body)).status_code == 422  # of no known arguments
+    body["resume"] = [{"interruptId": known, "status": "resolved", "payload": {"approved": True}}]
     assert (await http.post("/api/ag-ui", json=body)).status_code == 404
     assert (await http.get("/api/sessions/c1")).status_code == 404
 
@@ -374,3 +380,76 @@ async def test_an_http_agent_answers_an_interrupt(http: httpx2.AsyncClient, stor
         other = {"threadId": "t1", "runId": "r3", "resume": [answer]}
         assert (await http.post("/api/ag-ui", json=other)).status_code == 409
     assert [sent.kind for sent in (await store.submissions("t1")).items] == ["message", "approval"]
+
+
+def paying_agent(paid: list[int]) -> Agent[None, str]:
+    """Return an agent that pays the amount in the last message, always with the same call id."""
+
+    async def respond(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        del info
+        last = messages[-1].parts[-1]
+        if isinstance(last, UserPromptPart):
+            yield {0: DeltaToolCall(name="pay", json_args=f'{{"amount": {last.content}}}', tool_call_id="c")}
+        else:
+            yield "done"
+
+    payer = Agent(FunctionModel(stream_function=respond), name="agent")
+
+    @payer.tool_plain(requires_approval=True)
+    def pay(amount: int) -> str:  # pyright: ignore[reportUnusedFunction]
+        paid.append(amount)
+        return f"paid {amount}"
+
+    return payer
+
+
+async def test_an_answer_over_ag_ui_does_not_approve_other_arguments_with_the_same_call_id(
+    http: httpx2.AsyncClient, store: Store
+):
+    paid: list[int] = []
+    async with working(store, paying_agent(paid)):
+        small = (await run(http, "r1", "1"))[-1]["outcome"]["interrupts"][0]
+        answer = {"interruptId": small["id"], "status": "resolved", "payload": {"approved": True}}
+        await run(http, "r2", messages=[], resume=[answer])
+        large = (await run(http, "r3", "1000000"))[-1]["outcome"]["interrupts"][0]
+        assert (large["toolCallId"], small["toolCallId"]) == ("c", "c")
+        body = {"threadId": "t1", "runId": "r4", "messages": [], "resume": [answer]}
+        refused = await http.post("/api/ag-ui", json=body)
+        assert (refused.status_code, "other arguments" in refused.text) == (409, True)
+        assert paid == [1]
+        await run(http, "r5", messages=[], resume=[answer | {"interruptId": large["id"]}])
+    assert paid == [1, 1_000_000]
+
+
+async def test_a_repeated_answer_over_ag_ui_does_not_approve_the_same_call_of_a_later_turn(
+    http: httpx2.AsyncClient, store: Store
+):
+    paid: list[int] = []
+    async with working(store, paying_agent(paid)):
+        asked = (await run(http, "r1", "1"))[-1]["outcome"]["interrupts"][0]
+        answer = {"interruptId": asked["id"], "status": "resolved", "payload": {"approved": True}}
+        first = await run(http, "r2", messages=[], resume=[answer])
+        await run(http, "r3", "1")
+        again = await run(http, "r2", messages=[], resume=[answer])
+        assert [each["type"] for each in again] == [each["type"] for each in first]
+        assert (await http.get("/api/sessions/t1")).json()["status"] == "waiting"
+    assert paid == [1]
+
+
+async def test_an_answer_of_use_chat_does_not_approve_other_arguments_with_the_same_call_id(
+    http: httpx2.AsyncClient, store: Store
+):
+    paid: list[int] = []
+    part: dict[str, Any] = {
+        "type": "tool-pay",
+        "toolCallId": "c",
+        "state": "approval-responded",
+        "approval": {"id": "c", "approved": True},
+    }
+    async with working(store, paying_agent(paid)):
+        await chat(http, user("1000000"))
+        for given in ({"input": {"amount": 1}}, {"input": {"amount": 1_000_000.5}}, {"input": None}, {}):
+            answer = {"id": "a", "role": "assistant", "parts": [part | given]}
+            refused = await http.post("/api/chat", json={"id": "c1", "messages": [answer]})
+            assert (refused.status_code, "other arguments" in refused.text) == (409, True), given
+    assert paid == []

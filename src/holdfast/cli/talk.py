@@ -271,7 +271,7 @@ def approve(
 ) -> None:
     """Approve or deny a tool call that waits for a person.
 
-    `holdfast sessions show` lists the calls that wait. The answer only applies to the arguments that it shows.
+    `holdfast sessions show` lists the calls that wait. The answer applies to the arguments that wait now, which are printed.
 
     Examples:
         holdfast approve s1

@@ -185,16 +185,16 @@ async def _answer(
     waiting = (await store.submissions(session.id, state="waiting", payloads=False, limit=1)).items
     questions = {call["call_id"]: call for call in await pending_approvals(store, session.id)}
     keys = {call_id: hashlib.sha256(f"{run_id} {call_id}".encode()).hexdigest() for call_id in answers}
-    if run_id is not None and not answers.keys() & questions.keys():
-        sent = await _sent(store, session, frozenset(keys.values()))
-        if sent is not None:
-            return sent
+    sent = {} if run_id is None else await _sent(store, session, frozenset(keys.values()))
+    if sent and (len(sent) == len(keys) or not answers.keys() & questions.keys()):
+        return next(iter(sent.values()))
     if not waiting or not questions:
         raise Conflict(problem=f"session {session.id} does not wait for an answer")
     if missing := sorted(questions.keys() - answers.keys()):
         raise Conflict(problem=f"answer all calls at once; these are missing: {', '.join(missing)}")
     for call_id, call in questions.items():
-        if answers[call_id].pop("input", call["arguments"]) != call["arguments"]:
+        digest = answers[call_id].pop("digest", call["digest"])
+        if digest != call["digest"] or answers[call_id].pop("input", call["arguments"]) != call["arguments"]:
             raise Conflict(problem=f"call {call_id} has other arguments than those that were answered")
     after = session.seq
     for call_id, call in questions.items():
@@ -205,13 +205,14 @@ async def _answer(
     return waiting[0].id, after
 
 
-async def _sent(store: Store, session: Session, keys: frozenset[str]) -> tuple[str, int] | None:
-    """Return the turn that earlier answers with one of these keys continued, and where."""
+async def _sent(store: Store, session: Session, keys: frozenset[str]) -> dict[str, tuple[str, int]]:
+    """Return the turn that each earlier answer with one of these keys continued, and where."""
+    found: dict[str, tuple[str, int]] = {}
     async for sent in _submissions(store, session):
         turn, _, key = (sent.idempotency_key or "").partition(" ")
         if sent.kind == "approval" and key in keys:
-            return turn, sent.position
-    return None
+            found.setdefault(key, (turn, sent.position))
+    return found
 
 
 async def _submissions(store: Store, session: Session) -> AsyncGenerator[Submission, None]:

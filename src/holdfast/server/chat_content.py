@@ -1,6 +1,7 @@
 """The messages of stock front ends: what is new in a request, and the history of a session in their form."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -17,6 +18,8 @@ from holdfast.store import Store
 
 T = TypeVar("T")
 _LONGEST_ID = 150
+_INTERRUPT = re.compile(r"int-(?P<call_id>.+)-(?P<digest>[0-9a-f]{64})", re.DOTALL)
+"""The id of an interrupt, which names the arguments that a person sees: a model may use the id of a call again."""
 _CONTENT = TypeAdapter[list[UserContent]](list[UserContent])
 
 
@@ -131,11 +134,18 @@ def parse_resume(entries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         approved = False if entry.get("status") == "cancelled" else payload.get("approved")
         if not isinstance(approved, bool):
             raise BadInput(problem="an answer needs a payload with `approved`, true or false")
-        call_id = str(entry.get("interruptId", "")).removeprefix("int-")
+        answered = _INTERRUPT.fullmatch(str(entry.get("interruptId")))
+        if answered is None:
+            raise BadInput(problem="`interruptId` of an answer must be the `id` of an interrupt")
         edited, reason = payload.get("editedArgs"), payload.get("reason")
         if not isinstance(edited, dict | None) or not isinstance(reason, str | None):
             raise BadInput(problem="`editedArgs` of an answer must be an object, and `reason` a string")
-        answers[call_id] = {"approved": approved, "arguments": edited, "feedback": reason}
+        answers[answered["call_id"]] = {
+            "approved": approved,
+            "arguments": edited,
+            "feedback": reason,
+            "digest": answered["digest"],
+        }
     return answers
 
 

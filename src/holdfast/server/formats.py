@@ -89,7 +89,11 @@ def stream_factory(format: Format, session_id: str, given_id: str | None = None)
 
     @dataclass
     class AgUi(_Numbered, AGUIEventStream[Any, Any]):  # pyright: ignore[reportIncompatibleVariableOverride]
-        pass
+        def encode_event(self, event: Any) -> str:
+            # The answer to an interrupt has only its id, so the id names the arguments, too.
+            for interrupt in getattr(getattr(event, "outcome", None), "interrupts", None) or ():
+                interrupt.id = f"{interrupt.id}-{interrupt.metadata['digest']}"
+            return super().encode_event(event)
 
     return lambda run_id: AgUi(message_id=f"{run_id}-0", thread_id=session_id, run_id=given_id or run_id)
 
@@ -435,10 +439,14 @@ class StreamFormatter:
         blocks: list[str] = []
         waiting: list[ToolCallPart] = []
         for call in calls:
-            given = ToolCallPart(call["tool"], call["arguments"], call["call_id"])
-            waiting.append(self._calls.setdefault(call["call_id"], given))
+            part = self._calls.get(call["call_id"])
+            if part is None or part.args_as_dict() != call["arguments"]:  # the id of an earlier call
+                part = ToolCallPart(call["tool"], call["arguments"], call["call_id"])
+            self._calls[call["call_id"]] = part
+            waiting.append(part)
             blocks += self._announce(call["call_id"])
-        return [*blocks, *self._end(DeferredToolRequests(approvals=waiting))]
+        digests = {call["call_id"]: {"digest": call["digest"]} for call in calls}
+        return [*blocks, *self._end(DeferredToolRequests(approvals=waiting, metadata=digests))]
 
 
 def _ending(reason: str) -> bytes:
