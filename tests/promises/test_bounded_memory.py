@@ -77,6 +77,13 @@ async def test_a_server_gives_out_large_sessions_in_bounded_memory(engine: Engin
                     seen |= {item[position] for item in page["items"]}
                     after = page["next_cursor"]
                 assert len(seen) >= MESSAGES
+            chat: str | None = f"/api/chat/{session_id}"
+            pages = 0
+            while chat is not None:
+                answer = await client.get(chat)
+                pages += len(answer.json())
+                chat = answer.links.get("prev", {}).get("url")
+            assert pages == MESSAGES
             listed = (await client.get(f"{path}/submissions?limit=1000")).json()["items"]
             assert len(listed) == MESSAGES // 4 + 1
             async with client.stream(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack
 from functools import partial
@@ -14,10 +15,12 @@ import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, UserPromptPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
+from pydantic_ai.ui.vercel_ai import VercelAIAdapter
 
 from holdfast import Store
 from holdfast.config import load_settings
 from holdfast.server import create_app
+from holdfast.types import Batch, Checkpoint, Message, Run, Segment
 from tests.browser.app import agent
 from tests.conftest import Engine
 from tests.promises.workers import lines, worker
@@ -453,3 +456,94 @@ async def test_an_answer_of_use_chat_does_not_approve_other_arguments_with_the_s
             refused = await http.post("/api/chat", json={"id": "c1", "messages": [answer]})
             assert (refused.status_code, "other arguments" in refused.text) == (409, True), given
     assert paid == []
+
+
+MEGABYTE = 1024 * 1024
+
+
+async def fill(store: Store, messages: list[dict[str, Any]], session_id: str = "c1") -> None:
+    """Create a session with these messages as its history."""
+    await store.create_session(agent="agent", owner="ada", id=session_id)
+    lease = await store.acquire(session_id, await store.join("filler"))
+    runs = [Run(id=run_id) for run_id in dict.fromkeys(message["run_id"] for message in messages)]
+    await store.write(lease, Batch(segments=[Segment(number=1)], runs=runs))
+    for position, message in enumerate(messages):
+        stored = Message(segment=1, position=position, body=json.dumps(message))
+        await store.write(lease, Batch(messages=[stored]))
+    place = Checkpoint(id=f"c-{session_id}", segment=1, length=len(messages))
+    await store.write(lease, Batch(checkpoints=[place]))
+    await store.release(lease)
+
+
+def prompt(run_id: str, text: str) -> dict[str, Any]:
+    part = {"part_kind": "user-prompt", "content": text, "timestamp": "2026-01-01T00:00:00Z"}
+    return {"kind": "request", "parts": [part], "run_id": run_id}
+
+
+def response(run_id: str, *parts: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": "response", "parts": parts, "run_id": run_id, "timestamp": "2026-01-01T00:00:00Z"}
+
+
+async def chat_pages(http: httpx2.AsyncClient, id: str = "c1") -> list[list[dict[str, Any]]]:
+    """Return the pages of a chat, the latest first."""
+    pages: list[list[dict[str, Any]]] = []
+    path: str | None = f"/api/chat/{id}"
+    while path is not None:
+        answer = await http.get(path)
+        assert len(answer.content) < 6 * MEGABYTE
+        pages.append(answer.json())
+        earlier = answer.links.get("prev")
+        path = None if earlier is None else earlier["url"]
+    return pages
+
+
+async def test_a_long_chat_is_read_in_pages_whose_size_is_bounded(
+    http: httpx2.AsyncClient, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    threads: set[int] = set()
+    dump = VercelAIAdapter.dump_messages
+
+    def noted(*given: Any, **options: Any) -> Any:
+        threads.add(threading.get_ident())
+        return dump(*given, **options)
+
+    monkeypatch.setattr(VercelAIAdapter, "dump_messages", noted)
+    text = "x" * MEGABYTE
+    turns = [
+        each
+        for number in range(12)
+        for each in (
+            prompt(f"run-{number}", f"{number} {text}"),
+            response(f"run-{number}", {"part_kind": "text", "content": f"{number} answer"}),
+        )
+    ]
+    await fill(store, turns)
+    pages = await chat_pages(http)
+    assert len(pages) > 3
+    whole = [message for page in reversed(pages) for message in page]
+    assert [message["role"] for message in whole] == ["user", "assistant"] * 12
+    assert [message["id"] for message in whole[1::2]] == [f"run-{number}" for number in range(12)]
+    assert len({message["id"] for message in whole}) == 24
+    assert threading.get_ident() not in threads
+
+
+async def test_a_turn_that_is_too_large_for_a_page_is_divided_between_its_steps(
+    http: httpx2.AsyncClient, store: Store
+):
+    text = "x" * MEGABYTE
+    messages = [prompt("run-1", "go")]
+    for number in range(12):
+        call = {"tool_name": "act", "tool_call_id": f"c{number}"}
+        messages.append(response("run-1", {"part_kind": "tool-call", "args": "{}", **call}))
+        result = {"part_kind": "tool-return", "content": text, "timestamp": "2026-01-01T00:00:00Z", **call}
+        messages.append({"kind": "request", "parts": [result], "run_id": "run-1"})
+    messages.append(response("run-1", {"part_kind": "text", "content": "done"}))
+    await fill(store, messages)
+    pages = await chat_pages(http)
+    assert len(pages) > 2
+    whole = [message for page in reversed(pages) for message in page]
+    assert pages[0][-1]["id"] == "run-1"  # as its stream has it
+    assert len({message["id"] for message in whole}) == len(whole)
+    calls = [part for message in whole for part in message["parts"] if part["type"] == "tool-act"]
+    assert [call["toolCallId"] for call in calls] == [f"c{number}" for number in range(12)]
+    assert {call["state"] for call in calls} == {"output-available"}

@@ -156,6 +156,7 @@ def create_app(
     app.state.shell = shell
     app.state.exports = 0
     app.state.imports = retention.Imports()
+    app.state.chat_pages = asyncio.Semaphore(2)  # each takes a thread, and some 50 MB
     app.state.openapi = None
     app.state.sockets = 0
     app.state.unauthenticated_sockets = 0  # sockets that have not sent a token yet

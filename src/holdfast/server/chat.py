@@ -104,12 +104,41 @@ async def resume_chat(request: Request, session_id: SessionId) -> Response:
     return _stream(request, session, "vercel", active.id, active.position, answered=session.seq)
 
 
-@route(router, "GET", "/api/chat/{session_id}", "read")
-async def chat_messages(request: Request, session_id: SessionId) -> list[dict[str, Any]]:
-    """Return the messages of a chat in the form of the AI SDK, to start `useChat` with."""
-    from holdfast.server.chat_content import dump_chat
+@route(
+    router,
+    "GET",
+    "/api/chat/{session_id}",
+    "read",
+    responses={
+        200: {
+            "model": list[dict[str, Any]],
+            "headers": {
+                "link": {
+                    "description": 'The address of the earlier messages, as `rel="prev"`, if there are any.',
+                    "schema": {"type": "string"},
+                }
+            },
+        }
+    },
+)
+async def chat_messages(
+    request: Request,
+    session_id: SessionId,
+    before: Annotated[
+        int | None, Query(ge=1, lt=2**31, description="Where the next page begins: from the header `link`.")
+    ] = None,
+) -> Response:
+    """Return the last messages of a chat in the form of the AI SDK, to start `useChat` with. `link` has the address of earlier ones."""
+    from holdfast.server.chat_history import dump_chat  # imports Pydantic AI
 
-    return await dump_chat(store_of(request), session_id)
+    async with request.app.state.chat_pages:
+        page = await dump_chat(store_of(request), session_id, before)
+    earlier = f'</api/chat/{session_id}?before={page.before}>; rel="prev"'
+    return Response(
+        page.body,
+        headers={} if page.before is None else {"link": earlier},
+        media_type="application/json",
+    )
 
 
 @route(router, "POST", "/api/ag-ui", "user", responses={200: {"content": {"text/event-stream": {}}}})

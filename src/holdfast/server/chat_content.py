@@ -1,6 +1,5 @@
-"""The messages of stock front ends: what is new in a request, and the history of a session in their form."""
+"""The requests of stock front ends: the message or the answers that are new in them."""
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
@@ -11,10 +10,7 @@ from pydantic_ai.ui.vercel_ai import VercelAIAdapter
 from pydantic_ai.ui.vercel_ai.request_types import FileUIPart, TextUIPart, UIMessage
 
 from holdfast.content import MOST_FIELDS, MOST_PARTS, check_content, check_metadata, place_of
-from holdfast.errors import BadInput, Conflict, MissingExtra
-from holdfast.record.recovery import load_history
-from holdfast.runtime.questions import pending_approvals
-from holdfast.store import Store
+from holdfast.errors import BadInput, MissingExtra
 
 T = TypeVar("T")
 _LONGEST_ID = 150
@@ -165,59 +161,3 @@ def _content(load: Callable[[], list[ModelMessage]]) -> dict[str, Any]:
     payload = {"content": _CONTENT.dump_python(whole, mode="json")}
     check_content(payload)
     return payload
-
-
-async def dump_chat(store: Store, session_id: str) -> list[dict[str, Any]]:
-    """Return the history of a session as messages of the AI SDK: one for each turn, as its stream has it.
-
-    A turn that is active has the same id here and in its stream, so that `useChat` replaces it when it resumes.
-    """
-    latest = (await store.checkpoints(session_id=session_id, limit=1)).items
-    turns = await _turns(store, session_id)
-    used: set[str] = set()
-
-    def message_id(message: ModelMessage, role: str, index: int) -> str:
-        turn = turns.get(message.run_id or "", message.run_id)
-        if role != "assistant" or turn is None or turn in used:
-            return f"{turn or session_id}-{index}"
-        used.add(turn)
-        return turn
-
-    try:
-        messages = await load_history(store, latest[0]) if latest else []
-        dumped = VercelAIAdapter.dump_messages(messages, generate_message_id=message_id, sdk_version=6)
-    except ValueError:
-        problem = f"the history of session {session_id} cannot be shown as a chat; GET /api/sessions/{session_id}/messages returns it"
-        raise Conflict(problem=problem) from None
-    asked = {call["call_id"] for call in await pending_approvals(store, session_id)}
-    chat: list[dict[str, Any]] = []
-    for each in dumped:
-        message = each.model_dump(mode="json", by_alias=True, exclude_none=True)
-        if each.role != "assistant":
-            chat.append(message)
-            continue
-        for part in message["parts"]:
-            if part.get("state") == "approval-requested" and part["toolCallId"] not in asked:
-                part["state"] = "input-available"
-                del part["approval"]
-        message["parts"].insert(0, {"type": "step-start"})
-        if chat and chat[-1]["role"] == "assistant":
-            message |= {"id": chat[-1]["id"], "parts": chat[-1]["parts"] + message["parts"]}
-            chat.pop()
-        chat.append(message)
-    return chat
-
-
-async def _turns(store: Store, session_id: str) -> dict[str, str]:
-    """Return the first run of the turn of each run that continued another one."""
-    turns: dict[str, str] = {}
-    cursor: str | None = None
-    while True:
-        page = await store.runs(session_id=session_id, cursor=cursor, limit=1000)
-        for run in page.items:
-            resumed: object = json.loads(run.metadata).get("resumes")
-            if isinstance(resumed, str):
-                turns[run.id] = turns.get(resumed, resumed)
-        cursor = page.next_cursor
-        if cursor is None:
-            return turns
