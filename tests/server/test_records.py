@@ -11,11 +11,14 @@ from typer.testing import CliRunner
 
 from holdfast import Store, connect
 from holdfast.cli import app
+from holdfast.errors import Conflict
 from holdfast.frameworks.base import FrameworkStore, to_body
 from holdfast.media import open_media
 from holdfast.retention import clean
+from holdfast.server.routes import RULES
 from holdfast.types import Record
 from tests.conftest import Engine
+from tests.server.test_auth import BODIES
 from tests.server.test_chat import OTHER, TOKEN, http
 
 __all__ = ["TOKEN", "http"]
@@ -136,3 +139,57 @@ async def test_handles_and_the_command_line_read_it(
         assert text.splitlines()[2] == f"other: {json.dumps(ITEMS[2])}"
         entries = json.loads(await asyncio.to_thread(printed, talk, "--json", *place))["entries"]
         assert [entry["role"] for entry in entries] == roles
+
+
+AS_EVERY_SESSION = {
+    ("PATCH", "/api/sessions/{session_id}"),
+    ("PUT", "/api/sessions/{session_id}/state"),
+    ("PUT", "/api/sessions/{session_id}/cursors/{consumer}"),
+    ("PUT", "/api/sessions/{session_id}/credentials/{name}"),
+    ("DELETE", "/api/sessions/{session_id}/credentials/{name}"),
+    ("POST", "/api/sessions/{session_id}/clean"),
+    ("POST", "/api/sessions/{session_id}/rehydrate"),
+    ("DELETE", "/api/sessions/{session_id}"),
+}
+"""The routes that change a session of another framework as they change every other one."""
+
+
+async def test_every_route_that_needs_a_worker_refuses_a_session_of_another_framework(
+    http: httpx2.AsyncClient, store: Store, talk: str
+):
+    refused = {
+        (method, path)
+        for (method, path), rule in RULES.items()
+        if method in {"POST", "PUT", "PATCH", "DELETE"} and rule != "public" and "{session_id}" in path
+    } - AS_EVERY_SESSION
+    assert len(refused) > 8
+    bodies = BODIES | {("POST", "/api/sessions/{session_id}/interrupt"): None}
+    before = await store.session(talk)
+    for method, path in sorted(refused):
+        answer = await http.request(method, path.format(session_id=talk), json=bodies.get((method, path)))
+        if path.endswith("/retry"):  # it has no turn to retry
+            assert answer.status_code == 404
+            continue
+        assert (answer.status_code, "is stored by openai-agents" in answer.text) == (409, True), path
+    for body in (
+        {"kind": "undo"},
+        {"kind": "rewind", "checkpoint_id": "c"},
+        {"kind": "fork"},
+        {"content": ["hi"]},
+    ):
+        answer = await http.post(f"/api/sessions/{talk}/submissions", json=body)
+        assert (answer.status_code, "is stored by openai-agents" in answer.text) == (409, True), body
+    assert (await store.submissions(talk)).items == []
+    assert (await store.session(talk)).seq == before.seq
+
+
+@pytest.mark.parametrize("kind", ["message", "undo", "retry", "interrupt", "approval", "background"])
+async def test_the_store_queues_nothing_for_a_session_of_another_framework(
+    store: Store, talk: str, kind: str
+):
+    with pytest.raises(Conflict, match="is stored by openai-agents"):
+        await store.submit(talk, kind)
+    mine = await store.create_session(
+        agent="agent", owner="ada", metadata='{"framework": "a word of the user"}'
+    )
+    assert (await store.submit(mine.id, kind)).state == "queued"

@@ -16,7 +16,6 @@ from holdfast.cli.options import (
     chosen_sessions,
     find_turn,
     pending_approvals,
-    submit,
 )
 from holdfast.cli.runs import RunId
 from holdfast.cli.talk import (
@@ -116,7 +115,7 @@ def retry(
             if isinstance(opened, Store):
                 await check_retry(opened, session_id, turn.id, from_step)
             payload = {"submission_id": turn.id} | ({} if from_step is None else {"from_step": from_step})
-            sent = await submit(opened, session_id, "retry", json.dumps(payload))
+            sent = await opened.submit(session_id, "retry", json.dumps(payload))
             return await wait_for_answer(opened, sent, timeout) if wait else (sent, None)
 
     submission, answer = asyncio.run(work())
@@ -175,7 +174,7 @@ def _submit(
 ) -> None:
     async def work() -> Submission:
         async with chosen_sessions(store, url) as opened:
-            sent = await submit(opened, session_id, kind, json.dumps(payload))
+            sent = await opened.submit(session_id, kind, json.dumps(payload))
             return await outcome(opened, sent) if wait else sent
 
     sent = asyncio.run(work())

@@ -94,15 +94,6 @@ async def conversation_of(opened: "Sessions", session_id: str) -> list[dict[str,
     return entries
 
 
-async def submit(opened: "Sessions", session_id: str, kind: str, *rest: Json, **options: Any) -> Submission:
-    """Submit to a session of Holdfast's own agents. Raises `Conflict` for one of another framework."""
-    if isinstance(opened, Store):
-        from holdfast.frameworks.foreign import NO_WORKER, refuse_foreign
-
-        refuse_foreign(await opened.session(session_id), NO_WORKER)
-    return await opened.submit(session_id, kind, *rest, **options)
-
-
 async def pending_approvals(opened: "Sessions", session_id: str) -> list[dict[str, Any]]:
     """Return the tool calls of a session that wait for a person's answer."""
     if not isinstance(opened, Store):

@@ -17,7 +17,6 @@ from holdfast.cli.options import (
     StoreUrl,
     chosen_sessions,
     pending_approvals,
-    submit,
     why_waiting,
     with_media,
 )
@@ -81,8 +80,7 @@ def send(
         async with chosen_sessions(store, url) as opened:
             if agent is not None:
                 await _open_session(opened, session_id, agent, owner)
-            sent = await submit(
-                opened,
+            sent = await opened.submit(
                 session_id,
                 "message",
                 json.dumps({"text": message}),
@@ -248,7 +246,7 @@ def interrupt(
 
     async def work() -> Submission:
         async with chosen_sessions(store, url) as opened:
-            return await submit(opened, session_id, "interrupt", lane="control")
+            return await opened.submit(session_id, "interrupt", lane="control")
 
     print_sent(asyncio.run(work()), as_json=as_json)
 
@@ -302,7 +300,7 @@ def approve(
                 "approved": not deny,
                 **{name: value for name, value in given.items() if value is not None},
             }
-            sent = await submit(opened, session_id, "approval", json.dumps(answer), lane="control")
+            sent = await opened.submit(session_id, "approval", json.dumps(answer), lane="control")
             return sent, chosen[0]
 
     sent, call = asyncio.run(work())

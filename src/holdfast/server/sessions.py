@@ -47,7 +47,7 @@ from holdfast.errors import (
     SessionErased,
     SessionExists,
 )
-from holdfast.frameworks.foreign import NO_WORKER, refuse_foreign
+from holdfast.frameworks.foreign import refuse_foreign
 from holdfast.ids import did_you_mean
 from holdfast.jsontext import strict_json
 from holdfast.leases import why_waiting
@@ -208,7 +208,6 @@ async def submit_kind(
 @route(router, "POST", "/api/sessions/{session_id}/submissions", "write", status_code=202)
 async def submit(request: Request, session_id: SessionId, body: NewSubmission) -> SubmissionInfo:
     """Submit a message or another request to a session. An accepted submission is durable: it ends, or visibly waits."""
-    refuse_foreign(session_of(request), NO_WORKER)
     given = body.model_dump(exclude_none=True, exclude={"kind", "when_busy", "idempotency_key"})
     if isinstance(body, RetryTurn):
         await _check_retry(request, session_id, body)

@@ -4,6 +4,7 @@ import json
 from typing import TypedDict
 
 from holdfast.errors import Conflict, KeyReused, NotFound, QueueFull, SessionNotFound, TurnInProgress
+from holdfast.frameworks.foreign import NO_WORKER, refuse_foreign
 from holdfast.ids import check_choice, check_id, check_name, new_id, title_from
 from holdfast.jsontext import read_recorded
 from holdfast.store.rows import Row, from_cursor, from_row, page_limit, to_page
@@ -26,6 +27,7 @@ from holdfast.types import (
     Lane,
     Lease,
     Page,
+    Session,
     Submission,
     SubmissionState,
     WhenBusy,
@@ -64,7 +66,7 @@ class SubmissionMethods(Transactions):
 
         A repetition must have exactly the same text, else it raises `KeyReused`. `when_busy` is stored for the worker, except `reject`,
         which raises `TurnInProgress` if any submission is queued or in progress. Also raises `QueueFull`, `SessionCleaned` or
-        `SessionNotFound`. The first message becomes the title of a session that has none. `trace` is the trace context for the worker.
+        `SessionNotFound`, and `Conflict` for a session of another framework, which no worker runs. The first message becomes the title of a session that has none. `trace` is the trace context for the worker.
         """
         # The id is chosen before the first attempt, so that an attempt whose response was lost is recognized.
         new = NewSubmission(
@@ -101,6 +103,9 @@ class SubmissionMethods(Transactions):
                 raise KeyReused(session_id=session_id, key=key)
             return before
         refuse_closed(session_id, head)
+        if head.names_framework:
+            (session,) = yield op("sessions", id=session_id, limit=1)
+            refuse_foreign(from_row(Session, session), NO_WORKER)
         if head.pending >= self._max_pending and lane == "main":
             raise QueueFull(session_id=session_id, pending=head.pending, limit=self._max_pending)
         if head.pending and new["when_busy"] == "reject":

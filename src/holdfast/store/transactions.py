@@ -68,7 +68,10 @@ Tx: TypeAlias = Generator[Operation, Rows, T]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The head of a locked session, its last status, its number of open submissions, and whether it has no title."""
+    """The head of a locked session, its last status, its number of open submissions, and whether it has no title.
+
+    `names_framework`: its metadata may be that of another framework's session.
+    """
 
     epoch: int
     seq: int
@@ -78,6 +81,7 @@ class Head:
     status: str
     pending: int
     untitled: bool
+    names_framework: bool
 
 
 class Unfinished:
@@ -225,6 +229,7 @@ class Transactions(ABC):
             status=head["status"],
             pending=head["pending"],
             untitled=bool(head["untitled"]),
+            names_framework=bool(head["names_framework"]),
         )
 
     def _refuse_cleaned(self, session_id: str) -> Tx[Head]:

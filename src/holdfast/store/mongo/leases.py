@@ -73,7 +73,13 @@ async def locked_head(db: Documents, *, session_id: str) -> list[MongoRow]:
     sessions = await db.get("sessions", session_id)
     pending = await db.count("submissions", {"session_id": session_id, "ended_at": None})
     return [
-        MongoRow(head, status=session["status"], pending=pending, untitled=not session["title"])
+        MongoRow(
+            head,
+            status=session["status"],
+            pending=pending,
+            untitled=not session["title"],
+            names_framework='"framework"' in session["metadata"],
+        )
         for head, session in zip(heads, sessions, strict=False)
     ]
 

@@ -18,7 +18,7 @@ WITH given AS (
   FROM given g JOIN heads h ON h.session_id = g.session_id JOIN sessions s ON s.id = g.session_id,
     LATERAL (
       SELECT count(*) AS pending FROM submissions q WHERE q.session_id = g.session_id AND q.ended_at IS NULL) AS queue
-  WHERE s.status NOT IN ('moved', 'cleaning', 'cleaned')
+  WHERE s.status NOT IN ('moved', 'cleaning', 'cleaned') AND s.metadata NOT LIKE '%"framework"%'
     AND (queue.pending < CAST(:max_pending AS bigint) OR g.lane <> 'main')
     AND (queue.pending = 0 OR g.when_busy <> 'reject')
     -- OFFSET 0: one probe of the index per row. A join might read the whole table, if the plan was made when that was empty.

@@ -45,7 +45,7 @@ SELECT epoch, holder FROM heads WHERE session_id = :session_id
 -- A separate statement: one that had waited for the lock would see the session as it was before.
 SELECT h.epoch, h.seq, h.holder, h.tenure, h.orphaned_by, s.status,
   (SELECT count(*) FROM submissions q WHERE q.session_id = h.session_id AND q.ended_at IS NULL) AS pending,
-  s.title = '' AS untitled
+  s.title = '' AS untitled, s.metadata LIKE '%"framework"%' AS names_framework
 FROM heads h JOIN sessions s ON s.id = h.session_id
 WHERE h.session_id = :session_id;
 
