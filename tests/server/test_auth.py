@@ -238,23 +238,67 @@ async def test_the_matrix_of_scopes(app: Any, store: Store, http: httpx2.AsyncCl
     assert allowed > 100
 
 
-async def test_scopes_are_shown_and_those_of_a_jwt_count(provider: "Provider"):
+OWN = ["delete", "read", "write"]
+
+
+@pytest.mark.parametrize(
+    ("claims", "scopes"),
+    [
+        ({}, OWN),
+        ({"scope": "read"}, ["read"]),
+        ({"scope": "read write openid"}, ["read", "write"]),
+        ({"scope": ["read", "write"]}, ["read", "write"]),
+        ({"scope": "shell"}, [*OWN, "shell"]),
+        ({"scope": "admin"}, ["admin", *OWN]),
+        ({"scope": "openid profile"}, None),
+        ({"scope": ["openid"]}, None),
+        ({"scope": "READ"}, None),
+        ({"scope": "read,write"}, None),
+        ({"scope": ""}, None),
+        ({"scope": []}, None),
+        ({"scope": None}, None),
+        ({"scope": "openid", "role": "admin"}, None),
+    ],
+)
+async def test_a_jwt_whose_scopes_are_all_unknown_grants_nothing(
+    provider: "Provider", claims: dict[str, Any], scopes: list[str] | None
+):
+    async with jwt_client(provider, claims) as client:
+        answer = await client.get("/api/me")
+        if scopes is None:
+            assert answer.status_code == 403
+            assert (await client.get("/api/sessions")).status_code == 403
+            assert (await client.post("/api/sessions", json={"agent": "agent"})).status_code == 403
+            assert (await client.get("/api/audit")).status_code == 403
+        else:
+            assert answer.json()["scopes"] == sorted(scopes)
+            assert (answer.json()["role"] == "admin") == ("admin" in scopes)
+            made = await client.post("/api/sessions", json={"agent": "agent"})
+            assert made.status_code == (201 if "write" in scopes else 403)
+
+
+@pytest.mark.parametrize("scope", [{"read": True}, 7, ["read", 7], True])
+async def test_a_jwt_whose_scopes_are_no_names_is_refused(provider: "Provider", scope: Any):
+    async with jwt_client(provider, {"scope": scope}) as client:
+        assert (await client.get("/api/me")).status_code == 401
+
+
+@asynccontextmanager
+async def jwt_client(
+    provider: "Provider", claims: dict[str, Any]
+) -> AsyncGenerator[httpx2.AsyncClient, None]:
+    """Yield a client whose token has these claims."""
     provider.add("good")
-    for scope, expected in {"openid": 201, "read": 403, "read write": 201, "admin": 201}.items():
-        claims = {"sub": "jane", "aud": "holdfast", "exp": int(time.time()) + 600, "scope": scope}
-        token = jwt.encode(claims, provider.keys["good"], algorithm="ES256", headers={"kid": "good"})
-        async with open_store("sqlite://:memory:") as store:
-            app = create_app(load_settings(jwt_keys=provider.url, jwt_audience="holdfast"), store)
-            transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
-            headers = {"authorization": f"Bearer {token}"}
-            async with httpx2.AsyncClient(
-                transport=transport, base_url="http://test", headers=headers
-            ) as client:
-                me = (await client.get("/api/me")).json()
-                assert (me["role"] == "admin") == (scope == "admin")
-                assert "read" in me["scopes"]
-                made = await client.post("/api/sessions", json={"agent": "a"})
-                assert made.status_code == expected, scope
+    whole = {"sub": "jane", "aud": "holdfast", "exp": int(time.time()) + 600, **claims}
+    token = jwt.encode(whole, provider.keys["good"], algorithm="ES256", headers={"kid": "good"})
+    async with open_store("sqlite://:memory:") as store:
+        app = create_app(load_settings(jwt_keys=provider.url, jwt_audience="holdfast"), store)
+        async with httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(app, raise_app_exceptions=False),
+            base_url="http://test",
+            headers={"authorization": f"Bearer {token}"},
+        ) as client:
+            yield client
 
 
 async def test_lists_show_only_what_is_yours(store: Store, http: httpx2.AsyncClient):

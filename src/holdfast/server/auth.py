@@ -53,14 +53,14 @@ class Principal:
     scopes: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, owner: str, role: Role, scopes: Iterable[str]) -> Self:
+    def of(cls, owner: str, role: Role, scopes: Iterable[str] | None) -> Self:
         """Return the principal of a token, with all scopes that its scopes imply.
 
-        A token whose scopes name none of `read`, `write`, `delete` and `admin` has the first three. `admin` is the role, and
-        implies the other three.
+        A token without scopes (None) has `read`, `write` and `delete`, and so has one with the scope `shell` alone. `admin` is the
+        role, and implies these three. Unknown scopes are ignored, so a token with no other ones has no rights.
         """
-        given = frozenset(scopes)
-        if "admin" in given or not given & _OWN:
+        given = frozenset(_OWN if scopes is None else scopes).intersection(SCOPES)
+        if "admin" in given or given == frozenset({"shell"}):
             given |= _OWN
         if role == "admin" or "admin" in given:
             return cls(owner=owner, role="admin", scopes=given | {"admin"})
@@ -154,7 +154,7 @@ class Authenticator:
         result = await self.store.token(key)
         if result is None:
             raise Unauthenticated(problem="The token is unknown, has expired or was revoked.")
-        return Principal.of(result.owner, result.role, result.scopes)
+        return Principal.of(result.owner, result.role, result.scopes or None)
 
     async def authorize(
         self, connection: HTTPConnection, rule: Rule, path: Mapping[str, Any], *, token: str | None = None

@@ -63,7 +63,7 @@ class Keys:
         owner = claims.get("sub")
         if role not in ROLES or not isinstance(owner, str) or not owner:
             raise Unauthenticated(problem="The token has no `sub`, or an unknown `role`.")
-        scopes = str(claims.get("scope", "")).split()
+        scopes = _scopes(claims["scope"]) if "scope" in claims else None
         lifetime = min(int(claims["exp"]), _LATEST) - time.time()
         return Principal.of(owner, role, scopes), lifetime
 
@@ -124,6 +124,14 @@ class Keys:
             issuer=self._issuer,
             options={"require": ["exp", "sub"]},
         )
+
+
+def _scopes(claim: Any) -> list[str]:
+    """Return the scopes in a claim: names that are separated by spaces, or a list of names."""
+    names = claim.split() if isinstance(claim, str) else [] if claim is None else claim
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in cast("list[Any]", names)):
+        raise Unauthenticated(problem="The claim `scope` of the token is neither a text nor a list of names.")
+    return cast("list[str]", names)
 
 
 def _signing_keys(text: bytes) -> dict[str | None, jwt.PyJWK]:
