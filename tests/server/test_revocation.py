@@ -5,7 +5,7 @@ import hashlib
 import json
 import time
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from holdfast.config import load_settings
 from holdfast.errors import StoreBusy, Unauthenticated
 from holdfast.media import open_media
 from holdfast.retention import clean
-from holdfast.server import auth, create_app, revocation, sockets
+from holdfast.server import auth, create_app, revocation, sockets, streams
 from holdfast.server.auth import Principal, digest
+from holdfast.server.retention import Imports
 from holdfast.server.revocation import Revocation
 from holdfast.shell import ShellService
 from holdfast.store import open_store
@@ -101,6 +102,48 @@ async def test_a_revoked_token_ends_its_event_streams(memory: Store, client: htt
     await opened.wait()
     await memory.revoke_token(made.id)
     assert "unauthenticated" in await reading
+
+
+async def test_a_revoked_token_ends_its_long_polls(
+    memory: Store, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(streams, "_POLL_SECONDS", 3600.0)
+    waiting, watch = asyncio.Event(), memory.watch
+
+    def noted(*given: Any, **options: Any) -> Any:
+        waiting.set()
+        return watch(*given, **options)
+
+    monkeypatch.setattr(memory, "watch", noted)
+    made = await memory.add_token(digest(TOKEN), owner="owner")
+    path = "/api/streams/mine?offset=now&live=long-poll"
+    polling = asyncio.create_task(client.get(path, headers=BEARER))
+    await waiting.wait()
+    await memory.revoke_token(made.id)
+    answer = await polling
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthenticated")
+
+
+async def test_an_archive_of_a_revoked_token_does_not_wait_for_its_turn(
+    memory: Store, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+):
+    media = open_media(store=memory)
+    await clean(memory, media, "mine", actor="test", force=True)
+    made = await memory.add_token(digest(TOKEN), owner="owner")
+    waiting = asyncio.Event()
+
+    @asynccontextmanager
+    async def never(imports: Imports, owner: str) -> AsyncGenerator[None, None]:
+        del imports, owner
+        waiting.set()
+        await asyncio.Event().wait()
+        yield
+
+    monkeypatch.setattr(Imports, "turn", never)
+    sending = asyncio.create_task(client.post("/api/sessions/mine/rehydrate", headers=BEARER, content=b"x"))
+    await waiting.wait()
+    await memory.revoke_token(made.id)
+    assert (await sending).status_code == 401
 
 
 @pytest.mark.parametrize("query", ["", "?format=vercel"])

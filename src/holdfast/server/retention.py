@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 from weakref import WeakValueDictionary
@@ -171,7 +171,9 @@ async def rehydrate(
     with await while_allowed(request, spool(request.stream())) as archive:
         given = archive if archive.read(1) else None
         archive.seek(0)
-        async with request.app.state.imports.turn(principal.owner):
+        async with AsyncExitStack() as stack:
+            turn = request.app.state.imports.turn(principal.owner)
+            await while_allowed(request, stack.enter_async_context(turn))
             restored = await rehydrate_session(
                 store, open_media(store=store), session_id, given, actor=principal.owner, force=force
             )

@@ -15,7 +15,15 @@ from fastapi import Query, Request, Response
 from holdfast.api.models import event_json
 from holdfast.errors import EventNotFound
 from holdfast.server.channel import COMMENT, REFUSED, Channel, Subscriber, ending
-from holdfast.server.routes import access_of, channels_of, new_router, route, session_of, store_of
+from holdfast.server.routes import (
+    access_of,
+    channels_of,
+    new_router,
+    route,
+    session_of,
+    store_of,
+    while_allowed,
+)
 from holdfast.server.sessions import SessionId, grace_of
 from holdfast.server.stream import Download, EventStream
 from holdfast.store import Store
@@ -76,7 +84,7 @@ async def read_stream(
         dropped = request.app.state.metrics.dropped
         return EventStream(join, partial(_feed, after=after), watch=access_of(request), dropped=dropped)
     if live == "long-poll" and after >= seq:
-        found = await _wait(store, session_id, after)
+        found = await while_allowed(request, _wait(store, session_id, after))
         if not found:
             return Response(status_code=204, headers=_headers(after, at_end=True))
         body = "[" + ",".join(map(event_json, found)) + "]"
