@@ -15,6 +15,7 @@ from pydantic_settings import (
 )
 
 from holdfast.errors import BadSettings
+from holdfast.ids import is_token
 from holdfast.logs import LogFormat
 from holdfast.policy import Policy, check_names, parse
 
@@ -197,6 +198,8 @@ def load_settings(**given: object) -> Settings:
         raise BadSettings(
             problem="jwt_keys requires jwt_audience: tokens for other services must not be accepted."
         )
+    if settings.token is not None and not is_token(settings.token.get_secret_value()):
+        raise BadSettings(problem="token must have printable ASCII characters only, to be sent in a header.")
     if settings.shell_tail_bytes * 2 > settings.shell_output_bytes:
         raise BadSettings(problem="shell_output_bytes must be at least twice shell_tail_bytes.")
     return settings

@@ -40,6 +40,11 @@ def check_uuid(value: str, what: str) -> str:
     return str(uuid.UUID(value))
 
 
+def is_token(value: str) -> bool:
+    """Return whether a text can be a token: an HTTP header transports no other characters."""
+    return value.isascii() and value.isprintable()
+
+
 def check_name(value: str, what: str) -> str:
     """Return `value` if it is a short printable text, such as an owner or the name of an agent or a tool."""
     if not isinstance(value, str) or not value or len(value) > _LONGEST_NAME or not value.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]

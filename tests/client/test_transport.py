@@ -3,13 +3,25 @@
 import asyncio
 import pickle
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from holdfast import Client, SessionHandle, connect
+from holdfast import Client, SessionHandle, Store, connect
 from holdfast.client.output import OutputType
-from holdfast.errors import ArchiveFailed, ServerError, ServerUnavailable, SessionBusy
+from holdfast.config import load_settings
+from holdfast.errors import (
+    ArchiveFailed,
+    BadId,
+    BadInput,
+    ServerError,
+    ServerUnavailable,
+    SessionBusy,
+    Unauthenticated,
+)
+from holdfast.server import create_app
+from holdfast.server.auth import digest
+from tests.server.serving import serving
 
 NOT_JSON = [b"<html>Bad gateway</html>", b"[" * 100_000, b"\xff\xfe\x00"]
 ODD_ERRORS = [
@@ -95,3 +107,36 @@ async def test_a_server_that_cannot_be_reached_is_named():
 
 def _session(client: Client) -> SessionHandle[str]:
     return SessionHandle(client._transport, "s", OutputType(str))  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize("token", ["tökén", "€", "a\nb", "\ud800", "a\x00b"])
+async def test_a_token_that_no_header_can_have_is_refused(token: str):
+    with pytest.raises(Unauthenticated):
+        async with connect("http://127.0.0.1:1", token=token) as client:
+            await client.me()
+
+
+@pytest.mark.parametrize("on", ["server", "store"])
+async def test_lone_surrogates_are_bad_input(on: str, store: Store):
+    async with AsyncExitStack() as stack:
+        target: str | Store = store
+        if on == "server":
+            await store.add_token(digest("hf_odd"), owner="ada")
+            target = await stack.enter_async_context(serving(create_app(load_settings(), store)))
+        client = await stack.enter_async_context(connect(target, token="hf_odd"))
+        session = await client.session(agent="agent")
+        with pytest.raises(BadInput, match="lone surrogate"):
+            await session.send("\ud800")
+        with pytest.raises(BadInput, match="lone surrogate"):
+            await client.session(agent="agent", metadata={"\ud800": 1})
+        with pytest.raises(BadInput, match="lone surrogate"):
+            assert [one async for one in client.sessions(search="\ud800")] == []
+        for wrong in ("\ud800", "a b", "..", "../me", "", "x" * 129):
+            with pytest.raises(BadId):
+                await client.session(wrong)
+            with pytest.raises(BadId):
+                await client.session(wrong, agent="agent")
+            with pytest.raises(BadId):
+                client.run(wrong)
+        with pytest.raises(BadId):
+            await session.rewind("a b")

@@ -595,3 +595,43 @@ async def test_a_token_that_names_a_key_of_another_kind_is_refused(provider: Pro
     async with trusting(provider.url) as status:
         assert await status(good) == 200
         assert await status(other) == 401
+
+
+@pytest.mark.parametrize("token", [b"\xff\xfe", b"\xff.\xfe.\xfd", "€".encode(), b"a\x01b", b"..", b"a.b.c"])
+async def test_an_odd_token_is_refused_like_an_unknown_one(http: httpx2.AsyncClient, token: bytes):
+    http.headers.pop("authorization", None)
+    for headers in ({b"authorization": b"Bearer " + token}, {b"x-session-api-key": token}):
+        assert (await http.get("/api/me", headers=headers)).status_code == 401
+    assert (await http.get("/api/me", headers={b"cookie": b"holdfast_token=" + token})).status_code == 401
+    signed_in = await http.post("/sign-in", json={"token": token.decode("latin-1")})
+    assert signed_in.status_code == 401
+    assert (await http.get("/", params={"token": token.decode("latin-1")})).status_code == 303
+
+
+async def test_a_token_of_the_settings_that_no_header_can_have_is_refused(store: Store):
+    for token in ("€", "a\nb", "tökén"):
+        with pytest.raises(BadSettings, match="printable ASCII"):
+            load_settings(token=token)
+
+
+@pytest.mark.parametrize("sub", ["\ud800", "a\x00b", "", "x" * 300, 7, None])
+async def test_a_jwt_whose_subject_cannot_own_a_session_is_refused(provider: "Provider", sub: Any):
+    async with jwt_client(provider, {"sub": sub}) as client:
+        assert (await client.get("/api/sessions")).status_code == 401
+        assert (await client.post("/api/sessions", json={"agent": "agent"})).status_code == 401
+
+
+async def test_a_bad_id_has_its_own_code(http: httpx2.AsyncClient):
+    for made in (
+        await http.post("/api/sessions", json={"agent": "agent", "id": "a b"}),
+        await http.get("/api/sessions/a%20b"),
+        await http.get("/api/runs", params={"session_id": "x" * 129}),
+        await http.get("/api/runs", params={"session_id": ""}),
+    ):
+        error = made.json()["error"]
+        assert (made.status_code, error["code"], error["facts"]["what"]) == (
+            422,
+            "bad_id",
+            error["facts"]["what"],
+        )
+        assert "Use 1 to 128 letters" in error["message"]

@@ -34,7 +34,8 @@ from holdfast.types import (
 T = TypeVar("T")
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[ -~]+$")]
 Line = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00]*$")]
-Id = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@=+~-]*$")]
+ID_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._:@=+~-]{0,127}$"
+Id = Annotated[str, Field(pattern=ID_PATTERN, json_schema_extra={"minLength": 1, "maxLength": 128})]
 Number = Annotated[int, Field(ge=0, lt=2**63)]
 
 

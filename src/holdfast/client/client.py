@@ -24,6 +24,7 @@ from holdfast.client.session import SessionHandle
 from holdfast.client.shell import ShellHandle
 from holdfast.client.transport import LONG, Transport
 from holdfast.errors import BadInput, Conflict, SessionExists
+from holdfast.ids import check_id
 from holdfast.types import Status
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ class Client:
         belongs to another agent.
         """
         output: OutputType[Any] = OutputType(output_type or str)
+        if id is not None:
+            check_id(id, "session id")
         if isinstance(agent, Agent):
             output = output_type_of(agent) if output_type is None else output
             agent = agent.name or "agent"

@@ -8,6 +8,7 @@ from holdfast.api.models import CheckpointInfo, EffectInfo, RunInfo
 from holdfast.client.stream import read
 from holdfast.client.transport import Transport
 from holdfast.events import SessionEvent
+from holdfast.ids import check_id
 from holdfast.types import CheckpointKind
 
 
@@ -16,7 +17,7 @@ class RunHandle:
 
     def __init__(self, transport: Transport, id: str) -> None:
         self._transport = transport
-        self._path = f"/api/runs/{quote(id, safe='')}"
+        self._path = f"/api/runs/{check_id(id, 'run id')}"
         self.id: str = id
 
     def __repr__(self) -> str:
@@ -45,5 +46,5 @@ class RunHandle:
     async def settle(self, call_id: str, *, result: Any = None, error: str | None = None) -> EffectInfo:
         """Record the outcome of a tool call whose outcome was unknown: its result, or the error it failed with."""
         body = {"result": result} if error is None else {"error": error}
-        path = f"{self._path}/effects/{quote(call_id, safe='')}"
+        path = f"{self._path}/effects/{quote(call_id, safe='', errors='replace')}"
         return await self._transport.call(EffectInfo, "POST", path, json=body)

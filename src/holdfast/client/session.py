@@ -34,6 +34,7 @@ from holdfast.client.transport import LONG, Transport
 from holdfast.client.turn import TurnHandle, TurnOutput
 from holdfast.errors import Conflict
 from holdfast.events import Draft, SessionEvent
+from holdfast.ids import check_id
 from holdfast.types import SubmissionState, WhenBusy
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ class SessionHandle(Generic[T]):
     def __init__(self, transport: Transport, id: str, output: OutputType[T]) -> None:
         self._transport = transport
         self._output = output
-        self._path = f"/api/sessions/{quote(id, safe='')}"
+        self._path = f"/api/sessions/{check_id(id, 'session id')}"
         self.id: str = id
 
     def __repr__(self) -> str:
@@ -96,7 +97,7 @@ class SessionHandle(Generic[T]):
     async def turn(self, id: str) -> TurnHandle[T]:
         """Return a handle on a message that was sent before."""
         accepted = await self._transport.call(
-            SubmissionInfo, "GET", f"{self._path}/submissions/{quote(id, safe='')}"
+            SubmissionInfo, "GET", f"{self._path}/submissions/{check_id(id, 'submission id')}"
         )
         return TurnHandle(self._transport, accepted, self._output.parse)
 
@@ -229,7 +230,7 @@ class SessionHandle(Generic[T]):
 
     async def set_cursor(self, consumer: str, seq: int) -> ReadCursor:
         """Store up to which event a consumer has read. A lower number changes nothing."""
-        path = f"{self._path}/cursors/{quote(consumer, safe='')}"
+        path = f"{self._path}/cursors/{check_id(consumer, 'consumer')}"
         return await self._transport.call(ReadCursor, "PUT", path, json={"seq": seq})
 
     def commands(self) -> AsyncGenerator[SessionCommand, None]:
@@ -239,7 +240,7 @@ class SessionHandle(Generic[T]):
     async def command_output(self, command_id: str, *, after: int = -1, limit: int = 50) -> list[BashOutput]:
         """Return the output of a shell command after a number."""
         path, params = (
-            f"{self._path}/commands/{quote(command_id, safe='')}/output",
+            f"{self._path}/commands/{quote(command_id, safe='', errors='replace')}/output",
             {"after": after, "limit": limit},
         )
         return (await self._transport.call(Items[BashOutput], "GET", path, params=params)).items
@@ -247,7 +248,7 @@ class SessionHandle(Generic[T]):
     async def set_credential(self, name: str, value: str, *, ttl: float | None = None) -> None:
         """Store a credential for the session's tools, for `ttl` seconds if given. It cannot be read back."""
         body = {"value": value} | ({} if ttl is None else {"ttl": ttl})
-        await self._transport.request("PUT", f"{self._path}/credentials/{quote(name, safe='')}", json=body)
+        await self._transport.request("PUT", f"{self._path}/credentials/{check_id(name, 'name')}", json=body)
 
     async def credentials(self) -> list[CredentialInfo]:
         """Return the names of the session's credentials, and when they expire."""
@@ -256,7 +257,7 @@ class SessionHandle(Generic[T]):
 
     async def delete_credential(self, name: str) -> None:
         """Delete a credential."""
-        await self._transport.request("DELETE", f"{self._path}/credentials/{quote(name, safe='')}")
+        await self._transport.request("DELETE", f"{self._path}/credentials/{check_id(name, 'name')}")
 
     def archive(self, *, gzip: bool = False) -> AsyncGenerator[bytes, None]:
         """Yield the session as an archive, piece by piece. Raises `ArchiveFailed` if it cannot be completed."""

@@ -43,17 +43,24 @@ class ShellHandle:
 
     async def info(self, command_id: str) -> CommandResult:
         """Return the state of a command."""
-        return await self._transport.call(CommandResult, "GET", f"{_PATH}/{quote(command_id, safe='')}")
+        return await self._transport.call(
+            CommandResult, "GET", f"{_PATH}/{quote(command_id, safe='', errors='replace')}"
+        )
 
     async def stop(self, command_id: str) -> CommandResult:
         """Stop a command."""
-        return await self._transport.call(CommandResult, "POST", f"{_PATH}/{quote(command_id, safe='')}/stop")
+        return await self._transport.call(
+            CommandResult, "POST", f"{_PATH}/{quote(command_id, safe='', errors='replace')}/stop"
+        )
 
     async def output(self, command_id: str, *, after: int = -1) -> AsyncGenerator[BashOutput, None]:
         """Yield the output of a command after a number, as it is written, until the command has ended."""
         params, headers = {"after": after}, {"accept": "text/event-stream"}
         async with self._transport.download(
-            f"{_PATH}/{quote(command_id, safe='')}/output", params=params, headers=headers, timeout=LONG
+            f"{_PATH}/{quote(command_id, safe='', errors='replace')}/output",
+            params=params,
+            headers=headers,
+            timeout=LONG,
         ) as response:
             async for line in response.aiter_lines():
                 if line.startswith("data:"):

@@ -11,7 +11,15 @@ import httpx2
 from pydantic import BaseModel, ValidationError
 
 from holdfast.api.models import Items
-from holdfast.errors import HoldfastError, ServerError, ServerUnavailable, error_of
+from holdfast.errors import (
+    BadText,
+    HoldfastError,
+    ServerError,
+    ServerUnavailable,
+    Unauthenticated,
+    error_of,
+)
+from holdfast.ids import is_token
 from holdfast.media import walker
 
 M = TypeVar("M", bound=BaseModel)
@@ -29,6 +37,8 @@ _GATEWAY = {502, 503, 504}
 
 def new_http(url: str, token: str | None, *, timeout: float = 30.0) -> httpx2.AsyncClient:
     """Return an HTTP client for an API server."""
+    if token is not None and not is_token(token):
+        raise Unauthenticated(problem="The token has characters that no token has.")
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     unlimited = httpx2.Limits(max_connections=None)  # each stream needs a connection of its own
     return httpx2.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=unlimited)
@@ -157,6 +167,10 @@ class Transport:
         except (httpx2.RequestError, httpx2.InvalidURL) as error:
             problem = str(error).rstrip(".") or type(error).__name__
             raise ServerUnavailable(url=str(self._http.base_url), problem=problem) from error
+        except UnicodeEncodeError:
+            raise BadText(
+                what="request", problem="contains a lone surrogate, which is not valid text"
+            ) from None
 
 
 def _may_return(error: HoldfastError) -> bool:

@@ -17,11 +17,13 @@ from pydantic_core import to_jsonable_python
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from holdfast.api.models import ID_PATTERN
 from holdfast.config import Settings
 from holdfast.content import place_of
 from holdfast.counting import counted_by
 from holdfast.errors import (
     ArchiveFailed,
+    BadId,
     BadInput,
     BadSettings,
     Conflict,
@@ -279,9 +281,11 @@ async def _holdfast_error(request: Request, error: Any) -> JSONResponse:
 
 async def _validation_error(request: Request, error: Any) -> JSONResponse:
     del request
-    problems = [
-        {"where": place_of(result["loc"]), "problem": str(result["msg"])} for result in error.errors()
-    ]
+    results = error.errors()
+    if results[0].get("ctx", {}).get("pattern") == ID_PATTERN:
+        bad = BadId(what=str(results[0]["loc"][-1]).replace("_", " "), value=str(results[0]["input"])[:200])
+        return _error(422, bad.code, str(bad), _facts(bad))
+    problems = [{"where": place_of(result["loc"]), "problem": str(result["msg"])} for result in results]
     first = problems[0]
     message = f"{first['where']}: {first['problem']}".encode("utf-8", "replace").decode()
     return _error(422, "bad_input", message, {"problems": problems[:20]}, problems=problems[:20])

@@ -17,6 +17,7 @@ from starlette.requests import HTTPConnection, cookie_parser
 
 from holdfast.config import Settings, is_loopback
 from holdfast.errors import Forbidden, NotFound, SessionNotFound, Unauthenticated
+from holdfast.ids import is_token
 from holdfast.store import Store
 from holdfast.types import SCOPES, Role, Scope, Session
 
@@ -134,6 +135,8 @@ class Authenticator:
 
     async def principal(self, token: str) -> Principal:
         """Return the principal of a token. Raises `Unauthenticated`."""
+        if not is_token(token):
+            raise Unauthenticated(problem="The token has characters that no token has.")
         key = digest(token)
         if self.admin_token is not None and hmac.compare_digest(key, digest(self.admin_token)):
             return _LOCAL

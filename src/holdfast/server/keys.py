@@ -13,7 +13,8 @@ import httpx2
 import jwt
 
 from holdfast.config import Settings
-from holdfast.errors import BadSettings, Unauthenticated
+from holdfast.errors import BadSettings, BadText, Unauthenticated
+from holdfast.ids import check_name
 from holdfast.server.auth import Principal
 from holdfast.types import ROLES
 
@@ -61,11 +62,15 @@ class Keys:
             raise Unauthenticated(problem=f"The token is not valid: {error}.") from None
         role = claims.get("role", "user")
         owner = claims.get("sub")
-        if role not in ROLES or not isinstance(owner, str) or not owner:
-            raise Unauthenticated(problem="The token has no `sub`, or an unknown `role`.")
+        try:
+            check_name(cast("str", owner), "sub")
+        except BadText as error:
+            raise Unauthenticated(problem=str(error)) from None
+        if role not in ROLES:
+            raise Unauthenticated(problem="The token has an unknown `role`.")
         scopes = _scopes(claims["scope"]) if "scope" in claims else None
         lifetime = min(int(claims["exp"]), _LATEST) - time.time()
-        return Principal.of(owner, role, scopes), lifetime
+        return Principal.of(cast("str", owner), role, scopes), lifetime
 
     async def _key(self, kid: str | None) -> jwt.PyJWK:
         key = self._valid(kid)
