@@ -18,6 +18,7 @@ from holdfast.server.auth import digest
 from holdfast.server.routes import RULES
 from holdfast.shell import ShellService
 from tests.builders import until
+from tests.server.serving import serving
 
 PATH = "/sockets/bash-events"
 
@@ -276,3 +277,24 @@ async def test_a_server_that_stops_says_so(address: str, tokens: dict[str, str],
     async with joined(address, tokens["shell"]) as client:
         app.state.channels.close()
         assert await closed(client) == 1012
+
+
+async def test_a_bad_token_is_refused_without_an_error_in_the_log(
+    app: Any, tokens: dict[str, str], caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("WARNING")
+    async with serving(app) as url:
+        address = f"{url.replace('http', 'ws')}{PATH}"
+        for query, headers in (
+            ("", {"X-Session-API-Key": "hf_unknown"}),
+            ("?session_api_key=hf_unknown", {}),
+            ("", {"X-Session-API-Key": tokens["expired"]}),
+            ("", {"X-Session-API-Key": tokens["reader"]}),
+            ("?resend_mode=odd", {"X-Session-API-Key": tokens["shell"]}),
+        ):
+            with pytest.raises(InvalidStatus) as refused:
+                async with connect(f"{address}{query}", additional_headers=headers):
+                    pass
+            assert refused.value.response.status_code in {401, 403, 422}
+            assert b'"error"' in refused.value.response.body
+    assert [record.getMessage() for record in caplog.records] == []

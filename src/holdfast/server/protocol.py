@@ -282,6 +282,12 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             return
         super().handle_events()
 
+    async def send(self, message: Any) -> None:
+        """Send a message. The end of a refusal completes the handshake, which Uvicorn would otherwise log as an error."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+            self.handshake_complete = True
+
 
 class Server(uvicorn.Server):
     """Accepts connections one by one.
