@@ -5,12 +5,16 @@ import re
 import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast import Store
+from holdfast.config import load_settings
+from holdfast.errors import StoreUnavailable
+from holdfast.server import create_app, operation
 from tests.conftest import Engine
 from tests.promises.workers import worker
 from tests.raw_client import AsyncClient
@@ -107,3 +111,34 @@ async def test_a_worker_by_itself_shows_what_it_counts(engine: Engine, store: St
             while "holdfast_runs_total completed" not in (found := parsed((await http.get(url)).text)):
                 await asyncio.sleep(0.05)
     assert found["holdfast_takeovers_total"] == 1
+
+
+async def test_metrics_without_a_database_are_those_of_the_process(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    app = create_app(load_settings(token="t" * 40), store)
+    headers = {"authorization": f"Bearer {'t' * 40}"}
+    async with httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(app, raise_app_exceptions=False), base_url="http://x", headers=headers
+    ) as http:
+        await store.create_session(agent="agent", owner="local")
+        up = parsed((await http.get("/metrics")).text)
+        assert (up["holdfast_store_up"], up["holdfast_sessions"]) == (1, 1)
+
+        async def refuse(*given: Any) -> None:
+            raise StoreUnavailable(url="x", problem="it is down")
+
+        async def hang(*given: Any) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(operation, "STORE_SECONDS", 0.05)
+        for broken in (refuse, hang):
+            monkeypatch.setattr(store, "token", broken)
+            answer = await http.get("/metrics")
+            assert answer.status_code == 200
+            down = parsed(answer.text)
+            assert down["holdfast_store_up"] == 0
+            assert down["holdfast_http_requests_total GET /metrics 200"] >= 1
+            assert "holdfast_sessions" not in down  # a number that may be old is worse than none
+        monkeypatch.undo()
+        assert parsed((await http.get("/metrics")).text)["holdfast_store_up"] == 1

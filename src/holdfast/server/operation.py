@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import time
 from pathlib import Path
 from typing import Annotated, get_args
@@ -16,9 +17,13 @@ from holdfast.metrics import SERVER, Counts, WorkerCollector
 from holdfast.retention.sweep import DUTY, Result
 from holdfast.server.routes import channels_of, new_router, principal_of, route, store_of
 from holdfast.server.sessions import CursorText, Limit
+from holdfast.store import Store
 from holdfast.types import Duty
 
 router = new_router("operation")
+STORE_SECONDS = 3.0
+"""How long `/ready` and `/metrics` wait for the store."""
+_log = logging.getLogger(__name__)
 
 
 class Metrics:
@@ -46,8 +51,12 @@ class Metrics:
             "Streams closed because the client did not read.",
             registry=self.registry,
         )
+        self._store_up = Gauge(
+            "holdfast_store_up", "Whether the store answered: 1, or 0.", registry=self.registry
+        )
+        self._store = CollectorRegistry()  # not exported while the store is down: old numbers would mislead
         self._gauges = {
-            name: Gauge(f"holdfast_{metric}", text, registry=self.registry)
+            name: Gauge(f"holdfast_{metric}", text, registry=self._store)
             for name, metric, text in (
                 ("sessions", "sessions", "Sessions in the store."),
                 ("events", "events", "Events in the store."),
@@ -69,13 +78,13 @@ class Metrics:
         self._swept_at = Gauge(
             "holdfast_sweep_timestamp_seconds",
             "Time at which the last retention sweep ended.",
-            registry=self.registry,
+            registry=self._store,
         )
         self._swept = Gauge(
             "holdfast_sweep_sessions",
             "Sessions of the last sweep by outcome.",
             ["outcome"],
-            registry=self.registry,
+            registry=self._store,
         )
         for outcome in get_args(Result):
             self._swept.labels(outcome)  # export 0 before the first sweep
@@ -84,7 +93,21 @@ class Metrics:
         """Count a stream that was dropped."""
         self._dropped.inc()
 
-    def set_sweep(self, duty: Duty | None) -> None:
+    async def text(self, store: Store) -> bytes:
+        """Return the metrics of the process, and those of the store if it is available."""
+        try:
+            async with asyncio.timeout(STORE_SECONDS):
+                await store.token("")  # `schema` counts rows, which may take longer
+            self._set_store(await store.schema())
+            self._set_sweep(await store.duty(DUTY))
+        except (HoldfastError, TimeoutError) as error:
+            _log.warning("/metrics has no numbers of the store: %s", error or "it does not answer")
+            self._store_up.set(0)
+            return generate_latest(self.registry)
+        self._store_up.set(1)
+        return generate_latest(self.registry) + generate_latest(self._store)
+
+    def _set_sweep(self, duty: Duty | None) -> None:
         """Set the result of the last sweep, of any worker."""
         if duty is None or duty.done_at is None:
             return
@@ -93,7 +116,7 @@ class Metrics:
         for outcome in get_args(Result):
             self._swept.labels(outcome).set(outcomes.get(outcome, 0))
 
-    def set_store(self, facts: object) -> None:
+    def _set_store(self, facts: object) -> None:
         """Set the gauges of the store."""
         for name, gauge in self._gauges.items():
             gauge.set(getattr(facts, name))
@@ -163,7 +186,7 @@ async def ready(request: Request, response: Response) -> Health:
     """Report whether the store is available and its schema is up to date."""
     store, state = store_of(request), request.app.state
     try:
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(STORE_SECONDS):
             if state.migrated:
                 await store.token("")  # `schema` counts rows, which is slow
             else:
@@ -186,9 +209,7 @@ async def ready(request: Request, response: Response) -> Health:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Metrics."}},
 )
 async def metrics(request: Request) -> Response:
-    """Return the metrics for Prometheus."""
+    """Return the metrics for Prometheus. While the store is down, `holdfast_store_up` is 0, and its numbers are left out."""
     counted: Metrics = request.app.state.metrics
     counted.streams.set(channels_of(request).clients)
-    counted.set_store(await store_of(request).schema())
-    counted.set_sweep(await store_of(request).duty(DUTY))
-    return Response(generate_latest(counted.registry), media_type="text/plain; version=0.0.4")
+    return Response(await counted.text(store_of(request)), media_type="text/plain; version=0.0.4")
