@@ -22,6 +22,7 @@ from holdfast.config import Settings, is_loopback, load_settings
 from holdfast.errors import BadInput, BadSettings, HoldfastError, MissingExtra, StoreClosed
 from holdfast.ids import check_choice
 from holdfast.logs import start_logging
+from holdfast.shell.hiding import hide_process
 from holdfast.store import Store
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def run_server(
 
     `demo` has lines to print before the address. With it, a worker can be killed from the page.
     """
+    hide_process()
     import_module("holdfast.server")  # raises MissingExtra before a port or a store is opened
     with _listen(settings.host, settings.port) as listening:
         return asyncio.run(_serve(app, settings, listening, workers=workers, shell=shell, demo=demo))

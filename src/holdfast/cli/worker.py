@@ -21,6 +21,7 @@ from holdfast.config import load_settings
 from holdfast.counting import counted_by
 from holdfast.errors import MissingExtra
 from holdfast.logs import start_logging
+from holdfast.shell.hiding import hide_process
 from holdfast.tasks import run_through_exits
 from holdfast.types import Holder
 
@@ -62,6 +63,7 @@ def worker(
     given = {"store": store, "log_format": log_format}
     settings = load_settings(**{name: value for name, value in given.items() if value is not None})
     start_logging(settings.log_format)
+    hide_process()
     agents = load_agents(app)
     key = settings.credential_key
 
