@@ -454,7 +454,7 @@ export interface NewSession {
   id?: string | null;
   /** By default the first line of the first message. */
   title?: string;
-  /** Yours, except `model` (one of the agent's) and `attached`: `true`, or an object with `grace` seconds, at least 1, and `then`, which is `handover` or `interrupt`. */
+  /** Yours, except `model` (one of the agent's) and `attached`: `true`, or an object with `grace` seconds, at least 1, and `on_unwatched`, which is `handover` or `interrupt`. */
   metadata?: Record<string, unknown>;
   /** Another owner than yourself; for administrators. */
   owner?: string | null;

@@ -108,7 +108,7 @@ class NewSession(RequestBody):
     metadata: dict[str, Any] = Field(
         default_factory=dict,
         description="Yours, except `model` (one of the agent's) and `attached`: `true`, or an object with `grace`"
-        " seconds, at least 1, and `then`, which is `handover` or `interrupt`.",
+        " seconds, at least 1, and `on_unwatched`, which is `handover` or `interrupt`.",
     )
     owner: Name | None = Field(None, description="Another owner than yourself; for administrators.")
 
