@@ -20,6 +20,7 @@ from holdfast.policy import Policy
 from holdfast.server.app import create_app
 from holdfast.shell import ShellService
 from holdfast.store import open_store
+from holdfast.store.sqlite import writer
 from holdfast.tables import BY_NAME, TABLES
 from tests import forking
 
@@ -224,3 +225,38 @@ def test_an_export_has_the_same_file_name_everywhere():
         name for page in sources for name in re.findall(r"[\w.-]+\.(?:ndjson|jsonl)\b", page.read_text())
     }
     assert named == {"talk.ndjson", "lines.jsonl"}
+
+
+def test_the_map_of_the_architecture_names_every_module_and_package():
+    text = (ROOT / "docs" / "design.md").read_text()
+    tree = text[text.index("    src/holdfast/\n") : text.index("\n## One client")]
+    named = set(re.findall(r"[\w.]+(?:\.py|/)", "\n".join(line[:70] for line in tree.splitlines())))
+    present = {
+        f"{path.name}/" if path.is_dir() else path.name
+        for path in (ROOT / "src" / "holdfast").iterdir()
+        if path.is_dir() or path.suffix == ".py"
+    }
+    assert present - named - {"__init__.py", "__main__.py", "__pycache__/"} == set()
+
+
+def test_the_oldest_pydantic_ai_is_the_same_everywhere():
+    oldest = re.search(r'"pydantic-ai-slim>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    stated = re.search(r"\| Pydantic AI \| ([\d.]+) and later", (ROOT / "docs" / "stability.md").read_text())
+    assert oldest
+    assert stated
+    assert oldest[1] == stated[1]
+
+
+def test_the_threshold_of_the_sqlite_writer_is_the_documented_one():
+    stated = re.search(r"commits take less than ([\d.]+) ms", (ROOT / "docs" / "design.md").read_text())
+    assert stated
+    assert float(stated[1]) / 1000 == writer._QUICK_SECONDS  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/promises.md"])
+def test_the_cost_of_late_steps_is_promised_as_it_was_measured(page: str):
+    measured = re.search(
+        r"growth in the recorder was ([\d.]+) to (\d+\.\d+)", (ROOT / "docs" / "performance.md").read_text()
+    )
+    assert measured
+    assert f"{measured[1]} to {measured[2]} times" in (ROOT / page).read_text()
