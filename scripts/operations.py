@@ -44,6 +44,7 @@ OPERATIONS = (
     Operation("SessionHandle.interrupt", f"POST {_S}/interrupt", "interrupt"),
     Operation("SessionHandle.approve", f"POST {_S}/approvals", "approve"),
     Operation("SessionHandle.deny", f"POST {_S}/approvals", "approve", "`holdfast approve --deny`"),
+    Operation("SessionHandle.dismiss", f"POST {_S}/dismiss", "dismiss"),
     Operation("SessionHandle.undo", f"POST {_S}/undo", "undo"),
     Operation("SessionHandle.rewind", f"POST {_S}/rewind", "rewind"),
     Operation("SessionHandle.compact", f"POST {_S}/compact", "compact"),

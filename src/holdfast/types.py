@@ -56,6 +56,8 @@ class Session:
 
     `waiting_for` names the tool calls that wait for an answer. It is `worker` if no live worker serves the session's agent, and
     `resume` if the process of its last run ended before the run did and no queued submission would continue it.
+
+    A `failed` session is an idle one whose last turn failed, for the reason in `error`. The next turn replaces this outcome.
     """
 
     id: str
@@ -77,6 +79,7 @@ class Session:
     archive: str | None = None
     parent_id: str | None = None
     """The session of the same owner that delegated to this one. It is not set on a session that was just claimed."""
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +323,8 @@ class Batch:
     `drafts_done` names the runs whose drafts are now complete messages. `records_dropped` has the kinds and keys of the records to
     delete. `blobs` are the SHA-256s of the media that its
     messages, effects and events refer to; from now on the session keeps them alive. `release` releases the session
-    in the same transaction, with a `status` that is not running. A batch of a `chain` is written only if no earlier one failed.
+    in the same transaction, with a `status` that is not running. `error` is the reason for the status `failed`; the session keeps
+    its first 1,000 characters. A batch of a `chain` is written only if no earlier one failed.
     """
 
     events: Sequence[NewEvent] = ()
@@ -336,6 +340,7 @@ class Batch:
     blobs: Sequence[str] = ()
     status: Status | None = None
     waiting_for: str | None = None
+    error: str | None = None
     release: bool = False
     chain: Chain | None = None
 

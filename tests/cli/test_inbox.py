@@ -82,3 +82,27 @@ def test_a_call_with_an_unknown_outcome_is_listed_with_the_command_that_settles_
         holdfast("settle", "run-4", "call 1", "--result", "1") == "Call call 1 of send_letter is completed.\n"
     )
     assert "waiting for" not in holdfast("sessions", "show", "letters")
+
+
+def test_a_failed_session_is_listed_until_it_is_dismissed(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/store.db"
+
+    async def fail() -> None:
+        async with open_store(url) as store:
+            await store.create_session(agent="clerk", owner="ada", id="letters")
+            lease = await store.acquire("letters", holder := await store.join("worker"))
+            await store.write(lease, Batch(status="failed", error="ValueError: no stamp", release=True))
+            await store.leave(holder)
+
+    def holdfast(*arguments: str) -> str:
+        done = CliRunner(env={"HOLDFAST_STORE": url}).invoke(app, arguments)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    asyncio.run(fail())
+    for command in (("inbox",), ("sessions", "list", "--status", "failed"), ("sessions", "show", "letters")):
+        assert "ValueError: no" in holdfast(*command)
+    assert "holdfast retry letters" in holdfast("inbox").splitlines()
+    assert holdfast("dismiss", "letters") == "Session letters is idle.\n"
+    assert json.loads(holdfast("inbox", "--json"))["items"] == []
+    assert json.loads(holdfast("dismiss", "letters", "--json"))["status"] == "idle"

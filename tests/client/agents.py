@@ -53,6 +53,10 @@ def _wait(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
     return ModelResponse(parts=[ToolCallPart("sleep", {}, tool_call_id="sleep")])
 
 
+def _break(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+    raise RuntimeError("no model today")
+
+
 async def _stream(messages: list[ModelMessage], info: AgentInfo) -> AsyncGenerator[str, None]:
     del messages, info
     yield "one "
@@ -69,6 +73,7 @@ large = Agent(
     TestModel(custom_output_args={"customer": "A" * 200_000, "total": 1}), name="large", output_type=Invoice
 )
 payer = Agent(FunctionModel(_pay), name="payer")
+broken = Agent(FunctionModel(_break), name="broken")
 sleeper = Agent(FunctionModel(_wait), name="sleeper")
 
 
@@ -85,4 +90,4 @@ async def sleep() -> str:
     return "woke up"
 
 
-AGENTS = [echo, streamer, clerk, large, payer, sleeper]
+AGENTS = [echo, streamer, clerk, large, payer, sleeper, broken]

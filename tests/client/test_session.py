@@ -7,7 +7,7 @@ import pytest
 from pydantic_ai.messages import BinaryContent, ImageUrl, ModelResponse, UserPromptPart
 
 from holdfast import Client
-from holdfast.errors import BadInput, Conflict, SessionNotFound, TurnInProgress
+from holdfast.errors import BadInput, Conflict, SessionNotFound, TurnFailed, TurnInProgress
 from holdfast.events import Draft, Forked, MessageAdded, SessionEvent, SubmissionDone, SubmissionQueued
 from tests.client.agents import echo, sleeper
 
@@ -179,4 +179,16 @@ async def test_the_client_knows_its_rights_workers_and_runs(hf: Client):
     assert "run_completed" in [event.kind async for event in hf.run(run.id).events()]
     assert [each async for each in hf.run(run.id).delegates()] == []
     assert (await hf.sweep(dry_run=True)).outcomes == {}
+    assert (await hf.inbox()).items == []
+
+
+async def test_a_failed_turn_is_the_status_of_the_session_until_it_is_dismissed(hf: Client):
+    session = await hf.session("letters", agent="broken")
+    with pytest.raises(TurnFailed):
+        await (await session.send("hello"))
+    info = await session.info()
+    assert (info.status, info.error) == ("failed", "RuntimeError: no model today")
+    assert [each.id for each in (await hf.inbox()).items] == ["letters"]
+    assert [each.id async for each in hf.sessions(status="failed")] == ["letters"]
+    assert (await session.dismiss()).status == "idle"
     assert (await hf.inbox()).items == []

@@ -13,7 +13,7 @@ from holdfast.errors import (
 )
 from holdfast.leases import why_waiting
 from holdfast.store import Store
-from holdfast.types import Batch, Run, Session
+from holdfast.types import Batch, Run, Session, SubmissionChange
 from tests.builders import brief, held_session, new_session, ticks, until
 
 
@@ -247,3 +247,35 @@ async def test_a_session_whose_run_ended_with_its_process_waits_to_be_resumed(st
     assert not await is_interrupted()
     await store.release(again)
     assert not await is_interrupted()
+
+
+async def test_a_failed_session_is_an_idle_one_with_the_reason_until_it_is_dismissed(store: Store):
+    lease, holder = await held_session(store)
+    session_id = lease.session_id
+    await store.write(lease, Batch(status="failed", error="ValueError: " + "no " * 1000, release=True))
+    failed = await store.session(session_id)
+    assert (failed.status, failed.waiting_for, failed.pending) == ("failed", None, 0)
+    assert failed.error == ("ValueError: " + "no " * 1000)[:1000]
+    assert await everything(store, status="failed") == [failed]
+    assert await everything(store, status="idle") == []
+    await store.submit(session_id, "message", when_busy="reject")  # it is not busy
+    queued = await store.session(session_id)
+    assert (queued.status, queued.error, queued.waiting_for) == ("queued", None, "worker")
+    (work,) = await store.next_work(holder)
+    assert (work.session.status, work.session.error, work.session.waiting_for) == ("queued", None, None)
+    assert work.submission is not None
+    done = SubmissionChange(id=work.submission.id, state="done")
+    await store.write(work.lease, Batch(submissions=[done], status="failed", error="again", release=True))
+    assert (await store.dismiss(session_id)).status == "idle"
+    dismissed = await store.dismiss(session_id)  # two people press the same button
+    assert (dismissed.status, dismissed.error, dismissed.waiting_for) == ("idle", None, None)
+    assert await everything(store, status="failed") == []
+
+
+async def test_a_session_that_waits_is_not_dismissed(store: Store):
+    lease, _ = await held_session(store)
+    await store.write(lease, Batch(status="waiting", waiting_for="approval", release=True))
+    found = await store.dismiss(lease.session_id)
+    assert (found.status, found.waiting_for) == ("waiting", "approval")
+    with pytest.raises(SessionNotFound):
+        await store.dismiss("nowhere")

@@ -183,6 +183,19 @@ async def test_a_poison_submission_ends_as_a_dead_letter(store: Store):
     assert (await kinds(store, session_id))[-2:] == ["submission_failed", "submission_started"]
 
 
+async def test_a_session_whose_last_turn_was_given_up_is_failed(store: Store):
+    session_id = await new_session(store)
+    await store.submit(session_id, "message")
+    holder = await store.join("doomed", ttl=60)
+    await store.next_work(holder)
+    await store.leave(holder)
+    (work,) = await store.next_work(await store.join("next", ttl=60), max_attempts=1)
+    assert await store.take(work.lease, max_attempts=1) is None
+    await store.release(work.lease)
+    session = await store.session(session_id)
+    assert (session.status, session.error) == ("failed", "gave up after 1 attempts that did not end")
+
+
 async def test_an_ended_submission_stays_as_it_ended(store: Store):
     lease, _ = await held_session(store)
     submission = await store.submit(lease.session_id, "message")

@@ -48,10 +48,11 @@ async def there_and_back(store: Store, session_id: str) -> bytes:
     after = await export(store, session_id)
     assert after == before
     now = await store.session(session_id)
-    assert (now.title, now.metadata, now.status, now.active_at) == (
+    assert (now.title, now.metadata, now.status, now.error, now.active_at) == (
         facts.title,
         facts.metadata,
         facts.status,
+        facts.error,
         facts.active_at,
     )
     assert now.cleaned_at is None
@@ -224,3 +225,12 @@ async def test_an_export_is_one_cut(store: Store):
     read += [piece async for piece in pieces]
     assert b"".join(read) == before
     await store.leave(holder)
+
+
+async def test_a_failed_session_comes_back_with_its_reason(engine: Engine):
+    async with open_store(engine.url) as store:
+        session_id = await fill(store, open_media(store=store), ["hello"])
+        lease = await store.acquire(session_id, await store.join("runner", ttl=60))
+        await store.write(lease, Batch(status="failed", error="ValueError: no", release=True))
+        await there_and_back(store, session_id)
+        assert (await store.session(session_id)).error == "ValueError: no"

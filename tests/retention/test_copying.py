@@ -46,6 +46,17 @@ async def all_shared(store: Store, name: str) -> list[dict[str, object]]:
     return await store.shared_rows(name, limit=10_000)
 
 
+@pytest.mark.parametrize("direction", ["into", "out of"])
+async def test_a_failed_session_is_failed_in_the_copy(engine: Engine, direction: str):
+    async with two_stores(engine, direction) as (source, target):
+        lease, holder = await held_session(source)
+        await source.write(lease, Batch(status="failed", error="ValueError: no", release=True))
+        await source.leave(holder)
+        await copy(source, target, actor="ada")
+        session = await target.session(lease.session_id)
+        assert (session.status, session.error) == ("failed", "ValueError: no")
+
+
 @pytest.mark.thorough("postgres")
 @pytest.mark.parametrize("direction", ["into", "out of"])
 async def test_everything_is_in_the_copy(engine: Engine, direction: str):

@@ -65,10 +65,44 @@ async def test_a_model_that_raises_fails_visibly_and_the_session_stays_usable(st
     async with working(store, Agent(FunctionModel(respond))):
         first = await ended(store, await send(store, session, "hi"))
         assert (first.state, first.reason) == ("failed", "RuntimeError: no model today")
+        shown = await store.session(session)
+        assert (shown.status, shown.error) == ("failed", "RuntimeError: no model today")
         broken[0] = False
         assert (await ended(store, await send(store, session, "again"))).state == "done"
     (failed, fine) = (await store.runs(session_id=session)).items
     assert (failed.status, fine.status) == ("failed", "completed")
+    shown = await store.session(session)
+    assert (shown.status, shown.error) == ("idle", None)
+
+
+async def test_only_a_turn_replaces_the_failure_of_the_last_turn(store: Store, session: str):
+    """Neither a command that fails or does nothing, nor one that succeeds, is a new outcome."""
+    async with working(store, Agent(echo())):
+        await ended(store, await store.submit(session, "message", "[]"))
+        before = await store.session(session)
+        assert before.status == "failed"
+        assert "must be an object" in str(before.error)
+        await ended(store, await store.submit(session, "rewind", '{"checkpoint_id": "none"}'))
+        await ended(store, await store.submit(session, "interrupt", lane="control"))
+        assert (await store.session(session)).error == before.error
+        await ended(store, await send(store, session, "hello"))
+        assert (await store.session(session)).status == "idle"
+
+
+async def test_a_turn_that_a_person_stopped_is_not_a_failure(store: Store, session: str):
+    inside = asyncio.Event()
+
+    async def wait() -> str:
+        inside.set()
+        await asyncio.sleep(60)
+        return "never"
+
+    async with working(store, Agent(scripted([call("wait")]), tools=[wait])):
+        message = await send(store, session, "hello")
+        await inside.wait()
+        await store.submit(session, "interrupt", lane="control")
+        assert (await ended(store, message)).reason == "interrupted"
+    assert (await store.session(session)).status == "idle"
 
 
 async def test_what_cannot_be_recorded_fails_at_once_with_its_reason(store: Store, session: str):

@@ -34,3 +34,21 @@ async def test_it_lists_what_waits_for_a_person_and_nothing_else(store: Store, h
     admin = {"authorization": f"Bearer {TOKENS['admin']}"}
     listed = (await http.get("/api/inbox", headers=admin)).json()["items"]
     assert {item["id"] for item in listed} == {unserved, foreign}
+
+
+async def test_it_lists_a_failed_session_until_it_is_dismissed(store: Store, http: httpx2.AsyncClient):
+    failed, delegate = [(await store.create_session(agent="agent", owner="owner")).id for _ in range(2)]
+    holder = await store.join("worker", ttl=60)
+    for session_id, run in (
+        (failed, Run(id="run-1", status="failed")),
+        (delegate, Run(id="run-2", status="failed", parent_id="run-1")),
+    ):
+        lease = await store.acquire(session_id, holder)
+        await store.write(lease, Batch(runs=[run], status="failed", error="ValueError: no", release=True))
+    (item,) = (await http.get("/api/inbox")).json()["items"]  # the parent of a delegate handles its failure
+    assert (item["id"], item["status"], item["error"]) == (failed, "failed", "ValueError: no")
+    listed = (await http.get("/api/sessions", params={"status": "failed"})).json()["items"]
+    assert {each["id"] for each in listed} == {failed, delegate}
+    answer = await http.post(f"/api/sessions/{failed}/dismiss")
+    assert (answer.status_code, answer.json()["status"], answer.json()["error"]) == (200, "idle", None)
+    assert (await http.get("/api/inbox")).json()["items"] == []

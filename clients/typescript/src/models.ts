@@ -300,7 +300,7 @@ export interface Inbox {
   more: boolean;
 }
 
-/** A session that waits for a person: for an answer, a worker, a resume, or the outcome of a call. */
+/** A session that waits for a person: for an answer, a worker, a resume, the outcome of a call, or because its last turn failed. */
 export interface InboxItem {
   id: string;
   agent: string;
@@ -309,6 +309,8 @@ export interface InboxItem {
   status: "idle" | "queued" | "running" | "waiting" | "cleaning" | "cleaned" | "moved" | "failed";
   /** The tool calls that wait for an answer; `worker`: no live worker serves its agent; `resume`: its last run ended with its process. */
   waiting_for: string | null;
+  /** Why its last turn failed, if the status is `failed`: the first 1,000 characters. */
+  error?: string | null;
   /** The name of the worker that runs it now. */
   holder: string | null;
   held_until: string | null;
@@ -621,6 +623,8 @@ export interface SessionDetail {
   status: "idle" | "queued" | "running" | "waiting" | "cleaning" | "cleaned" | "moved" | "failed";
   /** The tool calls that wait for an answer; `worker`: no live worker serves its agent; `resume`: its last run ended with its process. */
   waiting_for: string | null;
+  /** Why its last turn failed, if the status is `failed`: the first 1,000 characters. */
+  error?: string | null;
   /** The name of the worker that runs it now. */
   holder: string | null;
   held_until: string | null;
@@ -648,6 +652,8 @@ export interface SessionInfo {
   status: "idle" | "queued" | "running" | "waiting" | "cleaning" | "cleaned" | "moved" | "failed";
   /** The tool calls that wait for an answer; `worker`: no live worker serves its agent; `resume`: its last run ended with its process. */
   waiting_for: string | null;
+  /** Why its last turn failed, if the status is `failed`: the first 1,000 characters. */
+  error?: string | null;
   /** The name of the worker that runs it now. */
   holder: string | null;
   held_until: string | null;

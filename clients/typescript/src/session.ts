@@ -7,6 +7,7 @@ import type {
   HistoryMessage,
   NewSubmission,
   SessionDetail,
+  SessionInfo,
   SubmissionDetail,
   SubmissionInfo,
 } from "./models.js";
@@ -103,6 +104,11 @@ export class SessionHandle {
   /** Stop the turn that runs or waits now. The next message continues from there. */
   interrupt(): Promise<TurnHandle> {
     return this.accept("interrupt");
+  }
+
+  /** Dismiss the failure of the last turn: the session is idle again. If it is not failed, nothing changes. */
+  dismiss(): Promise<SessionInfo> {
+    return this.transport.call("POST", `${this.path}/dismiss`);
   }
 
   /** Return the tool calls that wait for a decision. */

@@ -135,6 +135,9 @@ class SessionInfo(ResponseBody):
         description="The tool calls that wait for an answer; `worker`: no live worker serves its agent; `resume`: its last run ended"
         " with its process."
     )
+    error: str | None = Field(
+        None, description="Why its last turn failed, if the status is `failed`: the first 1,000 characters."
+    )
     holder: str | None = Field(description="The name of the worker that runs it now.")
     held_until: datetime | None
     seq: int = Field(description="The number of its last event.")
@@ -431,7 +434,7 @@ class EffectInfo(ResponseBody):
 
 
 class InboxItem(SessionDetail):
-    """A session that waits for a person: for an answer, a worker, a resume, or the outcome of a call."""
+    """A session that waits for a person: for an answer, a worker, a resume, the outcome of a call, or because its last turn failed."""
 
     effects: list[EffectInfo] = Field(
         default_factory=list[EffectInfo], description="The tool calls whose outcome is unknown."

@@ -17,6 +17,7 @@ _COMMANDS = {
         "interrupt": ("talk:interrupt", "Stop the running turn of a session."),
         "approve": ("talk:approve", "Approve or deny a tool call that waits for a person."),
         "inbox": ("inbox:inbox", "List the sessions that wait for a person, oldest first."),
+        "dismiss": ("inbox:dismiss", "Dismiss the failure of the last turn of a session."),
         "undo": ("history:undo", "Go back to before the last message."),
         "rewind": ("history:rewind", "Continue from an earlier checkpoint."),
         "retry": ("history:retry", "Continue a turn that failed, was interrupted or was given up."),

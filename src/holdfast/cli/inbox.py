@@ -1,28 +1,40 @@
-"""`holdfast inbox` lists the sessions that wait for a person."""
+"""`holdfast inbox` lists the sessions that wait for a person, and `holdfast dismiss` removes a failed one from it."""
 
 import asyncio
 from typing import TYPE_CHECKING
 
-from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, chosen_server, chosen_store
+from holdfast.cli.options import (
+    AsJson,
+    ServerUrl,
+    SessionId,
+    StoreUrl,
+    chosen_server,
+    chosen_sessions,
+    chosen_store,
+)
 from holdfast.cli.terminal import (
     TextTable,
     echo,
     new_console,
     one_line,
     print_json,
+    record,
+    retry_command,
     settle_command,
     time_text,
 )
 
 if TYPE_CHECKING:
     from holdfast.api.models import Inbox
+    from holdfast.types import Session
 
 
 def inbox(store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False) -> None:
     """List the sessions that wait for a person, oldest first.
 
     A session waits for a decision about a tool call, for the outcome of a call that was cut off, for a worker, or to be resumed.
-    A call that was cut off stays in the inbox until you record its outcome, or the session is cleaned or erased.
+    A call that was cut off stays in the inbox until you record its outcome, or the session is cleaned or erased. A session whose last
+    turn failed stays until its next turn, or until you dismiss the failure.
 
     Examples:
         holdfast inbox
@@ -47,7 +59,7 @@ def inbox(store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False
         cut_off = [f"{effect.tool} (outcome unknown)" for effect in item.effects]
         asked = [f"{call.tool} (run again?)" if call.unsettled else call.tool for call in item.approvals]
         calls = ", ".join([*asked, *cut_off])
-        reason = calls or item.problem or item.waiting_for or ""
+        reason = calls or item.problem or item.waiting_for or item.error or ""
         table.add_row(one_line(item.id), one_line(item.agent), one_line(reason), time_text(item.active_at))
     console = new_console()
     console.print(table)
@@ -59,7 +71,35 @@ def inbox(store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False
         )
     for call in (*started, *unknown):
         console.print(settle_command(call.run_id, call.call_id), soft_wrap=True)
+    failed = [item for item in waiting.items if item.status == "failed"]
+    if failed:
+        console.print("\nContinue the turns that failed, or dismiss them with `holdfast dismiss`.")
+    for item in failed:
+        console.print(retry_command(item.id), soft_wrap=True)
     if waiting.more:
         echo(
-            "More sessions wait. Answer these first, or list all with `holdfast sessions list --status waiting`."
+            "More sessions wait. Answer these first, or list all with `holdfast sessions list --status waiting` and `--status failed`."
         )
+
+
+def dismiss(
+    session_id: SessionId, store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False
+) -> None:
+    """Dismiss the failure of the last turn of a session.
+
+    The session is idle again and leaves the inbox. Its events and submissions keep the failure. If the session is not failed,
+    nothing changes.
+
+    Examples:
+        holdfast dismiss s1
+    """
+
+    async def work() -> "Session":
+        async with chosen_sessions(store, url) as opened:
+            return await opened.dismiss(session_id)
+
+    session = asyncio.run(work())
+    if as_json:
+        print_json(record(session))
+    else:
+        echo(f"Session {session.id} is {session.status}.")

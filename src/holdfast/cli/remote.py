@@ -88,6 +88,10 @@ class Remote:
         page = await self._call("GET", "/api/sessions", params=_given(filters))
         return Page(items=[_session(item) for item in page["items"]], next_cursor=page["next_cursor"])
 
+    async def dismiss(self, session_id: str) -> Session:
+        """Dismiss the failure of the last turn."""
+        return _session(await self._call("POST", f"/api/sessions/{session_id}/dismiss"))
+
     async def submit(
         self,
         session_id: str,

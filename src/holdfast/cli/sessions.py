@@ -47,7 +47,8 @@ def list_(
     store: StoreUrl = None,
     url: ServerUrl = None,
     status: Annotated[
-        str | None, typer.Option(help="Only sessions with this status: idle, queued, running, waiting, …")
+        str | None,
+        typer.Option(help="Only sessions with this status: idle, queued, running, waiting, failed, …"),
     ] = None,
     agent: Annotated[str | None, typer.Option(help="Only sessions of this agent.")] = None,
     owner: Annotated[str | None, typer.Option(help="Only sessions of this owner.")] = None,
@@ -82,12 +83,12 @@ def list_(
     if as_json:
         print_json({"sessions": [record(item) for item in page.items], "next_cursor": page.next_cursor})
         return
-    table = TextTable("id", "status", "waiting for", "title", "agent", "active", "owner", "pending", "holder")
+    table = TextTable("id", "status", "reason", "title", "agent", "active", "owner", "pending", "holder")
     for item in page.items:
         table.add_row(
             one_line(item.id),
             coloured(item.status),
-            one_line(item.waiting_for),
+            one_line(item.waiting_for or item.error),
             one_line(item.title),
             one_line(item.agent),
             time_text(item.active_at),
@@ -171,6 +172,7 @@ def show(
         ("events", Text(str(session.seq))),
         ("created", time_text(session.created_at)),
         ("active", time_text(session.active_at)),
+        *([] if session.error is None or failed else [("last run", one_line(f"failed: {session.error}"))]),
         *([] if failed is None else [("last turn", one_line(f"{failed.state}: {failed.reason}"))]),
         *([] if failed is None else [("retry", retry_command(session.id))]),
         *((item.state, one_line(f"{item.id} {item.kind}, attempts {item.attempts}")) for item in waiting),

@@ -33,7 +33,7 @@ _UNLIMITED = 1_000_000
 _CAN_SHRINK_TO = {
     **dict.fromkeys(("title", "error", "summary", "detail", "command", "file name"), 12),
     **dict.fromkeys(
-        ("agent", "agents", "tool", "owner", "name", "holder", "waiting for", "session", "scopes"), 10
+        ("agent", "agents", "tool", "owner", "name", "holder", "reason", "session", "scopes"), 10
     ),
 }
 """The smallest width of columns whose text may be cut."""

@@ -73,6 +73,10 @@ class SessionHandle(Generic[T]):
         body = {name: value for name, value in given.items() if value is not None}
         return await self._transport.call(SessionInfo, "PATCH", self._path, json=body)
 
+    async def dismiss(self) -> SessionInfo:
+        """Dismiss the failure of the last turn: the session is idle again. If it is not failed, nothing changes."""
+        return await self._transport.call(SessionInfo, "POST", f"{self._path}/dismiss")
+
     async def send(
         self,
         content: str | Sequence[UserContent],

@@ -119,6 +119,10 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
         """Change the title or the metadata, or put the session on hold, so that retention does not touch it."""
         return self._loop.run(self._handle.update(title=title, hold=hold, metadata=metadata))
 
+    def dismiss(self) -> SessionInfo:
+        """Dismiss the failure of the last turn: the session is idle again. If it is not failed, nothing changes."""
+        return self._loop.run(self._handle.dismiss())
+
     def send(
         self,
         content: str | Sequence[UserContent],

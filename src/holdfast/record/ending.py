@@ -75,7 +75,8 @@ async def _write_failure(buffer: Buffer, host: RunHost, failure: Failure) -> Run
     event = NewEvent(
         kind=f"run_{failure.status}", run_id=buffer.run.id, payload=lenient_json({"error": text})
     )
-    batch.events, batch.status = [*batch.events, event], "idle"
+    batch.events = [*batch.events, event]
+    batch.status, batch.error = ("failed", text) if failure.status == "failed" else ("idle", None)
     run = replace(buffer.run, status=failure.status, error=text)
     _end(batch, run, host)
     await buffer.write_failure(batch)

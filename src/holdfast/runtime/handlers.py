@@ -45,8 +45,10 @@ async def interrupt(session: LeasedSession, submission: Submission) -> Batch:
     """End a turn that waits for a person, or that was interrupted and is queued to continue. Otherwise do nothing."""
     if (cancelled := await cancel_queued(session, submission)) is not None:
         return cancelled
-    batch = Batch(status="idle")
+    batch = Batch()
     turn = await waiting_turn(session.store, session.id) or await _cut_off_turn(session, submission)
+    if turn is not None or (await session.read()).status == "waiting":
+        batch.status = "idle"
     if turn is not None:
         batch.submissions = [SubmissionChange(id=turn.id, state="failed", reason="interrupted")]
         if turn.run_id is not None:

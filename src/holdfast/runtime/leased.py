@@ -9,7 +9,7 @@ from holdfast.errors import Conflict
 from holdfast.record.offloader import MediaOffloader
 from holdfast.runtime.runner import Runner
 from holdfast.store import Store
-from holdfast.types import Batch, Lease, Session, Submission, SubmissionChange
+from holdfast.types import TURNS, Batch, Lease, Session, Submission, SubmissionChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,17 @@ class LeasedSession:
         change = SubmissionChange(id=submission.id, state=state, reason=reason, run_id=run_id)
         batch.submissions = [change, *batch.submissions]
         await MediaOffloader(self.store).write(batch, partial(self.store.write, self.lease))
+
+    async def fail(self, submission: Submission, reason: str, *, run_id: str | None = None) -> None:
+        """Record that a submission failed. If it is a turn, the session shows this outcome, unless a person interrupted it.
+
+        A retry without a run was refused: the session still shows the outcome of the turn before it.
+        """
+        batch = Batch()
+        if submission.kind == "message" or (submission.kind in TURNS and (run_id or submission.run_id)):
+            failed = reason != "interrupted"
+            batch = Batch(status="failed", error=_storable(reason)) if failed else Batch(status="idle")
+        await self.end(submission, "failed", reason, batch=batch, run_id=run_id)
 
 
 def _storable(text: str) -> str:

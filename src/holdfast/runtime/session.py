@@ -30,7 +30,7 @@ from holdfast.runtime.turn import Steered, Stop, WorkerTurn
 from holdfast.store import Store
 from holdfast.tasks import end
 from holdfast.tracing import TURN, span
-from holdfast.types import TURNS, Batch, NewEvent, Run, Session, Submission, SubmissionChange, Work
+from holdfast.types import TURNS, Batch, NewEvent, Run, Session, Status, Submission, SubmissionChange, Work
 
 _POLL_SECONDS = 1.0
 """How often to poll if a notification is lost."""
@@ -146,19 +146,21 @@ class SessionRunner:
         except HoldfastError as error:
             if self._lease.lost:
                 raise
-            await self._leased.end(submission, "failed", str(error))
+            await self._leased.fail(submission, str(error))
         except BaseException as error:
             if _is_closing(error):
                 raise
             _log.exception("submission %s of session %s failed", submission.id, self._session_id)
-            await self._leased.end(submission, "failed", f"{type(error).__name__}: {error}")
+            await self._leased.fail(submission, f"{type(error).__name__}: {error}")
         return (await self._leased.read()).status == "waiting"
 
     async def _back_off(self, submission: Submission, error: StoreError) -> None:
         """Record why an attempt ended, and wait before releasing the session, to give the store time."""
         with suppress(HoldfastError):
             change = SubmissionChange(id=submission.id, state="queued", reason=str(error))
-            await self._store.write(self._lease, Batch(submissions=[change], status="idle"))
+            await self._store.write(
+                self._lease, Batch(submissions=[change], status=_after_attempt(submission))
+            )
         failures = self._store_failures[self._session_id]
         self._store_failures[self._session_id] += 1
         seconds = min(_FIRST_PAUSE_SECONDS * 4 ** min(failures, 9), _LONGEST_PAUSE_SECONDS)
@@ -194,7 +196,7 @@ class SessionRunner:
                 else f"{type(error).__name__}: {error}"
             )
             _log.warning("session %s: the run failed before it started", self._session_id, exc_info=error)
-            await self._leased.end(submission, "failed", text, run_id=turn.run_id)
+            await self._leased.fail(submission, text, run_id=turn.run_id)
         return False
 
     async def _command(self, submission: Submission) -> None:
@@ -257,10 +259,9 @@ class SessionRunner:
         elif turn.stop == "handover":
             await self._write_handover(turn)
         elif turn.stop == "interrupt":
-            await self._leased.end(turn.submission, "failed", "interrupted", run_id=turn.run_id)
+            await self._leased.fail(turn.submission, "interrupted", run_id=turn.run_id)
         elif turn.stop == "timeout":
-            reason = f"TimeoutError: {turn.timed_out()}"
-            await self._leased.end(turn.submission, "failed", reason, run_id=turn.run_id)
+            await self._leased.fail(turn.submission, f"TimeoutError: {turn.timed_out()}", run_id=turn.run_id)
         else:
             return False
         return True
@@ -292,7 +293,7 @@ class SessionRunner:
                     )
                 ],
                 drafts_done=[turn.run_id] if turn.run_id else [],
-                status="idle",
+                status=_after_attempt(turn.submission),
             ),
         )
 
@@ -376,6 +377,11 @@ class SessionRunner:
             parts = [content] if isinstance(content, str) else content
             steered.append(Steered(submission_id=taken.id, content=parts))
         return steered
+
+
+def _after_attempt(submission: Submission) -> Status | None:
+    """Return the status after an attempt that did not end its submission. Only a turn changes it."""
+    return "idle" if submission.kind in TURNS else None
 
 
 def _error_of(task: asyncio.Task[Any]) -> BaseException | None:

@@ -23,9 +23,13 @@ async def read_inbox(request: Request) -> Inbox:
     store, owner = store_of(request), principal_of(request).owner_filter
     waiting = await store.sessions(owner=owner, status="waiting", limit=_MAX_ITEMS)
     queued = await store.sessions(owner=owner, status="queued", limit=_MAX_ITEMS)
+    failed = await store.sessions(owner=owner, status="failed", limit=_MAX_ITEMS)
     interrupted = await store.find_runs(owner=owner, interrupted=True, limit=_MAX_ITEMS)
     unresolved = await store.find_runs(owner=owner, unresolved=True, limit=_MAX_ITEMS)
-    sessions = {session.id: session for session in (*waiting.items, *queued.items)}
+    alone = [
+        session for session in failed.items if session.parent_id is None
+    ]  # else its parent handles the failure
+    sessions = {session.id: session for session in (*waiting.items, *queued.items, *alone)}
     for run in (*interrupted.items, *unresolved.items):
         with suppress(SessionNotFound):  # erased since the query
             sessions[run.session_id] = sessions.get(run.session_id) or await store.session(run.session_id)
@@ -33,8 +37,12 @@ async def read_inbox(request: Request) -> Inbox:
     for session_id in {run.session_id for run in unresolved.items} & set(items):
         _, cut_off = await unended_calls(store, sessions[session_id])
         items[session_id].effects = [EffectInfo.of(effect) for effect in cut_off]
-    listed = [item for item in items.values() if item.status == "waiting" or item.problem or item.effects]
-    more = any(page.next_cursor for page in (waiting, queued, interrupted, unresolved))
+    listed = [
+        item
+        for item in items.values()
+        if item.status in {"waiting", "failed"} or item.problem or item.effects
+    ]
+    more = any(page.next_cursor for page in (waiting, queued, failed, interrupted, unresolved))
     return Inbox(items=sorted(listed, key=lambda item: item.active_at), more=more)
 
 

@@ -183,6 +183,12 @@ async def change_session(request: Request, session_id: SessionId, body: SessionC
     return SessionInfo.of(changed)
 
 
+@route(router, "POST", "/api/sessions/{session_id}/dismiss", "write")
+async def dismiss(request: Request, session_id: SessionId) -> SessionInfo:
+    """Dismiss the failure of the last turn: the session is idle again. A session that is not failed stays unchanged."""
+    return SessionInfo.of(await store_of(request).dismiss(session_id))
+
+
 # Submissions
 
 

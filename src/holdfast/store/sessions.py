@@ -117,8 +117,15 @@ class SessionMethods(Transactions):
             limit=page_limit(limit),
         )
         # Metadata is parsed by every reader, which makes it more expensive than other content.
-        rows = yield bounded(wanted, "title", "waiting_for", *["metadata"] * _METADATA_WEIGHT)
+        rows = yield bounded(wanted, "title", "waiting_for", "error", *["metadata"] * _METADATA_WEIGHT)
         return to_page(rows, limit, [from_row(Session, row) for row in rows], "active_at", "id")
+
+    @writing(changes="session_id", repeatable=True)
+    def dismiss(self, session_id: str) -> Tx[Session]:
+        """Dismiss the failure of the last turn, and return the session. A session that is not failed stays unchanged."""
+        yield from self._refuse_cleaned(session_id)
+        yield op("dismiss_failure", session_id=session_id)
+        return (yield from self._session(session_id))
 
     async def mark_watched(self, session_ids: Sequence[str]) -> None:
         """Record that these sessions are being watched now. Missing sessions are ignored."""

@@ -19,9 +19,11 @@ from holdfast.store.transactions import (
     refuse_closed,
     writing,
 )
+from holdfast.store.write import LONGEST_ERROR
 from holdfast.types import (
     LANES,
     SUBMISSION_STATES,
+    TURNS,
     WHEN_BUSY,
     Json,
     Lane,
@@ -197,6 +199,8 @@ class SubmissionMethods(Transactions):
             yield op("give_up_submission", reason=reason, **key)
             if first.run_id is not None:
                 yield op("give_up_run", session_id=lease.session_id, id=first.run_id, reason=reason)
+            if first.kind in TURNS:
+                yield op("fail_session", session_id=lease.session_id, reason=reason[:LONGEST_ERROR])
             yield _event(first, "submission_failed", seq, _facts(first, state="dead", reason=reason))
 
     @writing()

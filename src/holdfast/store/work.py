@@ -81,7 +81,7 @@ class WorkMethods(LeaseMethods, SubmissionMethods):
                     taken_from=row["orphaned_by"],
                     seq=row["seq"],
                 ),
-                session=from_row(Session, row, parent_id=None),
+                session=from_row(Session, row, parent_id=None, error=None),
                 submission=begun.get(row["id"]),
                 fresh=bool(row["fresh"]),
             )

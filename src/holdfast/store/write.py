@@ -59,6 +59,9 @@ ARMS: Final[Mapping[str, tuple[tuple[str, Kind], ...]]] = {
 }
 """The arms of a write: each kind of row in a batch, with its columns in order. `later` counts events back from the last one."""
 
+LONGEST_ERROR: Final = 1000
+"""How many characters a session keeps of the reason why its last turn failed. The column is that of `waiting_for`."""
+
 NUMBERED: Final = frozenset({"add_events", "add_checkpoints", "put_runs", "put_records"})
 """Arms whose rows also contain the session's event number after the fence."""
 
@@ -185,7 +188,8 @@ def _record_key(key: tuple[str, str]) -> Row:
 
 
 def _status_row(batch: Batch) -> Row:
-    return check_choice(str(batch.status), STATUSES, "session status"), batch.waiting_for
+    status = check_choice(str(batch.status), STATUSES, "session status")
+    return status, (batch.error or "")[:LONGEST_ERROR] if status == "failed" else batch.waiting_for
 
 
 _TO_ROW: Final[Mapping[str, Callable[[Any], Row]]] = {

@@ -78,6 +78,7 @@ export const createSession = (facts) => post("/api/sessions", facts);
 export const changeSession = (id, change) => request("PATCH", session(id), change);
 export const interrupt = (id) => post(`${session(id)}/interrupt`);
 export const background = (id) => post(`${session(id)}/background`);
+export const dismiss = (id) => post(`${session(id)}/dismiss`);
 export const undo = (id) => post(`${session(id)}/undo`);
 export const compact = (id) => post(`${session(id)}/compact`);
 export const answer = (id, given) => post(`${session(id)}/approvals`, given);

@@ -103,7 +103,7 @@ function Welcome({ demo }) {
 // The number of sessions that wait for a person. It is updated when the open session starts or stops waiting.
 function useWaiting(me, current) {
   const [number, setNumber] = useState("");
-  const waits = current?.status === "waiting";
+  const waits = ["waiting", "failed"].includes(current?.status);
   useEffect(() => {
     if (me === null) return undefined;
     const read = () => document.hidden || api.inbox().then((page) => setNumber(page.items.length ? `${page.items.length}${page.more ? "+" : ""}` : ""), () => {});

@@ -3,7 +3,7 @@ import { html, useCallback, useEffect, useState } from "./preact.js";
 import * as api from "./api.js";
 import { Approval } from "./approvals.js";
 import { Settle } from "./tool_calls.js";
-import { ago, titleOf } from "./words.js";
+import { ago, plainly, titleOf } from "./words.js";
 
 const EVERY = 2000;
 
@@ -21,6 +21,7 @@ export function Inbox() {
       setTrouble(error.message);
     }
   }, []);
+  const dismiss = (id) => api.dismiss(id).then(read, (error) => setTrouble(error.message));
   useEffect(() => {
     document.title = "Inbox · Holdfast";
     let stopped = false;
@@ -46,6 +47,9 @@ export function Inbox() {
         (session) => html`<article key=${session.id} class="waiting-session" aria-label=${titleOf(session)}>
           <p><a href=${`#/s/${encodeURIComponent(session.id)}`}>${titleOf(session)}</a> <span class="hint">${session.agent} · ${ago(session.active_at)}</span></p>
           ${session.approvals.map((call) => html`<${Approval} key=${`${call.call_id}/${call.digest}`} sessionId=${session.id} call=${call} onSent=${read} />`)}
+          ${session.status === "failed" &&
+          html`<p class="error">The last turn failed: ${plainly(session.error ?? "")}</p>
+            <p class="row"><button type="button" onClick=${() => dismiss(session.id)}>Dismiss</button></p>`}
           ${session.problem && html`<p class="error">${session.problem}</p>`}
           ${session.effects.map(
             (effect) => html`<section key=${`${effect.run_id}/${effect.call_id}`} class="approval" aria-label=${`Outcome of ${effect.tool}`}>

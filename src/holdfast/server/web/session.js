@@ -10,7 +10,7 @@ import { ToolCalls } from "./tool_calls.js";
 import { Restore, Retention } from "./retention.js";
 import { follow } from "./stream.js";
 import { Timeline } from "./timeline.js";
-import { STATUS, count, moment, titleFrom, titleOf } from "./words.js";
+import { STATUS, count, moment, plainly, titleFrom, titleOf } from "./words.js";
 
 const BUSY = new Set(["running", "queued", "waiting"]);
 const HINTS = {
@@ -18,6 +18,7 @@ const HINTS = {
   background: "The turn continues on a worker when you close this page.",
   undo: "Goes back to before your last message. All events are kept.",
   retry: "Continues the turn that failed or was stopped. What is recorded of it is not done again.",
+  dismiss: "Marks the session as idle. The conversation keeps the failure.",
   compact: "Replaces the history with a shorter one, so that the model reads less.",
 };
 
@@ -230,7 +231,7 @@ export function Session({ id, view, call, me, onDetail }) {
   };
   const at = (name) => `#/s/${encodeURIComponent(id)}${name ? `/${name}` : ""}`;
   const tabs = [["", "Conversation"], ["timeline", "Timeline"], ["tool-calls", "Tool calls"], ["retention", "Retention"]];
-  const closed = link === "gone" || status === "cleaned" || status === "cleaning";
+  const closed = link === "gone" || ["cleaning", "cleaned", "moved"].includes(status);
 
   return html`<section class="session" aria-label="Session">
     <header>
@@ -248,6 +249,7 @@ export function Session({ id, view, call, me, onDetail }) {
     <${Link} link=${link} reason=${reason} />
     ${problem && html`<p class="banner bad" role="alert">${problem} <button type="button" class="quiet" onClick=${() => setProblem(null)}>Dismiss</button></p>`}
     ${detail?.problem && html`<p class="banner reconnecting" role="status">${detail.problem}</p>`}
+    ${status === "failed" && html`<p class="banner bad" role="status">The last turn failed: ${plainly(detail.error ?? "")} <button type="button" class="quiet" title=${HINTS.dismiss} onClick=${act(api.dismiss)}>Dismiss</button></p>`}
     ${background && html`<p class="banner good" role="status">Running in the background. You can close this tab.</p>`}
     ${view === "timeline" && html`<${Timeline} id=${id} journal=${journal} version=${journal.version} />`}
     ${view === "tool-calls" && html`<${ToolCalls} id=${id} journal=${journal} />`}

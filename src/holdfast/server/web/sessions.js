@@ -16,7 +16,7 @@ function Row({ session, chosen, below }) {
     <a href=${`#/s/${encodeURIComponent(session.id)}`} aria-current=${session.id === chosen ? "page" : undefined} class=${session.status === "waiting" ? "waits" : ""}>
       <span class="title">${titleOf(session)}</span>
       <span class="facts">
-        <span class=${`status ${session.status}`}>${STATUS[session.status] ?? session.status}</span>
+        <span class=${`status ${session.status}`} title=${session.error}>${STATUS[session.status] ?? session.status}</span>
         ${REASON[session.waiting_for] && html`<span class="badge">${REASON[session.waiting_for]}</span>`}
         <span>${session.agent}</span>
         <time datetime=${session.active_at}>${ago(session.active_at)}</time>

@@ -105,7 +105,8 @@ async def view(db: Documents, sessions: Sequence[MongoRow]) -> list[MongoRow]:
                 status = "queued"
             elif status == "running":
                 status = "idle"
-        waiting_for = session["waiting_for"]
+        failed = session["status"] == "failed"  # the reason is in the same column
+        waiting_for = None if failed else session["waiting_for"]
         if not holder and (head["ready_at"] or status == "queued"):
             if served is not None and session["agent"] not in served:
                 waiting_for = "worker"
@@ -117,6 +118,7 @@ async def view(db: Documents, sessions: Sequence[MongoRow]) -> list[MongoRow]:
                 session,
                 status=status,
                 waiting_for=waiting_for,
+                error=session["waiting_for"] if status == "failed" else None,
                 epoch=head["epoch"],
                 seq=head["seq"],
                 orphaned_by=head["orphaned_by"],
@@ -186,6 +188,11 @@ async def seconds_unwatched(db: Documents, *, id: str) -> list[MongoRow]:
 async def update_session(db: Documents, *, id: str, **values: object) -> list[MongoRow]:
     given = {name: value for name, value in values.items() if value is not None}
     return await db.change_where("sessions", {"_id": id}, **given) if given else []
+
+
+async def dismiss_failure(db: Documents, *, session_id: str) -> list[MongoRow]:
+    where = {"_id": session_id, "status": "failed"}
+    return await db.change_where("sessions", where, status="idle", waiting_for=None)
 
 
 async def admin_hold(db: Documents, *, id: str) -> list[MongoRow]:

@@ -82,6 +82,11 @@ async def give_up_run(db: Documents, *, reason: str, **key: object) -> list[Mong
     return await db.change_where("runs", where, status="failed", error=reason, ended_at=await db.now())
 
 
+async def fail_session(db: Documents, *, session_id: str, reason: str) -> list[MongoRow]:
+    values = {"status": "failed", "waiting_for": reason, "active_at": await db.now()}
+    return await db.change_where("sessions", {"_id": session_id}, **values)
+
+
 async def submissions(
     db: Documents,
     *,

@@ -11,7 +11,8 @@ INSERT INTO heads (session_id, agent, epoch, seq, writes, written) VALUES (:id, 
 -- name: sessions
 -- A session that is recorded as running without a live holder is not: it is queued if submissions are pending, else idle. Two reasons
 -- for waiting are computed here: no live worker serves the agent, or a run ended with its process and no queued submission continues it.
-SELECT v.*, CASE
+-- A failed session has the reason in the column waiting_for.
+SELECT v.*, CASE WHEN status = 'failed' THEN reason END AS error, CASE
   WHEN holder IS NULL AND (ready_at IS NOT NULL OR status = 'queued') AND NOT EXISTS (
     SELECT 1 FROM holders d WHERE d.id > '' AND d.deadline > now_us() AND (d.agents IS NULL
 --[sqlite]       OR EXISTS (SELECT 1 FROM json_each(d.agents) WHERE value = v.agent)
@@ -19,9 +20,9 @@ SELECT v.*, CASE
   )) THEN 'worker'
   WHEN holder IS NULL AND status = 'idle' AND left_by IS NOT NULL
     AND EXISTS (SELECT 1 FROM runs r WHERE r.session_id = v.id AND r.status = 'running') THEN 'resume'
-  ELSE waits_for END AS waiting_for
+  WHEN stored <> 'failed' THEN reason END AS waiting_for
 FROM (
-  SELECT s.id, s.agent, s.owner, s.title, s.title_folded, s.waiting_for AS waits_for, s.hold, s.metadata,
+  SELECT s.id, s.agent, s.owner, s.title, s.title_folded, s.waiting_for AS reason, s.status AS stored, s.hold, s.metadata,
     s.created_at, s.active_at, s.cleaned_at, s.archive, h.epoch, h.seq, live.name AS holder, live.deadline AS held_until,
     h.ready_at, coalesce(h.orphaned_by, h.holder) AS left_by,
     (SELECT count(*) FROM submissions q WHERE q.session_id = s.id AND q.ended_at IS NULL) AS pending,
@@ -76,6 +77,9 @@ UPDATE sessions SET
   active_at = active_at
 WHERE id = :id
 RETURNING id;
+
+-- name: dismiss_failure
+UPDATE sessions SET status = 'idle', waiting_for = NULL WHERE id = :session_id AND status = 'failed';
 
 -- name: admin_hold
 SELECT id FROM sessions WHERE id = :id AND hold = 1 AND admin_hold = 1;

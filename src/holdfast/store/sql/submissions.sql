@@ -69,6 +69,9 @@ WHERE session_id = :session_id AND position = :position AND ended_at IS NULL;
 UPDATE runs SET status = 'failed', error = :reason, ended_at = now_us()
 WHERE session_id = :session_id AND id = :id AND ended_at IS NULL;
 
+-- name: fail_session
+UPDATE sessions SET status = 'failed', waiting_for = :reason, active_at = now_us() WHERE id = :session_id;
+
 -- name: submissions
 SELECT session_id, position, id, kind, lane, when_busy, idempotency_key, state, attempts, reason, run_id, created_at,
   started_at, ended_at, trace

@@ -70,7 +70,7 @@ SELECT value ->> 0, value ->> 1, 'submission_started', value ->> 2, NULL, now_us
 FROM json_each(:events);
 
 -- name: claimed_sessions
-SELECT s.id, s.agent, s.owner, s.title, s.waiting_for, s.hold, s.metadata, s.created_at, s.active_at, s.cleaned_at,
+SELECT s.id, s.agent, s.owner, s.title, CASE WHEN s.status <> 'failed' THEN s.waiting_for END AS waiting_for, s.hold, s.metadata, s.created_at, s.active_at, s.cleaned_at,
   s.archive, h.epoch, h.seq, h.orphaned_by, d.name AS holder, d.deadline AS held_until,
   (SELECT count(*) FROM submissions q WHERE q.session_id = s.id AND q.ended_at IS NULL) AS pending,
   CASE WHEN s.status IN ('idle', 'failed') THEN 'queued' ELSE s.status END AS status,
