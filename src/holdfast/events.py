@@ -260,6 +260,25 @@ class MessageAdded(_Event):
     message: ModelMessage
 
 
+class PartialPart(BaseModel):
+    """Text or thinking that the model had streamed. `index` is its place in the response."""
+
+    index: int
+    part_kind: Literal["text", "thinking"]
+    content: str
+
+
+class PartialResponse(_Event):
+    """The run ended before the model had completed this response: it was stopped, failed or timed out. The history does not have it.
+
+    `truncated` is set if the text was longer than the 100,000 characters that are recorded.
+    """
+
+    kind: Literal["partial_response"] = "partial_response"
+    parts: list[PartialPart] = _payload("parts")
+    truncated: bool = _payload("truncated", False)
+
+
 class Rewound(_Event):
     """The session continues from an earlier checkpoint. `length` is the number of messages that are left."""
 
@@ -353,6 +372,7 @@ KnownEvent: TypeAlias = (
     | StepFailed
     | ProbeAnswered
     | MessageAdded
+    | PartialResponse
     | Rewound
     | Compacted
     | Forked

@@ -160,3 +160,20 @@ def test_steps_and_approvals_are_readable(tmp_path: Path, kind: str, payload: Ma
     asyncio.run(work())
     (shown,) = tail(url)
     assert shown.endswith(f"  {line}")
+
+
+def test_text_of_a_stopped_turn_is_printed(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/store.db"
+    parts = [{"index": 0, "part_kind": "text", "content": "Once upon"}]
+
+    async def work() -> None:
+        async with open_store(url) as store:
+            await store.create_session(agent="clerk", owner="ada", id="s")
+            lease = await store.acquire("s", await store.join("worker"))
+            payload = json.dumps({"parts": parts, "truncated": True})
+            await store.write(lease, Batch(events=[NewEvent(kind="partial_response", payload=payload)]))
+
+    asyncio.run(work())
+    first, second = tail(url)
+    assert first.endswith("Once upon")
+    assert second.endswith("(cut: the rest was not recorded)")

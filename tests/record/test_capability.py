@@ -207,7 +207,7 @@ async def test_a_tool_that_raises_base_exception(store: Store):
     assert run.status == "failed"
     (effect,) = (await inspect_run(store, run.id)).failed
     assert effect.error == "Halt"
-    assert (await store.session("talk")).status == "idle"
+    assert (await store.session("talk")).status == "failed"
     resumed = await resume(agent, store, run.id)
     assert "The call failed before an interruption: Halt" in str(resumed.all_messages())
     result = await continue_session(recorded(store), store, "talk", "go on")

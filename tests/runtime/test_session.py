@@ -18,6 +18,7 @@ from holdfast.record.recovery import find_resume_point
 from holdfast.record.validity import is_provider_valid
 from holdfast.runtime import AgentSetup, Worker, current_session
 from holdfast.types import Batch, Lease, Session, Submission
+from tests.builders import within
 from tests.conftest import Engine
 from tests.record.agents import call, scripted
 from tests.runtime.agents import echo, ended, is_kind, kinds, reread, said, send, texts, until, working
@@ -536,3 +537,81 @@ async def test_an_agent_with_an_output_validator_is_served(store: Store, session
     async with working(store, agent):
         assert (await ended(store, await send(store, session, "hello"))).state == "done"
     assert seen
+
+
+def storyteller(*, fails: bool = False) -> tuple[Agent[None, str], asyncio.Event]:
+    """An agent that streams a part of a story, and waits or fails when the event is set."""
+    cut = asyncio.Event()
+
+    async def stream(messages: list[ModelMessage], info: AgentInfo):
+        if any(isinstance(message, ModelResponse) for message in messages):
+            yield "a new story"
+            return
+        yield "Once upon"
+        yield " a time"
+        await cut.wait()
+        if fails:
+            raise RuntimeError("out of words")
+        yield " it ended."
+
+    return Agent(FunctionModel(stream_function=stream)), cut
+
+
+async def shown(store: Store, session: str, text: str) -> None:
+    """Wait until watchers see this text."""
+    async with within(store, 20):
+        async for drafts in store.watch_drafts(session):
+            if text in [draft.text for draft in drafts]:
+                return
+
+
+@pytest.mark.parametrize("end", ["stop", "failure", "timeout"])
+async def test_text_that_was_streamed_before_a_turn_ended_is_recorded(store: Store, session: str, end: str):
+    agent, cut = storyteller(fails=end == "failure")
+    setup = AgentSetup(agent=agent, run_timeout=3.0 if end == "timeout" else None)
+    async with working(store, setup):
+        message = await send(store, session, "tell me")
+        await shown(store, session, "Once upon a time")
+        if end == "stop":
+            await store.submit(session, "interrupt", lane="control")
+        elif end == "failure":
+            cut.set()
+        assert (await ended(store, message)).state == "failed"
+    events = await store.events(session)
+    (partial,) = [event for event in events if event.kind == "partial_response"]
+    parts = [{"index": 0, "part_kind": "text", "content": "Once upon a time"}]
+    assert json.loads(partial.payload) == {"parts": parts}
+    (over,) = [event for event in events if event.kind in {"run_failed", "run_interrupted"}]
+    assert (partial.run_id, partial.seq) == (over.run_id, over.seq - 1)
+    assert await store.drafts(session) == []
+    point = await find_resume_point(store, session, None)
+    assert not [m for m in point.messages if isinstance(m, ModelResponse)]  # the model does not see it
+
+
+async def test_a_long_text_that_was_streamed_is_cut(store: Store, session: str):
+    async def stream(messages: list[ModelMessage], info: AgentInfo):
+        yield "x" * 150_000
+        await asyncio.sleep(60)
+
+    async with working(store, Agent(FunctionModel(stream_function=stream))):
+        message = await send(store, session, "tell me")
+        await shown(store, session, "x" * 150_000)
+        await store.submit(session, "interrupt", lane="control")
+        await ended(store, message)
+    (partial,) = [event for event in await store.events(session) if event.kind == "partial_response"]
+    recorded = json.loads(partial.payload)
+    assert (len(recorded["parts"][0]["content"]), recorded["truncated"]) == (100_000, True)
+
+
+async def test_text_of_a_turn_that_continues_elsewhere_is_generated_again(store: Store, session: str):
+    agent, cut = storyteller()
+    async with working(store, agent, grace=0.1) as first:
+        message = await send(store, session, "tell me")
+        await shown(store, session, "Once upon a time")
+        first.stop()
+    cut.set()
+    async with working(store, agent):
+        assert (await ended(store, message)).state == "done"
+    assert "partial_response" not in await kinds(store, session)
+    assert "Once upon a time it ended." in await texts(store, session)
+    assert await store.drafts(session) == []

@@ -199,6 +199,26 @@ async def test_ends_that_are_none(client: AsyncClient, format: str):
     assert text_of(answered) == "Done."
 
 
+@pytest.mark.parametrize("format", FORMATS)
+async def test_text_of_a_stopped_turn_is_told(client: AsyncClient, format: str):
+    session = (await client.create_session("agent"))["id"]
+    sent = await client.submit(session, "talk to me")
+    live: list[Block] = []
+    stopped = False
+    async for block in blocks(client, session, format, after=sent["position"]):
+        live.append(block)
+        if len(text_of(live)) > 30 and not stopped:
+            stopped = True
+            await client.interrupt(session)
+    replayed = await all_of(client, session, format)
+    assert len(text_of(replayed)) > 30
+    assert text_of(replayed) == text_of(live)
+    assert ("text-end" if format == "vercel" else "TEXT_MESSAGE_END") in kinds(replayed)
+    http: Any = client._http  # pyright: ignore[reportPrivateUsage]
+    chat = (await http.get(f"/api/chat/{session}")).json()
+    assert [part["text"] for part in chat[-1]["parts"] if part["type"] == "text"] == [text_of(replayed)]
+
+
 async def test_a_stream_that_follows_goes_on_over_turns(client: AsyncClient):
     session = (await client.create_session("agent"))["id"]
     watching = blocks(client, session, "vercel", follow=True)

@@ -74,6 +74,10 @@ _PARTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
+def _partial(facts: Mapping[str, Any]) -> list[str]:
+    return [*_parts(facts), *(["(cut: the rest was not recorded)"] if facts.get("truncated") else [])]
+
+
 def _tool_call(facts: Mapping[str, Any]) -> list[str]:
     notes = [
         *([f"outcome {facts['outcome']}"] if "outcome" in facts else []),
@@ -132,6 +136,7 @@ def _text(value: object) -> str:
 
 
 _PAYLOADS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {
+    "partial_response": _partial,
     "tool_call_started": _tool_call,
     "tool_call_completed": _tool_call,
     "tool_call_failed": _tool_call,

@@ -63,7 +63,7 @@ class Buffer:
     ) -> None:
         self.lease = lease
         self.run = run
-        self._store = store
+        self.store = store
         self._host = host
         self._offloader = offloader
         self._calls = calls  # has the effects for the next batch
@@ -287,7 +287,7 @@ class Buffer:
         """Write the failure of the run, even after a batch that could not be written."""
         await self.finish()
         batch.chain = self._chain if self._chain.failed is None else None
-        write = partial(self._store.write, self.lease)
+        write = partial(self.store.write, self.lease)
         if (unput := await self._put_and_write(batch, write)) is not None:
             if not isinstance(unput, HoldfastError):
                 raise unput
@@ -360,7 +360,7 @@ class Buffer:
         self._check()
         chain = batch.chain = batch.chain or self._chain
         try:
-            await self._store.write(self.lease, batch)
+            await self.store.write(self.lease, batch)
         except HoldfastError as error:
             chain.failed = chain.failed or error
             raise

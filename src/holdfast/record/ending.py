@@ -15,6 +15,7 @@ from holdfast.record import ledger
 from holdfast.record.buffer import Buffer
 from holdfast.record.host import Failure, RunHost
 from holdfast.record.offloader import COMPLETED
+from holdfast.record.partial import partial_response
 from holdfast.record.threads import Threads
 from holdfast.record.validity import pending_calls
 from holdfast.types import Batch, Effect, Json, NewEvent, Run
@@ -75,7 +76,8 @@ async def _write_failure(buffer: Buffer, host: RunHost, failure: Failure) -> Run
     event = NewEvent(
         kind=f"run_{failure.status}", run_id=buffer.run.id, payload=lenient_json({"error": text})
     )
-    batch.events = [*batch.events, event]
+    streamed = await partial_response(buffer.store, buffer.lease.session_id, buffer.run.id)
+    batch.events = [*batch.events, *streamed, event]
     batch.status, batch.error = ("failed", text) if failure.status == "failed" else ("idle", None)
     run = replace(buffer.run, status=failure.status, error=text)
     _end(batch, run, host)

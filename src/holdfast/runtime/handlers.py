@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from holdfast.errors import BadInput, Conflict, NotFound
 from holdfast.ids import new_id
 from holdfast.record import forking
+from holdfast.record.partial import partial_response
 from holdfast.record.recovery import find_resume_point, last_prompt
 from holdfast.record.validity import pending_calls
 from holdfast.runtime import approvals
@@ -54,7 +55,9 @@ async def interrupt(session: LeasedSession, submission: Submission) -> Batch:
         if turn.run_id is not None:
             run = await session.store.run(turn.run_id)
             batch.runs = [replace(run, status="interrupted", error="interrupted")]
-            batch.events = [NewEvent(kind="run_interrupted", run_id=run.id)]
+            streamed = await partial_response(session.store, session.id, run.id)
+            batch.events = [*streamed, NewEvent(kind="run_interrupted", run_id=run.id)]
+            batch.drafts_done = [run.id]
     return batch
 
 

@@ -130,7 +130,7 @@ class WorkerTurn(RunHost):
         if begins:
             self._begin(batch, run)
         if responded:
-            batch.drafts_done = [run.id]
+            batch.drafts_done = [*batch.drafts_done, run.id]
         if self._steered:
             done = [SubmissionChange(id=steered, state="done", run_id=run.id) for steered in self._steered]
             batch.submissions = [*batch.submissions, *done]
@@ -145,6 +145,7 @@ class WorkerTurn(RunHost):
         ]
         if self.replaces is not None:
             batch.runs = [run, self.replaces]
+            batch.drafts_done = [self.replaces.id]  # the model generates this text again
             if self.recovered:
                 payload = lenient_json({"run_id": self.replaces.id})
                 batch.events = [NewEvent(kind="recovered", run_id=run.id, payload=payload), *batch.events]

@@ -15,6 +15,7 @@ from starlette.types import Send
 
 from holdfast.api.models import event_json
 from holdfast.errors import EventNotFound, HoldfastError, SessionNotFound
+from holdfast.record.partial import PARTIAL
 from holdfast.store import Store
 from holdfast.tasks import end
 from holdfast.types import Draft, Event
@@ -28,6 +29,8 @@ _MAX_READS = 8
 """The number of pages that a process reads and encodes at once, so that other requests are not delayed."""
 _MAX_RUNS = 32
 """The number of runs whose last message is remembered. Their drafts may still arrive."""
+_REPLACE_DRAFTS = frozenset({"message", PARTIAL, "run_failed", "run_interrupted", "handover"})
+"""The kinds of events after which earlier drafts of the same run are outdated."""
 _PAUSE_SECONDS = 0.5
 PATIENCE_SECONDS = 30.0
 """A client that reads nothing for this long is dropped. It can resume from its last event."""
@@ -154,7 +157,7 @@ class Channel:
         self.clients: set[Subscriber] = set()
         self.ended: str | None = None
         self.drafts: dict[tuple[str, int], Draft] = {}
-        self._last_message: dict[str, int] = {}  # by run, its number; drafts before it have ended
+        self._last_message: dict[str, int] = {}  # by run, the number of the last event that replaces drafts
         self._store = store
         self._session_id = session_id
         self._base = after  # the ring holds the events after this number
@@ -248,7 +251,7 @@ class Channel:
             try:
                 async for event in self._store.watch(self._session_id, after=self.latest):
                     self._add(encode(event))
-                    if event.kind == "message" and event.run_id is not None:
+                    if event.kind in _REPLACE_DRAFTS and event.run_id is not None:
                         self._last_message[event.run_id] = event.seq
                         if self.drafts:
                             self._set_drafts(self.drafts.values())
@@ -280,7 +283,7 @@ class Channel:
                 await asyncio.sleep(_PAUSE_SECONDS)  # following the events logs the problem
 
     def _set_drafts(self, drafts: Iterable[Draft]) -> None:
-        """Keep the drafts that no message has replaced. Events and drafts are read separately."""
+        """Keep the drafts that no event has replaced. Events and drafts are read separately."""
         self.drafts = {
             (d.run_id, d.part): d for d in drafts if d.follows >= self._last_message.get(d.run_id, 0)
         }

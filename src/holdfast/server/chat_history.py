@@ -6,16 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic_ai.messages import ModelMessage
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ThinkingPart
 from pydantic_ai.ui.vercel_ai import VercelAIAdapter
 
 from holdfast.errors import Conflict
 from holdfast.jsontext import read_recorded
 from holdfast.record.history import load
 from holdfast.record.offloader import MediaOffloader
+from holdfast.record.partial import PARTIAL
 from holdfast.runtime.questions import pending_approvals
 from holdfast.store import Store
-from holdfast.types import Checkpoint, Json, Message
+from holdfast.types import Checkpoint, Json, Message, Run
 
 _PAGE_BYTES: Final = 2 * 1024 * 1024
 """A page begins with the turn that reaches this size. A turn that is larger than that is divided."""
@@ -42,7 +43,8 @@ async def dump_chat(store: Store, session_id: str, before: int | None = None) ->
         return ChatPage(b"[]", None)
     end = latest[0].length if before is None else min(before, latest[0].length)
     start, bodies = await _last(store, latest[0], end)
-    turns = await _turns(store, session_id)
+    runs = await _runs(store, session_id)
+    turns = _turns(runs)
     used = await _divided(store, latest[0], end, turns)
 
     def message_id(message: ModelMessage, role: str, index: int) -> str:
@@ -54,7 +56,8 @@ async def dump_chat(store: Store, session_id: str, before: int | None = None) ->
 
     asked = {call["call_id"] for call in await pending_approvals(store, session_id)}
     try:
-        body = await asyncio.to_thread(_dump, bodies, message_id, asked)
+        messages = await _with_partial(store, await asyncio.to_thread(load, bodies), runs)
+        body = await asyncio.to_thread(_dump, messages, message_id, asked)
     except ValueError:
         problem = f"the history of session {session_id} cannot be shown as a chat; GET /api/sessions/{session_id}/messages returns it"
         raise Conflict(problem=problem) from None
@@ -106,9 +109,11 @@ async def _divided(store: Store, place: Checkpoint, end: int, turns: dict[str, s
     return {turns.get(run_id, run_id)} if isinstance(run_id, str) else set()
 
 
-def _dump(bodies: list[Json], message_id: Callable[[ModelMessage, str, int], str], asked: set[str]) -> bytes:
+def _dump(
+    messages: list[ModelMessage], message_id: Callable[[ModelMessage, str, int], str], asked: set[str]
+) -> bytes:
     """Return messages of the history as messages of the AI SDK."""
-    dumped = VercelAIAdapter.dump_messages(load(bodies), generate_message_id=message_id, sdk_version=6)
+    dumped = VercelAIAdapter.dump_messages(messages, generate_message_id=message_id, sdk_version=6)
     chat: list[dict[str, Any]] = []
     for each in dumped:
         message = each.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -127,16 +132,51 @@ def _dump(bodies: list[Json], message_id: Callable[[ModelMessage, str, int], str
     return json.dumps(chat, ensure_ascii=False).encode("utf-8", "replace")
 
 
-async def _turns(store: Store, session_id: str) -> dict[str, str]:
-    """Return the first run of the turn of each run that continued another one."""
-    turns: dict[str, str] = {}
+async def _runs(store: Store, session_id: str) -> list[Run]:
+    runs: list[Run] = []
     cursor: str | None = None
     while True:
         page = await store.runs(session_id=session_id, cursor=cursor, limit=1000)
-        for run in page.items:
-            resumed: object = json.loads(run.metadata).get("resumes")
-            if isinstance(resumed, str):
-                turns[run.id] = turns.get(resumed, resumed)
+        runs += page.items
         cursor = page.next_cursor
         if cursor is None:
-            return turns
+            return runs
+
+
+def _turns(runs: Sequence[Run]) -> dict[str, str]:
+    """Return the first run of the turn of each run that continued another one."""
+    turns: dict[str, str] = {}
+    for run in runs:
+        resumed: object = json.loads(run.metadata).get("resumes")
+        if isinstance(resumed, str):
+            turns[run.id] = turns.get(resumed, resumed)
+    return turns
+
+
+async def _with_partial(
+    store: Store, messages: Sequence[ModelMessage], runs: Sequence[Run]
+) -> list[ModelMessage]:
+    """Return the messages, and after the last one of each run that was stopped or failed the text that it had streamed."""
+    last = {message.run_id: position for position, message in enumerate(messages)}
+    ended = [run for run in runs if run.status in {"failed", "interrupted"} and run.id in last]
+    streamed = {last[run.id]: response for run in ended if (response := await _partial(store, run))}
+    return [
+        each
+        for position, message in enumerate(messages)
+        for each in (message, streamed.get(position))
+        if each is not None
+    ]
+
+
+async def _partial(store: Store, run: Run) -> ModelResponse | None:
+    after = run.first_seq - 1
+    while page := await store.events(run.session_id, after=after, run_id=run.id):
+        after = page[-1].seq
+        for event in page:
+            if event.kind == PARTIAL:
+                parts = json.loads(event.payload)["parts"]
+                kinds = {"text": TextPart, "thinking": ThinkingPart}
+                return ModelResponse(
+                    parts=[kinds[part["part_kind"]](part["content"]) for part in parts], run_id=run.id
+                )
+    return None

@@ -269,6 +269,8 @@ class StreamFormatter:
             case "message" if event.message is not None:
                 (message,) = load(await MediaOffloader(self.store).back([event.message]))
                 return self._message(message, event.seq)
+            case "partial_response":
+                return [block for part in facts["parts"] for block in self._streamed(part)]
             case "tool_call_started":
                 return self._announce(facts["call_id"])
             case "run_completed":
@@ -399,6 +401,11 @@ class StreamFormatter:
             self._calls[part.tool_call_id] = part
         events = [PartStartEvent(index=index, part=part), PartEndEvent(index=index, part=part)]
         return [*self._close_part(), *self._translation.translate(*events)]
+
+    def _streamed(self, part: Mapping[str, Any]) -> list[str]:
+        """Return the blocks of a part that the model had streamed when the run was stopped or failed."""
+        make = TextPart if part["part_kind"] == "text" else ThinkingPart
+        return self._part(part["index"], make(content=part["content"]))
 
     def _text(self, index: int, part: TextPart | ThinkingPart, *, is_draft: bool = False) -> list[str]:
         """Return the blocks of a text, or of its addition since it was last shown.

@@ -227,7 +227,8 @@ class Entry extends Component {
     if (item.type === "steps") {
       return html`<article class=${`answer${gone}`} aria-label="Steps"><${Steps} steps=${item.steps} /></article>`;
     }
-    return html`<article class=${`answer${gone}`} aria-label=${item.undone ? "Agent message, undone" : "Agent message"}>
+    const label = item.partial ? "Agent message, stopped" : "Agent message";
+    return html`<article class=${`answer${gone}`} aria-label=${item.undone ? `${label}, undone` : label}>
       ${item.parts.map((part) => html`<${Part} part=${part} />`)}
     </article>`;
   }

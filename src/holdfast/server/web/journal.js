@@ -66,6 +66,9 @@ export class Journal {
       case "message":
         this._message(event);
         break;
+      case "partial_response":
+        this._partial(event, payload);
+        break;
       case "model_request_started":
         this._open(event, "model", "model request");
         break;
@@ -242,6 +245,14 @@ export class Journal {
     const span = spans.findLast((one) => one.kind === "model");
     if (span && span.item === null) span.item = item;
     return item;
+  }
+
+  // The text of a response that was stopped. It belongs to the last message of the history, and is undone with it.
+  _partial(event, payload) {
+    this._dropDrafts(event.run_id);
+    const parts = (payload.parts ?? []).map((part) => ({ kind: part.part_kind, text: part.content, part }));
+    const item = this._add(event, "answer", { parts, partial: true });
+    this._path.at(-1)?.push(item);
   }
 
   _request(event, message) {
