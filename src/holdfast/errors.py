@@ -16,6 +16,8 @@ class HoldfastError(Exception):
     code: ClassVar[str] = "error"
     status: int | None = None
     """The HTTP status, if an API server reported the error."""
+    is_permanent: ClassVar[bool] = False
+    """Whether a retry in the same process cannot succeed."""
 
     def __init__(self, **facts: object) -> None:
         self.facts = facts
@@ -308,12 +310,14 @@ class UnknownStore(StoreError):
     """Unknown store URL {url!r}. Use sqlite:///path/file.db, sqlite://:memory:, postgresql://user@host/database or mongodb://host/database."""
 
     code = "unknown_store"
+    is_permanent = True
 
 
 class StoreClosed(StoreError):
     """The store at {url} is not open. Use it within `async with open_store(…)`."""
 
     code = "store_closed"
+    is_permanent = True
 
 
 class StoreForked(StoreClosed):
@@ -362,18 +366,21 @@ class StoreCorrupt(StoreError):
     """The file at {url} is not a valid database: {problem}. Restore it from a backup."""
 
     code = "store_corrupt"
+    is_permanent = True
 
 
 class StoreTooNew(StoreError):
     """The store at {url} has schema version {found}; this version of Holdfast supports up to {known}. Upgrade Holdfast."""
 
     code = "store_too_new"
+    is_permanent = True
 
 
 class StoreTooOld(StoreError):
     """The store at {url} has schema version {found}; this version of Holdfast requires {known}. Run `holdfast db upgrade`."""
 
     code = "store_too_old"
+    is_permanent = True
 
 
 class BadUri(BadInput):

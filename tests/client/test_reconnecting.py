@@ -1,6 +1,7 @@
 """A reader of events does not notice that its server was killed and started again."""
 
 import asyncio
+import shutil
 import signal
 import socket
 from collections.abc import AsyncGenerator
@@ -11,7 +12,7 @@ import pytest
 
 from holdfast import connect, events
 from holdfast.client import transport
-from holdfast.errors import ServerUnavailable
+from holdfast.errors import ServerUnavailable, StoreReplaced
 from tests.server.fronts import Front, front
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
@@ -92,3 +93,28 @@ async def test_a_server_that_stays_away_is_reported(tmp_path: Path, monkeypatch:
             await turn.result(timeout=30)
         with pytest.raises(ServerUnavailable):
             await hf.session("other", agent="bot")
+
+
+@pytest.mark.parametrize("waiting", ["events", "result"])
+async def test_an_embedded_client_learns_that_its_file_was_replaced(tmp_path: Path, waiting: str):
+    file = tmp_path / "store.db"
+    async with connect(f"sqlite:///{file}") as hf:
+        session = await hf.session("talk", agent="nobody serves it")
+        turn = await session.send("hello")
+        queued = asyncio.Event()
+
+        async def read() -> None:
+            async for event in session.events():
+                if isinstance(event, events.SubmissionQueued):
+                    queued.set()
+
+        reading = asyncio.create_task(read() if waiting == "events" else turn.result())
+        if waiting == "events":
+            await asyncio.wait_for(queued.wait(), 20)
+        for name in ("store.db", "store.db-wal", "store.db-shm"):
+            (tmp_path / name).rename(tmp_path / f"old-{name}")
+        shutil.copy(tmp_path / "old-store.db", file)
+        with pytest.raises(StoreReplaced, match="Restart the process"):
+            await asyncio.wait_for(reading, 60)
+        with pytest.raises(StoreReplaced, match="Restart the process"):
+            await session.send("again")

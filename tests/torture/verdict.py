@@ -116,7 +116,7 @@ async def _judge_session(
 ) -> set[str]:
     """Judge one session, and return the calls that are in its ledger."""
     session = await store.session(reader.session_id)
-    if (session.status, session.pending, session.holder) != ("idle", 0, None):
+    if session.status not in {"idle", "failed"} or (session.pending, session.holder) != (0, None):
         verdict.add(
             "sessions stuck",
             [f"{session.id} is {session.status}, {session.pending} pending, held by {session.holder}"],

@@ -64,7 +64,7 @@ from holdfast.server.auth import Authenticator
 from holdfast.server.channel import Channels
 from holdfast.server.demo import demo_router
 from holdfast.server.revocation import Revocation
-from holdfast.server.routes import BODY_LIMIT
+from holdfast.server.routes import BODY_LIMIT, channels_of
 from holdfast.server.stream import DIRECT
 from holdfast.shell import ShellService
 from holdfast.store import Store
@@ -268,11 +268,17 @@ def _facts(error: HoldfastError) -> dict[str, Any]:
 
 
 async def _holdfast_error(request: Request, error: Any) -> JSONResponse:
-    del request
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
     if isinstance(error, StoreError):
         _log.error("%s", error)
-        return _error(503, error.code, "The store is not available. Retry in a moment.")
+        if error.is_permanent and not channels_of(request).closing:  # else another server continues
+            status = 500
+        if (
+            request.app.state.settings.auth == "none"
+        ):  # the caller is the local administrator, often this process
+            return _error(status, error.code, str(error), _facts(error))
+        hint = "Restart the server." if status == 500 else "Retry in a moment."  # noqa: PLR2004
+        return _error(status, error.code, f"The store is not available. {hint}")
     if isinstance(error, MediaError):
         _log.error("%s", error)
         return _error(503, error.code, "The media store is not available, or its content is damaged.")

@@ -15,7 +15,6 @@ from starlette.types import Send
 
 from holdfast.api.models import event_json
 from holdfast.errors import EventNotFound, HoldfastError, SessionNotFound
-from holdfast.record.partial import PARTIAL
 from holdfast.store import Store
 from holdfast.tasks import end
 from holdfast.types import Draft, Event
@@ -29,7 +28,7 @@ _MAX_READS = 8
 """The number of pages that a process reads and encodes at once, so that other requests are not delayed."""
 _MAX_RUNS = 32
 """The number of runs whose last message is remembered. Their drafts may still arrive."""
-_REPLACE_DRAFTS = frozenset({"message", PARTIAL, "run_failed", "run_interrupted", "handover"})
+_REPLACE_DRAFTS = frozenset({"message", "partial_response", "run_failed", "run_interrupted", "handover"})
 """The kinds of events after which earlier drafts of the same run are outdated."""
 _PAUSE_SECONDS = 0.5
 PATIENCE_SECONDS = 30.0
@@ -260,6 +259,9 @@ class Channel:
             except EventNotFound:
                 self.end("restored")  # clients that reconnect with a higher number are rejected
             except HoldfastError as error:
+                if error.is_permanent:
+                    self.end("failed")  # clients that reconnect get the error
+                    return
                 _log.warning("cannot follow session %s, retrying: %s", self._session_id, error)
                 await asyncio.sleep(_PAUSE_SECONDS)
 
@@ -279,7 +281,9 @@ class Channel:
                 async for drafts in self._store.watch_drafts(self._session_id):
                     self._set_drafts(drafts)
                     self._wake_all()
-            except HoldfastError:
+            except HoldfastError as error:
+                if error.is_permanent:
+                    return
                 await asyncio.sleep(_PAUSE_SECONDS)  # following the events logs the problem
 
     def _set_drafts(self, drafts: Iterable[Draft]) -> None:

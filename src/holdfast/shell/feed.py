@@ -6,6 +6,7 @@ It reads when its consumer is ready for more, so a slow consumer costs nothing b
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from datetime import datetime, timedelta
 
 from holdfast.errors import NotFound, StoreError
@@ -51,10 +52,13 @@ class Feed:
         while True:
             given = False
             try:
-                async for event in self._poll():
-                    given = True
-                    yield event
+                async with aclosing(self._poll()) as events:
+                    async for event in events:
+                        given = True
+                        yield event
             except StoreError as error:
+                if error.is_permanent:
+                    raise
                 _log.warning("the log of shell commands cannot be read, retrying: %s", error)
                 await asyncio.sleep(_PAUSE_SECONDS)
             if not given:
