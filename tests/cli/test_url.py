@@ -26,6 +26,7 @@ from tests import forking
 from tests.builders import until
 from tests.cli.test_db import COMMAND
 from tests.cli.test_talk import BOT
+from tests.client.agents import payer
 from tests.conftest import Engine
 from tests.record.agents import scripted
 from tests.runtime.agents import echo, working
@@ -355,3 +356,19 @@ async def end_sessions(boss: Shell, folder: Path) -> None:
     assert {"erase", "rehydrate", "clean", "hold", "lift hold"} <= set(actions)
     swept = await boss.holdfast("sweep", "--dry-run")
     assert (swept.exit_code, swept.stdout) == (0, "Due: nothing.\n")
+
+
+async def test_waiting_for_an_approval_over_a_server_prints_no_traceback(
+    engine: Engine, store: Store, tmp_path: Path
+):
+    await store.add_token(digest("hf_ada"), owner="ada")
+    async with (
+        open_store(engine.url) as served,
+        working(store, payer),
+        serving(create_app(load_settings(), served)) as url,
+    ):
+        await until(partial(is_served, store))
+        ada = Terminal(tmp_path, {"HOLDFAST_URL": url, "HOLDFAST_TOKEN": "hf_ada"})
+        waiting = await ada.holdfast("send", "s", "pay", "--agent", "payer", "--wait")
+        assert waiting.returncode == 5
+        assert waiting.stderr == "waiting: pay (first), pay (second)\n"

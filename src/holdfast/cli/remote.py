@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
@@ -233,9 +234,11 @@ class Remote:
 
     async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[Event, None]:
         """Yield every event, past and future, and reconnect after errors."""
-        async for kind, item in self._transport.stream(f"/api/sessions/{session_id}/events", after=after):
-            if kind != "draft":
-                yield _event(session_id, item)
+        path = f"/api/sessions/{session_id}/events"
+        async with aclosing(self._transport.stream(path, after=after)) as blocks:
+            async for kind, item in blocks:
+                if kind != "draft":
+                    yield _event(session_id, item)
 
 
 def _noun(kind: type[T], given: Mapping[str, Any], **more: Any) -> T:

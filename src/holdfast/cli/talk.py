@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -146,16 +147,17 @@ async def _warn(store: "Sessions", session_id: str) -> None:
 async def _answer(store: "Sessions", sent: Submission) -> tuple[Submission, str | None]:
     """Wait until a submission has ended or waits for a person. Return it and the last text of the model."""
     last: Event | None = None
-    async for event in store.watch(sent.session_id, after=sent.position):
-        last = event if _text(event) else last
-        if event.kind == "approval_requested":
-            result = await _reread(store, sent)
-            if result.state == "waiting":  # otherwise the call belongs to an earlier message
-                return result, await _whole_text(store, last)
-        elif event.kind in _TURNS and json.loads(event.payload)["submission_id"] == sent.id:
-            if event.kind != "submission_started":
-                break
-            last = None  # earlier text answers earlier messages
+    async with aclosing(store.watch(sent.session_id, after=sent.position)) as events:
+        async for event in events:
+            last = event if _text(event) else last
+            if event.kind == "approval_requested":
+                result = await _reread(store, sent)
+                if result.state == "waiting":  # otherwise the call belongs to an earlier message
+                    return result, await _whole_text(store, last)
+            elif event.kind in _TURNS and json.loads(event.payload)["submission_id"] == sent.id:
+                if event.kind != "submission_started":
+                    break
+                last = None  # earlier text answers earlier messages
     return await _reread(store, sent), await _whole_text(store, last)
 
 
@@ -218,9 +220,10 @@ def tail(
                 echo(f"{cleaned} Bring them back with `holdfast sessions rehydrate {session_id}`.", err=True)
                 return
             if follow:
-                async for event in opened.watch(session_id, after=after):
-                    show(event)
-                    sys.stdout.flush()
+                async with aclosing(opened.watch(session_id, after=after)) as events:
+                    async for event in events:
+                        show(event)
+                        sys.stdout.flush()
             number = after
             while page := await opened.events(session_id, after=number):
                 number = page[-1].seq

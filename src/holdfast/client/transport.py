@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
 import httpx2
@@ -124,8 +124,11 @@ class Transport:
         while True:
             headers = {"accept": "text/event-stream", "last-event-id": str(after)}
             try:
-                async with self.download(path, headers=headers, timeout=_STREAM) as response:
-                    async for kind, text in _blocks(response):
+                async with (
+                    self.download(path, headers=headers, timeout=_STREAM) as response,
+                    aclosing(_blocks(response)) as blocks,
+                ):
+                    async for kind, text in blocks:
                         pause, since = _PAUSE_SECONDS, None
                         data = json.loads(await self._with_media(text))
                         if kind == "end":
@@ -184,16 +187,17 @@ def _given(params: Mapping[str, Any]) -> dict[str, Any]:
 
 async def _blocks(response: httpx2.Response) -> AsyncGenerator[tuple[str, str], None]:
     kind, lines = "message", list[str]()
-    async for line in _lines(response):
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if name == "event":
-            kind = value
-        elif name == "data":
-            lines.append(value)
-        elif not line and lines:
-            yield kind, "\n".join(lines)
-            kind, lines = "message", []
+    async with aclosing(_lines(response)) as received:
+        async for line in received:
+            name, _, value = line.partition(":")
+            value = value.removeprefix(" ")
+            if name == "event":
+                kind = value
+            elif name == "data":
+                lines.append(value)
+            elif not line and lines:
+                yield kind, "\n".join(lines)
+                kind, lines = "message", []
 
 
 async def _lines(response: httpx2.Response) -> AsyncGenerator[str, None]:

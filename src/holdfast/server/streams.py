@@ -6,7 +6,7 @@ An offset is the number of an event with leading zeros. A stream is never closed
 import asyncio
 import json
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Annotated, Literal
 
@@ -124,8 +124,8 @@ async def _read(store: Store, session_id: str, after: int, last: int) -> AsyncGe
 async def _wait(store: Store, session_id: str, after: int) -> list[Event]:
     """Return the next events, as soon as there are any; nothing after a while."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(_POLL_SECONDS):
-            async for _ in store.watch(session_id, after=after):
+        async with asyncio.timeout(_POLL_SECONDS), aclosing(store.watch(session_id, after=after)) as events:
+            async for _ in events:
                 return await store.events(session_id, after=after)
     return []
 
