@@ -1,5 +1,6 @@
 """Approvals: a durable question that holds no worker, and its answer."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -90,9 +91,43 @@ async def test_an_answer_to_something_else_is_refused(store: Store, session: str
         assert (await store.session(session)).status == "waiting"
         await answer(store, session, call_id="c1", digest=asked["digest"], approved=True)
         await until(store, session, is_kind("run_completed"))
-        again = await answer(store, session, call_id="c1", digest=asked["digest"], approved=True)
-        assert (await ended(store, again)).state == "failed"
+        again = await answer(store, session, call_id="c1", digest=asked["digest"], approved=False)
+        assert "already has a different answer" in str((await ended(store, again)).reason)
     assert paid == [5]
+
+
+async def test_the_same_answer_again_changes_nothing(store: Store, session: str):
+    """Two people press the same button: before, while and after the turn continues."""
+    running, go_on = asyncio.Event(), asyncio.Event()
+    paid: list[int] = []
+    agent: Agent[None, Any] = Agent(scripted([call("pay", "c1", amount=5)], [call("pay", "c2", amount=6)]))
+
+    @agent.tool_plain(requires_approval=True)
+    async def pay(amount: int) -> str:
+        paid.append(amount)
+        running.set()
+        await go_on.wait()
+        return f"paid {amount}"
+
+    async with working(store, agent):
+        asked = await ask(store, session)
+        same = {"call_id": "c1", "digest": asked["digest"], "approved": True}
+        both = [await answer(store, session, **same, by=person) for person in ("ada", "bob")]
+        assert [(await ended(store, each)).state for each in both] == ["done", "done"]
+        await asyncio.wait_for(running.wait(), 20)
+        assert (await ended(store, await answer(store, session, **same))).state == "done"
+        other = await ended(store, await answer(store, session, **(same | {"approved": False})))
+        assert (other.state, "already has a different answer" in str(other.reason)) == ("failed", True)
+        go_on.set()
+        await until(
+            store, session, lambda event: event.kind == "approval_requested" and "c2" in event.payload
+        )
+        assert (await ended(store, await answer(store, session, **same))).state == "done"
+        assert (await store.session(session)).status == "waiting"
+        await ended(store, await store.submit(session, "interrupt", lane="control"))
+        assert (await ended(store, await answer(store, session, **same))).state == "done"
+    answered = [event for event in await store.events(session) if event.kind == "approval_answered"]
+    assert (paid, len(answered)) == ([5], 1)
 
 
 async def test_edited_arguments_where_the_tool_allows_it(store: Store, session: str):

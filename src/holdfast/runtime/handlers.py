@@ -10,28 +10,42 @@ from typing import Any, TypeAlias
 
 from holdfast.errors import BadInput, Conflict, NotFound
 from holdfast.ids import new_id
-from holdfast.record import forking
+from holdfast.record import forking, ledger
 from holdfast.record.partial import partial_response
-from holdfast.record.recovery import find_resume_point, last_prompt
+from holdfast.record.recovery import ResumePoint, find_resume_point, last_prompt
 from holdfast.record.validity import pending_calls
 from holdfast.runtime import approvals
 from holdfast.runtime.leased import LeasedSession
 from holdfast.runtime.payloads import parse_payload
-from holdfast.runtime.questions import requeued, waiting_turn
+from holdfast.runtime.questions import is_repeated, requeued, waiting_turn
 from holdfast.types import Batch, Checkpoint, NewEvent, Submission, SubmissionChange
 
 Handler: TypeAlias = Callable[[LeasedSession, Submission], Awaitable[Batch]]
 
 
 async def approval(session: LeasedSession, submission: Submission) -> Batch:
-    """Record a person's answers. When no question is open any longer, queue the waiting turn again."""
+    """Record a person's answers. When no question is open any longer, queue the waiting turn again.
+
+    An answer that was already given to an earlier question changes nothing.
+    """
     answers = approvals.parse_answers(parse_payload(submission))
     waiting = await waiting_turn(session.store, session.id)
+    point = ResumePoint(messages=[])
+    if waiting is not None and waiting.run_id is not None:
+        point = await find_resume_point(session.store, session.id, waiting.run_id)
+    pending = pending_calls(point.messages)
+    asked = {(call.tool_call_id, ledger.digest(call.args_as_dict())) for call in pending}
+    answers = [
+        answer
+        for answer in answers
+        if (answer.call_id, answer.digest) in asked
+        or not await is_repeated(session.store, session.id, answer, before=submission.position)
+    ]
+    if not answers:
+        return Batch()
     if waiting is None or waiting.run_id is None:
         raise Conflict(problem="the session does not wait for an answer")
     runner = session.runner(await session.read())
-    point = await find_resume_point(session.store, session.id, waiting.run_id)
-    pending = pending_calls(point.messages)
     given = await approvals.recorded_answers(session.store, session.id, point.chain)
     new = approvals.new_answers(answers, pending=pending, given=given, runner=runner)
     events = [

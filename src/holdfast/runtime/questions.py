@@ -9,12 +9,14 @@ from typing import Any, cast
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, Conflict
 from holdfast.jsontext import read_recorded, strict_json
 from holdfast.store import Store
 from holdfast.types import Effect, Json, Run, Session, Submission, SubmissionChange
 
 ANSWERED = "approval_answered"
+_RECENT_EVENTS = 2000
+"""How many events back a repeated answer is recognized."""
 _REUSED = re.compile(r"(?<=[^/])~[0-9]+$")
 """The number of a call whose id was used before."""
 
@@ -158,3 +160,21 @@ async def recorded_answers(store: Store, session_id: str, chain: Iterable[Run]) 
                 elif event.message is not None and read_recorded(event.message).get("kind") == "response":
                     given.clear()
     return given
+
+
+async def is_repeated(store: Store, session_id: str, answer: ApprovalAnswer, *, before: int) -> bool:
+    """Return whether this answer was already given, to a question that is no longer open, shortly before event `before`.
+
+    Raises `Conflict` if that question has a different answer. Its call id alone does not identify it: models reuse call ids.
+    """
+    after, latest = max(0, before - _RECENT_EVENTS), None
+    while (page := await store.events(session_id, after=after)) and after < before:
+        after = page[-1].seq
+        for event in page:
+            if event.kind == ANSWERED:
+                given = _parse(json.loads(event.payload))
+                if (given.call_id, given.digest) == (answer.call_id, answer.digest):
+                    latest = given
+    if latest is not None and latest != answer:
+        raise Conflict(problem=f"call {answer.call_id} already has a different answer")
+    return latest is not None

@@ -349,13 +349,19 @@ class SessionRunner:
             elif taken.kind == "background":
                 await self._leased.end(taken, "done")
                 self.hand_over("background")
+            elif taken.kind == "approval":
+                await self._answer_again(taken)
             else:
-                reason = (
-                    "the session does not wait for an answer"
-                    if taken.kind == "approval"
-                    else "a turn is running"
-                )
-                await self._leased.end(taken, "failed", reason)
+                await self._leased.end(taken, "failed", "a turn is running")
+
+    async def _answer_again(self, taken: Submission) -> None:
+        """Process an answer while a turn runs: only one that was given before changes nothing."""
+        try:
+            await self._leased.end(taken, "done", batch=await HANDLERS[taken.kind](self._leased, taken))
+        except (LeaseLost, StoreError):
+            raise
+        except HoldfastError as error:
+            await self._leased.end(taken, "failed", str(error))
 
     async def _take_steered(self) -> Sequence[Steered]:
         """Take the messages that steer the running turn."""
