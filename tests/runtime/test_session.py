@@ -615,3 +615,33 @@ async def test_text_of_a_turn_that_continues_elsewhere_is_generated_again(store:
     assert "partial_response" not in await kinds(store, session)
     assert "Once upon a time it ended." in await texts(store, session)
     assert await store.drafts(session) == []
+
+
+async def test_a_hand_over_records_no_model_request_that_was_not_sent(store: Store, session: str):
+    inside, go_on = asyncio.Event(), asyncio.Event()
+    requests = 0
+
+    def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        nonlocal requests
+        requests += 1
+        return ModelResponse(parts=[call("wait")] if requests == 1 else [TextPart("done")])
+
+    async def wait() -> str:
+        inside.set()
+        await go_on.wait()
+        return "waited"
+
+    agent = Agent(FunctionModel(respond), tools=[wait])
+    async with working(store, agent) as first:
+        message = await send(store, session, "hello")
+        await asyncio.wait_for(inside.wait(), 20)
+        first.stop()
+        go_on.set()
+    found = await kinds(store, session)
+    assert "handover" in found
+    assert "model_request_failed" not in found
+    assert found.count("model_request_started") == found.count("model_request_completed") == requests == 1
+    async with working(store, agent):
+        assert (await ended(store, message)).state == "done"
+    assert requests == 2
+    assert "waited" in await texts(store, session)

@@ -251,10 +251,12 @@ class _Recorder(AbstractCapability[Any]):
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, handler: Any
     ) -> ModelResponse:
         # Every tool call is answered here: a run can continue from this point.
+        if self._host.is_stopping():  # before the request is recorded: it is not sent
+            self._buffer.start(self._buffer.take_step(ctx.messages, "settled", ctx.run_step))
+            await self._host.settled()
         started = self._event(ctx, "model_request_started")
         self._buffer.start(self._buffer.take_step(ctx.messages, "settled", ctx.run_step, started))
         try:
-            await self._host.settled()
             response: ModelResponse = await handler(request_context)
         except BaseException as error:
             self._buffer.add(self._event(ctx, "model_request_failed", error=ledger.describe(error)))

@@ -58,6 +58,10 @@ class RunHost(Protocol):
     def amend(self, batch: Batch, run: Run, *, begins: bool, responded: bool) -> None:
         """Add to the batch of a step in which the run `begins`, the model has `responded`, or neither."""
 
+    def is_stopping(self) -> bool:
+        """Return whether `settled` would stop the run now."""
+        return False
+
     async def settled(self) -> None:
         """Stop the run if it must stop. At this point every tool call is answered and recorded."""
 

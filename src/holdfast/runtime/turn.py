@@ -21,6 +21,9 @@ from holdfast.types import Batch, Checkpoint, Lease, NewEvent, Run, Submission, 
 Stop: TypeAlias = Literal["interrupt", "handover", "lost", "timeout"]
 """Why a run is stopped: a person interrupts it, another worker continues it, the lease is lost, or it times out."""
 
+_CANCEL_SECONDS = 1.0
+"""How long to wait for a cancellation: it passes through all tasks between the turn and the code that it stops."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steered:
@@ -150,11 +153,15 @@ class WorkerTurn(RunHost):
                 payload = lenient_json({"run_id": self.replaces.id})
                 batch.events = [NewEvent(kind="recovered", run_id=run.id, payload=payload), *batch.events]
 
+    def is_stopping(self) -> bool:
+        """Return whether the worker is draining, or a tool swallowed a cancellation."""
+        return self.draining or self.stop is not None
+
     async def settled(self) -> None:
         """Hand over here if the worker is draining. Cancel again if a tool swallowed the cancellation."""
-        if self.draining or self.stop:
+        if self.is_stopping():
             self.cancel(self.stop or "handover")
-            await asyncio.sleep(0)
+            await asyncio.sleep(_CANCEL_SECONDS)  # until the cancellation arrives
 
     def failure(self, error: BaseException, unwritten: Exception | None) -> Failure | None:
         """Record a failure only if it ends the turn. Otherwise the next worker of the session decides."""
