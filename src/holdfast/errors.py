@@ -187,7 +187,7 @@ class CredentialSealed(Conflict):
 
 
 class SessionCleaned(Conflict):
-    """The content of session {id} was cleaned. Rehydrate it from its archive, then submit again."""
+    """The content of session {id} was deleted by a clean, and the session accepts nothing. If there is an archive of it, rehydrate it first; otherwise create a new session."""
 
     code = "session_cleaned"
 

@@ -102,7 +102,8 @@ def test_a_failed_session_is_listed_until_it_is_dismissed(tmp_path: Path):
     asyncio.run(fail())
     for command in (("inbox",), ("sessions", "list", "--status", "failed"), ("sessions", "show", "letters")):
         assert "ValueError: no" in holdfast(*command)
-    assert "holdfast retry letters" in holdfast("inbox").splitlines()
+    assert "`holdfast dismiss` removes it" in holdfast("inbox")
+    assert "holdfast retry" not in holdfast("sessions", "show", "letters")  # no message failed
     assert holdfast("dismiss", "letters") == "Session letters is idle.\n"
     assert json.loads(holdfast("inbox", "--json"))["items"] == []
     assert json.loads(holdfast("dismiss", "letters", "--json"))["status"] == "idle"

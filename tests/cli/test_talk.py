@@ -9,14 +9,19 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from typer.testing import CliRunner
 
 from holdfast import open_store
+from holdfast.cli import app
+from holdfast.media import open_media
+from holdfast.retention import clean
 from tests.cli.test_db import COMMAND
 from tests.conftest import Engine
 from tests.forking import Forked
+from tests.promises.sessions import fill
 
 RETRY = "Continue it with: holdfast retry s\n"
 BOT = """
@@ -455,3 +460,22 @@ async def test_a_session_of_an_agent_that_nobody_serves_waits(terminal: Terminal
         assert (await terminal.json("sessions", "show", "o"))["session"]["status"] == "queued"
     async with terminal.worker("bot:both"):
         assert await terminal.text("send", "o", "again", "--wait") == "you said: again\n"
+
+
+@pytest.mark.parametrize("kept", ["media", None])
+def test_tail_of_a_cleaned_session_advises_what_works(tmp_path: Path, kept: Literal["media"] | None):
+    url = f"sqlite:///{tmp_path}/store.db"
+
+    async def make() -> str:
+        async with open_store(url) as store:
+            media = open_media(store=store)
+            session_id = await fill(store, media, ["hello"])
+            await clean(store, media, session_id, actor="test", force=True, archive=kept)
+            return session_id
+
+    session_id = asyncio.run(make())
+    advice = CliRunner().invoke(app, ["tail", session_id, "--store", url]).stderr
+    command = f"holdfast sessions rehydrate {session_id}"
+    assert (f"`{command}`" in advice, f"`{command} --from FILE`" in advice) == (kept == "media", kept is None)
+    restored = CliRunner().invoke(app, ["sessions", "rehydrate", session_id, "--store", url])
+    assert restored.exit_code == (0 if kept == "media" else 1)

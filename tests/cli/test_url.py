@@ -349,7 +349,7 @@ async def end_sessions(boss: Shell, folder: Path) -> None:
     cleaned = await boss.json("sessions", "clean", "s", "--force", "--yes")
     assert cleaned["deleted"]["runs"] == 3
     tailed = await boss.holdfast("tail", "s")
-    assert (tailed.exit_code, "sessions rehydrate s" in tailed.stderr) == (0, True)
+    assert (tailed.exit_code, "sessions rehydrate s --from FILE" in tailed.stderr) == (0, True)
     await boss.text("sessions", "rehydrate", "s", "--from", str(folder / "s.ndjson"))
     assert (await boss.json("sessions", "erase", "s", "--yes"))["deleted"]["runs"] == 3
     actions = [entry["action"] for entry in (await boss.json("audit", "--session", "s"))["entries"]]

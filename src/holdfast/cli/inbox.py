@@ -19,7 +19,6 @@ from holdfast.cli.terminal import (
     one_line,
     print_json,
     record,
-    retry_command,
     settle_command,
     time_text,
 )
@@ -71,11 +70,11 @@ def inbox(store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False
         )
     for call in (*started, *unknown):
         console.print(settle_command(call.run_id, call.call_id), soft_wrap=True)
-    failed = [item for item in waiting.items if item.status == "failed"]
-    if failed:
-        console.print("\nContinue the turns that failed, or dismiss them with `holdfast dismiss`.")
-    for item in failed:
-        console.print(retry_command(item.id), soft_wrap=True)
+    if any(item.status == "failed" for item in waiting.items):
+        console.print(
+            "\n`holdfast sessions show` prints how to continue a turn that failed; `holdfast dismiss` removes it from the inbox.",
+            soft_wrap=True,
+        )
     if waiting.more:
         echo(
             "More sessions wait. Answer these first, or list all with `holdfast sessions list --status waiting` and `--status failed`."

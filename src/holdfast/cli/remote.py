@@ -182,6 +182,10 @@ class Remote:
         """Return the content with this SHA-256."""
         return await self._transport.media(sha256)
 
+    async def archive_of(self, session_id: str) -> str | None:
+        """Return the SHA-256 of the archive of a cleaned session in the media store."""
+        return (await self.retention(session_id))["archive"]
+
     def archive(self, session_id: str, *, gzip: bool = False) -> AsyncGenerator[bytes, None]:
         """Yield the archive of a session. Raises `ArchiveFailed` if it is cut off."""
         return download_archive(self._transport, session_id, gzip=gzip)

@@ -23,7 +23,7 @@ from holdfast.cli.options import (
     unended_calls,
     why_waiting,
 )
-from holdfast.cli.talk import FAILED
+from holdfast.cli.talk import FAILED, is_retriable
 from holdfast.cli.terminal import (
     TextTable,
     coloured,
@@ -174,7 +174,7 @@ def show(
         ("active", time_text(session.active_at)),
         *([] if session.error is None or failed else [("last run", one_line(f"failed: {session.error}"))]),
         *([] if failed is None else [("last turn", one_line(f"{failed.state}: {failed.reason}"))]),
-        *([] if failed is None else [("retry", retry_command(session.id))]),
+        *([("retry", retry_command(session.id))] if failed and is_retriable(failed) else []),
         *((item.state, one_line(f"{item.id} {item.kind}, attempts {item.attempts}")) for item in waiting),
         *(line for question in questions for line in _question(question)),
         *(("running", one_line(f"{effect.tool} {effect.call_id}")) for effect in running),

@@ -24,7 +24,8 @@ from holdfast.cli.options import (
 from holdfast.cli.terminal import all_pages, echo, new_console, print_json, record, retry_command, time_text
 from holdfast.errors import BadInput, Conflict, SessionExists
 from holdfast.ids import check_choice
-from holdfast.types import WHEN_BUSY, Event, Submission
+from holdfast.store import Store
+from holdfast.types import WHEN_BUSY, Event, Session, Submission
 
 if TYPE_CHECKING:
     from holdfast.cli.options import Sessions
@@ -120,9 +121,14 @@ def print_answer(submission: Submission, answer: str | None, *, wait: bool, as_j
         echo(answer)
     if wait and submission.state != "done":
         echo(f"{submission.state}: {submission.reason}", err=True)
-        if submission.state in FAILED:
+        if is_retriable(submission):
             echo(f"Continue it with: {retry_command(submission.session_id)}", err=True)
         raise typer.Exit(_EXIT_CODES.get(submission.state, ExitCode.FAILED))
+
+
+def is_retriable(turn: Submission) -> bool:
+    """Return whether a turn failed and a retry may continue it. A retry was refused if the session had continued before."""
+    return turn.state in FAILED and "cannot be retried" not in (turn.reason or "")
 
 
 async def _open_session(store: "Sessions", session_id: str, agent: str, owner: str) -> None:
@@ -216,8 +222,10 @@ def tail(
         async with chosen_sessions(store, url) as opened:
             session = await opened.session(session_id)
             if session.cleaned_at is not None:
-                cleaned = f"The events of session {session_id} were deleted when it was cleaned, at {time_text(session.cleaned_at)}."
-                echo(f"{cleaned} Bring them back with `holdfast sessions rehydrate {session_id}`.", err=True)
+                archive = (
+                    session.archive if isinstance(opened, Store) else await opened.archive_of(session_id)
+                )
+                echo(_cleaned(session, archive), err=True)
                 return
             if follow:
                 async with aclosing(opened.watch(session_id, after=after)) as events:
@@ -234,6 +242,15 @@ def tail(
         asyncio.run(work())
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+def _cleaned(session: Session, archive: str | None) -> str:
+    """Return why a session has no events, and the command that brings them back."""
+    command = f"`holdfast sessions rehydrate {session.id}`"
+    if archive is None:
+        command = f"`holdfast sessions rehydrate {session.id} --from FILE`, if you exported the session to a file: no archive is stored"
+    at = time_text(session.cleaned_at)
+    return f"The events of session {session.id} were deleted when it was cleaned, at {at}. Bring them back with {command}."
 
 
 def interrupt(
