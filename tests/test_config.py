@@ -49,6 +49,7 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, file: str, complaint: st
 def test_a_typo_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOLDFAST_MAX_PENDNG", "5")
     with pytest.raises(
-        BadSettings, match=r"Unknown variables: HOLDFAST_MAX_PENDNG\. Known variables: .*HOLDFAST_MAX_PENDING"
+        BadSettings,
+        match=r"HOLDFAST_MAX_PENDNG, did you mean HOLDFAST_MAX_PENDING\? Known variables: .*HOLDFAST_PORT",
     ):
         load_settings()

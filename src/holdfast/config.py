@@ -1,5 +1,6 @@
 """Read settings from `HOLDFAST_*` variables, then `holdfast.toml`, then defaults. Reject unknown names."""
 
+import difflib
 import ipaddress
 import os
 from pathlib import Path
@@ -23,6 +24,8 @@ PREFIX = "HOLDFAST_"
 FILE = Path("holdfast.toml")
 _FOR_TESTS = f"{PREFIX}TEST_"
 """Variables with this prefix belong to the test suite; they are not settings."""
+_FOREIGN = "OH_"
+"""The prefix of the variables of the OpenHands agent server."""
 
 
 class Settings(BaseSettings):
@@ -182,9 +185,10 @@ def load_settings(**given: object) -> Settings:
         if name.upper().startswith(PREFIX) and not name.startswith(_FOR_TESTS) and name.upper() not in known
     )
     if unknown:
-        raise BadSettings(
-            problem=f"Unknown variables: {', '.join(unknown)}. Known variables: {', '.join(sorted(known))}."
+        hints = " ".join(
+            [f"Unknown variables: {', '.join(unknown)}.", *filter(None, map(_suggestion, unknown))]
         )
+        raise BadSettings(problem=f"{hints} Known variables: {', '.join(sorted(known))}.")
     try:
         settings = Settings(**given)  # pyright: ignore[reportArgumentType]
     except ValidationError as error:
@@ -203,6 +207,19 @@ def load_settings(**given: object) -> Settings:
     if settings.shell_tail_bytes * 2 > settings.shell_output_bytes:
         raise BadSettings(problem="shell_output_bytes must be at least twice shell_tail_bytes.")
     return settings
+
+
+def foreign_variables() -> dict[str, str]:
+    """Return the variables of the OpenHands agent server in the environment, which Holdfast does not read, with a similar setting of each."""
+    names = sorted(name for name in os.environ if name.upper().startswith(_FOREIGN))
+    return {name: _suggestion(name) for name in names}
+
+
+def _suggestion(variable: str) -> str:
+    """Return a sentence with the setting whose name is most similar to that of a variable; empty if none is similar."""
+    name = variable.partition("_")[2].lower()
+    close = difflib.get_close_matches(name, Settings.model_fields, n=1)
+    return f"For {variable}, did you mean {PREFIX}{close[0].upper()}?" if close else ""
 
 
 def _complaint(place: tuple[int | str, ...], kind: str, message: str) -> str:

@@ -77,7 +77,10 @@ async def test_what_is_wrong_is_said_with_what_to_do(store: Store, engine: Engin
     nowhere = findings("--store", "postgresql://nobody@127.0.0.1:1/none")["store"]
     assert (nowhere["verdict"], "HOLDFAST_STORE" in nowhere["action"]) == ("error", True)
     typo = findings(HOLDFAST_STROE="x")["settings"]
-    assert (typo["verdict"], "HOLDFAST_STROE" in typo["detail"]) == ("error", True)
+    assert (typo["verdict"], "For HOLDFAST_STROE, did you mean HOLDFAST_STORE?" in typo["detail"]) == (
+        "error",
+        True,
+    )
     (tmp_path / "empty").mkdir()
     missing = findings(cwd=tmp_path / "empty")["store"]
     assert (missing["verdict"], "db upgrade" in missing["detail"]) == ("error", True)
@@ -142,3 +145,15 @@ def test_completion(shell: str):
         env=os.environ | typed | {"_HOLDFAST_COMPLETE": f"complete_{shell}"},
     )
     assert "doctor" in done.stdout
+
+
+def test_variables_of_another_server_are_named_with_the_nearest_setting(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/store.db"
+    holdfast("db", "upgrade", "--store", url)
+    found = findings("--store", url, OH_BASH_RETENTION_SECONDS="60", OH_XYZ="1")["environment"]
+    assert (found["verdict"], found["detail"]) == (
+        "warn",
+        "Holdfast does not read OH_BASH_RETENTION_SECONDS, OH_XYZ",
+    )
+    assert "For OH_BASH_RETENTION_SECONDS, did you mean HOLDFAST_SHELL_RETENTION_SECONDS?" in found["action"]
+    assert "For OH_XYZ" not in found["action"]

@@ -21,7 +21,7 @@ from rich.text import Text
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, chosen_sessions, chosen_store
 from holdfast.cli.terminal import TextTable, coloured, new_console, one_line, print_json, record
-from holdfast.config import FILE, Settings, load_settings
+from holdfast.config import FILE, Settings, foreign_variables, load_settings
 from holdfast.errors import HoldfastError, StoreTooOld
 from holdfast.leases import no_worker
 from holdfast.store import Store
@@ -96,6 +96,7 @@ async def _all(url: str | None) -> list[Finding]:
             Finding("settings", "error", str(error), "Correct the settings and run `holdfast doctor` again."),
         ]
     results.append(_settings(settings))
+    results += _foreign()
     return results + [each async for each in _store(settings)]
 
 
@@ -123,6 +124,15 @@ def _settings(settings: Settings) -> Finding:
             "Set HOLDFAST_TOKEN or HOLDFAST_JWT_KEYS.",
         )
     return Finding("settings", "ok", f"from {source}")
+
+
+def _foreign() -> list[Finding]:
+    """Return a warning if the environment has variables that look like settings and have no effect."""
+    hints = foreign_variables()
+    if not hints:
+        return []
+    action = " ".join(["Remove them, or use the settings of Holdfast.", *filter(None, hints.values())])
+    return [Finding("environment", "warn", f"Holdfast does not read {', '.join(hints)}", action)]
 
 
 async def _store(settings: Settings) -> AsyncIterator[Finding]:
