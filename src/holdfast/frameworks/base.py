@@ -31,6 +31,7 @@ from holdfast.errors import (
     SessionExists,
     SessionNotFound,
 )
+from holdfast.frameworks.recent import Recent
 from holdfast.guards import refuse_on_hold
 from holdfast.ids import title_from
 from holdfast.jsontext import parse_json
@@ -53,6 +54,8 @@ _PATIENCE_SECONDS: Final = 30.0
 """How long a write waits for another process that holds the session. Longer than the lease of a dead process lives."""
 _PAUSE_SECONDS: Final = 0.05
 _PAGE: Final = 1000
+_IDS_BYTES: Final = 4 << 20
+"""How much memory the ids of known names may take, about."""
 _SURELY_WHOLE: Final = PAGE_BYTES // 4
 """A page with fewer characters than this ended because there are no more records, not because of its size."""
 
@@ -133,7 +136,7 @@ class FrameworkStore:
         self._store: Store | None = None
         self._holder: Holder | None = None
         self._renewal: Renewal | None = None
-        self._ids: dict[str, str] = {}
+        self._ids: Recent[str, str] = Recent(_IDS_BYTES, lambda name, known: 256 + len(name) + len(known))
         self._held: dict[str, _Held] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._abandoned: set[Future[Any]] = set()
@@ -239,24 +242,27 @@ class FrameworkStore:
 
     async def find(self, name: str) -> Session | None:
         """Return the session with a name; None if there is none. Raises `SessionCleaned`: a cleaned session must not look empty."""
-        session = await self._find(name)
+        return (await self._find_open(name))[1]
+
+    async def _find_open(self, name: str) -> tuple[str, Session | None]:
+        session_id, session = await self._find(name)
         if session is not None and session.cleaned_at is not None:
-            raise SessionCleaned(id=session.id)
-        return session
+            raise SessionCleaned(id=session_id)
+        return session_id, session
 
     async def ensure(self, name: str, *, title: str = "", metadata: dict[str, Any] | None = None) -> Session:
         """Return the session with a name, and create it if there is none."""
         body = json.dumps({"framework": self.framework, "name": name, **(metadata or {})})
-        while (session := await self.find(name)) is None:
+        while (place := await self._find_open(name))[1] is None:
             with suppress(SessionExists):  # another process was faster, or the id belongs to someone else
                 return await self.store.create_session(
                     agent=self.framework,
                     owner=self.owner,
-                    id=self._ids[name],
+                    id=place[0],
                     title=title_from(title or name),
                     metadata=body,
                 )
-        return session
+        return place[1]
 
     async def ensure_id(self, name: str) -> str:
         """Return the id of the session with a name, and create it if there is none. Reads nothing while the session is held."""
@@ -275,10 +281,11 @@ class FrameworkStore:
         held = self._held.get(known) if known else None
         return known if held is not None and held.lease is not None and not held.lease.lost else None
 
-    async def _find(self, name: str) -> Session | None:
+    async def _find(self, name: str) -> tuple[str, Session | None]:
+        """Return the session with a name, or None, and the id that it has or would have."""
         known = self._ids.get(name)
         if known is not None and (session := await self._read(known)) is not None and self._is_own(session):
-            return session
+            return known, session
         number = 0
         while True:
             session_id = self._id(name, number)
@@ -288,8 +295,8 @@ class FrameworkStore:
             if session is not None and self._is_own(session):
                 break
             number += 1  # the id was erased, or is in use by someone else
-        self._ids[name] = session_id
-        return session
+        self._ids.put(name, session_id)
+        return session_id, session
 
     def _is_own(self, session: Session) -> bool:
         """Return whether an adapter of this owner created a session. Ids can be guessed, and clients may choose theirs."""
@@ -324,14 +331,14 @@ class FrameworkStore:
 
         Waits while another process holds it. Raises `RetentionRefused` if that takes too long, or if it is on hold.
         """
-        session = await self._find(name)
+        session_id, session = await self._find(name)
         if session is None:
             return
-        async with self._locked(session.id):
-            await self._release(session.id, at_once=True)
-            await self._erase(session.id)
-        self._held.pop(session.id, None)
-        self._ids.pop(name, None)
+        async with self._locked(session_id):
+            await self._release(session_id, at_once=True)
+            await self._erase(session_id)
+        self._held.pop(session_id, None)
+        self._ids.pop(name)
 
     async def _erase(self, session_id: str) -> None:
         media = open_media(store=self.store, settings=self.store.settings)
@@ -396,11 +403,11 @@ class FrameworkStore:
             if held.lease is not None and loop.time() > held.since + _LONGEST_SECONDS:
                 await self._release(session_id, at_once=True)
                 await asyncio.sleep(_PAUSE_SECONDS)  # a process that waits takes it meanwhile
-            if held.lease is None or held.lease.lost:
-                held.lease = await self._acquire(session_id)
-                held.known = {}
-                held.since, held.is_active = loop.time(), False
             try:
+                if held.lease is None or held.lease.lost:
+                    held.lease = await self._acquire(session_id)
+                    held.known = {}
+                    held.since, held.is_active = loop.time(), False
                 yield Writer(self.store, held.lease, held.known, held)
             except BaseException:
                 held.known.clear()  # it is unclear what was written

@@ -11,10 +11,10 @@ from typing import Any, Final, TypeAlias
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from holdfast.frameworks.base import FrameworkStore, Writer
+from holdfast.frameworks.langgraph_memory import Ref
 from holdfast.frameworks.langgraph_values import (
     CLOSED,
     Reading,
-    Ref,
     Stored,
     element,
     end_of,

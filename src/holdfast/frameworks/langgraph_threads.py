@@ -1,7 +1,6 @@
 """Reads and writes the checkpoints of LangGraph threads. The session's name is the `thread_id`."""
 
 import json
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, cast
@@ -22,12 +21,9 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from holdfast.errors import BadInput, Conflict, SessionCleaned
 from holdfast.frameworks.base import FrameworkStore, Writer
 from holdfast.frameworks.langgraph_deletion import KINDS, delete_checkpoints, keep_latest
+from holdfast.frameworks.langgraph_memory import Head, Memory, Ref, new_lists, new_memories
 from holdfast.frameworks.langgraph_values import (
-    Head,
-    Lists,
-    Memory,
     Reading,
-    Ref,
     Stored,
     Values,
     checkpoint_key,
@@ -42,10 +38,6 @@ from holdfast.frameworks.langgraph_values import (
 )
 from holdfast.types import Record, Run
 
-_MOST_SESSIONS: Final = 256
-_MOST_LISTS: Final = 256
-_MOST_ELEMENTS: Final = 100_000
-"""How many sessions, lists and elements of lists are kept in memory, to compare the next put with."""
 _LARGEST_PLAIN: Final = 1 << 14
 _COPY_PAGE: Final = 500
 
@@ -55,8 +47,8 @@ class Threads:
 
     def __init__(self, shared: FrameworkStore) -> None:
         self._shared = shared
-        self._memories: OrderedDict[str, Memory] = OrderedDict()
-        self._lists: Lists = OrderedDict()
+        self._memories = new_memories()
+        self._lists = new_lists()
 
     # Writing
 
@@ -65,7 +57,7 @@ class Threads:
         """Hold a session, with the memory of what was written. After a failure nothing is remembered."""
         async with self._shared.writing(session_id) as writer:
             epoch = writer.lease.epoch
-            memory = self._memories.pop(session_id, None)
+            memory = self._memories.pop(session_id)
             if memory is None or epoch - memory.epoch not in {
                 0,
                 1,
@@ -75,20 +67,12 @@ class Threads:
             try:
                 yield writer, memory
             except BaseException:
-                for key in [key for key in self._lists if key[0] == session_id]:
-                    del self._lists[key]
+                for key in self._lists:
+                    if key[0] == session_id:
+                        self._lists.pop(key)
                 raise
             memory.trim()
-            self._memories[session_id] = memory
-            if len(self._memories) > _MOST_SESSIONS:
-                self._memories.popitem(last=False)
-            self._trim_lists()
-
-    def _trim_lists(self) -> None:
-        """Forget the lists that were used longest ago, but never the last one."""
-        size = sum(len(kept.stored) for kept in self._lists.values())
-        while len(self._lists) > 1 and (len(self._lists) > _MOST_LISTS or size > _MOST_ELEMENTS):
-            size -= len(self._lists.popitem(last=False)[1].stored)
+            self._memories.put(session_id, memory)
 
     async def put(
         self,
@@ -124,13 +108,11 @@ class Threads:
             }
             values.records.append(Record(kind="checkpoint", key=key, body=to_json(body)))
             run_id = cast("dict[str, Any]", stored).get("run_id")
-            runs = (
-                [] if run_id is None or str(run_id) in memory.runs else [self._run(session_id, str(run_id))]
-            )
-            await writer.write(values.records, runs=runs)
-            memory.runs |= {} if run_id is None else {str(run_id): None}
-            memory.heads[ns] = Head(checkpoint["id"], dict(versions), refs)
-            memory.heads.move_to_end(ns)
+            runs = [] if run_id is None else [self._run(session_id, str(run_id))]
+            await writer.write(values.records, runs=[run for run in runs if run.id not in memory.runs])
+            memory.runs |= {run.id: None for run in runs}
+            memory.heads[namespace_key(ns)] = Head(checkpoint["id"], dict(versions), refs)
+            memory.heads.move_to_end(namespace_key(ns))
             of_others = [
                 task
                 for task in memory.tasks
@@ -144,7 +126,7 @@ class Threads:
         self, serde: SerializerProtocol, session_id: str, memory: Memory, ns: str, checkpoint_id: str | None
     ) -> Head:
         """Return the checkpoint before the one to be put."""
-        head = memory.heads.get(ns)
+        head = memory.heads.get(namespace_key(ns))
         if checkpoint_id is None:
             return Head()
         if head is not None and head.id == checkpoint_id:
@@ -186,12 +168,12 @@ class Threads:
         session_id = await self._shared.ensure_id(name)
         async with self._writing(session_id) as (writer, memory):
             key = f"{checkpoint_key(ns, checkpoint_id)}/{id_key(task_id)}"
-            rows: list[Any] = memory.tasks.get(key, [])
-            if not rows:
-                head = memory.heads.get(ns)
-                is_new = head is not None and head.id == checkpoint_id and memory.has_all_tasks
-                found = [] if is_new else await self._shared.records(session_id, "write", prefix=key, limit=1)
-                rows = json.loads(found[0].body)["w"] if found and found[0].key == key else []
+            head = memory.heads.get(namespace_key(ns))
+            is_new = head is not None and head.id == checkpoint_id and memory.has_all_tasks
+            found: list[Record] = []
+            if key in memory.tasks or not is_new:
+                found = await self._shared.records(session_id, "write", prefix=key, limit=1)
+            rows: list[Any] = json.loads(found[0].body)["w"] if found and found[0].key == key else []
             by_number: dict[int, Any] = {row[0]: row for row in rows}
             values = Values(self._shared, session_id, serde, memory, self._lists)
             for position, (channel, value) in enumerate(writes):
@@ -202,7 +184,7 @@ class Threads:
             body = {"p": task_path, "w": rows} | ({} if key.endswith(f"/{task_id}") else {"t": task_id})
             values.records.append(Record(kind="write", key=key, body=to_json(body)))
             await writer.write(values.records)
-            memory.tasks[key] = rows
+            memory.tasks[key] = None
 
     # Reading
 
@@ -274,8 +256,7 @@ class Threads:
             stored = ready.get(channel) or [join(one, texts) for one in lists.get(channel, ())]
             values[channel] = load_list(stored, serde)
             if channel in lists and remember:
-                self._lists[session_id, ns, channel] = keep(ref, stored, values[channel], serde)
-                self._trim_lists()
+                self._lists.put((session_id, ns, channel), keep(ref, stored, values[channel], serde))
         rest, metadata = load(found.content, texts, serde)
         pending = [
             (writes_sort_key(task["p"], task["t"], number), channel, value)

@@ -15,10 +15,8 @@ import json
 import re
 import secrets
 import zlib
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Final, TypeAlias, cast
 from urllib.parse import quote
 
@@ -29,12 +27,11 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from holdfast.errors import Conflict
 from holdfast.frameworks.base import FrameworkStore
 from holdfast.frameworks.langgraph_compare import Frozen
+from holdfast.frameworks.langgraph_memory import Kept, Lists, Memory, Origin, Ref
 from holdfast.types import Record
 
 Encoded: TypeAlias = list[Any]
 """`["", value]` for plain JSON, `["=", piece]` for compressed JSON, else `[type, piece, …]`."""
-Ref: TypeAlias = dict[str, Any]
-"""Where a value is: `{"v": encoded}`, `{"k": key of a value record}`, or `{"s": segment, "n": length}` for a list."""
 
 _SHORT: Final = 64
 """Plain values up to this size are stored as JSON."""
@@ -46,8 +43,6 @@ _DEEPEST: Final = 32
 """The most segments that a list is read from. Then it is written anew."""
 _NEAR: Final = 64
 """Texts whose numbers are this close are read by one query."""
-_MOST: Final = 64
-"""How many things of each kind the memory of a session has."""
 _PAGE: Final = 1000
 _SAFE: Final = re.compile(r"[\w.:-]{1,80}", re.ASCII)
 _DEFLATED: Final = "!"
@@ -122,67 +117,6 @@ class Stored:
         return [self.content, *(ref["v"] for ref in self.refs.values() if "v" in ref)]
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a segment begins: it continues the first `start` elements of `parent`, which is empty for the first segment."""
-
-    parent: str = ""
-    start: int = 0
-    depth: int = 0
-
-
-@dataclass(slots=True)
-class Kept:
-    """A list that was read or written: its elements as they were serialized, and a copy to compare with.
-
-    It stays valid, because the elements of a segment are never replaced.
-    """
-
-    segment: str
-    stored: list[tuple[str, bytes]]
-    frozen: Frozen
-
-    def is_at(self, ref: Ref) -> bool:
-        """Return whether it is the list at this place."""
-        return self.segment == ref["s"] and len(self.stored) == ref["n"]
-
-
-Lists: TypeAlias = OrderedDict[tuple[str, str, str], Kept]
-"""The last list of each channel, by session and namespace."""
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The checkpoint that was written last in its namespace."""
-
-    id: str = ""
-    versions: dict[str, Any] = field(default_factory=dict[str, Any])
-    refs: dict[str, Ref] = field(default_factory=dict[str, Ref])
-
-
-@dataclass(slots=True)
-class Memory:
-    """What this process last wrote to a session. It is valid as long as no other process writes, which the lease's epoch shows."""
-
-    epoch: int = 0
-    next_text: int | None = None
-    texts: OrderedDict[bytes, int] = field(default_factory=OrderedDict[bytes, int])
-    heads: OrderedDict[str, Head] = field(default_factory=OrderedDict[str, Head])
-    tails: OrderedDict[str, int] = field(default_factory=OrderedDict[str, int])
-    origins: OrderedDict[str, Origin] = field(default_factory=OrderedDict[str, Origin])
-    runs: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
-    tasks: OrderedDict[str, list[Any]] = field(default_factory=OrderedDict[str, list[Any]])
-    has_all_tasks: bool = True
-    """Whether `tasks` has all writes since the first head."""
-
-    def trim(self) -> None:
-        """Forget what was used longest ago."""
-        self.has_all_tasks = self.has_all_tasks and len(self.tasks) <= _MOST
-        for kind in (self.texts, self.heads, self.tails, self.origins, self.runs, self.tasks):
-            while len(kind) > _MOST:
-                kind.popitem(last=False)
-
-
 @dataclass(slots=True)
 class Values:
     """Writes the values of one put, and collects the records for it. The session must be held."""
@@ -213,7 +147,8 @@ class Values:
         if not is_text:
             return _to_text(data)
         memory = self.memory
-        number = memory.texts.get(data)
+        text = hashlib.sha256(data).digest()
+        number = memory.texts.get(text)
         if number is None:
             if memory.next_text is None:
                 last = await self.shared.records(self.session_id, "text", reverse=True, limit=1, bodies=False)
@@ -222,8 +157,8 @@ class Values:
             memory.next_text += 1
             body = json.dumps(data.decode(), ensure_ascii=False)
             self.records.append(Record(kind="text", key=f"{number:010}", body=body))
-            memory.texts[data] = number
-        memory.texts.move_to_end(data)
+            memory.texts[text] = number
+        memory.texts.move_to_end(text)
         return number
 
     async def put(self, ns: str, channel: str, value: Any, before: Ref | None) -> Ref:
@@ -242,7 +177,7 @@ class Values:
     async def _put_list(self, ns: str, channel: str, value: list[Any], before: Ref | None) -> Ref:
         key = (self.session_id, ns, channel)
         kept = await self._before(key, before)
-        self.lists.pop(key, None)  # a reader must not find it half changed
+        self.lists.pop(key)  # a reader must not find it half changed
         same = kept.frozen.first_difference(value)
         # Frozen before it is serialized: if another thread edits it meanwhile, the next put finds a difference.
         kept.frozen.replace(same, value[same:])
@@ -268,8 +203,7 @@ class Values:
                 first = {}
             self.memory.tails[segment] = len(value)
         kept.segment = segment
-        self.lists[key] = kept
-        self.lists.move_to_end(key)
+        self.lists.put(key, kept)
         return {"s": segment, "n": len(value)}
 
     async def _before(self, key: tuple[str, str, str], before: Ref | None) -> Kept:
@@ -414,7 +348,6 @@ def _to_text(data: bytes) -> str:
     return binascii.b2a_base64(data, newline=False).decode()
 
 
-@lru_cache(maxsize=1024)
 def _from_text(text: str) -> bytes:
     if not text.startswith(_DEFLATED):
         return binascii.a2b_base64(text)
