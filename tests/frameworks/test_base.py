@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import BadInput, MissingExtra, SessionBusy, SessionCleaned
+from holdfast.errors import BadInput, MissingExtra, SessionBusy, SessionCleaned, UnknownStore
 from holdfast.frameworks import base
 from holdfast.frameworks.base import FrameworkStore, check_version, from_body, to_body
 from holdfast.media import open_media
@@ -54,6 +54,30 @@ def test_a_name_may_have_any_characters_and_be_used_again_after_an_erase(shared:
             shared.run(shared.erase(name))
         shared.run(shared.erase(name))
     assert shared.run(keys(shared, "a/b")) == []
+
+
+@pytest.mark.parametrize("place", [":memory:", Path(":memory:"), "sqlite://:memory:", "sqlite:///:memory:"])
+def test_memory_as_a_path_is_a_store_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str | Path
+):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        shared = FrameworkStore(place, framework="test")
+        assert shared.run(keys(shared, "s")) == []
+        shared.run(put(shared, "s", "1"))
+        assert shared.run(keys(shared, "s")) == ["1"]
+        shared.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["file::memory:?cache=shared", "file:s.db", "sqlite:s.db", "redis://x"])
+def test_a_url_that_is_unknown_is_refused_at_once_and_is_no_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnknownStore, match=r"sqlite:///path/file[.]db"):
+        FrameworkStore(place, framework="test")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_any_thread_and_any_event_loop_can_use_it(shared: FrameworkStore):

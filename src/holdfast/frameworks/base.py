@@ -56,6 +56,8 @@ _PAUSE_SECONDS: Final = 0.05
 _PAGE: Final = 1000
 _IDS_BYTES: Final = 4 << 20
 """How much memory the ids of known names may take, about."""
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+"""One letter and a colon is a drive."""
 _SURELY_WHOLE: Final = PAGE_BYTES // 4
 """A page with fewer characters than this ended because there are no more records, not because of its size."""
 
@@ -98,6 +100,15 @@ def from_body(body: Json) -> Any:
     return json.loads(value) if isinstance(value, str) else value
 
 
+def _to_url(place: str | Path) -> str:
+    """Return the URL of a store for a URL or a path. A name such as `file:a.db` has a scheme, so that it is no path."""
+    if str(place) == ":memory:":
+        return "sqlite://:memory:"
+    if isinstance(place, str) and _SCHEME.match(place):
+        return place
+    return f"sqlite:///{Path(place).absolute()}"
+
+
 def _forget(future: "asyncio.Future[Any]") -> None:
     """Retrieve the error of work that has no caller left, so that asyncio does not log it."""
     if not future.cancelled():
@@ -120,16 +131,17 @@ class _Held:
 class FrameworkStore:
     """The sessions of one framework in a store, for its adapter.
 
-    `store` is a URL, the path of a SQLite file, or an open store. It is used on an event loop in a thread of its own: call `run` from a
-    thread, or await `call` on any event loop. Close it at the end, or leave that to the end of the process.
+    `store` is a URL, the path of a SQLite file, `:memory:`, or an open store. It is used on an event loop in a thread of its own: call `run`
+    from a thread, or await `call` on any event loop. It connects when it is first used. Close it at the end, or leave that to the end of
+    the process. Raises `UnknownStore`.
     """
 
     def __init__(self, store: str | Path | Store, *, framework: str, owner: str = "local") -> None:
         self.framework = framework
         self.owner = owner
-        if isinstance(store, Path) or (isinstance(store, str) and "://" not in store):
-            store = f"sqlite:///{Path(store).absolute()}"
-        self._source: str | Store = store
+        self._source: str | Store = store if isinstance(store, Store) else _to_url(store)
+        if isinstance(self._source, str):
+            open_store(self._source)  # does not connect, but refuses a URL that is wrong
         self._starting = threading.Lock()
         self._loop: EventLoop | None = None
         self._closed = False
@@ -171,7 +183,11 @@ class FrameworkStore:
             self._abandon(future)
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        loop = self._started(work)
+        try:
+            loop = self._started()
+        except BaseException:
+            work.close()
+            raise
         return loop.submit(self._after(set(self._abandoned), work) if self._abandoned else work)
 
     async def _after(self, earlier: "set[Future[Any]]", work: Coroutine[Any, Any, T]) -> T:
@@ -185,6 +201,10 @@ class FrameworkStore:
         if not future.done():
             self._abandoned.add(future)
             future.add_done_callback(self._abandoned.discard)
+
+    def open(self) -> None:
+        """Connect, which otherwise happens at the first use. A new database gets its tables, and an old one is upgraded."""
+        self._started()
 
     def close(self) -> None:
         """Release all sessions and disconnect. Nothing can be used afterwards."""
@@ -200,17 +220,15 @@ class FrameworkStore:
         with suppress(RuntimeError):  # executors have been shut down
             self.close()
 
-    def _started(self, work: Coroutine[Any, Any, object]) -> EventLoop:
+    def _started(self) -> EventLoop:
         with self._starting:
             if self._closed:
-                work.close()
                 raise BadInput(problem=f"the {self.framework} store is closed")
             if self._loop is None:
                 loop = EventLoop()
                 try:
                     loop.run(self._open())
                 except BaseException:
-                    work.close()
                     loop.close()
                     raise
                 self._loop = loop
