@@ -4,11 +4,12 @@ Checkpoints, the writes of tasks and the values of channels are records of the s
 are stored. Classes that a checkpoint names are loaded only if LangGraph lists them as safe or the serializer allows them.
 """
 
+import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 from holdfast.errors import BadInput, MissingExtra
 from holdfast.frameworks.base import FrameworkStore
@@ -41,7 +42,8 @@ from holdfast.frameworks.langgraph_threads import Threads
 class HoldfastSaver(BaseCheckpointSaver[int]):
     """Stores the checkpoints of LangGraph threads as sessions. The session's name is the `thread_id`.
 
-    `store` is a URL, the path of a SQLite file, or an open store. All methods may be called from any thread and any event loop.
+    `store` is a URL, the path of a SQLite file, `:memory:`, or an open store. All methods may be called from any thread and any event loop.
+    It connects when it is first used. Use it in a `with` or `async with` block, or call `close` at the end.
     `serde` replaces the serializer; the default one loads only classes that LangGraph lists as safe. Allow your own with
     `JsonPlusSerializer(allowed_msgpack_modules=[MyClass])`.
     """
@@ -57,9 +59,33 @@ class HoldfastSaver(BaseCheckpointSaver[int]):
         self._shared = FrameworkStore(store, framework="langgraph", owner=owner)
         self._threads = Threads(self._shared)
 
+    @classmethod
+    def from_conn_string(
+        cls, conn_string: str, *, owner: str = "local", serde: SerializerProtocol | None = None
+    ) -> Self:
+        """Return a saver for a `with` or `async with` block, as the method of LangGraph's savers does."""
+        return cls(conn_string, owner=owner, serde=serde)
+
+    def setup(self) -> Awaitable[None]:
+        """Connect, and create or upgrade the tables. The first use does the same. You may await the result, as with LangGraph's savers."""
+        self._shared.open()
+        return _Done()
+
     def close(self) -> None:
         """Release all sessions and disconnect. The saver cannot be used afterwards."""
         self._shared.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self.close)
 
     # The interface of LangGraph, for threads
 
@@ -172,6 +198,13 @@ class HoldfastSaver(BaseCheckpointSaver[int]):
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Do the same as `prune`."""
         await self._shared.call(self._threads.prune(self.serde, thread_ids, strategy))
+
+
+class _Done:
+    """An awaitable whose work is done."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield from ()
 
 
 async def latest_messages(shared: FrameworkStore, thread_id: str) -> list[dict[str, Any]]:

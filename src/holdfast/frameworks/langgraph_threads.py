@@ -283,7 +283,7 @@ class Threads:
         limit: int | None,
     ) -> AsyncGenerator[CheckpointTuple, None]:
         """Yield checkpoints, newest first."""
-        below = None if before is None else get_checkpoint_id(before)
+        below = _checkpoint_id(before)
         if limit is not None and limit <= 0:
             return
         async for session_id, thread_id, found in self._matching(config, below):
@@ -314,7 +314,7 @@ class Threads:
             if session is None:
                 return
             sessions = [(session.id, _thread_id(config))]
-        wanted = None if config is None else get_checkpoint_id(config)
+        wanted = _checkpoint_id(config)
         ns = None if config is None else config.get("configurable", {}).get("checkpoint_ns")
         if wanted is not None and ns is not None:
             found = await self._find(sessions[0][0], ns, wanted)
@@ -411,7 +411,12 @@ class Threads:
 def _address(config: RunnableConfig) -> tuple[str, str, str | None]:
     """Return the name of the session, the namespace and the id of the checkpoint."""
     ns: str = config.get("configurable", {}).get("checkpoint_ns") or ""
-    return str(_thread_id(config)), ns, get_checkpoint_id(config)
+    return str(_thread_id(config)), ns, _checkpoint_id(config)
+
+
+def _checkpoint_id(config: RunnableConfig | None) -> str | None:
+    """Return the id of the checkpoint that a config names. Without one, or with an empty one, the latest is meant."""
+    return None if config is None else get_checkpoint_id(config) or None
 
 
 def _thread_id(config: RunnableConfig) -> Any:
