@@ -381,16 +381,16 @@ class FrameworkStore:
         kind: str,
         *,
         prefix: str = "",
+        after: str | None = None,
+        before: str | None = None,
         reverse: bool = False,
         limit: int | None = None,
         bodies: bool = True,
     ) -> list[Record]:
-        """Return all records of a kind whose keys begin with a prefix, or the first `limit` of them."""
+        """Return all records of a kind whose keys begin with a prefix and are between two keys, or the first `limit` of them."""
         found: list[Record] = []
         while limit is None or len(found) < limit:
             wanted = _PAGE if limit is None else min(_PAGE, limit - len(found))
-            last = found[-1].key if found else None
-            after, before = (None, last) if reverse else (last, None)
             page = await self.store.records(
                 session_id,
                 kind,
@@ -402,6 +402,10 @@ class FrameworkStore:
                 bodies=bodies,
             )
             found += page
+            if page and reverse:
+                before = page[-1].key
+            elif page:
+                after = page[-1].key
             if len(page) < wanted and sum(len(record.body) for record in page) < _SURELY_WHOLE:
                 break
         return found

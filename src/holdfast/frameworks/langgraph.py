@@ -6,7 +6,7 @@ are stored. Classes that a checkpoint names are loaded only if LangGraph lists t
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Self, cast
@@ -32,6 +32,7 @@ from langgraph.checkpoint.base import (
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
+    DeltaChannelHistory,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -142,6 +143,12 @@ class HoldfastSaver(BaseCheckpointSaver[int]):
         """Keep only the latest checkpoint of each namespace and those that its delta channels need, or delete the threads."""
         self._shared.run(self._threads.prune(self.serde, thread_ids, strategy))
 
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Return the last stored value of each delta channel before a checkpoint, and the writes since, with a few reads for all."""
+        return self._shared.run(self._threads.delta_histories(self.serde, config, channels))
+
     # The interface of LangGraph, for event loops
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
@@ -198,6 +205,12 @@ class HoldfastSaver(BaseCheckpointSaver[int]):
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Do the same as `prune`."""
         await self._shared.call(self._threads.prune(self.serde, thread_ids, strategy))
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Do the same as `get_delta_channel_history`."""
+        return await self._shared.call(self._threads.delta_histories(self.serde, config, channels))
 
 
 class _Done:

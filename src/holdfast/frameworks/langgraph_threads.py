@@ -12,17 +12,19 @@ from langgraph.checkpoint.base import (
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
+    DeltaChannelHistory,
     get_checkpoint_id,
     get_checkpoint_metadata,
-    writes_sort_key,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from holdfast.errors import BadInput, Conflict, SessionCleaned
 from holdfast.frameworks.base import FrameworkStore, Writer
 from holdfast.frameworks.langgraph_deletion import KINDS, delete_checkpoints, keep_latest
+from holdfast.frameworks.langgraph_deltas import delta_histories
 from holdfast.frameworks.langgraph_memory import Head, Memory, Ref, new_lists, new_memories
 from holdfast.frameworks.langgraph_values import (
+    Encoded,
     Reading,
     Stored,
     Values,
@@ -33,7 +35,9 @@ from holdfast.frameworks.langgraph_values import (
     keep,
     load,
     load_list,
+    load_ref,
     namespace_key,
+    stored_writes,
     to_json,
 )
 from holdfast.types import Record, Run
@@ -227,52 +231,46 @@ class Threads:
         """Return a checkpoint with its values and writes."""
         ns = found.ns
         reading = Reading(self._shared, session_id)
-        writes = await self._shared.records(session_id, "write", prefix=f"{found.key}/")
-        tasks: list[dict[str, Any]] = [
-            {"t": record.key.rpartition("/")[2], **json.loads(record.body)} for record in writes
-        ]
-        encoded = [found.content]
-        encoded += [write[2] for task in tasks for write in task["w"]]
-        single: dict[str, Any] = {}
-        lists: dict[str, Any] = {}
+        writes = stored_writes(await self._shared.records(session_id, "write", prefix=f"{found.key}/"))
+        encoded = [found.content, *(value for _, _, value in writes)]
+        parts: dict[str, list[Encoded]] = {}
         ready: dict[str, list[tuple[str, bytes]]] = {}
         for channel, ref in found.refs.items():
-            if "n" in ref:
-                kept = self._lists.get((session_id, ns, channel))
-                if kept is not None and kept.is_at(ref):
-                    ready[channel] = list(kept.stored)  # the next put changes it
-                else:
-                    lists[channel] = await reading.elements(ref)
-                    encoded += lists[channel]
+            kept = self._lists.get((session_id, ns, channel)) if "n" in ref else None
+            if kept is not None and kept.is_at(ref):
+                ready[channel] = list(kept.stored)  # the next put changes it
             else:
-                single[channel] = ref["v"] if "v" in ref else await reading.one("value", ref["k"])
-                encoded.append(single[channel])
+                parts[channel] = await reading.encoded(ref)
+                encoded += parts[channel]
         texts = await reading.texts(encoded)
         values: dict[str, Any] = {}
         for channel, ref in found.refs.items():
-            if channel in single:
-                values[channel] = load(single[channel], texts, serde)
+            if "n" not in ref:
+                values[channel] = load_ref(ref, parts[channel], texts, serde)
                 continue
-            stored = ready.get(channel) or [join(one, texts) for one in lists.get(channel, ())]
+            stored = ready.get(channel) or [join(one, texts) for one in parts.get(channel, ())]
             values[channel] = load_list(stored, serde)
-            if channel in lists and remember:
+            if channel in parts and remember:
                 self._lists.put((session_id, ns, channel), keep(ref, stored, values[channel], serde))
         rest, metadata = load(found.content, texts, serde)
-        pending = [
-            (writes_sort_key(task["p"], task["t"], number), channel, value)
-            for task in tasks
-            for number, channel, value in task["w"]
-        ]
-        pending.sort(key=lambda write: write[0])
         return CheckpointTuple(
             config=_config(thread_id, ns, found.id),
             checkpoint=cast("Checkpoint", {**rest, "id": found.id, "channel_values": values}),
             metadata=metadata,
             parent_config=None if found.parent is None else _config(thread_id, ns, found.parent),
-            pending_writes=[
-                (order[1], channel, load(value, texts, serde)) for order, channel, value in pending
-            ],
+            pending_writes=[(task, channel, load(value, texts, serde)) for task, channel, value in writes],
         )
+
+    async def delta_histories(
+        self, serde: SerializerProtocol, config: RunnableConfig, channels: Sequence[str]
+    ) -> dict[str, DeltaChannelHistory]:
+        """Return the history of each delta channel before a checkpoint."""
+        name, ns, checkpoint_id = _address(config)
+        session_id = await self._shared.find_id(name)
+        target = None if session_id is None else await self._find(session_id, ns, checkpoint_id)
+        if session_id is None or target is None:
+            return {channel: {"writes": []} for channel in channels}
+        return await delta_histories(self._shared, session_id, serde, target, channels)
 
     async def list(
         self,

@@ -21,6 +21,7 @@ from typing import Any, Final, TypeAlias, cast
 from urllib.parse import quote
 
 from langchain_core.messages import BaseMessage
+from langgraph.checkpoint.base import writes_sort_key
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
@@ -263,6 +264,12 @@ class Reading:
             raise _deleted()
         return json.loads(found[0].body)
 
+    async def encoded(self, ref: Ref) -> list[Encoded]:
+        """Return what a reference refers to: the elements of a list, or one value."""
+        if "n" in ref:
+            return await self.elements(ref)
+        return [ref["v"] if "v" in ref else await self.one("value", ref["k"])]
+
     async def elements(self, ref: Ref) -> list[Encoded]:
         """Return the elements of a list, in one query per thousand and segment."""
         found: list[Encoded] = []
@@ -322,6 +329,15 @@ def load_list(stored: list[tuple[str, bytes]], serde: SerializerProtocol) -> lis
     return [serde.loads_typed(one) for one in stored]
 
 
+def load_ref(ref: Ref, encoded: list[Encoded], texts: dict[int, bytes], serde: SerializerProtocol) -> Any:
+    """Return the value of what `Reading.encoded` returned for a reference."""
+    return (
+        load_list([join(one, texts) for one in encoded], serde)
+        if "n" in ref
+        else load(encoded[0], texts, serde)
+    )
+
+
 def load(encoded: Encoded, texts: dict[int, bytes], serde: SerializerProtocol) -> Any:
     """Return the value of what a record contains."""
     if not encoded[0]:
@@ -353,6 +369,19 @@ def _from_text(text: str) -> bytes:
         return binascii.a2b_base64(text)
     inflate = zlib.decompressobj(wbits=-15, zdict=_DICTIONARY)
     return inflate.decompress(binascii.a2b_base64(text[1:]), _LARGEST_DEFLATED)
+
+
+def stored_writes(records: Iterable[Record]) -> list[tuple[str, str, Encoded]]:
+    """Return the writes of a checkpoint in the order in which LangGraph applies them: the task, the channel and the value."""
+    writes: list[tuple[tuple[str, str, int], str, Encoded]] = []
+    for record in records:
+        task: dict[str, Any] = {"t": record.key.rpartition("/")[2], **json.loads(record.body)}
+        writes += [
+            (writes_sort_key(task["p"], task["t"], number), channel, value)
+            for number, channel, value in task["w"]
+        ]
+    writes.sort(key=lambda write: write[0])
+    return [(order[1], channel, value) for order, channel, value in writes]
 
 
 def to_json(value: Any) -> str:
