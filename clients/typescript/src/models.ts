@@ -170,7 +170,7 @@ export interface ConversationEntry {
   key: string;
   /** `other` for an entry that is not understood. */
   role: "user" | "assistant" | "tool" | "system" | "other";
-  /** The entry for people to read. */
+  /** The entry for people to read. A text of more than 256 Ki characters is cut; `body` has all of it. */
   text: string;
   /** The entry as the framework stored it. */
   body: unknown;

@@ -379,7 +379,9 @@ class ConversationEntry(BaseModel):
     role: Literal["user", "assistant", "tool", "system", "other"] = Field(
         description="`other` for an entry that is not understood."
     )
-    text: str = Field(description="The entry for people to read.")
+    text: str = Field(
+        description="The entry for people to read. A text of more than 256 Ki characters is cut; `body` has all of it."
+    )
     body: Any = Field(description="The entry as the framework stored it.")
 
 

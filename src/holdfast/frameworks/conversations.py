@@ -5,19 +5,24 @@ to read them; without it the long texts of the session are returned. An entry th
 as it is stored.
 """
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from holdfast.errors import BadInput, MissingExtra, SessionCleaned
-from holdfast.frameworks.base import FrameworkStore, body_to_text, from_body
+from holdfast.frameworks.base import FrameworkStore, from_body
 from holdfast.frameworks.foreign import framework_of
 from holdfast.store import Store
+from holdfast.store.transactions import PAGE_BYTES
 from holdfast.types import Session
 
 Role: TypeAlias = Literal["user", "assistant", "tool", "system", "other"]
 Interpreted: TypeAlias = tuple[Role, str]
+Interpret: TypeAlias = Callable[[Any], Interpreted]
 _OTHER: Final[Interpreted] = ("other", "")
 _ROLES: Final[dict[str, Role]] = {
     "ai": "assistant",
@@ -33,11 +38,15 @@ _ROLES: Final[dict[str, Role]] = {
 _BY_WEIGHT: Final[tuple[Role, ...]] = ("user", "assistant", "tool", "system")
 """If a message has parts of several roles, the first of these counts."""
 _PAGE: Final = 200
+_LONGEST_TEXT: Final = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of a conversation. `key` is its place, `text` is what people read, and `body` is what the framework stored."""
+    """One entry of a conversation. `key` is its place, `text` is what people read, and `body` is what the framework stored.
+
+    A text of more than 256 Ki characters is cut, and ends with a note: the body has all of it.
+    """
 
     key: str
     role: Role
@@ -45,58 +54,81 @@ class Entry:
     body: Any
 
 
+Load: TypeAlias = Callable[[], Any]
+"""Returns a body. It is called in a thread, since it may have to parse much."""
+Source: TypeAlias = AsyncGenerator[tuple[str, int, Load], None]
+"""Yields the key and the size of each entry, and how its body is loaded."""
+
+
 async def conversation(
     store: Store, session: Session, *, after: str | None = None, limit: int = _PAGE
 ) -> list[Entry]:
     """Return entries of the conversation after a key. It is empty for a session that no framework wrote.
 
-    Raises `SessionCleaned`, and `BadInput` for a key that is not one.
+    A page ends with the entry that reaches 4 MiB; only an empty page means that there are no more. Raises `SessionCleaned`, and
+    `BadInput` for a key that is not one.
     """
     if session.cleaned_at is not None:
         raise SessionCleaned(id=session.id)
-    if framework_of(session) is None:
+    if framework_of(session) is None or session.agent not in _SOURCES:
         return []
-    if session.agent in _WHOLE:
-        start = 0 if after is None else _position(after) + 1
-        found = [entry async for entry in _WHOLE[session.agent](store, session)]
-        return found[start : start + limit]
-    if session.agent not in _READERS:
-        return []
-    kind, prefix, interpret = _READERS[session.agent]
-    records = await store.records(session.id, kind, prefix=prefix, after=after, limit=limit)
-    entries: list[Entry] = []
-    for record in records:
-        body = from_body(record.body)
-        role, text = interpret(cast("dict[str, Any]", body)) if isinstance(body, dict) else _OTHER
-        entries.append(Entry(record.key, role, text, body))
-    return entries
+    read, interpret = _SOURCES[session.agent]
+    found: list[tuple[str, Load]] = []
+    left = PAGE_BYTES
+    async with aclosing(read(store, session, after, limit)) as source:
+        async for key, size, load in source:
+            found.append((key, load))
+            left -= size
+            if left <= 0 or len(found) == limit:
+                break
+    return await asyncio.to_thread(lambda: [_entry(key, load(), interpret) for key, load in found])
 
 
-def _position(key: str) -> int:
-    if not (key.isascii() and key.isdigit()):
+def _entry(key: str, body: Any, interpret: Interpret) -> Entry:
+    role, text = (
+        interpret(body) if isinstance(body, dict) else ("other", body if isinstance(body, str) else "")
+    )
+    if len(text) > _LONGEST_TEXT:
+        text = f"{text[:_LONGEST_TEXT]}…\n{len(text) - _LONGEST_TEXT:,} more characters are in `body`."
+    return Entry(key, role, text, body)
+
+
+async def _records(
+    store: Store, session: Session, after: str | None, limit: int, *, kind: str, prefix: str = ""
+) -> Source:
+    """Yield one page of records."""
+    for record in await store.records(session.id, kind, prefix=prefix, after=after, limit=limit):
+        yield record.key, len(record.body), partial(from_body, record.body)
+
+
+def _start(after: str | None) -> int:
+    """Return the position after the key of an entry in a list."""
+    if after is None:
+        return 0
+    if not (after.isascii() and after.isdigit()):
         raise BadInput(
-            problem=f"{key!r} is not a place in this conversation; use `next_cursor` of the previous page"
+            problem=f"{after!r} is not a place in this conversation; use `next_cursor` of the previous page"
         )
-    return int(key)
+    return int(after) + 1
 
 
-async def _langgraph(store: Store, session: Session) -> AsyncIterator[Entry]:
+async def _langgraph(store: Store, session: Session, after: str | None, limit: int) -> Source:
     """Yield the messages of the latest checkpoint."""
+    start = _start(after)
     try:
         from holdfast.frameworks.langgraph import latest_messages
     except MissingExtra:
-        shared = FrameworkStore.on_this_loop(store, framework="langgraph", owner=session.owner)
-        for position, record in enumerate(await shared.records(session.id, "text")):
-            yield Entry(_place(position), "other", json.loads(record.body), None)
+        for record in await store.records(session.id, "text", after=after, limit=limit):
+            yield record.key, len(record.body), partial(json.loads, record.body)
         return
     shared = FrameworkStore.on_this_loop(store, framework="langgraph", owner=session.owner)
-    messages = await latest_messages(shared, json.loads(session.metadata)["name"])
-    for position, message in enumerate(messages):
-        yield Entry(_place(position), *_langchain(message), message)
+    async for position, size, load in latest_messages(shared, session.id, start):
+        yield _place(position), size, load
 
 
-async def _harness(store: Store, session: Session) -> AsyncIterator[Entry]:
+async def _harness(store: Store, session: Session, after: str | None, limit: int) -> Source:
     """Yield the messages of the latest snapshot."""
+    start = _start(after)
     shared = FrameworkStore.on_this_loop(store, framework="harness", owner=session.owner)
     latest = [
         record
@@ -106,10 +138,9 @@ async def _harness(store: Store, session: Session) -> AsyncIterator[Entry]:
     if not latest:
         return
     names = from_body(max(latest, key=lambda record: record.key).body)["messages"]
-    stored = {record.key: record.body for record in await shared.records(session.id, "message")}
-    for position, name in enumerate(names):
-        message = json.loads(body_to_text(stored[name]))
-        yield Entry(_place(position), *_pydantic_ai(message), message)
+    for position, name in enumerate(names[start : start + limit], start):
+        (record,) = await shared.records(session.id, "message", prefix=name, limit=1)
+        yield _place(position), len(record.body), partial(from_body, record.body)
 
 
 def _place(position: int) -> str:
@@ -140,7 +171,8 @@ def _pydantic_ai(message: dict[str, Any]) -> Interpreted:
 
 def _langchain(message: dict[str, Any]) -> Interpreted:
     calls = [_call(call.get("name"), call.get("args")) for call in _dicts(message.get("tool_calls"))]
-    return _ROLES.get(str(message.get("type")), "other"), _lines(_text(message.get("content")), *calls)
+    role = message.get("type") or message.get("role")  # a graph without `add_messages` may have plain objects
+    return _ROLES.get(str(role), "other"), _lines(_text(message.get("content")), *calls)
 
 
 def _openai(item: dict[str, Any]) -> Interpreted:
@@ -229,14 +261,11 @@ def _lines(*texts: str) -> str:
     return "\n".join(text for text in texts if text)
 
 
-_WHOLE: Final[Mapping[str, Callable[[Store, Session], AsyncIterator[Entry]]]] = {
-    "harness": _harness,
-    "langgraph": _langgraph,
+_SOURCES: Final[Mapping[str, tuple[Callable[[Store, Session, str | None, int], Source], Interpret]]] = {
+    "adk": (partial(_records, kind="event"), _adk),
+    "claude-agent-sdk": (partial(_records, kind="entry", prefix="main/"), _claude),
+    "harness": (_harness, _pydantic_ai),
+    "langgraph": (_langgraph, _langchain),
+    "openai-agents": (partial(_records, kind="item"), _openai),
 }
-"""The frameworks that store a history as a whole, which is read as a whole."""
-_READERS: Final[Mapping[str, tuple[str, str, Callable[[dict[str, Any]], Interpreted]]]] = {
-    "adk": ("event", "", _adk),
-    "claude-agent-sdk": ("entry", "main/", _claude),
-    "openai-agents": ("item", "", _openai),
-}
-"""For each framework, the kind of its records, the beginning of their keys, and how one is interpreted."""
+"""Where the entries of each framework come from, and how one is interpreted."""

@@ -5,11 +5,22 @@ are stored. Classes that a checkpoint names are loaded only if LangGraph lists t
 """
 
 import asyncio
+import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
 from holdfast.errors import BadInput, MissingExtra
 from holdfast.frameworks.base import FrameworkStore
@@ -38,6 +49,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from holdfast.frameworks.langgraph_threads import Threads
+from holdfast.frameworks.langgraph_values import Reading, Stored, namespace_key
 
 
 class HoldfastSaver(BaseCheckpointSaver[int]):
@@ -220,16 +232,29 @@ class _Done:
         yield from ()
 
 
-async def latest_messages(shared: FrameworkStore, thread_id: str) -> list[dict[str, Any]]:
-    """Return the messages in the latest checkpoint of a thread, as JSON objects."""
-    config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
-    latest = await Threads(shared).get_tuple(JsonPlusSerializer(allowed_msgpack_modules=None), config)
-    values = {} if latest is None else latest.checkpoint["channel_values"]
-    messages: Any = values.get("messages")
-    if not isinstance(messages, list):
-        return []
-    listed = cast("list[Any]", messages)
-    return [message.model_dump(mode="json") for message in listed if isinstance(message, BaseMessage)]
+async def latest_messages(
+    shared: FrameworkStore, session_id: str, start: int
+) -> AsyncGenerator[tuple[int, int, Callable[[], Any]], None]:
+    """Yield the messages in the latest checkpoint of a thread from a position on: the position, the size, and how it is read as JSON.
+
+    Reads little more than what is used of it.
+    """
+    found = await shared.records(
+        session_id, "checkpoint", prefix=f"{namespace_key('')}/", reverse=True, limit=1
+    )
+    ref = Stored.of(found[0]).refs.get("messages", {}) if found else {}
+    if "n" not in ref:
+        return
+    serde = JsonPlusSerializer(allowed_msgpack_modules=None)
+
+    def read(join: Callable[[], tuple[str, bytes]]) -> Any:
+        message = serde.loads_typed(join())
+        if isinstance(message, BaseMessage):
+            return message.model_dump(mode="json")
+        return json.loads(json.dumps(message, default=str, skipkeys=True))
+
+    async for position, size, join in Reading(shared, session_id).elements_from(ref, start):
+        yield position, size, partial(read, join)
 
 
 async def _next(listed: AsyncGenerator[CheckpointTuple, None]) -> CheckpointTuple | None:

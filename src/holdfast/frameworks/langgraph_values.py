@@ -9,14 +9,16 @@ that differs from the one before it begins a segment at the first difference, an
 the elements before it. So an element is stored once, and not again with each later checkpoint.
 """
 
+import asyncio
 import binascii
 import hashlib
 import json
 import re
 import secrets
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeAlias, cast
 from urllib.parse import quote
 
@@ -45,6 +47,8 @@ _DEEPEST: Final = 32
 _NEAR: Final = 64
 """Texts whose numbers are this close are read by one query."""
 _PAGE: Final = 1000
+_AHEAD: Final = 32
+"""How many records are read at once by a reader that may need only a few."""
 _SAFE: Final = re.compile(r"[\w.:-]{1,80}", re.ASCII)
 _DEFLATED: Final = "!"
 """What base64 of a compressed piece begins with."""
@@ -292,6 +296,57 @@ class Reading:
             origin = _origin(part[0])
             segment, length = origin.parent, origin.start
         return found
+
+    async def elements_from(
+        self, ref: Ref, start: int
+    ) -> AsyncGenerator[tuple[int, int, Callable[[], tuple[str, bytes]]], None]:
+        """Yield the elements of a list from a position on: the position, the size, and how it is joined. Reads a little ahead."""
+        texts: dict[int, bytes] = {}
+        for segment, first, end in await self._spans(ref):
+            position = max(first, start)
+            while position < end:
+                page = await self.shared.store.records(
+                    self.session_id,
+                    "element",
+                    prefix=f"{segment}/",
+                    after=f"{segment}/{position - 1:010}" if position else None,
+                    before=f"{segment}/{end:010}",
+                    limit=_AHEAD,
+                )
+                if not page:
+                    raise _deleted()
+                for record, body in zip(page, await asyncio.to_thread(_bodies, page), strict=True):
+                    encoded = element(body)
+                    needed: dict[int, bytes] = {}
+                    for number in sorted(text_numbers([encoded])):
+                        if number not in texts:
+                            texts = await self._texts_from(number)
+                        needed[number] = texts[number]
+                    size = len(record.body) + sum(map(len, needed.values()))
+                    yield end_of(record.key) - 1, size, partial(join, encoded, needed)
+                position = end_of(page[-1].key)
+
+    async def _spans(self, ref: Ref) -> list[tuple[str, int, int]]:
+        """Return the segments of a list in order, with the positions where each begins and ends."""
+        spans: list[tuple[str, int, int]] = []
+        segment, length = ref["s"], ref["n"]
+        while length:
+            found = await self.shared.records(self.session_id, "element", prefix=f"{segment}/", limit=1)
+            if not found:
+                raise _deleted()
+            origin = _origin(found[0])
+            spans.append((segment, origin.start, length))
+            segment, length = origin.parent, origin.start
+        return spans[::-1]
+
+    async def _texts_from(self, number: int) -> dict[int, bytes]:
+        """Return a text and some after it, which are often those of the next elements."""
+        after = f"{number - 1:010}" if number else None
+        page = await self.shared.store.records(self.session_id, "text", after=after, limit=_AHEAD)
+        if not page or int(page[0].key) != number:
+            raise _deleted()
+        texts = await asyncio.to_thread(_bodies, page)
+        return {int(record.key): text.encode() for record, text in zip(page, texts, strict=True)}
 
     async def texts(self, encoded: Iterable[Encoded]) -> dict[int, bytes]:
         """Return the texts that values refer to."""

@@ -1,14 +1,20 @@
 """The routes of what other frameworks stored in a session: its records, and the conversation in them."""
 
+import asyncio
 import json
 from dataclasses import asdict, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Query, Request, Response
 
 from holdfast.api.models import ConversationEntry, Items, RecordInfo
 from holdfast.server.routes import new_router, route, session_of, store_of
 from holdfast.server.sessions import NO_NUL, Limit, SessionId
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.frameworks.conversations import Entry
 
 router = new_router("sessions")
 Text = Annotated[str, Query(max_length=1000, pattern=NO_NUL)]
@@ -49,15 +55,21 @@ async def records(
 async def read_conversation(
     request: Request, session_id: SessionId, cursor: Cursor = None, limit: Limit = 200
 ) -> Response:
-    """Read the conversation in a session of another framework, as far as it is understood."""
+    """Read the conversation in a session of another framework, as far as it is understood.
+
+    A page ends with the entry that reaches 4 MiB.
+    """
     from holdfast.frameworks.conversations import conversation  # imports the adapters
 
     del session_id
     entries = await conversation(store_of(request), session_of(request), after=cursor, limit=limit)
+    return Response(await asyncio.to_thread(_to_page, entries), media_type="application/json")
+
+
+def _to_page(entries: "Sequence[Entry]") -> bytes:
     items = [asdict(replace(entry, body=_strict(entry.body))) for entry in entries]
     page = {"items": items, "next_cursor": entries[-1].key if entries else None}
-    text = json.dumps(page, ensure_ascii=False)
-    return Response(text.encode("utf-8", "replace"), media_type="application/json")
+    return json.dumps(page, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _strict(body: Any) -> Any:
