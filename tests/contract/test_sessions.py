@@ -6,6 +6,7 @@ from holdfast.errors import (
     BadCursor,
     BadInput,
     BadText,
+    Conflict,
     EventNotFound,
     SessionExists,
     SessionNotFound,
@@ -279,3 +280,24 @@ async def test_a_session_that_waits_is_not_dismissed(store: Store):
     assert (found.status, found.waiting_for) == ("waiting", "approval")
     with pytest.raises(SessionNotFound):
         await store.dismiss("nowhere")
+
+
+async def test_another_agent_continues_a_session(store: Store):
+    session_id = await new_session(store, agent="scrbe")
+    await store.submit(session_id, "message", "{}")
+    for _ in range(2):
+        await store.set_agent(session_id, "scribe", actor="ada")
+    assert (await store.session(session_id)).agent == "scribe"
+    assert await store.ready_agents() == {"scribe": 1}
+    entries = (await store.audit_log(session_id=session_id)).items
+    assert [(entry.actor, entry.action, json.loads(entry.detail)) for entry in entries] == [
+        ("ada", "set agent", {"before": "scrbe", "after": "scribe"})
+    ]
+    assert await store.check() == []
+    lease, _ = await held_session(store)
+    with pytest.raises(Conflict, match="in use"):
+        await store.set_agent(lease.session_id, "other", actor="ada")
+    with pytest.raises(SessionNotFound):
+        await store.set_agent("missing", "other", actor="ada")
+    with pytest.raises(BadText):
+        await store.set_agent(session_id, "", actor="ada")

@@ -54,7 +54,8 @@ def harness(
 ) -> None:
     """Import the step store of pydantic-ai-harness.
 
-    Each conversation becomes a session. A second import changes nothing.
+    Each conversation becomes a session. A second import changes nothing; with another
+    `--agent`, it only changes the agent.
 
     Examples:
         holdfast import harness ./steps --dry-run
@@ -97,7 +98,8 @@ def agentex(
 ) -> None:
     """Import a task of scale-agentex from its exported snapshot.
 
-    The task becomes a session. A second import changes nothing.
+    The task becomes a session. A second import changes nothing; with another
+    `--agent`, it only changes the agent.
 
     Examples:
         holdfast import agentex task.json --owner ada
@@ -132,7 +134,10 @@ def ml_intern(
         str | None,
         typer.Option(help="Owner of the sessions. Default: the user of each session.", show_default=False),
     ] = None,
-    agent: Annotated[str, typer.Option(help="Agent that continues the sessions.")] = "ml-intern",
+    agent: Annotated[
+        str | None,
+        typer.Option(help="Agent that continues the sessions. Default: ml-intern.", show_default=False),
+    ] = None,
     deleted: Annotated[
         bool, typer.Option("--deleted", help="Also import sessions that were deleted in ml-intern.")
     ] = False,
@@ -143,7 +148,7 @@ def ml_intern(
 ) -> None:
     """Import the sessions of ml-intern from its MongoDB.
 
-    A second import changes nothing.
+    A second import changes nothing; with another `--agent`, it only changes the agent.
 
     Examples:
         holdfast import ml-intern mongodb://localhost/intern --dry-run
@@ -232,7 +237,9 @@ def _print_report(report: "Report", as_json: bool) -> None:
     console = new_console()
     would = "would be imported" if report.dry_run else "imported"
     summary = f"Found {report.found} {report.unit}: {report.imported} {would}, {report.already_present} already present and unchanged."
-    if not report.imported and not report.skipped:
+    if report.reassigned:
+        summary += f" {report.reassigned} {'would be' if report.dry_run else 'were'} given to another agent."
+    elif not report.imported and not report.skipped:
         summary += " Nothing to do." if report.dry_run else " Nothing was changed."
     console.print(summary, soft_wrap=True)
     for name, count in report.records.items():

@@ -114,13 +114,14 @@ async def import_agentex(
 ) -> Report:
     """Import an exported task snapshot of agentex as a session with the task's id, if it does not exist yet.
 
-    `agent` is the agent that continues the session, by default the one that has a state in the snapshot. Raises `BadImport`.
+    `agent` is the agent that continues the session, by default the one that has a state in the snapshot. A session that
+    was imported for another agent is given to it. Raises `BadImport`.
     """
     source = str(file)
     notes = Notes()
     snapshot, since = await asyncio.to_thread(_read, file, notes)
 
-    async def draft(notes: Notes) -> SessionDraft:
+    async def draft(notes: Notes, agent: str | None) -> SessionDraft:
         return _Task(snapshot, source, owner, agent, since, notes).draft()
 
     return await import_sessions(
@@ -129,6 +130,7 @@ async def import_agentex(
         [draft],
         source=source,
         system=SYSTEM,
+        agent=agent,
         actor=actor,
         dry_run=dry_run,
         progress=progress,

@@ -1,9 +1,10 @@
 """Turn a conversation that another system stored for display into a history that providers accept.
 
-Each tool result directly follows its call. A call without a result is in the ledger with an unknown outcome.
+Each tool result directly follows its call. A call without a result is in the ledger with an unknown outcome, or waits for a person.
 """
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, TypeGuard
@@ -21,6 +22,7 @@ from holdfast.importers.report import Notes, microseconds
 from holdfast.importers.session import Body, Place, SessionDraft
 from holdfast.jsontext import lenient_json
 from holdfast.record import ledger
+from holdfast.record.ending import approval_request
 from holdfast.record.history import dump
 
 _LOST: Final = "The result of this call was not recorded when the conversation was imported."
@@ -64,6 +66,8 @@ class Conversation:
         self._notes = notes
         self._run_id = f"{key}-{draft.id}"[:128]
         self._turns: list[TurnDraft] = []
+        self._asked: list[ToolCallPart] = []
+        """The calls about which a person decides."""
 
     def turn(self, *, by_model: bool, at: datetime, fresh: bool = False) -> TurnDraft:
         """Return the last message of the history if it can be extended, else a new one."""
@@ -94,10 +98,19 @@ class Conversation:
         text = f"Result of the tool {answer.tool_name} ({answer.tool_call_id}): {result}"
         self.turn(by_model=False, at=at).add(UserPromptPart(text, timestamp=at), of)
 
-    def finish(self) -> None:
-        """Add the run to the session: its events, its history and its tool calls."""
+    def finish(self, waiting: Collection[str] = ()) -> None:
+        """Add the run to the session: its events, its history and its tool calls.
+
+        If all calls at the end that have no result are among `waiting`, a person decides about them.
+        """
         draft, began, run_id = self._draft, microseconds(self._began), self._run_id
         draft.event("imported", began, {"system": draft.system})
+        self._asked = self._open_calls()
+        if not {call.tool_call_id for call in self._asked} <= {*waiting}:
+            self._asked = []
+        if self._asked:
+            draft.waiting_for = ", ".join(f"{call.tool_name} ({call.tool_call_id})" for call in self._asked)
+            draft.submission(began, self._last_prompt(), run_id=run_id)
         first = draft.event("run_started", began, {"agent": self._agent, "parent": None}, run_id=run_id)
         turns, pending = self._closed()
         if turns:
@@ -109,8 +122,16 @@ class Conversation:
             kind = "interrupted" if pending else "settled"
             draft.checkpoint(draft.latest, kind, segment, len(places), run_id=run_id, step=None)
             self._add_calls(turns, places)
-        status = "interrupted" if pending else "completed"
-        draft.event(f"run_{status}", draft.latest, run_id=run_id)
+        status = "waiting" if self._asked else "interrupted" if pending else "completed"
+        if self._asked:
+            draft.event(
+                "approval_requested",
+                draft.latest,
+                {"calls": [approval_request(call) for call in self._asked]},
+                run_id=run_id,
+            )
+        else:
+            draft.event(f"run_{status}", draft.latest, run_id=run_id)
         draft.add(
             "runs",
             id=run_id,
@@ -121,8 +142,21 @@ class Conversation:
             metadata=lenient_json({"imported_from": draft.system}),
             first_seq=first,
             started_at=began,
-            ended_at=draft.latest,
+            ended_at=None if self._asked else draft.latest,
         )
+
+    def _open_calls(self) -> list[ToolCallPart]:
+        """Return the calls at the end of the conversation that have no result."""
+        last = self._turns[-1] if self._turns else None
+        return (
+            []
+            if last is None
+            else [call for call in last.calls() if call.tool_call_id not in last.answered()]
+        )
+
+    def _last_prompt(self) -> str:
+        prompts = [part for turn in self._turns for part in turn.parts if isinstance(part, UserPromptPart)]
+        return str(prompts[-1].content) if prompts else ""
 
     def _closed(self) -> tuple[list[TurnDraft], bool]:
         """Return the history with a result for every call except those at its end, and whether such calls are pending."""
@@ -141,7 +175,7 @@ class Conversation:
                         call.tool_name, _LOST, call.tool_call_id, timestamp=turn.at, outcome="interrupted"
                     )
                     answers.parts.append(part)
-            for call in missing:
+            for call in missing if not (self._asked and turn is self._turns[-1]) else ():
                 self._notes.add(
                     "tool requests without a response: their outcome is unknown", call.tool_call_id
                 )
@@ -158,7 +192,7 @@ class Conversation:
         return ModelRequest(parts=turn.parts, timestamp=turn.at, run_id=run_id, conversation_id=session_id)
 
     def _add_calls(self, turns: list[TurnDraft], places: list[Place]) -> None:
-        """Add a ledger entry for each call. A call without a result was started, and its outcome is unknown."""
+        """Add a ledger entry for each call. A call without a result was started, and its outcome is unknown, unless it waits."""
         made: Counter[str] = Counter()
         for turn, following, place in zip(turns, [*turns[1:], None], [*places[1:], None], strict=True):
             for call in turn.calls():
@@ -168,6 +202,7 @@ class Conversation:
                 answer: ToolReturnPart[Any] | None = next(
                     (part for part in answers if _answers(part, call.tool_call_id)), None
                 )
+                waits = any(call is asked for asked in self._asked)
                 failed = answer is not None and answer.outcome == "failed"
                 state = "started" if answer is None else "failed" if failed else "completed"
                 segment, position = (None, None) if answer is None or place is None else place
@@ -181,12 +216,12 @@ class Conversation:
                     step=None,
                     arguments_digest=ledger.digest(call.args_as_dict()),
                     idempotency_key=None,
-                    result=None,
+                    result=ledger.deferred("approval") if waits else None,
                     error="the tool reported an error" if failed else None,
                     summary=None,
                     segment=segment,
                     position=position,
-                    attempts=1,
+                    attempts=0 if waits else 1,
                     started_at=began,
                     ended_at=None if answer is None else max(began, microseconds(answer.timestamp)),
                 )

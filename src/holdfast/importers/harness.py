@@ -9,7 +9,7 @@ import binascii
 import json
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -23,7 +23,7 @@ from holdfast.ids import check_id
 from holdfast.importers.harness_media import MARK, MediaRestorer
 from holdfast.importers.harness_sources import Found, HarnessSource, is_object
 from holdfast.importers.report import Notes, Progress, Report, microseconds, nothing
-from holdfast.importers.session import Body, Place, SessionDraft, import_sessions, message_of
+from holdfast.importers.session import Body, MakeDraft, Place, SessionDraft, import_sessions, message_of
 from holdfast.jsontext import lenient_json
 from holdfast.media import MediaStore
 from holdfast.record import ledger
@@ -123,7 +123,7 @@ async def import_harness(
     """Import every new conversation of a step store, which is opened with `open_source`.
 
     Nothing is imported before everything was read and checked; then each conversation is imported atomically. `agent` is the agent
-    that continues the sessions, by default the recorded one. With `rename`, a conversation whose id is not a valid session id gets a
+    that continues the sessions, by default the recorded one; sessions that were imported for another agent are given to it. With `rename`, a conversation whose id is not a valid session id gets a
     new one, derived from its own, which is kept in the metadata. Raises `BadImport`.
     """
     notes = Notes()
@@ -132,16 +132,17 @@ async def import_harness(
     for run_id in await source.run_ids():
         run = await _run(source, run_id, rename, notes)
         conversations.setdefault(run.conversation_id or run.run_id, []).append(run)
-    drafts: list[Callable[[Notes], Awaitable[SessionDraft]]] = []
+    drafts: list[MakeDraft] = []
     for session_id, runs in sorted(conversations.items()):
         runs.sort(key=lambda run: (microseconds(run.started_at), run.run_id))
-        drafts.append(partial(_draft, source, session_id, runs, owner, agent))
+        drafts.append(partial(_draft, source, session_id, runs, owner))
     return await import_sessions(
         store,
         media,
         drafts,
         source=source.name,
         system=SYSTEM,
+        agent=agent,
         actor=actor,
         dry_run=dry_run,
         progress=progress,
@@ -150,7 +151,7 @@ async def import_harness(
 
 
 async def _draft(
-    source: HarnessSource, id: str, runs: list[_HarnessRun], owner: str, agent: str | None, notes: Notes
+    source: HarnessSource, id: str, runs: list[_HarnessRun], owner: str, notes: Notes, agent: str | None
 ) -> SessionDraft:
     return await _Conversation(source, id, runs, owner, agent).draft(notes)
 

@@ -36,7 +36,7 @@ async def import_ml_intern(
     *,
     source: str,
     owner: str | None = None,
-    agent: str = "ml-intern",
+    agent: str | None = None,
     actor: str,
     deleted: bool = False,
     dry_run: bool = False,
@@ -44,7 +44,8 @@ async def import_ml_intern(
 ) -> Report:
     """Import the sessions of a database, each as a session with its id. Raises `BadImport`.
 
-    `owner` replaces the user of each session. Deleted sessions are skipped unless `deleted` is set.
+    `owner` replaces the user of each session. `agent` is the agent that continues the sessions, by default `ml-intern`; sessions that were
+    imported for another agent are given to it. Deleted sessions are skipped unless `deleted` is set.
     """
     if "sessions" not in await database.list_collection_names():
         raise BadImport(
@@ -58,8 +59,8 @@ async def import_ml_intern(
         else:
             wanted.append(session)
 
-    async def draft(session: Mapping[str, Any], notes: Notes) -> SessionDraft:
-        return await _Session(database, session, source, owner, agent, notes).draft()
+    async def draft(session: Mapping[str, Any], notes: Notes, agent: str | None) -> SessionDraft:
+        return await _Session(database, session, source, owner, agent or SYSTEM, notes).draft()
 
     return await import_sessions(
         store,
@@ -67,6 +68,7 @@ async def import_ml_intern(
         [partial(draft, session) for session in wanted],
         source=source,
         system=SYSTEM,
+        agent=agent,
         actor=actor,
         dry_run=dry_run,
         progress=progress,
@@ -103,21 +105,30 @@ class _Session:
         self._conversation = Conversation(
             self._draft, agent=agent, key="ml_intern", began=self._began, notes=notes
         )
-        for call in session.get("pending_approval") or ():
-            notes.add("pending approvals: the outcome of the call is unknown", f"{self._id} {call}"[:200])
+        self._waiting = _waiting_calls(session.get("pending_approval"))
 
     async def draft(self) -> SessionDraft:
         """Return the session with its messages, its events and its pending work."""
         async for row in self._rows("session_messages", "idx"):
             self._add(row)
-        self._conversation.finish()
+        self._conversation.finish(self._waiting)
+        if self._waiting and self._draft.waiting_for is None:
+            self._notes.add("pending approvals of other calls than the last ones: not imported", self._id)
         async for row in self._rows("session_events", "seq"):
             payload = {"kind": row.get("event_type"), "data": row.get("data"), "seq": row.get("seq")}
             self._event("ml_intern_event", row, payload)
         async for row in self._rows("pending_submissions", "created_at"):
             if row.get("status") not in {"pending", "claimed"}:
                 continue
-            self._notes.add("pending submissions: kept as events, send them again", self._id)
+            text = _message(row)
+            if text is not None:
+                at = microseconds(_time(row.get("created_at")) or self._began)
+                self._draft.submission(at, text)
+                continue
+            self._notes.add(
+                "pending submissions that had begun or are no messages: kept as events, send them again",
+                self._id,
+            )
             payload = {"kind": row.get("op_type"), "payload": row.get("payload"), "status": row.get("status")}
             self._event("ml_intern_submission", row, payload)
         return self._draft
@@ -197,6 +208,23 @@ class _Session:
                 self._notes.add("content parts other than text: kept as JSON text", where)
                 texts.append(json.dumps(part, default=str, ensure_ascii=False))
         return "\n".join(texts)
+
+
+def _waiting_calls(pending: object) -> set[str]:
+    """Return the ids of the calls that wait for an approval."""
+    if _is_object(pending):
+        pending = pending.get("tool_calls")
+    calls = cast("list[Any]", pending) if isinstance(pending, list) else []
+    return {str(call.get("tool_call_id") or call.get("id")) for call in calls if _is_object(call)}
+
+
+def _message(row: Mapping[str, Any]) -> str | None:
+    """Return the text of a user's message that waits in the queue. One that was claimed may be in the history already."""
+    payload = row.get("payload")
+    if row.get("status") != "pending" or row.get("op_type") != "user_input" or not _is_object(payload):
+        return None
+    text = payload.get("text")
+    return text if isinstance(text, str) and text else None
 
 
 def _is_object(value: object) -> TypeGuard[dict[str, Any]]:

@@ -27,7 +27,8 @@ class Note:
 class Report:
     """The result of an import, or of a dry run.
 
-    Of the items `found`, `imported` are new and `already_present` existed unchanged. `skipped` lists existing items that differ
+    Of the items `found`, `imported` are new, `already_present` existed unchanged, and `reassigned` existed and were given to another agent.
+    `skipped` lists existing items that differ
     from the source and were not changed. `not_understood` lists what the importer does not support. `records`
     counts the imported rows by table.
     """
@@ -39,6 +40,7 @@ class Report:
     found: int
     imported: int
     already_present: int
+    reassigned: int = 0
     records: Mapping[str, int]
     skipped: Sequence[Note]
     not_understood: Sequence[Note]

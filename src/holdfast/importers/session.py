@@ -14,7 +14,16 @@ from typing import Any, Final, Literal, TypeAlias
 from pydantic_ai.messages import ModelMessage
 from pydantic_core import PydanticSerializationError, to_json
 
-from holdfast.errors import BadArchive, BadImport, BadInput, NotFound, SessionNotFound
+from holdfast.errors import (
+    BadArchive,
+    BadImport,
+    BadInput,
+    Conflict,
+    NotFound,
+    SessionCleaned,
+    SessionMoved,
+    SessionNotFound,
+)
 from holdfast.ids import check_id, check_name
 from holdfast.importers.report import Notes, Progress, Report
 from holdfast.jsontext import lenient_json
@@ -26,6 +35,8 @@ from holdfast.store import Store
 from holdfast.tables import BY_NAME, SESSION, TABLES
 from holdfast.types import Batch, CheckpointKind, Json, Message
 
+MakeDraft: TypeAlias = Callable[[Notes, str | None], Awaitable["SessionDraft"]]
+"""Builds a session for an agent. Without one, that is the recorded agent, or the default of the importer."""
 ImportStatus: TypeAlias = Literal["new", "present", "changed", "foreign", "erased"]
 Place: TypeAlias = tuple[int, int]
 """A message of the history: its segment and its position."""
@@ -123,6 +134,8 @@ class SessionDraft:
         self.history = ImportedHistory()
         self._rows: dict[str, list[dict[str, Any]]] = {table.name: [] for table in TABLES}
         self.latest = self._first = -1
+        self.waiting_for: str | None = None
+        """The question that the session asks a person."""
         self.first_seq: dict[str, int] = {}
         """The number of the first event of each run."""
 
@@ -177,12 +190,9 @@ class SessionDraft:
     ) -> None:
         """Add a checkpoint after the last event. Its id sorts after those of all earlier ones."""
         number = len(self._rows["checkpoints"])
-        digest = hashlib.sha256(f"{self.system}/{self.id}/{number}".encode()).digest()
-        tail = int.from_bytes(digest[:8]) >> 2
-        value = max(at, 0) // 1000 << 80 | 0x7 << 76 | number % 4096 << 64 | 0b10 << 62 | tail
         self.add(
             "checkpoints",
-            id=str(uuid.UUID(int=value)),
+            id=self._new_id(at, number, f"{number}"),
             run_id=run_id,
             step=step,
             kind=kind,
@@ -190,6 +200,40 @@ class SessionDraft:
             length=length,
             seq=self.seq,
             at=self.seen(at),
+        )
+
+    def _new_id(self, at: int, number: int, name: str) -> str:
+        """Return an id that is the same whenever this source is imported."""
+        digest = hashlib.sha256(f"{self.system}/{self.id}/{name}".encode()).digest()
+        tail = int.from_bytes(digest[:8]) >> 2
+        value = max(at, 0) // 1000 << 80 | 0x7 << 76 | number % 4096 << 64 | 0b10 << 62 | tail
+        return str(uuid.UUID(int=value))
+
+    def submission(self, at: int, text: str, *, run_id: str | None = None) -> None:
+        """Add a message to the queue. With a run, that is the turn of the message, and it waits for a person."""
+        number = len(self._rows["submissions"]) + 1
+        submission_id = self._new_id(at, number, f"submission/{number}")
+        facts = {"submission_id": submission_id, "kind": "message"}
+        self.event("submission_queued", at, facts)
+        if run_id is not None:
+            self.event("submission_started", at, {**facts, "attempt": 1})
+        self.add(
+            "submissions",
+            position=number,
+            id=submission_id,
+            kind="message",
+            lane="main",
+            when_busy="queue",
+            payload=lenient_json({"text": text}),
+            idempotency_key=None,
+            state="queued" if run_id is None else "waiting",
+            attempts=0 if run_id is None else 1,
+            reason=None if run_id is None else self.waiting_for,
+            run_id=run_id,
+            created_at=at,
+            started_at=None if run_id is None else at,
+            ended_at=None,
+            trace=None,
         )
 
     def rows(self) -> list[tuple[str, dict[str, Any]]]:
@@ -204,8 +248,8 @@ class SessionDraft:
             "agent": self._agent,
             "owner": self._owner,
             "title": self._title,
-            "status": "idle",
-            "waiting_for": None,
+            "status": "idle" if self.waiting_for is None else "waiting",
+            "waiting_for": self.waiting_for,
             "hold": 0,
             "metadata": self._metadata,
             "created_at": max(self._first, 0),
@@ -231,6 +275,7 @@ class Ready:
     """A session that can be imported: its rows, and the digest that identifies an earlier import."""
 
     id: str
+    agent: str
     run_ids: Sequence[str]
     rows: Sequence[tuple[str, Mapping[str, Any]]]
     sha256: str
@@ -253,7 +298,7 @@ def ready(draft: SessionDraft, store: Store) -> Ready:
             if isinstance(value, str) and len(value) * 4 > most and _stays(value, threshold) > most:
                 problem = f"the {column} of {name} in session {draft.id} has more than {most} bytes; raise max_payload_bytes"
                 raise BadImport(source=draft.source, problem=problem)
-    return Ready(draft.id, draft.run_ids(), rows, digest.hexdigest())
+    return Ready(draft.id, rows[0][1]["agent"], draft.run_ids(), rows, digest.hexdigest())
 
 
 def _stays(text: str, threshold: int) -> int:
@@ -277,18 +322,23 @@ async def import_status(store: Store, ready: Ready, *, source: str, system: str)
             problem = f"run {run_id} of session {ready.id} already exists in session {other.session_id}"
             raise BadImport(source=source, problem=problem) from None
         return "new"
-    cursor, before = None, False
+    before = await _earlier_imports(store, ready.id, system)
+    if any(detail.get("sha256") == ready.sha256 for detail in before):
+        return "present"
+    return "changed" if before else "foreign"
+
+
+async def _earlier_imports(store: Store, session_id: str, system: str) -> list[dict[str, Any]]:
+    """Return the facts of all imports of a session from a system, as the audit has them."""
+    found: list[dict[str, Any]] = []
+    cursor: str | None = None
     while True:
-        page = await store.audit_log(session_id=ready.id, cursor=cursor)
-        for entry in page.items:
-            detail: Any = json.loads(entry.detail) if entry.action == "import" else {}
-            if detail.get("system") == system:
-                if detail.get("sha256") == ready.sha256:
-                    return "present"
-                before = True
+        page = await store.audit_log(session_id=session_id, cursor=cursor)
+        details = [json.loads(entry.detail) for entry in page.items if entry.action == "import"]
+        found += [detail for detail in details if detail.get("system") == system]
         cursor = page.next_cursor
         if cursor is None:
-            return "changed" if before else "foreign"
+            return found
 
 
 async def put(store: Store, media: MediaStore, ready: Ready, *, system: str, actor: str) -> dict[str, int]:
@@ -309,7 +359,9 @@ async def put(store: Store, media: MediaStore, ready: Ready, *, system: str, act
     rows += [
         ("blob_references", {"session_id": ready.id, "sha256": digest}) for digest in sorted(batch.blobs)
     ]
-    detail = lenient_json({"system": system, "sha256": ready.sha256, "imported": ready.counts()})
+    detail = lenient_json(
+        {"system": system, "sha256": ready.sha256, "agent": ready.agent, "imported": ready.counts()}
+    )
     return await store.import_rows(ready.id, lambda: iter(rows), actor=actor, detail=detail)
 
 
@@ -329,10 +381,11 @@ def message_of(body: Json, *, source: str, where: str) -> ModelMessage:
 async def import_sessions(
     store: Store,
     media: MediaStore,
-    drafts: Sequence[Callable[[Notes], Awaitable[SessionDraft]]],
+    drafts: Sequence[MakeDraft],
     *,
     source: str,
     system: str,
+    agent: str | None,
     actor: str,
     dry_run: bool,
     progress: Progress,
@@ -341,27 +394,32 @@ async def import_sessions(
     """Import the sessions that these functions build, each in a separate transaction.
 
     All are read and checked before the first is imported, and read again for the import, so that only one is in memory at a time.
+    With an `agent`, sessions that were imported for another agent are given to this one.
     """
-    new: list[Callable[[Notes], Awaitable[SessionDraft]]] = []
+    new: list[MakeDraft] = []
     records: Counter[str] = Counter()
     left = Notes()
-    present = 0
+    present = reassigned = 0
     progress(0, len(drafts))
     for make in drafts:
-        result = await _made(make, store, source, notes)
+        result = await _made(make, store, source, notes, agent)
         how = await import_status(store, result, source=source, system=system)
+        if how == "changed" and await _differs_in_agent(make, store, result, source, system):
+            how = "present"
         if how == "new":
             new.append(make)
             records.update(result.counts() if dry_run else {})
-        elif how == "present":
-            present += 1
-        else:
+        elif how != "present":
             left.add(LEFT_ALONE[how], result.id)
+        elif agent in {None, (await store.session(result.id)).agent}:
+            present += 1
+        elif dry_run or await _reassigned(store, result, actor, left):
+            reassigned += 1
         progress(1, None)
     if not dry_run:
         progress(0, len(drafts) + len(new))
         for make in new:
-            result = await _made(make, store, source, Notes())
+            result = await _made(make, store, source, Notes(), agent)
             records.update(await put(store, media, result, system=system, actor=actor))
             progress(1, None)
     return Report(
@@ -372,17 +430,37 @@ async def import_sessions(
         found=len(drafts),
         imported=len(new),
         already_present=present,
+        reassigned=reassigned,
         records=dict(records),
         skipped=left.all(),
         not_understood=notes.all(),
     )
 
 
-async def _made(
-    make: Callable[[Notes], Awaitable[SessionDraft]], store: Store, source: str, notes: Notes
-) -> Ready:
+async def _differs_in_agent(make: MakeDraft, store: Store, result: Ready, source: str, system: str) -> bool:
+    """Return whether the session was imported with the same content for another agent."""
+    for detail in await _earlier_imports(store, result.id, system):
+        agent = detail.get("agent") or (await store.session(result.id)).agent
+        if agent != result.agent:
+            before = await _made(make, store, source, Notes(), agent)
+            if before.sha256 == detail.get("sha256"):
+                return True
+    return False
+
+
+async def _reassigned(store: Store, result: Ready, actor: str, left: Notes) -> bool:
+    """Give a session to the agent that an import names. Returns false if that is not possible now."""
     try:
-        return ready(await make(notes), store)
+        await store.set_agent(result.id, result.agent, actor=actor)
+    except (Conflict, SessionCleaned, SessionMoved):
+        left.add("its agent was not changed, because it is in use, cleaned or moved", result.id)
+        return False
+    return True
+
+
+async def _made(make: MakeDraft, store: Store, source: str, notes: Notes, agent: str | None) -> Ready:
+    try:
+        return ready(await make(notes, agent), store)
     except (RecursionError, PydanticSerializationError) as error:
         problem = f"a value in it cannot be stored because it is nested too deeply ({str(error)[:100]})"
         raise BadImport(source=source, problem=problem) from None

@@ -40,7 +40,7 @@ async def complete_run(
     if not waits:
         ending.payload = _output_json(output, messages[-1] if messages else None)
     else:
-        payload = lenient_json({"calls": [_approval_request(call, notes) for call in waits]})
+        payload = lenient_json({"calls": [approval_request(call, notes) for call in waits]})
         ending = NewEvent(kind="approval_requested", run_id=run_id, payload=payload)
     kind = "interrupted" if waits else "settled"
     batch = buffer.take_step(messages, kind, None, ending, effects=effects, thorough=True)
@@ -102,7 +102,9 @@ def _output_json(output: Any, last: ModelMessage | None) -> Json:
         return "{}"  # an output that JSON cannot represent stays in the process that made it
 
 
-def _approval_request(call: ToolCallPart, notes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def approval_request(
+    call: ToolCallPart, notes: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+) -> dict[str, Any]:
     """Return a call for a person to approve, with the digest that binds the answer to its arguments."""
     arguments = call.args_as_dict()
     return {

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from holdfast.errors import (
     BadInput,
     BadText,
+    Conflict,
     EventNotFound,
     Forbidden,
     SessionCleaned,
@@ -204,6 +205,31 @@ class SessionMethods(Transactions):
             action = "hold" if hold else "lift hold"
             yield op("add_audit", id=audit_id, actor=actor, action=action, session_id=session_id, detail="{}")
         return session
+
+    async def set_agent(self, session_id: str, agent: str, *, actor: str) -> None:
+        """Let another agent continue a session, with an audit entry. Its earlier runs keep the agent that they had.
+
+        Raises `SessionNotFound`, `SessionCleaned`, and `Conflict` while a process holds the session.
+        """
+        await self._set_agent(session_id, check_name(agent, "agent"), (new_id(), check_name(actor, "actor")))
+
+    @writing(changes="session_id", wakes=True, repeatable=True)
+    def _set_agent(self, session_id: str, agent: str, audit: tuple[str, str]) -> Tx[None]:
+        head = yield from self._refuse_cleaned(session_id)
+        before = (yield from self._session(session_id)).agent
+        if before == agent:
+            return
+        if head.holder is not None:
+            raise Conflict(
+                problem=f"session {session_id} is in use, so its agent cannot be changed. Try again when it is free"
+            )
+        yield op("update_session", id=session_id, agent=agent)
+        yield op("name_head", session_id=session_id)
+        audit_id, actor = audit
+        detail = json.dumps({"before": before, "after": agent})
+        yield op(
+            "add_audit", id=audit_id, actor=actor, action="set agent", session_id=session_id, detail=detail
+        )
 
     def _stop_cleaning(self, session_id: str) -> Tx[None]:
         """Stop a clean that has not deleted anything yet; once it has, raise `SessionCleaned`."""

@@ -74,6 +74,7 @@ UPDATE sessions SET
   hold = :hold,                                   --? hold
   admin_hold = :admin_hold,                       --? admin_hold
   metadata = :metadata,                           --? metadata
+  agent = :agent,                                 --? agent
   active_at = active_at
 WHERE id = :id
 RETURNING id;
