@@ -13,6 +13,8 @@ from holdfast.errors import (
     VersionConflict,
 )
 from holdfast.leases import why_waiting
+from holdfast.media import open_media
+from holdfast.retention import erase
 from holdfast.store import Store
 from holdfast.types import Batch, Run, Session, SubmissionChange
 from tests.builders import brief, held_session, new_session, ticks, until
@@ -301,3 +303,25 @@ async def test_another_agent_continues_a_session(store: Store):
         await store.set_agent("missing", "other", actor="ada")
     with pytest.raises(BadText):
         await store.set_agent(session_id, "", actor="ada")
+
+
+async def test_a_numbered_session_is_found_among_those_of_others_and_erased_ones(store: Store):
+    own = {"owner": "ada", "agent": "scribe"}
+    assert await store.numbered_session("talk", **own) == ("talk", None)
+    for other in ("talk", "talk-1", "talk-2", "talk-10", "talk-x", "talk-03", "talk.1", "talkative"):
+        await new_session(store, id=other, owner="bob", agent="scribe")
+    assert await store.numbered_session("talk", **own) == ("talk-3", None)
+    await new_session(store, id="talk-3", owner="ada", agent="other")
+    await new_session(store, id="talk-07", **own)
+    await new_session(store, id="talk-12", **own)
+    await new_session(store, id="talk-9", **own)
+    session_id, session = await store.numbered_session("talk", **own)
+    assert session is not None
+    assert (session_id, session.id) == ("talk-9", "talk-9")
+    await erase(store, open_media(store=store), "talk-9", actor="ada")
+    await erase(store, open_media(store=store), "talk-12", actor="ada")
+    assert await store.numbered_session("talk", **own) == ("talk-4", None)
+    await erase(store, open_media(store=store), "talk-1", actor="ada")
+    assert await store.numbered_session("talk", **own) == ("talk-4", None)
+    with pytest.raises(BadInput):
+        await store.numbered_session("a/b", **own)

@@ -235,6 +235,57 @@ async def test_a_session_of_someone_else_is_not_used(shared: FrameworkStore, eng
         other.close()
 
 
+async def test_many_sessions_of_a_stranger_at_predictable_ids_cost_no_more_reads(
+    shared: FrameworkStore, engine: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    base_id = (await shared.call(shared.ensure("talk"))).id
+    await shared.call(shared.erase("talk"))
+    async with open_store(engine.url) as store:
+        for number in [*range(1, 200), 255, 511, 1023, 10**60]:
+            await store.create_session(agent="test", owner="bob", id=f"{base_id}-{number}")
+    own = await shared.call(shared.ensure("talk"))
+    assert (own.id, own.owner) == (f"{base_id}-200", "local")
+    async with open_store(engine.url) as store:  # afterwards, and before it, too
+        await store.create_session(agent="test", owner="bob", id=f"{base_id}-201")
+        await store.create_session(agent="bot", owner="local", id=f"{base_id}-x")
+    other = FrameworkStore(engine.url, framework="test")
+    try:
+        other.open()
+        made: list[str] = []
+        for name in ("session", "erased_at", "numbered_session", "create_session"):
+            original = getattr(other.store, name)
+
+            def noted(*given: Any, _name: str = name, _call: Any = original, **more: Any) -> Any:
+                made.append(_name)
+                return _call(*given, **more)
+
+            monkeypatch.setattr(other.store, name, noted)
+        found = await other.call(other.find("talk"))
+        assert found is not None
+        assert found.id == own.id
+        assert len(made) <= 2
+    finally:
+        other.close()
+
+
+async def test_a_name_that_was_erased_often_is_found_with_as_few_reads(
+    shared: FrameworkStore, engine: Engine
+):
+    for number in range(12):
+        session = await shared.call(shared.ensure("talk"))
+        assert session.id.endswith(f"-{number}" if number else session.id)
+        await shared.call(shared.erase("talk"))
+    own = await shared.call(shared.ensure("talk"))
+    other = FrameworkStore(engine.url, framework="test")
+    try:
+        found = await other.call(other.find("talk"))
+        assert found is not None
+        assert found.id == own.id
+        assert own.id.endswith("-12")
+    finally:
+        other.close()
+
+
 async def test_a_write_whose_caller_was_cancelled_is_stored_before_the_next_one(shared: FrameworkStore):
     async def add(*names: str) -> None:
         """Number the records as an adapter does."""

@@ -304,15 +304,9 @@ class FrameworkStore:
         known = self._ids.get(name)
         if known is not None and (session := await self._read(known)) is not None and self._is_own(session):
             return known, session
-        number = 0
-        while True:
-            session_id = self._id(name, number)
-            session = await self._read(session_id)
-            if session is None and await self.store.erased_at(session_id) is None:
-                break
-            if session is not None and self._is_own(session):
-                break
-            number += 1  # the id was erased, or is in use by someone else
+        session_id, session = await self.store.numbered_session(
+            self._id(name), owner=self.owner, agent=self.framework
+        )
         self._ids.put(name, session_id)
         return session_id, session
 
@@ -320,9 +314,9 @@ class FrameworkStore:
         """Return whether an adapter of this owner created a session. Ids can be guessed, and clients may choose theirs."""
         return session.owner == self.owner and session.agent == self.framework
 
-    def _id(self, name: str, number: int) -> str:
+    def _id(self, name: str) -> str:
         digest = hashlib.sha256(f"{self.owner}\0{name}".encode("utf-8", "surrogatepass")).hexdigest()[:40]
-        return f"{self.framework}-{digest}" + (f"-{number}" if number else "")
+        return f"{self.framework}-{digest}"
 
     async def _read(self, session_id: str) -> Session | None:
         try:

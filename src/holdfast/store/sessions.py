@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from itertools import count
 
 from holdfast.errors import (
     BadInput,
@@ -127,6 +128,22 @@ class SessionMethods(Transactions):
         yield from self._refuse_cleaned(session_id)
         yield op("dismiss_failure", session_id=session_id)
         return (yield from self._session(session_id))
+
+    @reading
+    def numbered_session(self, base: str, *, owner: str, agent: str) -> Tx[tuple[str, Session | None]]:
+        """Return the session of an owner and an agent whose id is `base`, or that with a number, such as `base-2`.
+
+        If there is none, returns the first such id that no session has or had. Sessions of others are passed over, whatever their number:
+        all of them are read by one statement.
+        """
+        rows = yield op("numbered_sessions", low=check_id(base, "session id"), high=f"{base}.")
+        taken = {row["id"]: (row["owner"], row["agent"]) for row in rows}
+        own = [each for each, facts in taken.items() if facts == (owner, agent) and _is_numbered(base, each)]
+        if own:
+            session = yield from self._session(min(own, key=lambda each: (len(each), each)))
+            return session.id, session
+        ids = (f"{base}-{number}" if number else base for number in count())
+        return next(each for each in ids if each not in taken), None
 
     async def mark_watched(self, session_ids: Sequence[str]) -> None:
         """Record that these sessions are being watched now. Missing sessions are ignored."""
@@ -352,3 +369,8 @@ class SessionMethods(Transactions):
         wanted = op("audit", session_id=session_id, id_before=id_before, limit=page_limit(limit))
         rows = yield bounded(wanted, "detail")
         return to_page(rows, limit, [from_row(AuditEntry, row) for row in rows], "id")
+
+
+def _is_numbered(base: str, session_id: str) -> bool:
+    number = session_id.removeprefix(base)
+    return not number or (number[0] == "-" and number[1:].isdecimal() and number[1] != "0")

@@ -48,8 +48,8 @@ async def unnamed_heads(db: Documents, *, limit: int) -> list[MongoRow]:
 
 
 async def name_head(db: Documents, *, session_id: str) -> list[MongoRow]:
-    del db, session_id
-    return []
+    (session,) = await db.get("sessions", session_id)
+    return await db.change_where("heads", {"_id": session_id}, agent=session["agent"])
 
 
 async def expired_holders(db: Documents) -> list[MongoRow]:

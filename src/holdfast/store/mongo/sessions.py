@@ -195,6 +195,16 @@ async def dismiss_failure(db: Documents, *, session_id: str) -> list[MongoRow]:
     return await db.change_where("sessions", where, status="idle", waiting_for=None)
 
 
+async def numbered_sessions(db: Documents, *, low: str, high: str) -> list[MongoRow]:
+    between = {"_id": {"$gte": low, "$lt": high}}
+    found = await db.find("sessions", between, fields=["owner", "agent"])
+    erased = await db.find("tombstones", between, fields=["_id"])
+    return [
+        *(MongoRow(id=row["_id"], owner=row["owner"], agent=row["agent"]) for row in found),
+        *(MongoRow(id=row["_id"], owner=None, agent=None) for row in erased),
+    ]
+
+
 async def admin_hold(db: Documents, *, id: str) -> list[MongoRow]:
     return await db.find("sessions", {"_id": id, "hold": 1, "admin_hold": 1}, fields=["_id"])
 

@@ -82,6 +82,11 @@ RETURNING id;
 -- name: dismiss_failure
 UPDATE sessions SET status = 'idle', waiting_for = NULL WHERE id = :session_id AND status = 'failed';
 
+-- name: numbered_sessions
+-- Without a filter by owner, whose index would read all sessions of the owner.
+SELECT id, owner, agent FROM sessions WHERE id >= :low AND id < :high
+UNION ALL SELECT session_id, NULL, NULL FROM tombstones WHERE session_id >= :low AND session_id < :high;
+
 -- name: admin_hold
 SELECT id FROM sessions WHERE id = :id AND hold = 1 AND admin_hold = 1;
 
