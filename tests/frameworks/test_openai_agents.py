@@ -10,9 +10,10 @@ from collections.abc import Generator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
-from agents import RunConfig, Runner, SessionSettings, function_tool
+from agents import RunConfig, Runner, SessionSettings, SQLiteSession, function_tool
 from agents.memory import OpenAIResponsesCompactionSession, Session
 from agents.testing import ScriptedModel, assistant_message, function_call
 
@@ -72,14 +73,39 @@ async def test_it_is_a_session_with_the_items_in_order(session: HoldfastSession)
     assert await session.get_items() == said(5)
 
 
+async def test_a_negative_limit_returns_all_items_as_in_the_session_of_the_sdk(session: HoldfastSession):
+    theirs = SQLiteSession("talk")
+    for each in (session, theirs):
+        await each.add_items(said(1, 2, 3))
+        assert await each.get_items(-1) == await each.get_items(limit=-5) == said(1, 2, 3)
+        each.session_settings = SessionSettings(limit=-1)
+        assert await each.get_items() == said(1, 2, 3)
+    theirs.close()
+
+
+@pytest.mark.parametrize("session_id", [5, None, b"talk", uuid4(), ["talk"]])
+def test_a_session_id_that_is_not_text_is_refused_at_once(tmp_path: Path, session_id: Any):
+    with pytest.raises(BadInput, match=r"session_id must be a string, not \w+"):
+        HoldfastSession(session_id, tmp_path / "s.db")
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_a_limit_returns_the_latest_items_and_wins_over_the_settings(
     engine: Engine, session: HoldfastSession
 ):
     await session.add_items(said(*range(1200)))  # more than a page
     assert await session.get_items() == said(*range(1200))
     assert await session.get_items(1100) == said(*range(100, 1200))
-    for limit, result in ((0, []), (-1, []), (2, said(1198, 1199)), (5000, said(*range(1200)))):
-        assert await session.get_items(limit) == result
+    theirs = SQLiteSession("talk")
+    await theirs.add_items(said(*range(1200)))
+    for limit, result in (
+        (0, []),
+        (-1, said(*range(1200))),
+        (2, said(1198, 1199)),
+        (5000, said(*range(1200))),
+    ):
+        assert await session.get_items(limit) == await theirs.get_items(limit) == result
+    theirs.close()
     session.session_settings = SessionSettings(limit=3)
     assert await session.get_items() == said(1197, 1198, 1199)
     assert await session.get_items(limit=1) == said(1199)

@@ -7,6 +7,7 @@ record `run_state`. Removing an item, or clearing a session, deletes the records
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.errors import BadInput
 from holdfast.frameworks.base import FrameworkStore, check_version, from_body, to_body
 from holdfast.store import Store
 from holdfast.types import Json, Record
@@ -45,6 +46,10 @@ class HoldfastSession:
         owner: str = "local",
         session_settings: SessionSettings | dict[str, Any] | None = None,
     ) -> None:
+        if not isinstance(session_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise BadInput(
+                problem=f"session_id must be a string, not {type(session_id).__name__}: pass str(session_id) if it identifies one session"
+            )
         self.session_id = session_id
         self.session_settings = coerce_session_settings(session_settings or SessionSettings())
         self._closes_store = not isinstance(store, FrameworkStore)
@@ -56,7 +61,7 @@ class HoldfastSession:
             self._store.close()
 
     async def get_items(self, limit: int | None = None) -> "list[TResponseInputItem]":
-        """Return the latest `limit` items, oldest first. Without a limit, the settings define it; 0 returns none."""
+        """Return the latest `limit` items, oldest first. Without a limit, the settings define it; 0 returns none, a negative one all."""
         return await self._store.call(self._get(resolve_session_limit(limit, self.session_settings)))
 
     async def add_items(self, items: "list[TResponseInputItem]") -> None:
@@ -102,7 +107,7 @@ class HoldfastSession:
         return await self._store.records(session_id, kind, prefix=key, reverse=True, limit=limit)
 
     async def _get(self, limit: int | None) -> "list[TResponseInputItem]":
-        latest = await self._read(_ITEM, limit=None if limit is None else max(limit, 0))
+        latest = await self._read(_ITEM, limit=None if limit is None or limit < 0 else limit)
         return [from_body(record.body) for record in reversed(latest)]
 
     async def _add(self, bodies: list[Json]) -> None:
