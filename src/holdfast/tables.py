@@ -128,7 +128,7 @@ TABLES: Final = (
         "runs",
         ("id",),
         _columns(
-            "session_id id, id id, parent_id text?, agent text, status text, error text?, metadata object,"
+            "session_id id, id id, parent_id id?, agent text, status text, error text?, metadata object,"
             " first_seq count, started_at time, ended_at time?",
             status=RUN_STATUSES,
         ),

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import BadInput, Conflict, NotFound
+from holdfast.errors import BadId, BadInput, Conflict, NotFound
 from holdfast.ids import new_id
 from holdfast.store import Store
 from holdfast.types import Batch, Checkpoint, Effect, Lease, Message, NewEvent, Run, Segment
@@ -313,3 +313,12 @@ async def test_the_events_and_checkpoints_of_a_run(store: Store):
         ]
         found = await store.checkpoints(session_id=lease.session_id, run_id=run_id)
         assert [checkpoint.seq for checkpoint in found.items] == numbers[1::2][::-1]
+
+
+async def test_a_run_whose_parent_is_no_id_is_refused_as_in_an_archive(store: Store):
+    lease, _ = await held_session(store)
+    for parent in ("", "a b", "../x", "p" * 129):
+        with pytest.raises(BadId, match="parent run id"):
+            await store.write(lease, Batch(runs=[Run(id="run", parent_id=parent)]))
+    await store.write(lease, Batch(runs=[Run(id="run", parent_id="elsewhere")]))
+    assert (await store.run("run")).parent_id == "elsewhere"

@@ -75,6 +75,10 @@ HARM: dict[str, Callable[[list[dict[str, Any]]], object]] = {
     "NaN in a payload": lambda r: first(r, "events").update(payload='{"a": NaN}'),
     "a run with an unknown status": lambda r: first(r, "runs").update(status="flying"),
     "a run with bad metadata": lambda r: first(r, "runs").update(metadata="nope"),
+    "a run with a parent that is no id": lambda r: first(r, "runs").update(parent_id="../\x1b[31m a"),
+    "a run with an empty parent": lambda r: first(r, "runs").update(parent_id=""),
+    "a run with a number as its parent": lambda r: first(r, "runs").update(parent_id=7),
+    "a run with a parent that is too long": lambda r: first(r, "runs").update(parent_id="p" * 129),
     "an unknown lane": lambda r: first(r, "submissions").update(lane="fast"),
     "a submission that is not JSON": lambda r: first(r, "submissions").update(payload="nope"),
     "an agent without a name": lambda r: r[1]["session"].update(agent=""),
@@ -116,6 +120,21 @@ async def test_harm_is_refused(store: Store, archived: tuple[str, bytes], harm: 
     assert remade(archive, lambda _: None).splitlines()[:-1] == archive.splitlines()[:-1]
     await refused(store, session_id, remade(archive, HARM[harm]))
     await rehydrate(store, open_media(store=store), session_id, io.BytesIO(archive), actor="test")
+
+
+async def test_a_parent_that_is_no_id_is_named_and_one_that_does_not_exist_is_restored(
+    store: Store, archived: tuple[str, bytes]
+):
+    """A parent may be a run of another session, which may have been erased."""
+    session_id, archive = archived
+    bad = remade(archive, lambda r: first(r, "runs").update(parent_id="a b\n"))
+    message = await refused(store, session_id, bad)
+    assert "'a b\\n' is not a valid parent_id of runs" in message
+    assert "line 3" in message
+    gone = remade(archive, lambda r: first(r, "runs").update(parent_id="gone"))
+    await rehydrate(store, open_media(store=store), session_id, io.BytesIO(gone), actor="test")
+    assert "gone" in [run.parent_id for run in (await store.runs(session_id=session_id)).items]
+    assert await store.check() == []
 
 
 async def test_every_cut_and_changed_byte_is_noticed(store: Store, archived: tuple[str, bytes]):

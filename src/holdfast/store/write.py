@@ -154,6 +154,8 @@ def _checkpoint_row(checkpoint: Checkpoint) -> Row:
 
 def _run_row(run: Run) -> Row:
     status = check_choice(run.status, RUN_STATUSES, "run status")
+    if run.parent_id is not None:
+        check_id(run.parent_id, "parent run id")
     return check_id(run.id, "run id"), run.parent_id, run.agent, status, run.error, run.metadata
 
 
