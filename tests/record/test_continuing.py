@@ -2,13 +2,14 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic_ai import Agent, RunContext
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolReturnPart
 
 from holdfast import Holdfast, Store, fork, load_history, resume
-from holdfast.errors import StoreMissing
+from holdfast.errors import HoldfastError, StoreMissing
 from tests.record.agents import call, recorded, scripted
 from tests.runtime.agents import echo, said
 
@@ -150,6 +151,33 @@ async def test_an_agent_of_a_specification_is_recorded(tmp_path: Path):
     await agent.run("one", conversation_id="talk")
     result = await agent.run("two", conversation_id="talk")
     assert said(result.all_messages()) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("redis://x", "redis://x"),
+        ("store.db", "sqlite:///path"),
+        (":memory:", "sqlite://:memory:"),
+        ({"store": "sqlit:///x.db"}, "sqlit"),
+        ({"store": 5}, "int"),
+        ({"store": "sqlite:///x.db", "policies": {"deploy": "retri"}}, "retri"),
+        ({"store": "sqlite:///x.db", "agent": ""}, "agent"),
+        ({"store": "sqlite:///x.db", "owner": "a\nb"}, "owner"),
+        ({"store": "sqlite:///x.db", "run_id": "a b"}, "run id"),
+        ({"store": "sqlite:///x.db", "parent_run_id": "a b"}, "parent run id"),
+    ],
+)
+def test_a_typo_in_a_specification_is_found_when_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Any, named: str
+):
+    monkeypatch.chdir(tmp_path)
+    spec = {"model": "test", "name": "clerk", "capabilities": [{"Holdfast": given}]}
+    with pytest.raises(HoldfastError, match=named):
+        Holdfast.from_spec(**given) if isinstance(given, dict) else Holdfast.from_spec(given)
+    with pytest.raises(Exception, match=named):
+        Agent.from_spec(spec, custom_capability_types=[Holdfast])
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_store_that_cannot_be_opened_is_named(tmp_path: Path):

@@ -21,7 +21,7 @@ from contextlib import (
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from pydantic_ai import CallToolsNode, RunContext
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
@@ -31,8 +31,8 @@ from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import ToolDefinition
 
-from holdfast.errors import AgentExited, OutcomeUnknown, StepsDiffer
-from holdfast.ids import title_from
+from holdfast.errors import AgentExited, BadInput, OutcomeUnknown, StepsDiffer
+from holdfast.ids import check_choice, check_id, check_name, title_from
 from holdfast.jsontext import lenient_json
 from holdfast.media import MediaStore
 from holdfast.record import ledger
@@ -85,6 +85,8 @@ class Holdfast(AbstractCapability[Any]):
     starts this one, else `local`. Sessions of other owners are treated as missing. Content of at least `media_threshold` bytes goes
     to the `media` store; both default to the store's settings. `run_id` sets the id of the run, which must be new. A capability
     passed for one run replaces the agent's own. `host` is for workers: it holds the session and may stop the run.
+
+    Raises `UnknownStore` for a URL that is wrong, and `BadInput` for other invalid values, before anything runs.
     """
 
     def __init__(
@@ -104,6 +106,15 @@ class Holdfast(AbstractCapability[Any]):
         media_threshold: int | None = None,
         fresh: bool = False,
     ) -> None:
+        _check_store(store)
+        for name, what in ((agent, "agent"), (owner, "owner")):
+            if name is not None:
+                check_name(name, what)
+        for value, what in ((run_id, "run id"), (parent_run_id, "parent run id")):
+            if value is not None:
+                check_id(value, what)
+        for tool, policy in (policies or {}).items():
+            check_choice(policy, get_args(Policy), f"recovery policy of tool {tool!r}")
         self.id = "holdfast"
         self.fresh = fresh
         self.media = media
@@ -132,6 +143,14 @@ class Holdfast(AbstractCapability[Any]):
         del ctx
         outer = _recorder.get()
         return _Recorder(self, outer if outer is not None and outer.is_active else None)
+
+
+def _check_store(store: object) -> None:
+    """Raise an error for a URL that cannot be one of a store. It does not connect."""
+    if isinstance(store, str):
+        open_store(store)
+    elif not isinstance(store, Store):
+        raise BadInput(problem=f"the store must be a URL or an open store, not {type(store).__name__}")
 
 
 class _Recorder(AbstractCapability[Any]):
