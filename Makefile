@@ -5,7 +5,7 @@ EXTRAS := ag-ui credentials mongo postgres s3 server testing
 # Keep compiled modules even where the environment says otherwise: every process of the tests would compile them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run tour test coverage test-all mongo-test browser-test check format docs dist wheel-test frameworks-test stock-test client-test oldest-test bench bench-compare torture audit clean
+.PHONY: help run tour test coverage test-all kill-test postgres-test mongo-test browser-test check format docs dist wheel-test frameworks-test stock-test client-test oldest-test bench bench-compare torture audit clean
 
 # A .venv of another Python version is replaced, if PYTHON is set.
 ifneq ($(origin PYTHON),file)
@@ -33,12 +33,21 @@ test: check ## lint, types and the tests to run before a commit, against real se
 coverage: .venv/ready ## the tests to run before a commit, with the lines that they cover; fails below the floor in pyproject.toml
 	$(MEMORY) $(BIN)/python -m pytest -n 4 --dist worksteal --cov --cov-report=term
 
-test-all: check ## all tests: every engine, and a kill at every boundary
-	$(BIN)/python -m pytest -n 3 --dist worksteal --all
+# Which third of the boundaries processes are killed at: another one with each commit.
+SAMPLE ?= $(shell printf '%d' "0x$$(git rev-parse --short=7 HEAD 2>/dev/null || echo 1)")
+
+test-all: check ## all tests, on every engine; HOLDFAST_TEST_POSTGRES=15 uses the server of your system's packages
+	$(BIN)/python -m pytest -n 3 --dist worksteal --all --seed $(SAMPLE)
+
+kill-test: .venv/ready ## a kill at every boundary, on SQLite and PostgreSQL; `make test` and `make test-all` take a third of them
+	$(BIN)/python -m pytest -n 3 --dist worksteal --all --kills -k 'not mongodb' tests/promises
+
+postgres-test: .venv/ready ## what every store must pass, on PostgreSQL only, of the version in HOLDFAST_TEST_POSTGRES
+	$(BIN)/python -m pytest -n 2 --dist worksteal --all -k postgres tests/contract tests/store tests/media tests/retention
 
 mongo-test: .venv/ready ## what every store must pass, on MongoDB only; needs a mongod, or a replica set in HOLDFAST_TEST_MONGODB
 	@test -n "$$HOLDFAST_TEST_MONGODB" || command -v mongod >/dev/null || { echo "There is no mongod on the path, and HOLDFAST_TEST_MONGODB is not set."; exit 1; }
-	$(BIN)/python -m pytest -n 2 --dist worksteal --all -k mongodb tests/contract tests/media tests/promises tests/retention
+	$(BIN)/python -m pytest -n 2 --dist worksteal --all --seed $(SAMPLE) $(MONGO_OPTIONS) -k mongodb tests/contract tests/media tests/promises tests/retention
 
 browser-test: .venv/ready ## the page in a real browser; needs chromium and playwright, and says how to get them
 	@command -v chromium >/dev/null || { echo "There is no chromium. On Debian: apt-get install -y --no-install-recommends chromium"; exit 1; }

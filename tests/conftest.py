@@ -194,7 +194,8 @@ _EMULATED = EMULATED and MONGODB not in os.environ
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="do the drills at full length; takes minutes")
-    parser.addoption("--all", action="store_true", help="run all tests, and kill at every boundary")
+    parser.addoption("--all", action="store_true", help="run all tests, on every engine")
+    parser.addoption("--kills", action="store_true", help="kill at every boundary, not at a third of them")
     parser.addoption("--seed", type=int, help="which third of the boundaries to kill at; by default any")
 
 
@@ -205,8 +206,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def boundaries(request: pytest.FixtureRequest) -> Boundaries:
-    """The boundaries to kill at: with `--all` each of them, else a third."""
-    return Boundaries(every=1 if request.config.getoption("--all") else 3, seed=request.config.option.seed)
+    """The boundaries to kill at: with `--kills` each of them, else a third."""
+    every = 1 if request.config.getoption("--kills") else 3
+    return Boundaries(every=every, seed=request.config.option.seed)
 
 
 @pytest.fixture
@@ -255,7 +257,7 @@ def _left_out(config: pytest.Config) -> list[str]:
     lines = [
         f"{alone} tests are left out: those of the memory store that need other processes; without --all, all of these and more"
     ]
-    if not config.getoption("--all"):
+    if not config.getoption("--kills"):
         lines.append(f"kills at a third of the boundaries: --seed {config.option.seed}")
     if without:
         reason = f"there is no mongod on the path, and {MONGODB} is not set"
