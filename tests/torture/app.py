@@ -40,6 +40,7 @@ POLICIES: dict[str, Any] = {
     "ask": "ask",
     "steps": "steps",
     "look": "readonly",
+    "thread": "report",
 }
 """Each tool, and what becomes of a call of it whose outcome is not known."""
 
@@ -171,6 +172,21 @@ async def look(ctx: RunContext[None], call: str, seconds: float) -> str:
     return await _do("look", call, seconds, idempotency_key(ctx))
 
 
+def _do_in_thread(call: str, seconds: float, key: str) -> str:
+    """Do it without the event loop. No interrupt and no time limit ends it."""
+    here = current_session()
+    epoch = None if here is None else here.session.epoch
+    facts = {"tool": "thread", "call": call, "key": key, "epoch": epoch, "pid": os.getpid(), "probed": False}
+    _append(phase="begun", **facts)
+    time.sleep(seconds)
+    _append(phase="ended", **facts)
+    return f"did {call} at epoch {epoch}"
+
+
+def thread(ctx: RunContext[None], call: str, seconds: float) -> str:
+    return _do_in_thread(call, seconds, idempotency_key(ctx))
+
+
 async def steps(ctx: RunContext[None], call: str, seconds: float) -> str:
     """Do one thing, then two at once, then one within another one."""
 
@@ -201,12 +217,18 @@ async def function(turn: Turn) -> None:
     async def do(tool: str, call: str, seconds: float) -> str:
         return await _do(tool, call, seconds, idempotency_key())
 
+    def do_in_thread(call: str, seconds: float) -> str:
+        return _do_in_thread(call, seconds, idempotency_key())
+
     async def carry_out(call: str, tool: str, seconds: float) -> None:
         options: dict[str, Any] = {"recovery": "retry" if tool == "look" else POLICIES[tool]}
         if tool == "steps":
             options = {"recovery": "probe", "probe": _find}
         try:
-            results[call] = await turn.step(call, do, tool, call, seconds, **options)
+            if tool == "thread":
+                results[call] = await turn.step(call, do_in_thread, call, seconds, **options)
+            else:
+                results[call] = await turn.step(call, do, tool, call, seconds, **options)
         except OutcomeUnknown as error:
             results[call] = str(error)
 
@@ -223,7 +245,7 @@ async def function(turn: Turn) -> None:
     await turn.answer(answer(key))
 
 
-tools = [act, stall, again, ask, steps, look]
+tools: list[Any] = [act, stall, again, ask, steps, look, thread]
 plain: Agent[None, str] = Agent(FunctionModel(respond), name="plain", tools=tools)
 talker: Agent[None, str] = Agent(FunctionModel(stream_function=stream), name="talker", tools=tools)
 agents = [*(AgentSetup(agent=agent, policies=POLICIES) for agent in (plain, talker)), function]

@@ -55,6 +55,8 @@ class Tally:
     reconnects: int = 0
     duplicates_sent: int = 0
     approvals: int = 0
+    interrupts: int = 0
+    retries: Counter[str] = field(default_factory=Counter[str])
     wrong: list[str] = field(default_factory=list[str])
     """Answers that no fault excuses."""
 
@@ -65,7 +67,7 @@ def new_plan(chance: random.Random) -> list[list[tuple[str, float]]]:
     for _ in range(chance.choice([0, 1, 1, 2, 2, 3])):
         calls: list[tuple[str, float]] = []
         for _ in range(chance.choice([1, 1, 2, 3])):
-            (tool,) = chance.choices(list(POLICIES), [39, 4, 18, 8, 19, 12])
+            (tool,) = chance.choices(list(POLICIES), [34, 4, 18, 8, 17, 9, 10])
             most = 0.1 if tool == "stall" else chance.choice([0, 0.05, 0.3, 1.2])
             calls.append((tool, round(chance.uniform(0, most), 3)))
         steps.append(calls)
@@ -84,6 +86,8 @@ class Clients:
         self.open = 0
         """How many submissions were accepted and have not been seen to end."""
         self.stopping = asyncio.Event()
+        self.interrupted: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        """The sessions and ids of turns that were seen to be interrupted."""
         self._token = token
         self._chance = random.Random(f"clients {seed}")
         self._fronts = [AsyncClient(url, token, timeout=_ANSWER_SECONDS) for url in urls]
@@ -173,6 +177,44 @@ class Clients:
                         self.tally.approvals += 1
             await asyncio.sleep(0.5)
 
+    async def interrupt(self) -> None:
+        """Interrupt a turn now and then."""
+        while not self.stopping.is_set():
+            await asyncio.sleep(self._chance.uniform(0.2, 1.0))
+            with suppress(ServerUnavailable, ServerError):
+                front = self._chance.choice(self._fronts)
+                running = (await front.sessions(status="running", limit=20))["items"]
+                if running:
+                    session_id = self._chance.choice(running)["id"]
+                    await front.request("POST", f"/api/sessions/{session_id}/interrupt")
+                    self.tally.interrupts += 1
+
+    async def retry(self) -> None:
+        """Retry turns that were interrupted: two people press the button at once. What is refused stays as it is."""
+        while True:
+            session_id, submission_id = await self.interrupted.get()
+            await asyncio.gather(*(self._retry(session_id, submission_id) for _ in range(2)))
+
+    async def _retry(self, session_id: str, submission_id: str) -> None:
+        path, body = f"/api/sessions/{session_id}/retry", {"submission_id": submission_id}
+        while True:
+            try:
+                await self._chance.choice(self._fronts).request("POST", path, json=body)
+            except ServerUnavailable:
+                self.tally.unreachable += 1
+            except ServerError as error:
+                code = str(error.facts["code"])
+                if code == "turn_not_retriable":
+                    self.tally.retries["refused"] += 1
+                    return
+                if int(str(error.facts["status"])) not in {429, 503}:
+                    self.tally.wrong.append(f"POST {path}: {error}")
+                    return
+            else:
+                self.tally.retries["accepted"] += 1
+                return
+            await asyncio.sleep(self._chance.uniform(0.1, 0.5))
+
 
 class Reader:
     """Follows one session over all fronts, and checks that every number comes once, in order."""
@@ -238,6 +280,8 @@ class Reader:
             if submission_id in self._open:
                 self._open.remove(submission_id)
                 self._clients.open -= 1
+            if event["payload"].get("reason") == "interrupted":
+                self._clients.interrupted.put_nowait((self.session_id, submission_id))
 
 
 def digest(data: bytes) -> str:

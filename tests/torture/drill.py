@@ -126,9 +126,11 @@ async def _hit(
     say(f"{len(members)} processes serve {plan.sessions} sessions on {plan.engine}; seed {plan.seed}")
     reading = [asyncio.create_task(reader.read()) for reader in clients.readers]
     approving = asyncio.create_task(clients.approve())
+    retrying = asyncio.create_task(clients.retry())
+    interrupting = asyncio.create_task(clients.interrupt())
     submitting = [asyncio.create_task(clients.submit(at_most_open=plan.open)) for _ in range(plan.submitters)]
     telling = asyncio.create_task(_tell(driver, clients, say))
-    background = [*reading, approving, telling]
+    background = [*reading, approving, telling, retrying]
     try:
         await driver.run(plan.duration)
         say("no more faults; everything must come to rest")
@@ -136,7 +138,7 @@ async def _hit(
         calm = time.monotonic()
         try:
             async with asyncio.timeout(plan.rest):
-                await asyncio.gather(*submitting, *(member.up() for member in members))
+                await asyncio.gather(*submitting, interrupting, *(member.up() for member in members))
                 while clients.open:
                     _raise_if_ended(background)
                     await asyncio.sleep(0.05)
@@ -146,9 +148,10 @@ async def _hit(
         outcome.facts["seconds to rest"] = round(time.monotonic() - calm, 1)
         await _until_quiet(clients)
     finally:
-        for task in (*background, *submitting):
+        everyone = (*background, *submitting, interrupting)
+        for task in everyone:
             task.cancel()
-        await asyncio.gather(*background, *submitting, return_exceptions=True)
+        await asyncio.gather(*everyone, return_exceptions=True)
 
 
 async def _until_quiet(clients: Clients) -> None:
@@ -218,6 +221,8 @@ async def _judge(
         "submissions sent again": sum(sent.tries - 1 for sent in clients.sent),
         "submissions sent twice on purpose": tally.duplicates_sent,
         "approvals": tally.approvals,
+        "interrupts": tally.interrupts,
+        "retries": dict(sorted(tally.retries.items())),
         "answers": {str(status): number for status, number in sorted(tally.answers.items())},
         "requests and streams broken": tally.unreachable,
         "reconnects": tally.reconnects,

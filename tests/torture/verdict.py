@@ -131,7 +131,7 @@ async def _judge_session(
     _judge_submissions(submissions, sent, events, verdict)
     _judge_runs(session.id, events, verdict)
     await _judge_history(store, session.id, submissions, sent, effects, verdict)
-    given_up = {str(found.idempotency_key) for found in submissions if found.state == "dead"}
+    given_up = {str(found.idempotency_key) for found in submissions if found.state != "done"}
     return await _judge_effects(store, session.id, events, effects, given_up, verdict)
 
 
@@ -152,6 +152,7 @@ def _judge_submissions(
 ) -> None:
     """Each accepted submission is there once and ended once; what was never sent is not there."""
     messages = [found for found in submissions if found.kind == "message"]
+    retried = _retried(submissions)
     by_key: defaultdict[str | None, list[Submission]] = defaultdict(list)
     for found in messages:
         by_key[found.idempotency_key].append(found)
@@ -175,7 +176,12 @@ def _judge_submissions(
             verdict.add("submissions done twice, or done wrongly", [problem])
         # RequestBody up only after it had really been begun so often, each time cut off.
         given_up = found[0].state == "dead" and starts[found[0].id] >= _ATTEMPTS and found[0].reason
-        if found[0].state != "done" and not given_up:
+        interrupted = found[0].state == "failed" and found[0].reason == "interrupted"
+        if interrupted:
+            verdict.counts[
+                f"interrupted turns whose last retry is {retried.get(found[0].id, 'refused')}"
+            ] += 1
+        if found[0].state != "done" and not given_up and not interrupted:
             problem = f"{each.key} of {each.session_id} is {found[0].state}: {found[0].reason}"
             verdict.add("accepted submissions lost", [problem])
     never = [f"{key} was never sent" for key in by_key]
@@ -188,6 +194,19 @@ def _judge_submissions(
     if [found for found in first if found in set(wanted)] != wanted:
         problem = f"{messages[0].session_id}: begun in another order than asked for"
         verdict.add("submissions done twice, or done wrongly", [problem])
+
+
+def _retried(submissions: list[Submission]) -> dict[str, str]:
+    """Return, for each message with a retry that ran, the state of the last one."""
+    origins: dict[str, str] = {}
+    states: dict[str, str] = {}
+    for found in submissions:
+        if found.kind == "retry":
+            named = str(json.loads(found.payload)["submission_id"])
+            origins[found.id] = origins.get(named, named)
+            if found.run_id is not None:
+                states[origins[found.id]] = found.state
+    return states
 
 
 def _judge_runs(session_id: str, events: list[Event], verdict: Verdict) -> None:
@@ -232,7 +251,8 @@ async def _judge_history(
     history = (await find_resume_point(store, session_id, None)).messages
     if not is_provider_valid(history):
         verdict.add("histories that no provider would take", [session_id])
-    states = {s.idempotency_key: s.state for s in submissions}
+    retried = _retried(submissions)
+    states = {s.idempotency_key: retried.get(s.id, s.state) for s in submissions}
     words = Counter(
         part.content
         for message in history
