@@ -46,7 +46,7 @@ from holdfast.record.ledger import CallRef, Policy
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.probes import LIMIT_SECONDS, Done, NotDone, Probe, Unsettled, ask_probe
 from holdfast.record.steps import StepApproval, Steps, current_steps, outside
-from holdfast.record.threads import Threads
+from holdfast.record.threads import RunThreads
 from holdfast.record.validity import pending_calls
 from holdfast.store import Store, open_store
 from holdfast.tracing import mark_span
@@ -169,7 +169,7 @@ class _Recorder(AbstractCapability[Any]):
         self.session_id = ""
         self.outer = outer  # records the run whose tool starts this one
         self.is_active = False
-        self._threads = Threads()
+        self._threads = RunThreads()
         self._caller: asyncio.Task[Any] | None = None  # runs the agent; `wrap_run` runs in another task
         self._settings = settings
         self._parent = settings.parent_run_id or (outer.run_id if outer else None)

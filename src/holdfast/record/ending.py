@@ -16,7 +16,7 @@ from holdfast.record.buffer import Buffer
 from holdfast.record.host import Failure, RunHost
 from holdfast.record.offloader import COMPLETED
 from holdfast.record.partial import partial_response
-from holdfast.record.threads import Threads
+from holdfast.record.threads import RunThreads
 from holdfast.record.validity import pending_calls
 from holdfast.types import Batch, Effect, Json, NewEvent, Run
 
@@ -53,7 +53,7 @@ async def complete_run(
     host.close(run, None)
 
 
-async def fail_run(buffer: Buffer, host: RunHost, error: BaseException, threads: Threads) -> None:
+async def fail_run(buffer: Buffer, host: RunHost, error: BaseException, threads: RunThreads) -> None:
     """Record the end of a run as its host decides, when its threads have ended. Its earlier steps are already recorded."""
     run: Run | None = None
     stop = await threads.recorded()

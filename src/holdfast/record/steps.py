@@ -27,7 +27,7 @@ from holdfast.record.ledger import CallRef, Policy
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.probes import LIMIT_SECONDS, Done, NotDone, Probe, ProbeAnswer, Unsettled, ask_probe
 from holdfast.record.retrying import Pause, Retry
-from holdfast.record.threads import ThreadedCall, Threads
+from holdfast.record.threads import RunThreads, ThreadedCall
 from holdfast.store import Store
 from holdfast.types import Effect, NewEvent
 
@@ -71,7 +71,7 @@ class Steps:
     store: Store
     buffer: Buffer
     offloader: MediaOffloader
-    threads: Threads
+    threads: RunThreads
     step: int | None = None
     """The step of the run, for the events."""
     redone: Collection[str] = ()

@@ -23,7 +23,7 @@ from holdfast.tasks import start_thread
 T = TypeVar("T")
 
 
-class Threads(Executor):
+class RunThreads(Executor):
     """The threads of one run. It is the executor in which Pydantic AI runs the synchronous tools of the run."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class ThreadedCall:
         """Raise the cancellation that was delayed, if there is one."""
         await self._stop.deliver()
 
-    async def complete(self, threads: Threads, call: Awaitable[T]) -> T:
+    async def complete(self, threads: RunThreads, call: Awaitable[T]) -> T:
         """Await the call. If it is stopped or fails while its thread works, return or raise the outcome of the thread."""
         with Agent.using_thread_executor(threads):
             try:
@@ -172,15 +172,15 @@ def _executor_of_application() -> Executor | None:
     """Return the executor that the application has set for synchronous tools. Pydantic AI has no public way to read it."""
     variable: ContextVar[Executor | None] | None = getattr(_utils, "_thread_executor", None)
     chosen = None if variable is None else variable.get()
-    return None if isinstance(chosen, Threads) else chosen
+    return None if isinstance(chosen, RunThreads) else chosen
 
 
-_turn: ContextVar[Threads | None] = ContextVar("holdfast_threads", default=None)
+_turn: ContextVar[RunThreads | None] = ContextVar("holdfast_threads", default=None)
 """The threads of all runs of the turn that runs this code."""
 
 
 @contextmanager
-def of_turn(threads: Threads) -> Generator[None, None, None]:
+def of_turn(threads: RunThreads) -> Generator[None, None, None]:
     """Make these the threads of the turn whose tasks are started in this block."""
     token = _turn.set(threads)
     try:

@@ -41,7 +41,7 @@ from holdfast.record.history import open_history
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.recovery import load_history
 from holdfast.record.steps import Steps, causes, step
-from holdfast.record.threads import Threads
+from holdfast.record.threads import RunThreads
 from holdfast.record.validity import pending_calls
 from holdfast.runtime.attachment import Attachment
 from holdfast.runtime.context import SessionContext, current_session
@@ -250,7 +250,7 @@ class _FunctionRun:
                 store=start.store,
                 buffer=self._buffer,
                 offloader=offloader,
-                threads=Threads(),
+                threads=RunThreads(),
                 redone=redone,
                 renewed=renewed,
                 settled=host.settled,

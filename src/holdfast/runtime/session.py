@@ -17,7 +17,7 @@ from holdfast.counting import count
 from holdfast.errors import BadInput, HoldfastError, LeaseLost, StoreError
 from holdfast.logs import log_context
 from holdfast.record.loading import LargeHistories
-from holdfast.record.threads import Threads, of_turn
+from holdfast.record.threads import RunThreads, of_turn
 from holdfast.runtime.attachment import UNWATCHED, Attachment, detached
 from holdfast.runtime.compaction import prepare_compaction
 from holdfast.runtime.context import SessionContext, start_in
@@ -72,7 +72,7 @@ class SessionRunner:
         self._stopping = asyncio.Event()
         self._left = 0  # how many submissions may still be processed
         self._steering = False  # whether a message waits to enter the turn
-        self._threads = Threads()
+        self._threads = RunThreads()
         self._task: asyncio.Task[Any] | None = None
         self.unfinished: Submission | None = None
         """The submission in progress, also after the session was lost or its store failed."""
