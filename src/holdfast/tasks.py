@@ -57,7 +57,7 @@ def start_thread(function: Callable[[], T]) -> "Future[T]":
 
     def run() -> None:
         try:
-            result = function()
+            result = without_stop_iteration(function)()
         except BaseException as error:  # noqa: BLE001 - the caller receives it
             future.set_exception(error)
         else:
@@ -65,3 +65,16 @@ def start_thread(function: Callable[[], T]) -> "Future[T]":
 
     threading.Thread(target=run, name="holdfast-call", daemon=True).start()
     return future
+
+
+def without_stop_iteration(function: Callable[[], T]) -> Callable[[], T]:
+    """Return the function with another error for `StopIteration`, which no future accepts."""
+
+    def run() -> T:
+        try:
+            return function()
+        except StopIteration as error:
+            message = "the function raised StopIteration"
+            raise RuntimeError(message) from error
+
+    return run

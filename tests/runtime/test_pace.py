@@ -18,7 +18,7 @@ async def test_turns_that_begin_quickly_raise_the_limit():
     assert pace.free == 2
     begun = [pace.begin(), pace.begin()]
     assert pace.free == 0
-    waiting = asyncio.ensure_future(pace.changed())
+    waiting = asyncio.ensure_future(pace.wait())
     await asyncio.sleep(0)
     begun[0]()
     begun[0]()  # the end of the turn as well
@@ -26,6 +26,15 @@ async def test_turns_that_begin_quickly_raise_the_limit():
     assert pace.free == 3
     begun[1]()
     assert pace.free == 8
+
+
+async def test_a_turn_that_begins_before_the_wait_is_not_missed():
+    pace = Pace()
+    begun = [pace.begin(), pace.begin()]
+    waiting = asyncio.ensure_future(pace.wait())  # it has not taken its first step
+    for each in begun:
+        each()
+    await asyncio.wait_for(waiting, 5)
 
 
 async def test_turns_that_begin_slowly_lower_it(monkeypatch: pytest.MonkeyPatch):
@@ -44,7 +53,7 @@ async def test_a_turn_that_does_not_begin_in_time_leaves_its_place(monkeypatch: 
     pace = Pace()
     pace.begin()
     pace.begin()
-    await pace.changed()
+    await pace.wait()
 
     async def all_free() -> bool:
         return pace.free >= 2

@@ -459,3 +459,39 @@ async def test_the_new_key_of_a_repeated_step_survives_a_crash(kind: str):
     assert keys[0] != keys[-1]
     if kind == "step_started":
         assert asked == [keys[-1]]
+
+
+async def test_a_second_restart_repeats_only_the_steps_from_there(memory: Store):
+    async with connect(memory, agents=[worker]) as hf:
+        turn = await (await hf.session("s", agent=worker)).send("Hello")
+        await turn.result(timeout=20)
+        again = await turn.retry(from_step="turn/first")
+        await again.result(timeout=20)
+        last = await again.retry(from_step="turn/second")
+        assert await last.result(timeout=20) == ["first done", "second done"]
+    assert done == ["first", "second", "first", "second", "second"]
+
+
+async def test_a_restart_of_a_done_turn_that_failed_can_be_retried(memory: Store):
+    async with connect(memory, agents=[worker]) as hf:
+        turn = await (await hf.session("s", agent=worker)).send("Hello")
+        await turn.result(timeout=20)
+        broken.add("second")
+        again = await turn.retry(from_step="turn/second")
+        await fail(again)
+        broken.clear()
+        assert await (await again.retry()).result(timeout=20) == ["first done", "second done"]
+    assert done == ["first", "second", "second", "second"]
+
+
+async def test_a_refused_retry_leaves_the_status_of_the_session(memory: Store):
+    broken.add("second")
+    async with connect(memory, agents=[worker]) as hf:
+        turn = await (await hf.session("s", agent=worker)).send("Hello")
+        await fail(turn)
+    retries = await _retry_twice_at_once(memory, turn.id)
+    async with connect(memory, agents=[worker]) as hf:
+        session = await hf.session("s", agent=worker)
+        await fail(await session.turn(retries[1].id))
+        info = await session.info()
+    assert (info.status, "second is broken" in str(info.error)) == ("failed", True)

@@ -85,7 +85,7 @@ async def _waiting(hf: Client) -> SessionDetail:
     session = await hf.session("s")
 
     async def shows() -> bool:
-        return (await session.info()).waiting_for is not None
+        return "thread" in str((await session.info()).waiting_for)
 
     await until(shows)
     return await session.info()
@@ -205,7 +205,7 @@ async def test_a_cancelled_run_without_a_worker_waits_for_its_thread(store: Stor
     running.cancel()
 
     async def shows() -> bool:
-        return (await store.session("s")).waiting_for is not None
+        return "thread" in str((await store.session("s")).waiting_for)
 
     await until(shows)
     assert not running.done()
@@ -303,3 +303,102 @@ async def test_a_tool_with_an_executor_of_the_application_runs_there(store: Stor
     with ThreadPoolExecutor(thread_name_prefix="theirs") as executor, Agent.using_thread_executor(executor):
         result = await agent.run("Where?", conversation_id="s", capabilities=[Holdfast(store)])
     assert result.output.startswith("theirs")
+
+
+def _answering(*tools: Any, name: str = "inner") -> Any:
+    """Return an agent that calls each of its tools once, and then answers."""
+
+    def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        if any(part.part_kind == "tool-return" for part in messages[-1].parts):
+            return ModelResponse(parts=[TextPart("the answer")])
+        return ModelResponse(parts=[ToolCallPart(each.__name__, {}, each.__name__) for each in tools])
+
+    return Agent(FunctionModel(respond), name=name, tools=list(tools))
+
+
+async def test_a_step_that_runs_another_agent_has_its_own_result(store: Store, payments: Payments):
+    """The other agent runs its own tool in a thread, which is not that of the step."""
+
+    def lookup() -> str:
+        return "a row"
+
+    def pay() -> str:
+        found = asyncio.run(_answering(lookup).run("Find!")).output
+        payments.pay()
+        return found
+
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> Any:
+        return await turn.step("pay", pay, recovery="retry")
+
+    async with connect(store, agents=[clerk]) as hf:
+        session = await hf.session("s", agent=clerk)
+        turn = await session.send("Pay!")
+        await _running(payments)
+        await session.interrupt()
+        await _waiting(hf)
+        payments.goes_on.set()
+        with pytest.raises(TurnFailed, match="interrupted"):
+            await turn.result(timeout=_SECONDS)
+        assert await (await turn.retry()).result(timeout=_SECONDS) == "the answer"
+    assert payments.made == ["ada"]
+
+
+async def test_a_tool_that_fails_beside_a_thread_of_its_delegate_has_failed(store: Store, payments: Payments):
+    def lookup() -> str:
+        payments.goes_on.wait(_SECONDS)
+        return "a row"
+
+    async def refuse() -> str:
+        message = "the service refused"
+        raise RuntimeError(message)
+
+    async def research() -> str:
+        return (await _answering(lookup, refuse).run("Find!")).output
+
+    agent = _answering(research, name="clerk")
+    async with connect(store, agents=[agent]) as hf:
+        turn = await (await hf.session("s", agent=agent)).send("Go!")
+        threading.Timer(0.5, payments.goes_on.set).start()
+        with pytest.raises(TurnFailed, match="the service refused"):
+            await turn.result(timeout=_SECONDS)
+    assert (await _effect(store, "research")).state == "failed"
+
+
+async def test_a_step_that_returns_a_coroutine_can_be_interrupted(store: Store):
+    awaited = asyncio.Event()
+
+    def call(function: Any) -> Any:
+        return function()
+
+    async def never() -> None:
+        awaited.set()
+        await asyncio.Event().wait()
+
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> Any:
+        await turn.step("wait", lambda: call(never))
+
+    async with connect(store, agents=[clerk]) as hf:
+        session = await hf.session("s", agent=clerk)
+        turn = await session.send("Wait!")
+        await asyncio.wait_for(awaited.wait(), _SECONDS)
+        await session.interrupt()
+        with pytest.raises(TurnFailed, match="interrupted"):
+            await turn.result(timeout=_SECONDS)
+
+
+@pytest.mark.parametrize("how", ["step", "tool"])
+async def test_a_function_that_raises_stop_iteration_fails(store: Store, how: str):
+    def first() -> str:
+        return next(iter(()))
+
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> Any:
+        return await turn.step("first", first)
+
+    agent = clerk if how == "step" else _answering(first, name="clerk")
+    async with connect(store, agents=[agent]) as hf:
+        turn = await (await hf.session("s", agent="clerk")).send("Go!")
+        with pytest.raises(TurnFailed, match="StopIteration"):
+            await turn.result(timeout=_SECONDS)

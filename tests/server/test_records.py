@@ -147,6 +147,7 @@ AS_EVERY_SESSION = {
     ("PUT", "/api/sessions/{session_id}/cursors/{consumer}"),
     ("PUT", "/api/sessions/{session_id}/credentials/{name}"),
     ("DELETE", "/api/sessions/{session_id}/credentials/{name}"),
+    ("POST", "/api/sessions/{session_id}/dismiss"),
     ("POST", "/api/sessions/{session_id}/clean"),
     ("POST", "/api/sessions/{session_id}/rehydrate"),
     ("DELETE", "/api/sessions/{session_id}"),

@@ -15,6 +15,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from holdfast.runtime import Worker
@@ -76,6 +77,10 @@ class Earlier:
 
 @asynccontextmanager
 async def earlier(code: Path, url: str) -> AsyncGenerator[Earlier, None]:
+    if url.startswith("postgresql"):  # it does not set this itself, and would be slow
+        connection = await asyncpg.connect(url)
+        await connection.execute(f"ALTER DATABASE {url.rpartition('/')[2]} SET jit = off")
+        await connection.close()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.upgrade.earlier", url),
         cwd=ROOT,

@@ -344,9 +344,10 @@ class _Recorder(AbstractCapability[Any]):
         waiting = partial(self._buffer.waiting_for_thread, call.tool_name, effect.call_id)
         async with self._threads.call(ref, waiting) as threaded:
             steps = await self._steps(ctx, ref, policy, begun=known is not None)
-            return await self._run_tool(
-                ctx, call, effect, steps, threaded.complete(self._threads, handler(args))
-            )
+            running = handler(args)
+            if _is_synchronous(ctx, call.tool_name):
+                running = threaded.run_tool(self._threads, running)
+            return await self._run_tool(ctx, call, effect, steps, running)
 
     async def _run_tool(
         self,
@@ -556,6 +557,15 @@ def _can_be_recorded(error: BaseException, task: "asyncio.Task[Any] | None") -> 
         except RuntimeError:  # no event loop is running
             return False
     return not isinstance(error, asyncio.CancelledError | StepsDiffer)
+
+
+def _is_synchronous(ctx: RunContext[Any], tool: str) -> bool:
+    """Return whether a tool is a function that runs in a thread."""
+    tools: Mapping[str, Any] = (ctx.tool_manager and ctx.tool_manager.tools) or {}
+    found: Any = tools.get(tool)
+    while hasattr(found, "source_tool"):  # it belongs to one of several toolsets
+        found = found.source_tool
+    return getattr(found, "is_async", True) is False
 
 
 def response_facts(response: ModelResponse) -> dict[str, Any]:

@@ -56,6 +56,8 @@ class _Memory:
         except asyncio.CancelledError:
             if ready.done() and not ready.cancelled():
                 self.release(size)
+            else:
+                self._admit()  # those behind it may fit
             raise
 
     def release(self, size: int) -> None:

@@ -337,9 +337,9 @@ class Steps:
         try:
             if iscoroutinefunction(request.function):
                 return await request.function(*request.arguments)
-            value = await call.complete(self.threads, self.threads.run(request.function, *request.arguments))
+            value = await call.run(self.threads, request.function, *request.arguments)
             if isawaitable(value):
-                await call.deliver_stop()
+                await call.leave_thread()
                 return await value
             return value
         finally:

@@ -18,7 +18,7 @@ import anyio
 from pydantic_ai import Agent, _utils
 
 from holdfast.record.ledger import CallRef, current_call
-from holdfast.tasks import start_thread
+from holdfast.tasks import start_thread, without_stop_iteration
 
 T = TypeVar("T")
 
@@ -38,26 +38,30 @@ class RunThreads(Executor):
         return any(not thread.done() for thread in self._working)
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "Future[T]":
-        """Run a function in a new thread, or in the executor that the application has chosen."""
+        """Run a function in a new thread, or in the executor that the application has chosen.
+
+        The first function of a call is its own. Others are started by agents that it runs, and end before it does.
+        """
         ref = current_call.get()
         call = self._calls.get(ref) if ref else None
-        start = start_thread if call is None or call.executor is None else call.executor.submit
-        thread = start(partial(fn, *args, **kwargs))
-        if call is not None:
-            call.thread = thread
+        if call is None or call.thread is not None:
+            return start_thread(partial(fn, *args, **kwargs))
+        start = start_thread if call.executor is None else call.executor.submit
+        call.thread = thread = start(without_stop_iteration(partial(fn, *args, **kwargs)))
         self.watch(thread)
         if self._turn is not None:
             self._turn.watch(thread)
         return thread
 
+    async def ended(self) -> None:
+        """Wait until all threads have ended."""
+        while working := [thread for thread in self._working if not thread.done()]:
+            await _end(working[0])
+
     def watch(self, thread: "Future[Any]") -> None:
         """Count a thread as one of these until it has ended."""
         self._working.add(thread)
         thread.add_done_callback(self._working.discard)
-
-    async def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run a function in a thread, in the context of the caller."""
-        return await asyncio.wrap_future(self.submit(copy_context().run, function, *arguments))
 
     def call(
         self, ref: CallRef, announced: Callable[[], AbstractAsyncContextManager[None]]
@@ -108,19 +112,34 @@ class ThreadedCall:
         """Raise the cancellation that was delayed, if there is one."""
         await self._stop.deliver()
 
-    async def complete(self, threads: RunThreads, call: Awaitable[T]) -> T:
-        """Await the call. If it is stopped or fails while its thread works, return or raise the outcome of the thread."""
+    async def run_tool(self, threads: RunThreads, tool: Awaitable[T]) -> T:
+        """Await a synchronous tool, which Pydantic AI runs in an executor."""
         with Agent.using_thread_executor(threads):
-            try:
-                return await call
-            except (Exception, asyncio.CancelledError) as error:
-                thread = self.thread
-                if thread is None or thread.done():
-                    raise
-                if isinstance(error, asyncio.CancelledError):
-                    self._stop.delay(error)
-                await self._stop.wait_for(asyncio.create_task(self.announce(_end(thread))))
-                return thread.result()
+            return await self._complete(tool)
+
+    async def run(self, threads: RunThreads, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a function in a thread, in the context of the caller."""
+        thread = threads.submit(copy_context().run, function, *arguments)
+        return await self._complete(asyncio.wrap_future(thread))
+
+    async def _complete(self, call: Awaitable[T]) -> T:
+        """Await the call. If it is stopped or fails while its thread works, return or raise the outcome of the thread."""
+        try:
+            return await call
+        except (Exception, asyncio.CancelledError) as error:
+            thread = self.thread
+            if thread is None or thread.done():
+                raise
+            if isinstance(error, asyncio.CancelledError):
+                self._stop.delay(error)
+            await self._stop.wait_for(asyncio.create_task(self.announce(_end(thread))))
+            return thread.result()
+
+    async def leave_thread(self) -> None:
+        """Take note that the thread has returned something to await, so that the call can be cancelled again."""
+        self.thread = None
+        self._recorded.set()
+        await self.deliver_stop()
 
     async def announce(self, end: Awaitable[object]) -> None:
         """Wait for the end, and show that the call waits for its thread."""

@@ -336,7 +336,7 @@ class _FunctionRun:
         self._restarts = last.get("restarts", 0)
         end = last.get("prompt", len(self._messages) - 1) + 1
         submission = self.start.host.submission
-        if (from_step := step_to_repeat(submission)) and submission.run_id is None:
+        if (from_step := self._from_step(steps)) and submission.run_id is None:
             if from_step not in steps:
                 raise NotFound(what="step of this turn with the id", id=from_step)
             self._messages = await self._history_before(from_step)
@@ -367,11 +367,19 @@ class _FunctionRun:
             if given is not None and entry in steps and steps[entry].state != "started":
                 self._answer_question(call, Decision(given.approved, given.feedback, given.by))
 
+    def _from_step(self, steps: Mapping[str, Effect]) -> str | None:
+        """Return the latest entry of the step that a retry starts from; None if it only continues."""
+        from_step = step_to_repeat(self.start.host.submission)
+        if from_step is None or from_step not in steps:
+            return from_step
+        entry = ledger.next_entry(ledger.place(from_step), self._last.get("redone", []))
+        return entry if entry in steps else None  # it is about to run again anyway
+
     def _redone(self, steps: dict[str, Effect]) -> list[str]:
         """Return the entries that run again as new ones, because a person retries the turn: the failures that ended it, or all from a step."""
         known: list[str] = self._last.get("redone", [])
-        if (from_step := step_to_repeat(self.start.host.submission)) and steps:
-            again = ledger.entries_from(steps, from_step)
+        if (from_step := self._from_step(steps)) and steps:
+            again = ledger.entries_from({e: steps[e] for e in steps if e not in known}, from_step)
         else:
             ended_by: list[str] = self._last.get("ended_by", [])
             again = [entry for entry in ended_by if entry in steps and steps[entry].state == "failed"]

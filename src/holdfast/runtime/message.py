@@ -64,8 +64,8 @@ async def prepare_turn(
 async def _origin(leased: LeasedSession, submission: Submission) -> tuple[Submission, str | None]:
     """Return the message that a turn answers, and the run that it continues. A retry names the turn that it continues."""
     message, run_id = submission, submission.run_id
-    from_step = step_to_repeat(submission)
     while message.kind == "retry":
+        from_step = step_to_repeat(message)
         message = await leased.store.submission(str(parse_payload(message).get("submission_id")))
         if message.session_id != leased.id:
             raise NotFound(what="submission", id=message.id)  # as if it did not exist

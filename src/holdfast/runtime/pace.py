@@ -45,7 +45,8 @@ class Pace:
         timer = loop.call_later(_LONGEST_SECONDS, begun)
         return begun
 
-    async def changed(self) -> None:
-        """Wait until a turn has begun."""
-        self._changed.clear()
-        await self._changed.wait()
+    async def wait(self) -> None:
+        """Wait until a turn may begin."""
+        while not self.free:
+            self._changed.clear()
+            await self._changed.wait()

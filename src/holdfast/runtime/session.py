@@ -73,14 +73,13 @@ class SessionRunner:
         self._left = 0  # how many submissions may still be processed
         self._steering = False  # whether a message waits to enter the turn
         self._threads = RunThreads()
-        self._task: asyncio.Task[Any] | None = None
         self.unfinished: Submission | None = None
         """The submission in progress, also after the session was lost or its store failed."""
 
     @property
     def left_behind(self) -> asyncio.Task[Any] | None:
-        """The task of a turn that was stopped and waits for a thread. Until that has ended, nothing else may continue the session."""
-        return self._task if self._task and not self._task.done() and self._threads.are_working else None
+        """The end of the threads of a turn that was stopped. Until then, nothing else may continue the session."""
+        return asyncio.ensure_future(self._threads.ended()) if self._threads.are_working else None
 
     def hand_over(self, reason: str) -> None:
         """Stop at the next settled point, so that another worker continues."""
@@ -224,7 +223,7 @@ class SessionRunner:
         """Run the code of an agent until it has ended. Stop it on request or at its time limit."""
         context = SessionContext(session=session, store=self._store, keys=self._credential_key)
         with of_turn(self._threads):
-            turn.task = self._task = task = start_in(context, running)
+            turn.task = task = start_in(context, running)
         self._turn = turn
         turn.draining = self._reason is not None
         watchers: list[asyncio.Task[None]] = []
@@ -241,6 +240,7 @@ class SessionRunner:
                 await asyncio.wait([task])
             if turn.recording is not None:
                 await asyncio.wait([turn.recording])
+            await self._threads.ended()  # of delegates as well
         except asyncio.CancelledError:
             turn.cancel("lost")  # this task is being stopped: leave everything as it is
             await asyncio.wait([task], timeout=_CUT_OFF_SECONDS)
@@ -386,8 +386,9 @@ class SessionRunner:
 
 
 def _after_attempt(submission: Submission) -> Status | None:
-    """Return the status after an attempt that did not end its submission. Only a turn changes it."""
-    return "idle" if submission.kind in TURNS else None
+    """Return the status after an attempt that did not end its submission. Only a turn changes it, and only if it is not refused."""
+    begun = submission.kind == "message" or submission.run_id is not None
+    return "idle" if submission.kind in TURNS and begun else None
 
 
 def _error_of(task: asyncio.Task[Any]) -> BaseException | None:

@@ -149,7 +149,7 @@ class Worker:
             while not (self._stopping.is_set() or self._lost.is_set()):
                 claimed: list[Work] = []
                 if not self._pace.free:
-                    await self._first(self._pace.changed())
+                    await self._first(self._pace.wait())
                     continue
                 if free := min(self._concurrency - len(self._running), self._pace.free):
                     try:
@@ -224,16 +224,12 @@ class Worker:
 
     async def _wait_for_thread(self, lease: Lease) -> None:
         """Wait for a thread that worked on the session when this worker lost it, and that has not ended yet."""
-        left = self._left_behind.pop(lease.session_id, None)
-        if left is None or left.done():
-            return
-        waits = Batch(status="running", waiting_for="a thread of the turn before")
-        await self._store.write(lease, waits)
-        try:
+        left = self._left_behind.get(lease.session_id)
+        if left is not None and not left.done():
+            waits = Batch(status="running", waiting_for="a thread of the turn before")
+            await self._store.write(lease, waits)
             await asyncio.wait([left])
-        except asyncio.CancelledError:
-            self._left_behind[lease.session_id] = left
-            raise
+        self._left_behind.pop(lease.session_id, None)
 
     async def _uncount_attempts(self) -> None:
         """Do not count attempts that ended because the store failed, or the process had too little time to renew.

@@ -169,7 +169,7 @@ async def _with_partial(
 
 
 async def _partial(store: Store, run: Run) -> ModelResponse | None:
-    after = run.first_seq - 1
+    after = max(0, run.first_seq - 1)
     while page := await store.events(run.session_id, after=after, run_id=run.id):
         after = page[-1].seq
         for event in page:
