@@ -77,14 +77,16 @@ def _dump_with(message: ModelMessage, fallback: Callable[[Any], Any] | None) -> 
     return lenient_json(value, separators=(",", ":"))
 
 
-def load(bodies: list[Json]) -> list[ModelMessage]:
-    """Return the messages with these texts. Large texts are taken out of the list one by one, to have them in memory only once."""
-    if sum(map(len, bodies)) < _LARGE:
-        return _load(bodies)
+def load(bodies: Iterable[Json]) -> list[ModelMessage]:
+    """Return the messages with these texts. Large texts are released one by one, unless the caller keeps them."""
+    texts = list(bodies)
+    del bodies
+    if sum(map(len, texts)) < _LARGE:
+        return _load(texts)
     messages: list[ModelMessage] = []
-    bodies.reverse()
-    while bodies:
-        messages += _load([bodies.pop()])
+    texts.reverse()
+    while texts:
+        messages += _load([texts.pop()])
     return messages
 
 
