@@ -112,7 +112,7 @@ async def test_a_worker_does_not_load_a_history_that_is_too_large(engine: Engine
 @pytest.mark.thorough
 @pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 async def test_a_worker_loads_large_histories_one_after_another(engine: Engine):
-    """Four sessions of one owner, each with 63 MB, of which the scripted model makes several copies. At once they would take 1 GB."""
+    """Four sessions of one owner, each with 63 MB. The scripted model copies them several times: together they would take 1 GB."""
     sessions = [await fill(engine.url, 7) for _ in range(4)]
     async with worker(engine.url) as process:
         before = peak_bytes(process.process.pid)

@@ -37,7 +37,7 @@ _ALWAYS: dict[str, tuple[frozenset[str], ...]] = {
     "checkpoints": (frozenset({"id"}), frozenset({"session_id"})),
     "log_of_outputs": (frozenset({"oldest_first"}), frozenset({"newest_first"})),
 }
-"""Optional parameters of which the code always passes one."""
+"""Optional parameters: the code always passes one of them."""
 _HOSTILE = {
     "jit": "on",
     "jit_above_cost": "0",

@@ -40,7 +40,7 @@ class LargeHistories:
 
 
 class _Memory:
-    """A number of bytes of which turns take their part, in the order in which they ask."""
+    """A shared budget of bytes. Turns take their parts in the order of their requests."""
 
     def __init__(self) -> None:
         self._used = 0

@@ -1,4 +1,4 @@
-"""How many turns a worker begins at once: few after its start and on a starved machine, and as many as it likes on a quick one.
+"""How many turns a worker begins at once: few after its start and on a starved machine, and many on a quick one.
 
 A turn that begins loads its history and makes its first request. On a starved machine a dozen of them at once would all be slow, and a worker
 that dies meanwhile would use up an attempt of each.
