@@ -19,7 +19,7 @@ from holdfast import (
     idempotency_key,
     step,
 )
-from holdfast.errors import BadInput, StepsDiffer, StoreClosed
+from holdfast.errors import BadInput, StepFailed, StepsDiffer, StoreClosed
 from holdfast.store import Store
 from holdfast.testing.agents import Killed, ManualClock, killed_after, ledger
 from tests.record.stepping import do, done, rerun, run, tool_agent
@@ -196,6 +196,27 @@ async def test_concurrent_steps_wait_for_the_recorded_ones(timed: Store, clock: 
         await run(tool_agent(book), timed)
     assert await rerun(tool_agent(book), timed, clock) == "slow done fast again done"
     assert sorted(done) == ["fast", "fast again", "slow"]
+
+
+async def test_steps_that_run_when_another_one_fails_are_waited_for(timed: Store):
+    """`gather` raises the first error and leaves the others running."""
+
+    async def slow() -> str:
+        await asyncio.sleep(0.1)
+        return await step("inner", do, "inner") + "!"
+
+    async def broken() -> str:
+        raise ConnectionError
+
+    async def book(trip: str) -> str:
+        with suppress(StepFailed):
+            await asyncio.gather(step("slow", slow), step("broken", broken))
+        message = "one failed"
+        raise ModelRetry(message)
+
+    await run(tool_agent(book), timed)
+    states = {entry.tool: entry.state for entry in await ledger(timed, "s")}
+    assert states == {"book": "completed", "slow": "completed", "inner": "completed", "broken": "failed"}
 
 
 async def test_a_step_has_its_own_key_and_note(timed: Store):

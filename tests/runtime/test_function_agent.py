@@ -211,6 +211,26 @@ async def test_other_code_than_on_record_fails_the_turn_with_the_first_differenc
             assert await (await session.send("again")).result(timeout=20) == "done"
 
 
+async def test_a_turn_fails_only_when_its_other_steps_have_ended(memory: Store):
+    async def slow() -> str:
+        await asyncio.sleep(0.1)
+        return await do("slow")
+
+    async def broken() -> None:
+        raise ConnectionError
+
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> None:
+        await asyncio.gather(turn.step("slow", slow), turn.step("broken", broken))
+
+    async with connect(memory, agents=clerk) as hf:
+        session = await hf.session("s", agent=clerk)
+        with pytest.raises(TurnFailed, match="ConnectionError"):
+            await (await session.send("Hello")).result(timeout=20)
+        states = {entry.tool: entry.state for entry in await ledger(memory, "s")}
+    assert states == {"slow": "completed", "broken": "failed"}
+
+
 async def test_a_step_of_a_turn_that_may_have_happened_is_asked_about():
     clock = ManualClock()
 

@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Generator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
-    AbstractContextManager,
     aclosing,
     contextmanager,
     nullcontext,
@@ -354,7 +353,7 @@ class _Recorder(AbstractCapability[Any]):
         ctx: RunContext[Any],
         call: ToolCallPart,
         effect: Effect,
-        steps: AbstractContextManager[None],
+        steps: AbstractAsyncContextManager[None],
         running: Awaitable[Any],
     ) -> Any:
         """Run a tool whose call is on record, and record its outcome."""
@@ -362,7 +361,7 @@ class _Recorder(AbstractCapability[Any]):
         token = ledger.current_call.set(ref)
         task = asyncio.current_task()
         try:
-            with steps:
+            async with steps:
                 value = await running
         except OutcomeUnknown as error:
             facts = {"tool": call.tool_name, "call_id": call.tool_call_id, "outcome": "unknown"}
@@ -402,7 +401,7 @@ class _Recorder(AbstractCapability[Any]):
 
     async def _steps(
         self, ctx: RunContext[Any], ref: CallRef, policy: Policy, *, begun: bool
-    ) -> AbstractContextManager[None]:
+    ) -> AbstractAsyncContextManager[None]:
         """Return the context in which a tool can use steps. Only a tool with this policy can, since it runs again after a crash."""
         if policy != "steps":
             return outside()

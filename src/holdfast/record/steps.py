@@ -8,8 +8,8 @@ same write.
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -104,14 +104,22 @@ class Steps:
         )
         self._recorded |= {entry: effect for entry, effect in entries.items() if not entry.startswith(ended)}
 
-    @contextmanager
-    def open(self) -> Generator[None, None, None]:
-        """Make `step` of the code in this block a step of this call. Raises `StepsDiffer` if it ends before its recorded steps."""
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[None, None]:
+        """Make `step` of the code in this block a step of this call. Raises `StepsDiffer` if it ends before its recorded steps.
+
+        Waits for steps that still run when the code has ended or failed, as the others of a `gather` do: their outcomes are recorded.
+        """
         self._task = asyncio.current_task()
         token = _current.set(self)
         keys = ledger.renewed_keys.set({(self.ref[0], place): self._key(place) for place in self.renewed})
         try:
-            yield
+            try:
+                yield
+            except (Exception, Suspended):
+                await self._idle()
+                raise
+            await self._idle()
         finally:
             self._closed = True
             _current.reset(token)
@@ -132,7 +140,7 @@ class Steps:
         self._replayed.set()
         return (self.ref[0], entry), self._recorded.pop(entry, None)
 
-    async def idle(self) -> None:
+    async def _idle(self) -> None:
         """Wait until no step runs, so that all outcomes are known."""
         while self._running:
             self._ended.clear()
@@ -244,7 +252,7 @@ class Steps:
             attempts=known.attempts,
             started_at=known.started_at,
         )
-        with outside():
+        async with outside():
             answer, error = await ask_probe(request.probe, call, request.probe_timeout)
         facts = request.facts(answer=ledger.ANSWERS[type(answer)], **({"error": error} if error else {}))
         self.buffer.add(self._event("probe_answered", facts))
@@ -391,8 +399,8 @@ class Steps:
 _current: ContextVar[Steps | None] = ContextVar("holdfast_steps", default=None)
 
 
-@contextmanager
-def outside() -> Generator[None, None, None]:
+@asynccontextmanager
+async def outside() -> AsyncGenerator[None, None]:
     """Run a block that must not use steps."""
     token = _current.set(None)
     try:
@@ -504,6 +512,10 @@ def _unserializable(name: str, problem: str) -> BadInput:
     return BadInput(
         problem=f"step {name!r} has ended, but its result cannot be recorded exactly: {problem}. Return JSON, or declare the return type of the function"
     )
+
+
+class Suspended(BaseException):
+    """The turn waits for a person. Not an `Exception`, so that the code of an agent does not catch it."""
 
 
 class StepApproval(ApprovalRequired):

@@ -40,7 +40,7 @@ from holdfast.record.ending import complete_run, fail_run
 from holdfast.record.history import open_history
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.recovery import load_history
-from holdfast.record.steps import Steps, causes, step
+from holdfast.record.steps import Steps, Suspended, causes, step
 from holdfast.record.threads import RunThreads
 from holdfast.record.validity import pending_calls
 from holdfast.runtime.attachment import Attachment
@@ -58,10 +58,6 @@ _ENTRY = "turn"
 _ASK = "ask"
 _INCOMING = "~incoming"
 """The name of the entries for steering messages. A step cannot have it."""
-
-
-class _Suspended(BaseException):
-    """The turn waits for a person. Not an `Exception`, so that the code of an agent does not catch it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,12 +405,11 @@ class _FunctionRun:
         return [call_id for call_id in self._decided if "/" not in call_id]
 
     async def _call(self) -> None:
-        with suppress(_Suspended), self._steps.open():
-            value = await self.function(Turn(self))
-            if value is not None and self._answer is None:
-                self._answer = _Answer(value)
-        if self._questions:
-            await self._steps.idle()
+        with suppress(Suspended):
+            async with self._steps.open():
+                value = await self.function(Turn(self))
+                if value is not None and self._answer is None:
+                    self._answer = _Answer(value)
 
     async def _complete(self) -> None:
         if self._questions:
@@ -440,7 +435,7 @@ class _FunctionRun:
         if not self._open:
             raise BadInput(problem="the turn has ended")
         if self._questions:
-            raise _Suspended
+            raise Suspended
 
     async def ask(self, tool: str, arguments: dict[str, Any]) -> Decision:
         """Return the decision on a question, or suspend the turn until there is one."""
@@ -468,7 +463,7 @@ class _FunctionRun:
         given = self.start.answers.get(call.tool_call_id)
         if given is None:
             self._questions.append(call)
-            raise _Suspended
+            raise Suspended
         if given.digest != digest:
             raise StepsDiffer(asked=f"it asks {call.args_as_dict()}", recorded="another question")
         decision = Decision(given.approved, given.feedback, given.by)
