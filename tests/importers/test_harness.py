@@ -145,13 +145,28 @@ async def test_large_content_is_whole(memory: Store, source: str):
     assert messages[-1].text == "THAT'S IT"
 
 
-async def test_what_is_large_here_goes_to_the_media_store(engine: Engine, tmp_path: Path):
+async def test_what_is_large_here_goes_to_the_media_store(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Even if the content is deleted between the upload and the import, because another session with it is erased."""
     folder = harness_folder(tmp_path)
     for path in folder.glob("*/snapshots/*.json"):
         path.write_text(path.read_text().replace('"add these"', json.dumps("add " * 1000)))
     settings = load_settings(store=engine.url, media_threshold_bytes=1024)
     async with open_store(settings=settings) as store:
+        media, import_rows = open_media(store=store), store.import_rows
+        deleted: list[str] = []
+
+        async def delete_before(session_id: str, rows: Any, **options: Any) -> Any:
+            found = [f"media+sha256://{row['sha256']}" for name, row in rows() if name == "blob_references"]
+            for uri in found if not deleted else ():
+                deleted.append(uri)
+                await media.delete(uri)
+            return await import_rows(session_id, rows, **options)
+
+        monkeypatch.setattr(store, "import_rows", delete_before)
         await imported(store, str(folder))
+        assert deleted
         assert len(await store.references(session_id="talk")) == 1
         _, messages = await last(store, "talk")
         (prompt,) = messages[0].parts

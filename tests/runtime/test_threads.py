@@ -14,10 +14,10 @@ import holdfast
 from holdfast import Done, Holdfast, NotDone, Turn, Unsettled, connect
 from holdfast.api.models import SessionDetail
 from holdfast.client.client import Client
-from holdfast.errors import TurnFailed, TurnNotRetriable
+from holdfast.errors import StoreUnavailable, TurnFailed, TurnNotRetriable
 from holdfast.runtime import AgentSetup, Worker
 from holdfast.store import Store
-from holdfast.types import Effect
+from holdfast.types import Batch, Effect, Lease
 from tests.builders import until
 from tests.runtime.agents import ended, send, working
 
@@ -237,10 +237,21 @@ async def test_code_that_limits_the_time_of_a_step_gets_its_timeout(store: Store
     assert (await _effect(store)).state == "completed"
 
 
+@pytest.mark.parametrize("failures", [0, 1])
 async def test_a_worker_that_loses_a_session_waits_for_its_thread_before_it_continues(
-    store: Store, payments: Payments
+    store: Store, payments: Payments, monkeypatch: pytest.MonkeyPatch, failures: int
 ):
     """It has lost all its leases, joins again, and claims the session while the thread of the first turn still works."""
+    write = store.write
+
+    async def fail_first(lease: Lease, batch: Batch) -> int:
+        nonlocal failures
+        if batch.waiting_for == "a thread of the turn before" and failures:
+            failures -= 1
+            raise StoreUnavailable(url=store.url, problem="the test")
+        return await write(lease, batch)
+
+    monkeypatch.setattr(store, "write", fail_first)
     await store.create_session(agent="clerk", owner="you", id="s")
     async with working(store, [_plain(payments)], ttl=1.0, renew=0.2) as worker:
         sent = await send(store, "s", "Pay!")
@@ -261,7 +272,7 @@ async def test_a_worker_that_loses_a_session_waits_for_its_thread_before_it_cont
 
 async def test_a_worker_that_stops_keeps_the_lease_while_a_thread_works(store: Store, payments: Payments):
     await store.create_session(agent="clerk", owner="you", id="s")
-    worker = Worker(store, [_plain(payments)], grace=0.1, ttl=2.0, renew=0.2)
+    worker = Worker(store, [_plain(payments)], grace=0.1, ttl=0.5, renew=0.1)
     serving = asyncio.create_task(worker.run())
     await send(store, "s", "Pay!")
     await _running(payments)
@@ -269,7 +280,7 @@ async def test_a_worker_that_stops_keeps_the_lease_while_a_thread_works(store: S
     assert not await serving
     assert worker.threads_are_working
     assert (await store.session("s")).holder == worker.name
-    await asyncio.sleep(2.5)  # longer than the lease lasts without being renewed
+    await asyncio.sleep(0.7)  # longer than the lease lasts without being renewed
     assert (await store.session("s")).holder == worker.name
     payments.goes_on.set()
 

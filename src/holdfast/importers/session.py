@@ -348,21 +348,24 @@ async def put(store: Store, media: MediaStore, ready: Ready, *, system: str, act
         for name, row in ready.rows
         if name == "messages"
     ]
-    batch = Batch(messages=messages)
-    large = MediaOffloader(store, media)
-    if large.concerns(batch):
-        await large.move_out(batch)
-    moved = iter(batch.messages)
-    rows: list[tuple[str, Mapping[str, Any]]] = [
-        (name, {**row, "body": next(moved).body} if name == "messages" else row) for name, row in ready.rows
-    ]
-    rows += [
-        ("blob_references", {"session_id": ready.id, "sha256": digest}) for digest in sorted(batch.blobs)
-    ]
     detail = lenient_json(
         {"system": system, "sha256": ready.sha256, "agent": ready.agent, "imported": ready.counts()}
     )
-    return await store.import_rows(ready.id, lambda: iter(rows), actor=actor, detail=detail)
+    counts: dict[str, int] = {}
+
+    async def import_rows(batch: Batch) -> None:
+        moved = iter(batch.messages)
+        rows: list[tuple[str, Mapping[str, Any]]] = [
+            (name, {**row, "body": next(moved).body} if name == "messages" else row)
+            for name, row in ready.rows
+        ]
+        rows += [
+            ("blob_references", {"session_id": ready.id, "sha256": digest}) for digest in sorted(batch.blobs)
+        ]
+        counts.update(await store.import_rows(ready.id, lambda: iter(rows), actor=actor, detail=detail))
+
+    await MediaOffloader(store, media).write(Batch(messages=messages), import_rows)
+    return counts
 
 
 def message_of(body: Json, *, source: str, where: str) -> ModelMessage:

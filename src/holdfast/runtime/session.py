@@ -76,10 +76,9 @@ class SessionRunner:
         self.unfinished: Submission | None = None
         """The submission in progress, also after the session was lost or its store failed."""
 
-    @property
-    def left_behind(self) -> asyncio.Task[Any] | None:
-        """The end of the threads of a turn that was stopped. Until then, nothing else may continue the session."""
-        return asyncio.ensure_future(self._threads.ended()) if self._threads.are_working else None
+    def leave_threads(self) -> asyncio.Task[None] | None:
+        """Return the end of the threads of a turn that was stopped. Until then, nothing else may continue the session."""
+        return asyncio.create_task(self._threads.ended()) if self._threads.are_working else None
 
     def hand_over(self, reason: str) -> None:
         """Stop at the next settled point, so that another worker continues."""

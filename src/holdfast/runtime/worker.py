@@ -214,7 +214,7 @@ class Worker:
             if runner.unfinished is not None and not (self._renewal and self._renewal.was_blocked):
                 self._uncounted.append(runner.unfinished)
             runner.begun()
-            if (left := runner.left_behind) is not None:
+            if (left := runner.leave_threads()) is not None:
                 self._left_behind[lease.session_id] = left
             try:
                 if left is None:
