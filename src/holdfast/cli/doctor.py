@@ -22,7 +22,7 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, chosen_sessions, chosen_store
 from holdfast.cli.terminal import TextTable, coloured, new_console, one_line, print_json, record
 from holdfast.config import FILE, Settings, foreign_variables, load_settings
-from holdfast.errors import HoldfastError, StoreTooOld
+from holdfast.errors import HoldfastError, StoreMissing, StoreTooOld
 from holdfast.leases import no_worker
 from holdfast.store import Store
 from holdfast.types import Holder, ServerSetting, Session
@@ -153,6 +153,13 @@ async def _store(settings: Settings) -> AsyncIterator[Finding]:
     except StoreTooOld as old:
         yield Finding("store", "ok", closed.url)
         yield Finding("migrations", "error", str(old), "Run `holdfast db upgrade`.")
+    except StoreMissing as missing:
+        yield Finding(
+            "store",
+            "error",
+            str(missing),
+            "Check HOLDFAST_STORE, or run `holdfast db upgrade` to create the store.",
+        )
     except HoldfastError as error:
         yield Finding("store", "error", str(error), "Check HOLDFAST_STORE, and that the database is running.")
     for place in _places(settings):

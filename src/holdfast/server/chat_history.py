@@ -169,7 +169,8 @@ async def _with_partial(
 
 
 async def _partial(store: Store, run: Run) -> ModelResponse | None:
-    after = max(0, run.first_seq - 1)
+    checkpoints = await store.checkpoints(run_id=run.id, limit=1)  # the event is later than all of them
+    after = max([run.first_seq - 1, 0, *(checkpoint.seq for checkpoint in checkpoints.items)])
     while page := await store.events(run.session_id, after=after, run_id=run.id):
         after = page[-1].seq
         for event in page:
