@@ -26,7 +26,7 @@ from holdfast import continue_session, inspect_run, load_history
 from holdfast.errors import BadImport
 from holdfast.importers import Report, import_agentex
 from holdfast.media import open_media
-from holdfast.record.validity import is_provider_valid, pending_calls
+from holdfast.record.open_calls import is_provider_valid, pending_calls
 from holdfast.retention import clean, rehydrate, write_archive
 from holdfast.store import Store
 from tests.record.agents import recorded

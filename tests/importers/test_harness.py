@@ -29,7 +29,7 @@ from holdfast.errors import BadImport, MissingExtra
 from holdfast.importers import Report, import_harness
 from holdfast.importers.harness_address import open_source
 from holdfast.media import open_media
-from holdfast.record.validity import is_provider_valid
+from holdfast.record.open_calls import is_provider_valid
 from holdfast.retention import import_archive, spool, write_archive
 from holdfast.store import Store, open_store
 from tests.conftest import Engine, new_database

@@ -11,7 +11,7 @@ from holdfast import (
     Holdfast,
     resume,
 )
-from holdfast.record.validity import is_provider_valid
+from holdfast.record.open_calls import is_provider_valid
 from holdfast.store import Store
 from holdfast.testing.agents import ManualClock
 

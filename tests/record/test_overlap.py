@@ -16,8 +16,8 @@ from holdfast.leases import hold_lease
 from holdfast.record.buffer import Buffer
 from holdfast.record.calls import Calls
 from holdfast.record.history import open_history
-from holdfast.record.host import StandaloneRun
 from holdfast.record.offloader import MediaOffloader
+from holdfast.record.run_host import StandaloneRun
 from holdfast.types import Batch, Lease, NewEvent, Run
 from tests.record.agents import call
 

@@ -9,8 +9,8 @@ from pydantic_ai import Agent
 
 from holdfast import Store
 from holdfast.jsontext import parse_json
+from holdfast.record.open_calls import is_provider_valid
 from holdfast.record.recovery import find_resume_point
-from holdfast.record.validity import is_provider_valid
 from tests.record.agents import call, scripted
 from tests.runtime.agents import ended, is_kind, send, texts, until, working
 

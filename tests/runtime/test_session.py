@@ -14,8 +14,8 @@ from holdfast import Store, open_store
 from holdfast.config import load_settings
 from holdfast.errors import BadInput, StoreFull, TurnInProgress
 from holdfast.ids import new_id
+from holdfast.record.open_calls import is_provider_valid
 from holdfast.record.recovery import find_resume_point
-from holdfast.record.validity import is_provider_valid
 from holdfast.runtime import AgentSetup, Worker, current_session
 from holdfast.types import Batch, Lease, Session, Submission
 from tests.builders import within

@@ -27,7 +27,7 @@ from holdfast.importers.session import Body, MakeDraft, Place, SessionDraft, imp
 from holdfast.jsontext import lenient_json
 from holdfast.media import MediaStore
 from holdfast.record import ledger
-from holdfast.record.validity import answers, is_provider_valid
+from holdfast.record.open_calls import answers, is_provider_valid
 from holdfast.store import Store
 from holdfast.types import CheckpointKind, Json, RunStatus
 

@@ -4,6 +4,7 @@ from holdfast.record.capability import Holdfast, annotate_effect
 from holdfast.record.external import ExternalMedia
 from holdfast.record.forking import fork
 from holdfast.record.ledger import Policy, idempotency_key
+from holdfast.record.open_calls import is_provider_valid
 from holdfast.record.probes import Done, NotDone, Probe, ProbeAnswer, Unknown, Unsettled
 from holdfast.record.recovery import (
     RunReport,
@@ -13,10 +14,9 @@ from holdfast.record.recovery import (
     resume,
     rewind,
 )
-from holdfast.record.retrying import Retry
+from holdfast.record.retries import Retry
 from holdfast.record.settling import settle_effect
 from holdfast.record.steps import step
-from holdfast.record.validity import is_provider_valid
 
 __all__ = [
     "Done",

@@ -1,37 +1,32 @@
 """Collect the changes of a run and write them as ordered batches.
 
 A step is two batches: one when a model request begins and one before the first tool runs. All other changes are added to the
-next batch. A timer writes them if none follows soon.
-
-A batch can be started and waited for later: it is written while the model works on its response, and nothing acts on the response before
-the batch is durable. The batch of a call that changes nothing is held for a moment: if the call ends soon, the step is one batch.
+next batch. A timer writes them if none follows soon. The batch of a call that changes nothing is held for a moment: if the call ends
+soon, the step is one batch.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, UserContent, UserPromptPart
 
-from holdfast.errors import Conflict, HoldfastError, MediaCollected
+from holdfast.errors import HoldfastError
 from holdfast.ids import new_id
 from holdfast.jsontext import lenient_json
 from holdfast.record import ledger
+from holdfast.record.batches import BatchWriter
 from holdfast.record.calls import Calls
 from holdfast.record.history import RecordedHistory
-from holdfast.record.host import RunHost
 from holdfast.record.offloader import MediaOffloader
-from holdfast.record.validity import pending_calls
+from holdfast.record.open_calls import pending_calls
+from holdfast.record.run_host import RunHost
 from holdfast.store import Store
 from holdfast.types import Batch, Chain, Checkpoint, CheckpointKind, Effect, Lease, NewEvent, Run
 
 _A_MOMENT = 0.005
 """How many seconds the end of a tool call, or the start of one that changes nothing, may wait for the next batch."""
-
-_PATIENCE = 0.5
-"""How many seconds the end of a run waits for the writes before it."""
 
 _SETUP = 0.05
 """How many seconds the start of a run may wait for its first request, to be written with it."""
@@ -47,8 +42,8 @@ class Beginning:
     waited: Sequence[Run]
 
 
-class Buffer:
-    """Collects the changes of one run and writes them as batches of one chain."""
+class Buffer(BatchWriter):
+    """Collects the changes of one run and writes them as batches."""
 
     def __init__(
         self,
@@ -61,11 +56,9 @@ class Buffer:
         calls: Calls,
         history: RecordedHistory,
     ) -> None:
-        self.lease = lease
+        super().__init__(store, lease, offloader)
         self.run = run
-        self.store = store
         self._host = host
-        self._offloader = offloader
         self._calls = calls  # has the effects for the next batch
         self._history = history
         self._events: list[NewEvent] = []  # for the next batch
@@ -73,20 +66,6 @@ class Buffer:
         self._held: Batch | None = None  # the next batch contains it
         self._timer: asyncio.TimerHandle | None = None
         self._flushing: asyncio.Task[None] | None = None
-        self._chain = Chain()  # every batch builds on the previous ones
-        self._order = asyncio.Lock()  # held while large content is stored, so that later batches wait
-        self._started: list[asyncio.Task[None]] = []  # writes that are not waited for yet
-        self._error: BaseException | None = None  # why one of them failed
-
-    @property
-    def failed(self) -> Exception | None:
-        """Why a batch could not be written. Then no later batch of the history is written."""
-        return self._chain.failed
-
-    @property
-    def is_durable(self) -> bool:
-        """Whether no started write is under way or has failed."""
-        return not self._started and self._error is None
 
     def begin(self, beginning: Beginning) -> None:
         """Write the start of the run with its first request, or shortly after."""
@@ -176,85 +155,6 @@ class Buffer:
         if self._held is not None:
             self.start(self.take_pending())
 
-    def start(self, batch: Batch) -> "asyncio.Task[None]":
-        """Start to write a batch after the previous ones. `join` waits for it, and so does every later write."""
-        task = asyncio.create_task(self._put_in_order(batch))
-        self._started.append(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        self._started.remove(task)
-        # Whether a cancelled write is durable is not known, so nothing may rely on it.
-        self._error = self._error or (_given_up() if task.cancelled() else task.exception())
-
-    async def join(self) -> None:
-        """Wait until all started writes are durable. Once one of them failed, it raises that error to everyone."""
-        if self._started:
-            await asyncio.wait(self._started)
-        if self._error is not None:
-            raise self._error
-
-    async def finish(self) -> None:
-        """Wait until no write is under way, because the run ends. Give up on a database that does not answer: the store keeps the order.
-
-        Whatever still waits in `join` does not go on. Pydantic AI runs each tool call in a task of its own, which is cancelled only later.
-        """
-        self._error = self._error or _given_up()
-        if self._started:
-            _, late = await asyncio.wait(self._started, timeout=_PATIENCE)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late)
-
-    async def write(self, batch: Batch) -> None:
-        """Write a batch after the previous ones, and wait until it is durable."""
-        if not self._started:
-            await self._put_in_order(batch)
-            return
-        self.start(batch)  # tasks begin in the order in which they were created
-        await self.join()
-
-    async def _put_in_order(self, batch: Batch) -> None:
-        """Write a batch. Its large content is put into the media store first.
-
-        The history counts as recorded as soon as a batch of it was created. If its content then cannot be stored, no later batch may be
-        written: the run fails, and the next one continues from the recorded history.
-        """
-        if not self._offloader.concerns(batch) and not self._order.locked():
-            await self._write(batch)
-            return
-        async with self._order:
-            self._check()
-            if (unput := await self._put_and_write(batch, self._write)) is not None:
-                self._take_back(batch, unput)
-                raise unput
-            self._offloader.written(batch)
-
-    async def _put_and_write(
-        self, batch: Batch, write: Callable[[Batch], Awaitable[object]]
-    ) -> BaseException | None:
-        """Put large content into the media store, then write. Return the error if the content could not be put."""
-        is_put = False
-
-        async def put(batch: Batch) -> None:
-            nonlocal is_put
-            is_put = True
-            try:
-                await write(batch)
-            except MediaCollected:
-                is_put = False
-                raise
-
-        try:
-            await self._offloader.write(batch, put)
-        except BaseException as error:
-            if is_put:
-                raise
-            return error
-        return None
-
     async def write_effects(self, effects: Sequence[Effect], *last: NewEvent) -> None:
         """Write these effects and events, and all collected changes before them."""
         batch = self.take_pending(effects)
@@ -283,22 +183,6 @@ class Buffer:
         with suppress(HoldfastError):
             await self.write(Batch(status="running", chain=Chain()))
 
-    async def write_failure(self, batch: Batch) -> None:
-        """Write the failure of the run, even after a batch that could not be written."""
-        await self.finish()
-        batch.chain = self._chain if self._chain.failed is None else None
-        write = partial(self.store.write, self.lease)
-        if (unput := await self._put_and_write(batch, write)) is not None:
-            if not isinstance(unput, HoldfastError):
-                raise unput
-            # The fact that a call was carried out matters more than its result.
-            batch.effects = [ledger.without_result(effect) for effect in batch.effects]
-            # Leave the history out: in messages that were not moved out, references are not escaped either.
-            batch.segments, batch.messages, batch.checkpoints = [], [], []
-            for event in batch.events:
-                event.message = None
-            await write(batch)
-
     def _take(self, effects: Sequence[Effect] = ()) -> Batch:
         """Return a batch of what is held, the collected events and effects, and these effects, each in its latest state."""
         if self._timer is not None:
@@ -311,8 +195,7 @@ class Buffer:
         self._events = []
         return batch
 
-    def _take_back(self, batch: Batch, error: BaseException) -> None:
-        """Keep the part of a batch that can still be written although its content could not be stored."""
+    def _keep(self, batch: Batch) -> None:
         self._events = [*(event for event in batch.events if event.message is None), *self._events]
         ended = (
             effect
@@ -322,11 +205,6 @@ class Buffer:
             if effect.state != "started"
         )
         self._calls.changed = [*ended, *self._calls.changed]
-        if batch.messages or batch.segments:
-            cut_off = Conflict(
-                problem="the run was interrupted while its history was being put into the media store"
-            )
-            self._chain.failed = error if isinstance(error, HoldfastError) else cut_off
 
     def _move_results(self, request: ModelRequest, message: tuple[int, int]) -> list[Effect]:
         """Return the effects whose results are now in this message. Add an event for each call that it answers."""
@@ -355,20 +233,3 @@ class Buffer:
         with suppress(HoldfastError):  # the next write raises it
             if self._events or self._calls.changed or self._held is not None:
                 await self.write(self.take_pending())
-
-    async def _write(self, batch: Batch) -> None:
-        self._check()
-        chain = batch.chain = batch.chain or self._chain
-        try:
-            await self.store.write(self.lease, batch)
-        except HoldfastError as error:
-            chain.failed = chain.failed or error
-            raise
-
-    def _check(self) -> None:
-        if self._chain.failed is not None:
-            raise self._chain.failed
-
-
-def _given_up() -> Conflict:
-    return Conflict(problem="the run ended while one of its steps was being written")

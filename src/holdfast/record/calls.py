@@ -21,8 +21,8 @@ from pydantic_ai.tools import DeferredToolRequests, ToolDefinition
 from holdfast.errors import Conflict
 from holdfast.record import ledger
 from holdfast.record.ledger import CallRef, Policy
+from holdfast.record.open_calls import answers, pending_calls
 from holdfast.record.probes import Probe
-from holdfast.record.validity import answers, pending_calls
 from holdfast.store import Store
 from holdfast.types import Effect
 

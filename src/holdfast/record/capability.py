@@ -37,16 +37,15 @@ from holdfast.media import MediaStore
 from holdfast.record import ledger
 from holdfast.record.buffer import Beginning, Buffer
 from holdfast.record.calls import Calls, missing_tools
-from holdfast.record.closing import close_open_calls
 from holdfast.record.ending import complete_run, fail_run
 from holdfast.record.history import open_history
-from holdfast.record.host import RunHost, RunStart, StandaloneRun
 from holdfast.record.ledger import CallRef, Policy
 from holdfast.record.offloader import MediaOffloader
+from holdfast.record.open_calls import close_open_calls, pending_calls
 from holdfast.record.probes import LIMIT_SECONDS, Done, NotDone, Probe, Unsettled, ask_probe
+from holdfast.record.run_host import RunHost, RunStart, StandaloneRun
 from holdfast.record.steps import StepApproval, Steps, current_steps, outside
 from holdfast.record.threads import RunThreads
-from holdfast.record.validity import pending_calls
 from holdfast.store import Store, open_store
 from holdfast.tracing import mark_span
 from holdfast.types import Effect, NewEvent, Run

@@ -13,11 +13,11 @@ from holdfast.errors import HoldfastError
 from holdfast.jsontext import lenient_json
 from holdfast.record import ledger
 from holdfast.record.buffer import Buffer
-from holdfast.record.host import Failure, RunHost
 from holdfast.record.offloader import COMPLETED
+from holdfast.record.open_calls import pending_calls
 from holdfast.record.partial import partial_response
+from holdfast.record.run_host import Failure, RunHost
 from holdfast.record.threads import RunThreads
-from holdfast.record.validity import pending_calls
 from holdfast.types import Batch, Effect, Json, NewEvent, Run
 
 

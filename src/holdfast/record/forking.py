@@ -8,9 +8,9 @@ from typing import Any
 from holdfast.errors import SessionExists
 from holdfast.ids import new_id
 from holdfast.media import MediaStore, walker
-from holdfast.record.closing import pending_effects
 from holdfast.record.history import load, read_history
 from holdfast.record.offloader import MediaOffloader
+from holdfast.record.open_calls import pending_effects
 from holdfast.store import Store
 from holdfast.types import Checkpoint, Effect, Lease, Session
 

@@ -16,11 +16,10 @@ from holdfast.leases import hold_lease
 from holdfast.media import MediaStore
 from holdfast.record.calls import missing_tools
 from holdfast.record.capability import Holdfast
-from holdfast.record.closing import close_open_calls
 from holdfast.record.history import load, read_history
-from holdfast.record.host import StandaloneRun
 from holdfast.record.offloader import MediaOffloader
-from holdfast.record.validity import pending_calls
+from holdfast.record.open_calls import close_open_calls, pending_calls
+from holdfast.record.run_host import StandaloneRun
 from holdfast.store import Store
 from holdfast.types import Batch, Checkpoint, Effect, Json, NewEvent, Run
 

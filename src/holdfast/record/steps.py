@@ -6,27 +6,26 @@ same write.
 """
 
 import asyncio
-import json
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import partial
 from inspect import isawaitable, iscoroutinefunction
-from typing import Any, Final, Literal, TypeAlias, TypeVar, TypeVarTuple, cast, get_args, overload
+from typing import Any, Final, TypeVar, TypeVarTuple, cast, overload
 
-from pydantic_ai.exceptions import ApprovalRequired, ModelRetry
+from pydantic_ai.exceptions import ApprovalRequired
 
 from holdfast.errors import BadInput, OutcomeUnknown, StepFailed, StepsDiffer
 from holdfast.jsontext import lenient_json
-from holdfast.record import ledger, values
+from holdfast.record import ledger, step_results
 from holdfast.record.buffer import Buffer
-from holdfast.record.ledger import CallRef, Policy
+from holdfast.record.ledger import CallRef
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.probes import LIMIT_SECONDS, Done, NotDone, Probe, ProbeAnswer, Unsettled, ask_probe
-from holdfast.record.retrying import Pause, Retry
+from holdfast.record.retries import Pause, Retry
+from holdfast.record.step_requests import StepPolicy, StepRequest
 from holdfast.record.threads import RunThreads, ThreadedCall
 from holdfast.store import Store
 from holdfast.types import Effect, NewEvent
@@ -36,30 +35,6 @@ Ts = TypeVarTuple("Ts")
 
 _PATIENCE_SECONDS: Final = 30.0
 """How long a new step of concurrent code waits for the other parts to repeat their recorded steps."""
-_LONGEST_NAME: Final = 100
-StepPolicy: TypeAlias = Literal["retry", "report", "ask", "probe"]
-"""What happens after a crash to a step that was started and has no recorded end."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
-    """A step as the code asks for it."""
-
-    name: str
-    ref: CallRef
-    """Its place in the code, which the steps within it belong to."""
-    entry: str
-    """Its ledger entry: its place, numbered if it runs again after a failure that ended the turn."""
-    function: Callable[..., Any]
-    arguments: Sequence[Any]
-    digest: str
-    policy: Policy
-    probe: Probe | None
-    probe_timeout: float
-    retry: Retry | None
-
-    def facts(self, **more: object) -> dict[str, object]:
-        return {"name": self.name, "call_id": self.entry, **more}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,8 +121,9 @@ class Steps:
             self._ended.clear()
             await self._ended.wait()
 
-    async def run(self, request: _Request) -> Any:
+    async def run(self, request: StepRequest) -> Any:
         """Run a step, or return its recorded result."""
+        request = self._placed(request)
         known = self._recorded.pop(request.entry, None)
         if known is None:
             if request.entry == request.ref[1]:  # else it is on record, as one that failed
@@ -159,7 +135,7 @@ class Steps:
                 raise StepsDiffer(asked=asked, recorded=self._label(request.entry, known))
             if known.state != "started":
                 (known,) = await self.offloader.effects_back([known])
-                return _replay(known, request)
+                return request.replay(known)
             if ledger.waits_for(known) == "again" and not self.approved:
                 await self._ask(request, known)
             if ledger.waits_for(known) is None:
@@ -190,45 +166,22 @@ class Steps:
         await self.buffer.write_note(noted)
         return True
 
-    def request(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        arguments: Sequence[Any],
-        *,
-        recovery: StepPolicy,
-        probe: Probe | None,
-        probe_timeout: float,
-        retry: Retry | None,
-    ) -> _Request:
-        """Check a request for a step and give it its place: the next one of its name. Raises `BadInput`."""
+    def _placed(self, request: StepRequest) -> StepRequest:
+        """Give a step its place: the next one of its name. Raises `BadInput` after the end of the call or turn."""
         if self._closed:
-            raise BadInput(problem=f"step {name!r} was asked for after its tool call or turn had ended")
+            raise BadInput(
+                problem=f"step {request.name!r} was asked for after its tool call or turn had ended"
+            )
         if self.check is not None:
             self.check()
-        _check_name(name)
-        if not callable(function):
-            raise BadInput(problem=f"step {name!r} needs a function, not {type(function).__name__}")
-        policy = ledger.check_policy(recovery, probe, allowed=get_args(StepPolicy), what=f"step {name!r}")
         parent = ledger.current_call.get() or self.ref
         within = parent[1] if parent[0] == self.ref[0] and _is_within(parent[1], self.ref[1]) else self.ref[1]
-        before = self._requested[within, name]
-        self._requested[within, name] += 1
-        place = ledger.step_entry(within, name, before)
-        return _Request(
-            name=name,
-            ref=(self.ref[0], place),
-            entry=ledger.next_entry(place, self.redone),
-            function=function,
-            arguments=arguments,
-            digest=ledger.digest(values.digest_text(_all_arguments(function, arguments))),
-            policy=policy,
-            probe=probe,
-            probe_timeout=probe_timeout,
-            retry=retry,
-        )
+        before = self._requested[within, request.name]
+        self._requested[within, request.name] += 1
+        place = ledger.step_entry(within, request.name, before)
+        return replace(request, ref=(self.ref[0], place), entry=ledger.next_entry(place, self.redone))
 
-    async def _wait_for_recorded(self, request: _Request) -> None:
+    async def _wait_for_recorded(self, request: StepRequest) -> None:
         """Let concurrent code repeat its recorded steps before a new one runs. Raises `StepsDiffer` if it does not."""
         alone = asyncio.current_task() is self._task  # then no other part of the code can be about to ask
         while self._recorded:
@@ -241,7 +194,7 @@ class Steps:
             asked = f"it calls step {request.name!r}"
             raise StepsDiffer(asked=asked, recorded=self._label(entry, effect))
 
-    async def _probe(self, request: _Request, known: Effect) -> ProbeAnswer | None:
+    async def _probe(self, request: StepRequest, known: Effect) -> ProbeAnswer | None:
         if request.probe is None:
             return None
         call = Unsettled(
@@ -258,7 +211,7 @@ class Steps:
         self.buffer.add(self._event("probe_answered", facts))
         return answer
 
-    async def _apply_policy(self, request: _Request, known: Effect) -> None:
+    async def _apply_policy(self, request: StepRequest, known: Effect) -> None:
         """Return if the step may run again although it is unknown whether it took effect."""
         if request.policy == "retry":
             return
@@ -269,20 +222,19 @@ class Steps:
         await self.buffer.write_effects([known])  # with the answer of the probe
         raise self._unknown(request)
 
-    async def _ask(self, request: _Request, known: Effect) -> None:
+    async def _ask(self, request: StepRequest, known: Effect) -> None:
         """Return if a person allows the step to run again."""
         if self.decide is None:
             raise StepApproval({"step": request.name, "call_id": request.entry})
-        arguments = json.loads(values.digest_text(_all_arguments(request.function, request.arguments)))
-        if not await self.decide(request.name, request.entry, known.attempts, arguments):
+        if not await self.decide(request.name, request.entry, known.attempts, request.arguments_as_json()):
             await self.buffer.write_effects([replace(known, result=None)])
             raise self._unknown(request)
 
-    def _unknown(self, request: _Request) -> OutcomeUnknown:
+    def _unknown(self, request: StepRequest) -> OutcomeUnknown:
         self._drop_inner(request)
         return OutcomeUnknown(step=request.name, call_id=request.entry)
 
-    async def _repeat_inner(self, request: _Request) -> None:
+    async def _repeat_inner(self, request: StepRequest) -> None:
         """Let the next attempt repeat the recorded steps of the one that failed, as it would after a crash."""
         requested = [place for place in self._requested if _is_within(place[0], request.ref[1])]
         for place in requested:
@@ -290,13 +242,13 @@ class Steps:
         if requested:
             await self.load(request.ref)
 
-    def _drop_inner(self, request: _Request) -> list[Effect]:
+    def _drop_inner(self, request: StepRequest) -> list[Effect]:
         """Do not expect the recorded steps within a step that does not run again. Return them."""
         inner = [entry for entry in self._recorded if entry.startswith(request.ref[1] + "/")]
         self._replayed.set()
         return [self._recorded.pop(entry) for entry in inner]
 
-    async def _attempt(self, request: _Request, known: Effect | None) -> Any:
+    async def _attempt(self, request: StepRequest, known: Effect | None) -> Any:
         """Run the step until it succeeds, fails, or may not be tried again. Continue after a pause that a crash interrupted."""
         effect = known or Effect(
             run_id=request.ref[0],
@@ -323,13 +275,15 @@ class Steps:
                     effect = self._running[request.ref]
                     if not _is_outcome(error):
                         raise
-                    pause = await self._next_pause(request, effect, pause, error)
+                    pause = request.retry and request.retry.next_pause(
+                        effect, pause, error, await self.store.now()
+                    )
                     if pause is None:
                         text = ledger.describe(error)
                         self._end(
                             request, replace(effect, state="failed", error=text), "step_failed", error=text
                         )
-                        raise _failure(request, text) from error
+                        raise request.failure(text) from error
                     effect = replace(effect, result=pause.as_json())
                     failed = request.facts(error=ledger.describe(error), retry_at=pause.until.isoformat())
                     await self.buffer.write_effects([effect], self._event("step_failed", failed))
@@ -340,7 +294,7 @@ class Steps:
                     self._running.pop(request.ref, None)
                     self._ended.set()
 
-    async def _call(self, request: _Request, call: ThreadedCall) -> Any:
+    async def _call(self, request: StepRequest, call: ThreadedCall) -> Any:
         token = ledger.current_call.set(request.ref)
         try:
             if iscoroutinefunction(request.function):
@@ -353,34 +307,22 @@ class Steps:
         finally:
             ledger.current_call.reset(token)
 
-    async def _next_pause(
-        self, request: _Request, effect: Effect, last: "Pause | None", error: BaseException
-    ) -> "Pause | None":
-        """Return the pause before the next attempt; None if there is none."""
-        rule = request.retry
-        if rule is None or not isinstance(error, rule.on) or effect.attempts >= rule.attempts:
-            return None
-        now = await self.store.now()
-        since = last.since if last else effect.started_at or now
-        until = now + timedelta(seconds=rule.pause(effect.attempts))
-        if rule.deadline is not None and until > since + timedelta(seconds=rule.deadline):
-            return None
-        return Pause(until=until, since=since)
-
-    async def _complete(self, request: _Request, effect: Effect, value: Any, *, probed: bool = False) -> Any:
+    async def _complete(
+        self, request: StepRequest, effect: Effect, value: Any, *, probed: bool = False
+    ) -> Any:
         """Record the result and return it as its record returns it."""
         facts = {"probe": True} if probed else {}
         try:
-            text, back = values.dump(value, values.result_type(request.function))
-        except values.Unserializable as error:
+            text, back = step_results.dump(value, step_results.result_type(request.function))
+        except step_results.Unserializable as error:
             effect = replace(effect, state="completed", result=ledger.UNSERIALIZABLE, error=str(error))
             self._end(request, effect, "step_completed", **facts)
-            raise _unserializable(request.name, str(error)) from None
+            raise request.unserializable(str(error)) from None
         result = f'{{"kind":"value","value":{text}}}'
         self._end(request, replace(effect, state="completed", result=result), "step_completed", **facts)
         return back
 
-    def _end(self, request: _Request, effect: Effect, kind: str, **facts: object) -> None:
+    def _end(self, request: StepRequest, effect: Effect, kind: str, **facts: object) -> None:
         self.buffer.add(self._event(kind, request.facts(**facts)))
         self.buffer.add_effect(effect)
 
@@ -460,34 +402,10 @@ async def step(
         raise BadInput(
             problem=f"step {name!r} is outside a recorded turn; use it in a plain agent, or in a tool with recovery `steps` of an agent with the Holdfast capability"
         )
-    request = steps.request(
+    request = StepRequest.checked(
         name, function, arguments, recovery=recovery, probe=probe, probe_timeout=probe_timeout, retry=retry
     )
     return await steps.run(request)
-
-
-def _replay(effect: Effect, request: _Request) -> Any:
-    """Return the recorded result of a step, or raise its recorded failure."""
-    if effect.state == "failed":
-        raise _failure(request, effect.error or "")
-    if not ledger.is_known(effect):
-        raise _unserializable(request.name, effect.error or "")
-    record: dict[str, Any] = json.loads(effect.result or "{}")
-    if record["kind"] != "value":
-        return ledger.replay(effect)
-    try:
-        return values.load(json.dumps(record["value"]), values.result_type(request.function))
-    except values.Unserializable as error:
-        recorded = f"a result of step {request.name!r} of another type: {error}"
-        raise StepsDiffer(asked="the function returns another type", recorded=recorded) from None
-
-
-def _failure(request: _Request, error: str) -> Exception:
-    """Return the error of a failed step. The message of a tool for the model remains one."""
-    kind, _, text = error.partition(": ")
-    if kind == ModelRetry.__name__:
-        return ModelRetry(text)
-    return StepFailed(step=request.name, error=error, call_id=request.entry)
 
 
 def causes(error: BaseException) -> list[str]:
@@ -508,12 +426,6 @@ def causes(error: BaseException) -> list[str]:
     return found
 
 
-def _unserializable(name: str, problem: str) -> BadInput:
-    return BadInput(
-        problem=f"step {name!r} has ended, but its result cannot be recorded exactly: {problem}. Return JSON, or declare the return type of the function"
-    )
-
-
 class Suspended(BaseException):
     """The turn waits for a person. Not an `Exception`, so that the code of an agent does not catch it."""
 
@@ -531,21 +443,3 @@ def _is_outcome(error: BaseException) -> bool:
 
 def _is_within(entry: str, parent: str) -> bool:
     return entry == parent or entry.startswith(parent + "/")
-
-
-def _all_arguments(function: Any, arguments: Iterable[Any]) -> Any:
-    """Return all arguments of a call, also those that a `functools.partial` has."""
-    positional, named = list(arguments), cast("dict[str, Any]", {})
-    while hasattr(function, "func") and hasattr(function, "keywords"):
-        positional, named = [*function.args, *positional], {**function.keywords, **named}
-        function = function.func
-    return [positional, named] if named else positional
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_NAME or not name.isprintable():
-        raise BadInput(
-            problem=f"a step needs a name of 1 to {_LONGEST_NAME} printable characters, not {name!r:.80}"
-        )
-    if "/" in name or "~" in name:
-        raise BadInput(problem=f"the name of step {name!r} must not contain / or ~")

@@ -39,10 +39,10 @@ from holdfast.record.calls import Calls
 from holdfast.record.ending import complete_run, fail_run
 from holdfast.record.history import open_history
 from holdfast.record.offloader import MediaOffloader
+from holdfast.record.open_calls import pending_calls
 from holdfast.record.recovery import load_history
 from holdfast.record.steps import Steps, Suspended, causes, step
 from holdfast.record.threads import RunThreads
-from holdfast.record.validity import pending_calls
 from holdfast.runtime.attachment import Attachment
 from holdfast.runtime.context import SessionContext, current_session
 from holdfast.runtime.drafts import Drafts

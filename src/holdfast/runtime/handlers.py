@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 from holdfast.errors import BadInput, Conflict, NotFound
 from holdfast.ids import new_id
 from holdfast.record import forking, ledger
+from holdfast.record.open_calls import pending_calls
 from holdfast.record.partial import partial_response
 from holdfast.record.recovery import ResumePoint, find_resume_point, last_prompt
-from holdfast.record.validity import pending_calls
 from holdfast.runtime import approvals
 from holdfast.runtime.leased import LeasedSession
 from holdfast.runtime.payloads import parse_payload

@@ -16,9 +16,9 @@ from holdfast.jsontext import lenient_json
 from holdfast.record import ledger
 from holdfast.record.capability import Holdfast, response_facts
 from holdfast.record.ledger import Policy, ended_calls
+from holdfast.record.open_calls import pending_calls
 from holdfast.record.probes import Probe
 from holdfast.record.recovery import check_tools
-from holdfast.record.validity import pending_calls
 from holdfast.runtime.attachment import Attachment
 from holdfast.runtime.drafts import Drafting
 from holdfast.runtime.payloads import step_to_repeat

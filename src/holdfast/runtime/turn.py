@@ -14,7 +14,7 @@ from pydantic_ai.messages import ModelMessage
 
 from holdfast.errors import StoreError
 from holdfast.jsontext import lenient_json
-from holdfast.record.host import CANCELLATIONS, Failure, RunHost, RunStart
+from holdfast.record.run_host import CANCELLATIONS, Failure, RunHost, RunStart
 from holdfast.runtime.attachment import Attachment
 from holdfast.types import Batch, Checkpoint, Lease, NewEvent, Run, Submission, SubmissionChange
 

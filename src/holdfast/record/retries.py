@@ -1,9 +1,9 @@
-"""When a step that failed is tried again. The time is recorded, so that it survives a crash."""
+"""Retry rules of steps. The time of the next attempt is recorded, so that it survives a crash."""
 
 import json
 import random
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from holdfast.errors import BadInput
 from holdfast.record import ledger
@@ -12,10 +12,10 @@ from holdfast.types import Effect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """How a step is repeated that raises one of the errors `on`, which must mean that it had no effect.
+    """Retries a step that raises one of `on`, which must mean that it had no effect.
 
-    It is tried `attempts` times. The first pause is `backoff` seconds, each further one twice as long up to `max_backoff`, and
-    each is shortened at random by up to a half. No attempt begins later than `deadline` seconds after the first one.
+    It is tried `attempts` times. The first pause is `backoff` seconds, each further one twice as long up to `max_backoff`, with
+    up to 50 % jitter. No attempt begins later than `deadline` seconds after the first one.
     """
 
     on: type[Exception] | tuple[type[Exception], ...]
@@ -36,6 +36,18 @@ class Retry:
         """Return how many seconds to wait after this attempt."""
         seconds = min(self.backoff * 2 ** min(attempt - 1, 30), self.max_backoff)
         return seconds * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+
+    def next_pause(
+        self, effect: Effect, last: "Pause | None", error: BaseException, now: datetime
+    ) -> "Pause | None":
+        """Return the pause before the next attempt of a step that raised this error; None if there is none."""
+        if not isinstance(error, self.on) or effect.attempts >= self.attempts:
+            return None
+        since = last.since if last else effect.started_at or now
+        until = now + timedelta(seconds=self.pause(effect.attempts))
+        if self.deadline is not None and until > since + timedelta(seconds=self.deadline):
+            return None
+        return Pause(until=until, since=since)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
