@@ -21,6 +21,7 @@ import holdfast
 from holdfast import NotDone, Turn, Unsettled, connect, idempotency_key, step
 from holdfast.cli.options import find_turn
 from holdfast.errors import ApprovalNeeded, Conflict, NotFound, StepFailed, TurnFailed, TurnNotRetriable
+from holdfast.record.open_calls import is_provider_valid
 from holdfast.store import Store
 from holdfast.testing.agents import ManualClock, ledger, memory_store
 from tests.runtime.agents import kill_worker
@@ -156,6 +157,29 @@ async def test_failed_concurrent_and_nested_steps_run_again_and_completed_ones_d
     assert keys["turn/left"] == keys["turn/left~again1"]
 
 
+@pytest.mark.parametrize("how", ["gather", "group"])
+async def test_one_retry_repeats_all_failures_of_concurrent_steps(memory: Store, how: str):
+    """`gather` raises the first failure only. A `TaskGroup` cancels the task in which it waits, which looks like a worker that is torn down."""
+    broken.update(("left", "right"))
+
+    @holdfast.agent("wide")
+    async def wide(turn: Turn) -> Any:
+        if how == "gather":
+            return await asyncio.gather(*(turn.step(name, do, name) for name in ("left", "right")))
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(turn.step(name, do, name)) for name in ("left", "right")]
+        return [task.result() for task in tasks]
+
+    async with connect(memory, agents=[wide]) as hf:
+        session = await hf.session("s", agent=wide)
+        turn = await session.send("Hello")
+        await fail(turn)
+        assert [run.status async for run in session.runs()] == ["failed"]
+        broken.clear()
+        assert await (await turn.retry()).result(timeout=20) == ["left done", "right done"]
+    assert sorted(done) == ["left", "left", "right", "right"]
+
+
 async def test_a_settled_step_and_a_retry_finish_a_turn_with_an_unknown_outcome():
     clock = ManualClock()
     async with memory_store(clock) as store:
@@ -284,6 +308,24 @@ async def approved(session: Any, turn: Any) -> Any:
 async def history(session: Any) -> list[str]:
     texts = [part for message in [m async for m in session.messages()] for part in message.parts]
     return [str(part.content) for part in texts if isinstance(part, TextPart | UserPromptPart)]
+
+
+async def test_a_question_that_was_interrupted_is_in_the_history_once_after_a_retry(memory: Store):
+    async with connect(memory, agents=[asking]) as hf:
+        session = await hf.session("s", agent=asking)
+        turn = await session.send("Hello")
+        for _ in range(2):
+            with pytest.raises(ApprovalNeeded):
+                await turn.result(timeout=20)
+            await session.interrupt()
+            await fail(turn)
+            turn = await turn.retry()
+        await approved(session, turn)
+        messages = [message async for message in session.messages()]
+        assert is_provider_valid(messages)
+        questions = [part for message in messages for part in message.parts if part.part_kind == "tool-call"]
+        assert len(questions) == 1
+    assert done == ["first", "second", "third"]
 
 
 async def test_a_turn_is_done_again_from_a_step(memory: Store):

@@ -1,6 +1,7 @@
 """The unanswered tool calls at the end of a history: find them, and close those that an interrupted run left open."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic_ai.messages import (
@@ -54,6 +55,19 @@ def pending_calls(messages: Sequence[ModelMessage]) -> list[ToolCallPart]:
             break  # the conversation continued without them
         answered |= {part.tool_call_id for part in answering}
     return []
+
+
+def without_pending_calls(messages: Sequence[ModelMessage]) -> list[ModelMessage]:
+    """Return the history without the calls of the last response that no later message answers."""
+    kept = list(messages)
+    pending = {call.tool_call_id for call in pending_calls(messages)}
+    for number in reversed(range(len(kept))) if pending else ():
+        message = kept[number]
+        if isinstance(message, ModelResponse):
+            parts = [part for part in message.parts if getattr(part, "tool_call_id", None) not in pending]
+            kept[number : number + 1] = [replace(message, parts=parts)] if parts else []
+            break
+    return kept
 
 
 def answers(message: ModelRequest) -> list[Any]:

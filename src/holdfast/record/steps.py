@@ -69,6 +69,8 @@ class Steps:
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _task: "asyncio.Task[Any] | None" = None
     _closed: bool = False
+    _failures: list[str] = field(default_factory=list[str])
+    """The entries of steps that failed, or whose outcome is unknown, in the order in which the code received that."""
 
     async def load(self, parent: CallRef | None = None) -> None:
         """Read the recorded steps of the call, or of one of its steps. Those within a step that has ended are not needed."""
@@ -115,6 +117,12 @@ class Steps:
         self._replayed.set()
         return (self.ref[0], entry), self._recorded.pop(entry, None)
 
+    def ended_by(self, error: BaseException) -> list[str]:
+        """Return the entries of the steps that led to an error, and of all that failed since: `gather` raises only the first failure."""
+        entries = causes(error)
+        since = [self._failures.index(entry) for entry in entries if entry in self._failures]
+        return list(dict.fromkeys([*entries, *(self._failures[min(since) :] if since else ())]))
+
     async def _idle(self) -> None:
         """Wait until no step runs, so that all outcomes are known."""
         while self._running:
@@ -134,6 +142,8 @@ class Steps:
                 asked = f"it calls step {request.name!r} with other arguments"
                 raise StepsDiffer(asked=asked, recorded=self._label(request.entry, known))
             if known.state != "started":
+                if known.state == "failed":
+                    self._failures.append(request.entry)
                 (known,) = await self.offloader.effects_back([known])
                 return request.replay(known)
             if ledger.waits_for(known) == "again" and not self.approved:
@@ -232,6 +242,7 @@ class Steps:
 
     def _unknown(self, request: StepRequest) -> OutcomeUnknown:
         self._drop_inner(request)
+        self._failures.append(request.entry)
         return OutcomeUnknown(step=request.name, call_id=request.entry)
 
     async def _repeat_inner(self, request: StepRequest) -> None:
@@ -280,6 +291,7 @@ class Steps:
                     )
                     if pause is None:
                         text = ledger.describe(error)
+                        self._failures.append(request.entry)
                         self._end(
                             request, replace(effect, state="failed", error=text), "step_failed", error=text
                         )

@@ -39,9 +39,9 @@ from holdfast.record.calls import Calls
 from holdfast.record.ending import complete_run, fail_run
 from holdfast.record.history import open_history
 from holdfast.record.offloader import MediaOffloader
-from holdfast.record.open_calls import pending_calls
+from holdfast.record.open_calls import pending_calls, without_pending_calls
 from holdfast.record.recovery import load_history
-from holdfast.record.steps import Steps, Suspended, causes, step
+from holdfast.record.steps import Steps, Suspended, step
 from holdfast.record.threads import RunThreads
 from holdfast.runtime.attachment import Attachment
 from holdfast.runtime.context import SessionContext, current_session
@@ -271,7 +271,7 @@ class _FunctionRun:
                 await fail_run(self._buffer, host, exited, self._steps.threads)
                 raise exited from error
             except BaseException as error:
-                if ended_by := causes(error):
+                if ended_by := self._steps.ended_by(error):
                     ended = lenient_json({**metadata, "ended_by": ended_by})
                     self._buffer.run = replace(self._buffer.run, metadata=ended)
                 await fail_run(self._buffer, host, error, self._steps.threads)
@@ -332,6 +332,8 @@ class _FunctionRun:
         self._restarts = last.get("restarts", 0)
         end = last.get("prompt", len(self._messages) - 1) + 1
         submission = self.start.host.submission
+        if submission.kind == "retry" and submission.run_id is None:
+            self._messages = without_pending_calls(self._messages)  # the function asks again
         if (from_step := self._from_step(steps)) and submission.run_id is None:
             if from_step not in steps:
                 raise NotFound(what="step of this turn with the id", id=from_step)

@@ -223,6 +223,7 @@ class SessionRunner:
         context = SessionContext(session=session, store=self._store, keys=self._credential_key)
         with of_turn(self._threads):
             turn.task = task = start_in(context, running)
+        turn.supervisor = asyncio.current_task()
         self._turn = turn
         turn.draining = self._reason is not None
         watchers: list[asyncio.Task[None]] = []

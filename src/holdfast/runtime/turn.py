@@ -76,6 +76,8 @@ class WorkerTurn(RunHost):
     failed: StoreError | None = None
     """Why the end of the run is not recorded. A cancelled run does not raise it."""
     task: asyncio.Task[Any] | None = field(default=None, repr=False)
+    supervisor: asyncio.Task[Any] | None = field(default=None, repr=False)
+    """The task that waits for `task`. It is cancelled only with the worker."""
     """The task that runs the agent."""
     recording: asyncio.Task[Any] | None = field(default=None, repr=False)
     """The task that records the run. It may end after the one that runs it."""
@@ -168,8 +170,10 @@ class WorkerTurn(RunHost):
         self._ending = True
         if self.stop == "lost" or isinstance(error, StoreError) or isinstance(unwritten, StoreError):
             return None
-        if self.stop is None and self.task is not None and self.task.cancelling():
-            return None  # cancelled without a reason: the worker is being torn down
+        if self.stop is None and _is_cancelled(self.supervisor):
+            return None  # the worker is being torn down
+        if self.stop is None and isinstance(error, CANCELLATIONS) and _is_cancelled(self.task):
+            return None  # the code of the agent cancelled the run
         if self.stop == "handover":
             return Failure(None, error)
         if self.stop == "timeout":
@@ -201,3 +205,7 @@ class WorkerTurn(RunHost):
         self.waits = run is not None and run.status == "waiting"
         if isinstance(unwritten, StoreError):
             self.failed = unwritten
+
+
+def _is_cancelled(task: asyncio.Task[Any] | None) -> bool:
+    return task is not None and task.cancelling() > 0
