@@ -2,6 +2,8 @@
 
 import asyncio
 import io
+import sqlite3
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -239,6 +241,35 @@ async def test_what_is_erased_while_another_session_is_exported_goes_when_that_e
             return not any(MARK.encode() in file.read_bytes() for file in files)
 
         await until(is_gone, 10)
+
+
+async def test_what_a_process_erased_goes_when_the_reader_of_another_process_ends(tmp_path: Path):
+    """As with a command that erases while an export runs. Another process, such as a worker, has the store open all the time."""
+    files = [tmp_path / "s.db", tmp_path / "s.db-wal"]
+    url = f"sqlite:///{files[0]}"
+    async with open_store(url) as worker:
+        marked = await fill(worker, open_media(store=worker), [MARK * 20])
+        with closing(sqlite3.connect(files[0], isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM sessions").fetchall()
+            async with open_store(url) as command:
+                await erase(command, open_media(store=command), marked, actor="test")
+            assert any(MARK.encode() in file.read_bytes() for file in files)
+
+        async def is_gone() -> bool:
+            return not any(MARK.encode() in file.read_bytes() for file in files)
+
+        await until(is_gone, 20)
+
+
+async def test_an_archive_is_deleted_when_its_session_is_restored(store: Store):
+    """Then the session is its only copy, and erasing it leaves nothing."""
+    media = open_media(store=store)
+    session_id = await fill(store, media, ["hello"])
+    await clean(store, media, session_id, actor="test", force=True, archive="media")
+    assert len((await store.blobs(location=media.location)).items) == 1
+    await rehydrate(store, media, session_id, actor="test")
+    assert (await store.blobs(location=media.location)).items == []
 
 
 @pytest.mark.parametrize("kept_in", ["database", "disk"])

@@ -19,9 +19,11 @@ from holdfast import (
     idempotency_key,
     step,
 )
-from holdfast.errors import BadInput, StepFailed, StepsDiffer, StoreClosed
+from holdfast.errors import BadInput, Conflict, StepFailed, StepsDiffer, StoreClosed
+from holdfast.record.steps import current_steps
 from holdfast.store import Store
 from holdfast.testing.agents import Killed, ManualClock, killed_after, ledger
+from holdfast.types import Batch
 from tests.record.stepping import do, done, rerun, run, tool_agent
 
 
@@ -217,6 +219,30 @@ async def test_steps_that_run_when_another_one_fails_are_waited_for(timed: Store
     await run(tool_agent(book), timed)
     states = {entry.tool: entry.state for entry in await ledger(timed, "s")}
     assert states == {"book": "completed", "slow": "completed", "inner": "completed", "broken": "failed"}
+
+
+async def test_an_error_of_a_write_is_no_outcome_of_a_step(timed: Store):
+    """A step that is about to start while its run ends gets the error of the write. It has not failed, and neither has its tool."""
+
+    async def book(trip: str) -> str:
+        await step("one", do, "one")
+        steps = current_steps()
+        assert steps is not None
+        steps.buffer.start(Batch())  # while a write is under way
+        ending = asyncio.create_task(steps.buffer.finish())
+        try:
+            return await step("two", do, "two")
+        finally:
+            await ending
+
+    with pytest.raises(Conflict, match="the run ended while"):
+        await run(tool_agent(book), timed)
+    assert [(entry.tool, entry.state) for entry in await ledger(timed, "s")] == [
+        ("book", "started"),
+        ("one", "completed"),
+        ("two", "started"),
+    ]
+    assert done == ["one"]
 
 
 async def test_a_step_has_its_own_key_and_note(timed: Store):

@@ -8,6 +8,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import cast
 
 from holdfast.errors import Conflict, HoldfastError, MediaCollected
 from holdfast.record import ledger
@@ -59,6 +60,10 @@ class BatchWriter(ABC):
             await asyncio.wait(self._started)
         if self._error is not None:
             raise self._error
+
+    def caused(self, error: BaseException) -> bool:
+        """Return whether an error began as one of a write, so that it says nothing about the code that received it."""
+        return any(cause in (self._error, self._chain.failed) for cause in _causes(error))
 
     async def finish(self) -> None:
         """Wait until no write is under way, because the run ends. Give up on a database that does not answer: the store keeps the order.
@@ -165,3 +170,18 @@ class BatchWriter(ABC):
 
 def _given_up() -> Conflict:
     return Conflict(problem="the run ended while one of its steps was being written")
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return an error and all that led to it."""
+    found: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        cause = left.pop()
+        if cause is None or cause in found:
+            continue
+        found.append(cause)
+        left += [cause.__cause__, cause.__context__]
+        if isinstance(cause, BaseExceptionGroup):
+            left += cast("BaseExceptionGroup[BaseException]", cause).exceptions
+    return found

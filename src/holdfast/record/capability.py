@@ -367,7 +367,7 @@ class _Recorder(AbstractCapability[Any]):
             await self._buffer.write_effects([], self._event(ctx, "tool_call_completed", **facts))
             ledger.report_unknown(effect, call.tool_name, call.tool_call_id, str(error.facts["step"]))
         except BaseException as error:
-            if _can_be_recorded(error, task):
+            if _can_be_recorded(error, task) and not self._buffer.caused(error):
                 await self._record_error(ctx, effect, error)
             raise
         finally:

@@ -119,7 +119,7 @@ class Steps:
 
     def ended_by(self, error: BaseException) -> list[str]:
         """Return the entries of the steps that led to an error, and of all that failed since: `gather` raises only the first failure."""
-        entries = causes(error)
+        entries = failed_steps(error)
         since = [self._failures.index(entry) for entry in entries if entry in self._failures]
         return list(dict.fromkeys([*entries, *(self._failures[min(since) :] if since else ())]))
 
@@ -284,7 +284,7 @@ class Steps:
                     value = await self._call(request, call)
                 except BaseException as error:
                     effect = self._running[request.ref]
-                    if not _is_outcome(error):
+                    if not _is_outcome(error) or self.buffer.caused(error):
                         raise
                     pause = request.retry and request.retry.next_pause(
                         effect, pause, error, await self.store.now()
@@ -420,7 +420,7 @@ async def step(
     return await steps.run(request)
 
 
-def causes(error: BaseException) -> list[str]:
+def failed_steps(error: BaseException) -> list[str]:
     """Return the entries of the steps whose failure or unknown outcome led to an error."""
     found: list[str] = []
     left: list[BaseException] = [error]

@@ -6,11 +6,13 @@ The whole archive is verified before anything is stored. An existing session is 
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Final
 
 from holdfast.errors import (
     BadArchive,
+    HoldfastError,
     MediaCollected,
     NotCleaned,
     NotFound,
@@ -124,7 +126,11 @@ async def _restore(
                 force=force,
             )
 
+    stored = (await store.retention_state(session_id)).archive
     counts = await _put_and_import(media, archive, verified, longest, restore)
+    if stored is not None:
+        with suppress(HoldfastError):  # no session refers to it any more, and the collector deletes it
+            await media.delete(to_uri(stored))
     return Restored(session_id=session_id, archive_sha256=verified.sha256, restored=counts)
 
 

@@ -54,6 +54,8 @@ MEMORY: Final = ":memory:"
 _READERS = 4
 _POLL_SECONDS = 0.004
 _EMPTY_SECONDS = 1.0
+_RESTING_SECONDS = 5.0
+"""How long nothing was written to a log that is emptied because of its age."""
 
 
 class SqliteStore(SqlStore):
@@ -81,6 +83,7 @@ class SqliteStore(SqlStore):
         self._readers: _Readers | None = None
         self._poller: _Poller | None = None
         self._emptying: asyncio.Task[None] | None = None
+        self._must_empty = False  # deleted content is left in the write-ahead log
         self._beacons = None if path == MEMORY else FileBeacons(Path(f"{self._path}-holders"))
         self._files = self._new_files()
 
@@ -114,6 +117,7 @@ class SqliteStore(SqlStore):
             raise self._translate(error) from error
         if self._path != MEMORY:
             self._poller = _Poller(self._path, self._hub, self._latest_numbers, self._files)
+            self._emptying = asyncio.create_task(self._empty_wal_in_time())
         return self
 
     async def close(self) -> None:
@@ -165,8 +169,7 @@ class SqliteStore(SqlStore):
             return connection.execute("PRAGMA freelist_count").fetchone()[0], is_empty
 
         left, is_empty = await self._running().submit(vacuum, chore=True)
-        if not is_empty and (self._emptying is None or self._emptying.done()):
-            self._emptying = asyncio.create_task(self._empty_wal_later())
+        self._must_empty = not is_empty
         return left
 
     async def stats(self) -> StoreStats:
@@ -178,13 +181,23 @@ class SqliteStore(SqlStore):
         except FileNotFoundError:  # nothing was written since the log was removed, or the store is in memory
             return 0
 
-    async def _empty_wal_later(self) -> None:
-        """Overwrite deleted content in the write-ahead log as soon as no reader, such as an export, has an older snapshot."""
-        with suppress(HoldfastError):
-            while self._writer is not None:
-                await asyncio.sleep(_EMPTY_SECONDS)
-                if await self._running().submit(_empty_wal, chore=True):
-                    return
+    async def _empty_wal_in_time(self) -> None:
+        """Overwrite deleted content in the write-ahead log as soon as no reader, such as an export, has an older snapshot.
+
+        Another process may have deleted it and ended before that reader. Therefore a log that nobody writes to is emptied as well.
+        """
+        while True:
+            await asyncio.sleep(_EMPTY_SECONDS)
+            with suppress(HoldfastError):
+                if self._must_empty or await asyncio.to_thread(self._has_resting_wal):
+                    self._must_empty = not await self._running().submit(_empty_wal, chore=True)
+
+    def _has_resting_wal(self) -> bool:
+        try:
+            wal = Path(f"{self._path}-wal").stat()
+        except OSError:
+            return False
+        return wal.st_size > 0 and time.time() - wal.st_mtime > _RESTING_SECONDS
 
     async def _transact(
         self,
