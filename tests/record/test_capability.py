@@ -209,7 +209,9 @@ async def test_a_tool_that_raises_base_exception(store: Store):
     assert effect.error == "Halt"
     assert (await store.session("talk")).status == "failed"
     resumed = await resume(agent, store, run.id)
-    assert "The call failed before an interruption: Halt" in str(resumed.all_messages())
+    assert "The call failed: Halt" in str(resumed.all_messages())
+    kinds = [event.kind for event in await store.events("talk") if event.kind.startswith("tool_call")]
+    assert kinds == ["tool_call_started", "tool_call_failed", "tool_call_failed"]
     result = await continue_session(recorded(store), store, "talk", "go on")
     assert is_provider_valid(result.all_messages())
 

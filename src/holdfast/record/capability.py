@@ -326,8 +326,10 @@ class _Recorder(AbstractCapability[Any]):
             and (answer := self._calls.answer(ctx, known, tool_def)) is not None
         ):
             if not self._calls.waits(ref):
-                outcome = {} if ledger.is_known(known) else {"outcome": "unknown"}
-                self._buffer.add(self._event(ctx, "tool_call_completed", **facts, **outcome))
+                kind, outcome = "tool_call_completed", {} if ledger.is_known(known) else {"outcome": "unknown"}
+                if known.state == "failed":
+                    kind, outcome = "tool_call_failed", {"error": known.error or ""}
+                self._buffer.add(self._event(ctx, kind, **facts, **outcome))
             return answer()
         effect = self._calls.begin(ref, call.tool_name, ctx.run_step, args)
         started = self._event(ctx, "tool_call_started", **facts)

@@ -344,10 +344,9 @@ def is_known(effect: Effect) -> bool:
 
 
 def report_unknown(effect: Effect, tool: str, call_id: str, step: str | None = None) -> NoReturn:
-    """Answer a call with an unknown outcome: raise what makes Pydantic AI add a result with the outcome `interrupted`."""
-    raise ToolFailedError(
-        ToolReturnPart(tool, unknown(effect, step), call_id, outcome="interrupted")
-    ) from None
+    """Answer a call that does not run again: raise what makes Pydantic AI add a result with the outcome `interrupted`, or `failed`."""
+    outcome = "failed" if effect.state == "failed" else "interrupted"
+    raise ToolFailedError(ToolReturnPart(tool, unknown(effect, step), call_id, outcome=outcome)) from None
 
 
 def unknown(effect: Effect, step: str | None = None) -> str:
@@ -358,7 +357,7 @@ def unknown(effect: Effect, step: str | None = None) -> str:
             "Check before you repeat it, or inform the user."
         )
     if effect.state == "failed":
-        return f"The call failed before an interruption: {effect.error}. Decide whether to retry it."
+        return f"The call failed: {effect.error}. It was not repeated. Decide whether to retry it."
     if waits_for(effect) == "approval":
         return "This call was not carried out: the conversation continued before it was approved."
     if waits_for(effect) == "external":
