@@ -14,6 +14,7 @@ from holdfast import Store, open_store
 from holdfast.config import load_settings
 from holdfast.errors import BadInput, StoreFull, TurnInProgress
 from holdfast.ids import new_id
+from holdfast.record import batches, buffer
 from holdfast.record.open_calls import is_provider_valid
 from holdfast.record.recovery import find_resume_point
 from holdfast.runtime import AgentSetup, Worker, current_session
@@ -615,6 +616,43 @@ async def test_text_of_a_turn_that_continues_elsewhere_is_generated_again(store:
     assert "partial_response" not in await kinds(store, session)
     assert "Once upon a time it ended." in await texts(store, session)
     assert await store.drafts(session) == []
+
+
+async def test_a_turn_is_handed_over_although_its_start_could_not_be_written_in_time(
+    store: Store, session: str, monkeypatch: pytest.MonkeyPatch
+):
+    """As on a starved machine: the worker gives up waiting for the write, and the run is not on record."""
+    monkeypatch.setattr(batches, "_PATIENCE", 0.01)
+    monkeypatch.setattr(buffer, "_SETUP", 60)
+    write, preparing, stopping = store.write, asyncio.Event(), asyncio.Event()
+
+    async def write_late(lease: Lease, batch: Batch) -> int:
+        if batch.runs:
+            await asyncio.sleep(60)
+        return await write(lease, batch)
+
+    agent = Agent(scripted(), name="agent")
+
+    @agent.instructions
+    async def prepare() -> str:
+        preparing.set()
+        await stopping.wait()
+        return ""
+
+    monkeypatch.setattr(store, "write", write_late)
+    worker = Worker(store, agent, grace=20)
+    serving = asyncio.create_task(worker.run())
+    message = await send(store, session, "hello")
+    await asyncio.wait_for(preparing.wait(), 20)
+    worker.stop()
+    await asyncio.sleep(0.1)
+    stopping.set()
+    await asyncio.wait_for(serving, 30)
+    monkeypatch.undo()
+    handed_over = await reread(store, message)
+    assert (handed_over.state, handed_over.attempts, handed_over.run_id) == ("queued", 0, None)
+    async with working(store, agent):
+        assert (await ended(store, message)).state == "done"
 
 
 async def test_a_hand_over_records_no_model_request_that_was_not_sent(store: Store, session: str):

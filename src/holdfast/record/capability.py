@@ -326,7 +326,10 @@ class _Recorder(AbstractCapability[Any]):
             and (answer := self._calls.answer(ctx, known, tool_def)) is not None
         ):
             if not self._calls.waits(ref):
-                kind, outcome = "tool_call_completed", {} if ledger.is_known(known) else {"outcome": "unknown"}
+                kind, outcome = (
+                    "tool_call_completed",
+                    {} if ledger.is_known(known) else {"outcome": "unknown"},
+                )
                 if known.state == "failed":
                     kind, outcome = "tool_call_failed", {"error": known.error or ""}
                 self._buffer.add(self._event(ctx, kind, **facts, **outcome))

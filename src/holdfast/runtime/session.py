@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.counting import count
-from holdfast.errors import BadInput, HoldfastError, LeaseLost, StoreError
+from holdfast.errors import BadInput, HoldfastError, LeaseLost, NotFound, StoreError
 from holdfast.logs import log_context
 from holdfast.record.loading import LargeHistories
 from holdfast.record.threads import RunThreads, of_turn
@@ -275,24 +275,20 @@ class SessionRunner:
                 await self._store.update_session(session.id, metadata=metadata)
         ended: list[Run] = []
         if turn.run_id is not None:
-            run = await self._store.run(turn.run_id)
-            ended = [replace(run, status="interrupted", error=f"handed over: {reason}")]
+            with suppress(NotFound):  # it was stopped before its start was written
+                run = await self._store.run(turn.run_id)
+                ended = [replace(run, status="interrupted", error=f"handed over: {reason}")]
+        run_id = ended[0].id if ended else None
+        change = SubmissionChange(
+            id=turn.submission.id, state="queued", run_id=run_id, attempts=turn.attempts - 1
+        )
         await self._store.write(
             self._lease,
             Batch(
-                events=[
-                    NewEvent(kind="handover", run_id=turn.run_id, payload=json.dumps({"reason": reason}))
-                ],
+                events=[NewEvent(kind="handover", run_id=run_id, payload=json.dumps({"reason": reason}))],
                 runs=ended,
-                submissions=[
-                    SubmissionChange(
-                        id=turn.submission.id,
-                        state="queued",
-                        run_id=turn.run_id,
-                        attempts=turn.attempts - 1,
-                    )
-                ],
-                drafts_done=[turn.run_id] if turn.run_id else [],
+                submissions=[change],
+                drafts_done=[run_id] if run_id else [],
                 status=_after_attempt(turn.submission),
             ),
         )
