@@ -24,6 +24,7 @@ from holdfast.errors import ApprovalNeeded, Conflict, NotFound, StepFailed, Turn
 from holdfast.record.open_calls import is_provider_valid
 from holdfast.store import Store
 from holdfast.testing.agents import ManualClock, ledger, memory_store
+from tests.builders import until
 from tests.runtime.agents import kill_worker
 
 done: list[str] = []
@@ -326,6 +327,35 @@ async def test_a_question_that_was_interrupted_is_in_the_history_once_after_a_re
         questions = [part for message in messages for part in message.parts if part.part_kind == "tool-call"]
         assert len(questions) == 1
     assert done == ["first", "second", "third"]
+
+
+async def test_an_answer_before_an_interruption_counts_for_the_retry(memory: Store):
+    """The turn was approved, and stopped before it continued."""
+    resuming = asyncio.Event()
+
+    @holdfast.agent("asking")
+    async def slow(turn: Turn) -> Any:
+        if resuming.is_set() and "slow" not in broken:
+            broken.add("slow")
+            await asyncio.sleep(60)
+        return (await turn.ask("Go on?")).approved
+
+    async with connect(memory, agents=[slow]) as hf:
+        session = await hf.session("s", agent=slow)
+        turn = await session.send("Hello")
+        with pytest.raises(ApprovalNeeded) as needed:
+            await turn.result(timeout=20)
+        resuming.set()
+        await session.approve(needed.value.calls[0])
+        await until(lambda: _is_done("slow" in broken))
+        await session.interrupt()
+        await fail(turn)
+        assert await (await turn.retry()).result(timeout=20) is True
+        assert is_provider_valid([message async for message in session.messages()])
+
+
+async def _is_done(done: bool) -> bool:
+    return done
 
 
 async def test_a_turn_is_done_again_from_a_step(memory: Store):

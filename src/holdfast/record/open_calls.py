@@ -1,6 +1,6 @@
 """The unanswered tool calls at the end of a history: find them, and close those that an interrupted run left open."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -57,10 +57,10 @@ def pending_calls(messages: Sequence[ModelMessage]) -> list[ToolCallPart]:
     return []
 
 
-def without_pending_calls(messages: Sequence[ModelMessage]) -> list[ModelMessage]:
-    """Return the history without the calls of the last response that no later message answers."""
+def without_pending_calls(messages: Sequence[ModelMessage], answered: Collection[str]) -> list[ModelMessage]:
+    """Return the history without the calls of the last response that no later message answers, and that are not in `answered`."""
     kept = list(messages)
-    pending = {call.tool_call_id for call in pending_calls(messages)}
+    pending = {call.tool_call_id for call in pending_calls(messages)} - set(answered)
     for number in reversed(range(len(kept))) if pending else ():
         message = kept[number]
         if isinstance(message, ModelResponse):

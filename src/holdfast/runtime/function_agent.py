@@ -333,7 +333,8 @@ class _FunctionRun:
         end = last.get("prompt", len(self._messages) - 1) + 1
         submission = self.start.host.submission
         if submission.kind == "retry" and submission.run_id is None:
-            self._messages = without_pending_calls(self._messages)  # the function asks again
+            # The function asks again what was not answered.
+            self._messages = without_pending_calls(self._messages, self.start.answers)
         if (from_step := self._from_step(steps)) and submission.run_id is None:
             if from_step not in steps:
                 raise NotFound(what="step of this turn with the id", id=from_step)
