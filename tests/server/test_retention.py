@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.config import load_settings
 from holdfast.media import open_media
-from holdfast.server import retention
+from holdfast.operations import retention
 from holdfast.server.app import create_app
 from holdfast.server.auth import digest
 from holdfast.store import Store, open_store
@@ -132,7 +132,7 @@ async def test_only_some_archives_are_sent_at_once(store: Store, monkeypatch: py
             return (await client.get(path)).status_code == 200
 
         async def is_free() -> bool:
-            return app.state.exports == 0
+            return app.state.service.exports == 0
 
         await until(is_accepted, 10)
         assert (await client.get("/api/sessions/unknown/export")).status_code == 404
