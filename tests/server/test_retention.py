@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.config import load_settings
 from holdfast.media import open_media
-from holdfast.operations import retention
+from holdfast.server import retention
 from holdfast.server.app import create_app
 from holdfast.server.auth import digest
 from holdfast.store import Store, open_store
@@ -114,7 +114,7 @@ async def test_an_archive_may_be_larger_than_other_bodies(engine: Engine):
 
 
 async def test_only_some_archives_are_sent_at_once(store: Store, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(retention, "MAX_EXPORTS", 2)
+    monkeypatch.setattr("holdfast.operations.retention.MAX_EXPORTS", 2)
     media = open_media(store=store)
     session_id = await fill(store, media, ["hello"], blobs=[bytes(range(256)) * 100_000])
     path, headers = f"/api/sessions/{session_id}/export", bearer(ADA)
