@@ -53,6 +53,7 @@ OPERATIONS = (
         "SessionHandle.background", f"POST {_S}/background", None, "for front ends that attach sessions"
     ),
     Operation("SessionHandle.events", f"GET {_S}/events", "tail"),
+    Operation("SessionHandle.journal", f"GET {_S}/events", "tail"),
     Operation(
         "SessionHandle.messages", f"GET {_S}/messages", None, "`holdfast tail` prints them with the events"
     ),
@@ -83,6 +84,7 @@ OPERATIONS = (
     Operation("RunHandle.info", f"GET {_R}", "runs show"),
     Operation("RunHandle.delegates", f"GET {_R}/runs", "runs tree"),
     Operation("RunHandle.events", f"GET {_R}/events", "runs events"),
+    Operation("RunHandle.journal", f"GET {_R}/events", "runs events"),
     Operation("RunHandle.checkpoints", f"GET {_R}/checkpoints", "runs show"),
     Operation("RunHandle.effects", f"GET {_R}/effects", "runs effects"),
     Operation("RunHandle.settle", f"POST {_R}/effects/{{call_id}}", "settle"),

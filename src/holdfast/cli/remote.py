@@ -10,8 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote
 
-from holdfast.client.files import download_archive, read_pieces
-from holdfast.client.transport import LONG, Transport, new_http
+from holdfast.client.http import HttpTransport, new_http
 from holdfast.types import (
     AuditEntry,
     Checkpoint,
@@ -40,7 +39,7 @@ class Remote:
 
     def __init__(self, url: str, token: str | None) -> None:
         self._http = new_http(url, token)
-        self._transport = Transport(self._http)
+        self._transport = HttpTransport(self._http)
 
     async def __aenter__(self) -> Self:
         return self
@@ -52,8 +51,8 @@ class Remote:
         await self._http.aclose()
 
     async def _call(self, method: str, path: str, **options: Any) -> Any:
-        response = await self._transport.request(method, path, **options)
-        return response.json() if response.content else None
+        text = await self._transport.send(method, path, **options)
+        return json.loads(text) if text else None
 
     async def create_session(self, *, agent: str, owner: str, id: str) -> Session:
         """Create a session of the token's owner. Raises `SessionExists`."""
@@ -188,24 +187,23 @@ class Remote:
 
     def archive(self, session_id: str, *, gzip: bool = False) -> AsyncGenerator[bytes, None]:
         """Yield the archive of a session. Raises `ArchiveFailed` if it is cut off."""
-        return download_archive(self._transport, session_id, gzip=gzip)
+        return self._transport.archive(session_id, gzip=gzip)
 
     async def clean(self, session_id: str, **how: Any) -> dict[str, Any]:
         """Delete the content of a session."""
-        return await self._call("POST", f"/api/sessions/{session_id}/clean", json=how, timeout=LONG)
+        return await self._call("POST", f"/api/sessions/{session_id}/clean", json=how, is_long=True)
 
     async def rehydrate(
         self, session_id: str, archive: Path | None = None, *, force: bool = False
     ) -> dict[str, Any]:
         """Restore a cleaned session from an archive file, or from the archive in the media store."""
-        content = None if archive is None else read_pieces(archive)
-        path, params = f"/api/sessions/{session_id}/rehydrate", {"force": force}
-        return await self._call("POST", path, content=content, params=params, timeout=LONG)
+        restored = await self._transport.rehydrate(session_id, archive, force=force)
+        return restored.model_dump()
 
     async def erase(self, session_id: str, *, children: bool = False) -> dict[str, Any]:
         """Erase a session for good."""
         params = {"children": children}
-        return await self._call("DELETE", f"/api/sessions/{session_id}", params=params, timeout=LONG)
+        return await self._call("DELETE", f"/api/sessions/{session_id}", params=params, is_long=True)
 
     async def hold(self, session_id: str, on: bool) -> None:
         """Put a session on hold, or release it."""
@@ -217,7 +215,7 @@ class Remote:
 
     async def sweep(self, **how: Any) -> dict[str, Any]:
         """Apply the retention policies."""
-        return await self._call("POST", "/api/retention/sweep", json=how, timeout=LONG)
+        return await self._call("POST", "/api/retention/sweep", json=how, is_long=True)
 
     async def inbox(self) -> "Inbox":
         """Return the sessions that wait for a person."""
