@@ -48,7 +48,8 @@ OPERATIONS = (
     Operation("SessionHandle.undo", f"POST {_S}/undo", "undo"),
     Operation("SessionHandle.rewind", f"POST {_S}/rewind", "rewind"),
     Operation("SessionHandle.compact", f"POST {_S}/compact", "compact"),
-    Operation("SessionHandle.fork", f"POST {_S}/fork", "fork"),
+    Operation("SessionHandle.fork", f"POST {_S}/fork", "fork", "`holdfast fork --wait`"),
+    Operation("SessionHandle.start_fork", f"POST {_S}/fork", "fork"),
     Operation(
         "SessionHandle.background", f"POST {_S}/background", None, "for front ends that attach sessions"
     ),
@@ -79,6 +80,7 @@ OPERATIONS = (
     Operation("TurnHandle.info", f"GET {_S}/submissions/{{submission_id}}", None, _SHOWN),
     Operation("TurnHandle.events", f"GET {_S}/events", "tail"),
     Operation("TurnHandle.result", f"GET {_S}/events", "send", "`holdfast send --wait`"),
+    Operation("TurnHandle.problem", f"GET {_S}", None, _SHOWN),
     Operation("TurnHandle.retry", f"POST {_S}/retry", "retry"),
     Operation("TurnHandle.cancel", f"POST {_S}/interrupt", "interrupt"),
     Operation("RunHandle.info", f"GET {_R}", "runs show"),

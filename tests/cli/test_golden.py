@@ -140,7 +140,12 @@ _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.\d]*(Z|\+00:00)?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _AGO = re.compile(r"active \d+ seconds? ago")
-_CHANGING = {"first_seq": "<number>", "next_cursor": "<cursor>", "idle_seconds": "<seconds>"}
+_CHANGING = {
+    **dict.fromkeys(("checkpoints", "messages", "segments"), "<number>"),
+    "first_seq": "<number>",
+    "next_cursor": "<cursor>",
+    "idle_seconds": "<seconds>",
+}
 
 
 def plain(value: Any) -> Any:

@@ -38,6 +38,8 @@ class Client:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self.transport = transport
+        """The calls of this client by method and path, such as a single page of a list."""
         self.shell: ShellHandle = ShellHandle(transport)
         """Shell commands, if the API server allows them."""
 
@@ -132,7 +134,8 @@ class Client:
         handle = SessionHandle(self._transport, id, output)
         existing = (await handle.info()).agent
         if agent not in {None, existing}:
-            raise Conflict(problem=f"session {id} belongs to agent {existing!r}, not {agent!r}")
+            problem = f"session {id} belongs to agent {existing!r}, not {agent!r}"
+            raise Conflict(problem=f"{problem}; leave out the agent, or choose another session")
         return handle
 
     def sessions(

@@ -27,7 +27,7 @@ async def connect(
     """Connect to a store (`sqlite:///file.db`, `postgresql://…`, `mongodb://…`) or to an API server (`https://…`).
 
     Without a URL, use the one of the settings: `HOLDFAST_URL`, else `HOLDFAST_STORE`. An open `Store` works as well. `token` is for
-    an API server; by default it is `HOLDFAST_TOKEN`. A request fails after `timeout` seconds without a response.
+    an API server; by default it is `HOLDFAST_TOKEN`. A request to it fails after `timeout` seconds without a response.
 
     On a store, `agents` are served in this process, by a worker, while the client is open. Without them, sessions run on
     other workers, such as `holdfast worker app:agent`. On a store this process has all rights. `actor` is its name in the audit
@@ -53,7 +53,7 @@ async def connect(
         store = target
         if isinstance(store, str):
             store = await stack.enter_async_context(open_store(store, upgrade=upgrade))
-        transport = LocalTransport(Service(store=store, settings=settings), actor=actor, timeout=timeout)
+        transport = LocalTransport(Service(store=store, settings=settings), actor=actor)
         if agents is not None:
             await stack.enter_async_context(_served(store, agents))
         yield Client(transport)

@@ -170,10 +170,16 @@ class SessionHandle(Generic[T]):
 
         A worker makes the copy. Raises `TimeoutError` if none has done so after `timeout` seconds.
         """
+        started = await self.start_fork(checkpoint_id, session_id=session_id)
+        await started.result(timeout=timeout)
+        return SessionHandle(self._transport, session_id or started.id, self._output)
+
+    async def start_fork(
+        self, checkpoint_id: str | None = None, *, session_id: str | None = None
+    ) -> TurnHandle[None]:
+        """Ask a worker for the copy, as `fork` does, and return at once. The event `forked` has the id of the new session."""
         body = {"checkpoint_id": checkpoint_id, "session_id": session_id}
-        accepted = await self._submit("fork", {name: value for name, value in body.items() if value})
-        await self._command(accepted).result(timeout=timeout)
-        return SessionHandle(self._transport, session_id or accepted.submission_id, self._output)
+        return self._command(await self._submit("fork", body))
 
     @overload
     def events(

@@ -103,6 +103,10 @@ class SyncTurnHandle(SyncHandle[TurnHandle[T]], Generic[T]):
         """Stop the turn if it runs or waits, and remove it from the queue if it has not started. Then `result` raises `TurnFailed`."""
         return self._loop.run(self._handle.cancel())
 
+    def problem(self) -> str | None:
+        """Return why no worker continues the session, and what to do; None if one does."""
+        return self._loop.run(self._handle.problem())
+
 
 class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
     """One session. `T` is the type of the agent's output.
@@ -205,6 +209,14 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
         return SyncSessionHandle(
             self._loop,
             self._loop.run(self._handle.fork(checkpoint_id, session_id=session_id, timeout=timeout)),
+        )
+
+    def start_fork(
+        self, checkpoint_id: str | None = None, *, session_id: str | None = None
+    ) -> "SyncTurnHandle[None]":
+        """Ask a worker for the copy, as `fork` does, and return at once. The event `forked` has the id of the new session."""
+        return SyncTurnHandle(
+            self._loop, self._loop.run(self._handle.start_fork(checkpoint_id, session_id=session_id))
         )
 
     @overload

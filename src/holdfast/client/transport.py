@@ -72,7 +72,7 @@ class Transport(ABC):
     async def call(self, model: type[M], method: str, path: str, **options: Any) -> M:
         """Call an operation and return its result as a model."""
         result = await self.send(method, path, **options)
-        if isinstance(result, model):
+        if type(result) is model:
             return result
         try:
             return model.model_validate_json(result if isinstance(result, str) else result.model_dump_json())

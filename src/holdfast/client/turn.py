@@ -32,6 +32,8 @@ class TurnHandle(Generic[T]):
     ) -> None:
         self._transport = transport
         self._parse = parse
+        self.accepted = accepted
+        """The submission as it was accepted. `info` returns it as it is now."""
         self.id: str = accepted.submission_id
         """The id of the submission."""
         self.session_id: str = accepted.session_id
@@ -126,6 +128,10 @@ class TurnHandle(Generic[T]):
 
     async def _is_waiting(self) -> bool:
         return (await self._transport.patiently(self.info)).state == "waiting"
+
+    async def problem(self) -> str | None:
+        """Return why no worker continues the session, and what to do; None if one does."""
+        return (await self._session()).problem
 
     async def _session(self) -> SessionDetail:
         return await self._transport.call(SessionDetail, "GET", f"/api/sessions/{self.session_id}")

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import IO, Annotated, Final
 
 from pydantic import Field
@@ -27,7 +27,7 @@ from holdfast.retention import clean as clean_session
 from holdfast.retention import erase as erase_session
 from holdfast.retention import rehydrate as rehydrate_session
 from holdfast.retention.erase import Erased
-from holdfast.retention.sweep import DUTY
+from holdfast.retention.sweep import DUTY, is_configured
 from holdfast.retention.sweeper import sweep_apart
 
 MAX_EXPORTS: Final = 8
@@ -179,4 +179,7 @@ async def sweep(caller: Caller, body: SweepRequest) -> SweepResult:
     if done is None:
         duty = await caller.store.duty(DUTY)
         raise SweepRunning(holder=duty.holder or "another" if duty else "another")
+    if not is_configured(caller.store):
+        problem = "There is no retention policy. Set HOLDFAST_RETENTION, or [[retention]] in holdfast.toml."
+        done = replace(done, problem=problem)
     return SweepResult(items=[SweepOutcome.of(outcome) for outcome in outcomes], **asdict(done))
