@@ -124,4 +124,4 @@ def _request() -> Any:
 
 @pytest.mark.parametrize("page", PAGES_BY_NAME)
 def test_the_reference_pages_are_up_to_date(page: str):
-    assert (PAGES / page).read_text() == PAGES_BY_NAME[page](), "run python -m scripts.make_client_reference"
+    assert (PAGES / page).read_text() == PAGES_BY_NAME[page](), "run `make generate`"

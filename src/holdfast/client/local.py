@@ -12,12 +12,12 @@ from holdfast.api.retention import RehydrateResult
 from holdfast.client.transport import Transport
 from holdfast.errors import ArchiveFailed, MissingExtra, NotFound, PayloadTooLarge, ServerError
 from holdfast.media import to_uri
-from holdfast.operations import events, retention
+from holdfast.operations import events
 from holdfast.operations.access import Caller, Principal, Rule, Service, authorize
 from holdfast.operations.channel import Channels
 from holdfast.operations.media import find_media
 from holdfast.operations.registry import Operation, dump_body, parse_body
-from holdfast.operations.topics import OPERATIONS
+from holdfast.operations.topics import operations
 from holdfast.tracing import carried
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ class LocalTransport(Transport):
 
     async def archive(self, session_id: str, *, gzip: bool) -> AsyncGenerator[bytes, None]:
         """Yield the archive of a session."""
+        from holdfast.operations import retention
+
         caller = await self._caller("read", {"session_id": session_id})
         async with aclosing(retention.export(caller, session_id, gzip=gzip)) as pieces:
             async for piece in pieces:
@@ -70,6 +72,8 @@ class LocalTransport(Transport):
 
     async def rehydrate(self, session_id: str, archive: Path | None, *, force: bool) -> RehydrateResult:
         """Restore a cleaned session from an archive file, or from the archive in the media store."""
+        from holdfast.operations import retention
+
         caller = await self._caller("write", {"session_id": session_id}, "POST")
         if archive is None:
             return await retention.rehydrate(caller, session_id, None, force=force)
@@ -137,7 +141,7 @@ class LocalTransport(Transport):
 
 
 def _find(method: str, path: str) -> tuple[Operation, dict[str, str]]:
-    for operation in OPERATIONS:
+    for operation in operations():
         names = operation.match(method, path)
         if names is not None:
             return operation, {name: unquote(value) for name, value in names.items()}

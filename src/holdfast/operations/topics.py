@@ -1,18 +1,26 @@
-"""All operations."""
+"""All operations, by topic. A command needs few of them, so that a topic is imported when it is searched."""
 
-from holdfast.operations import (
-    commands,
-    credentials,
-    events,
-    inbox,
-    registry,
-    retention,
-    runs,
-    sessions,
-    submissions,
-    workers,
+from collections.abc import Iterator
+from importlib import import_module
+
+from holdfast.operations.registry import OPERATIONS, Operation
+
+_TOPICS = (
+    "sessions",
+    "submissions",
+    "events",
+    "runs",
+    "workers",
+    "inbox",
+    "credentials",
+    "commands",
+    "retention",
 )
 
-TOPICS = (sessions, submissions, events, commands, credentials, runs, inbox, retention, workers)
-OPERATIONS = registry.OPERATIONS
-"""Every operation; the imports above register them."""
+
+def operations() -> Iterator[Operation]:
+    """Yield every operation."""
+    for topic in _TOPICS:
+        name = f"holdfast.operations.{topic}"
+        import_module(name)
+        yield from (each for each in OPERATIONS if each.call.__module__ == name)

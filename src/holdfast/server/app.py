@@ -44,7 +44,7 @@ from holdfast.ids import new_id
 from holdfast.operations.access import Service
 from holdfast.operations.channel import Channels
 from holdfast.operations.registry import invalid
-from holdfast.operations.topics import OPERATIONS
+from holdfast.operations.topics import operations
 from holdfast.runtime.attachment import Attachment
 from holdfast.server import chat, events, media, metrics, page, retention, sockets, streams
 from holdfast.server import shell as shell_routes
@@ -95,7 +95,7 @@ _HEADERS: Final = (
 
 
 _operations = new_router()
-for _operation in OPERATIONS:
+for _operation in operations():
     if _operation.has_route:
         add_operation(_operations, _operation)
 

@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from holdfast.errors import HoldfastError
 from holdfast.metrics import SERVER, Counts, WorkerCollector
 from holdfast.operations.workers import STORE_SECONDS
-from holdfast.retention.sweep import DUTY, Result
+from holdfast.policy import Result
+from holdfast.retention.sweep import DUTY
 from holdfast.server.routes import channels_of, new_router, route, store_of
 from holdfast.store import Store
 from holdfast.types import Duty
