@@ -55,6 +55,8 @@ class LocalTransport(Transport):
         result = await operation.call(caller, **operation.bind(names, params or {}, body))
         if isinstance(result, Health) and result.status != "ok":
             raise ServerError(status=503, code="unavailable", message=(result.problem or "").rstrip("."))
+        if isinstance(result, str):  # over HTTP, too, lone surrogates are replaced
+            return result.encode("utf-8", "replace").decode()
         return "" if result is None else result
 
     async def _caller(self, rule: Rule, path: Mapping[str, str], method: str = "GET") -> Caller:
