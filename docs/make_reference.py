@@ -252,15 +252,20 @@ _DESCRIPTIONS = {
 
 
 @cache
-def _document() -> dict[str, Any]:
-    """Return the OpenAPI document of a server that has all routes."""
+def _app() -> Any:
+    """Return a server that has all routes."""
     from holdfast.config import load_settings
     from holdfast.server.app import create_app
     from holdfast.shell import ShellService
     from holdfast.store import open_store
 
     store = open_store("sqlite://:memory:")
-    return create_app(load_settings(), store, shell=ShellService(store)).openapi()
+    return create_app(load_settings(), store, shell=ShellService(store))
+
+
+def _document() -> dict[str, Any]:
+    """Return the OpenAPI document, which the server keeps."""
+    return _app().openapi()
 
 
 def _bodies() -> dict[str, list[str]]:
@@ -365,45 +370,9 @@ def http() -> str:
         "100,000 values with 422. The same limits apply to all JSON that the store accepts, except that it keeps escaped lone surrogates. The metadata of a",
         "session has at most 65,536 characters.\n",
     ]
-    constants = {"PATH": "/sockets/bash-events"}
-    for module in (
-        "sessions",
-        "chat",
-        "streams",
-        "commands",
-        "credentials",
-        "runs",
-        "inbox",
-        "media",
-        "retention",
-        "shell",
-        "sockets",
-        "operation",
-    ):
-        rows: list[str] = []
-        for node in ast.parse((SOURCE / "server" / f"{module}.py").read_text()).body:
-            if not isinstance(node, ast.AsyncFunctionDef) or not node.decorator_list:
-                continue
-            decorator = node.decorator_list[0]
-            if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "route":
-                method, path, rule = [ast.literal_eval(argument) for argument in decorator.args[1:4]]
-                path = path.replace(":path}", "}")
-                what = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
-                names = ", ".join(
-                    f"[{name}](#{name.lower()})" for name in body_of.get(f"{method} `{path}`", ())
-                )
-                rows.append(f"| {method} `{path}` | {rule} | {what} | {names} |")
-            elif isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "socket":
-                where, rule = constants[ast.unparse(decorator.args[1])], ast.literal_eval(decorator.args[2])
-                what = " ".join((ast.get_docstring(node) or "").split())
-                rows.append(f"| WebSocket `{where}` | {rule} | {what} | |")
-        if rows:
-            parts += [
-                f"## {module.capitalize()}\n",
-                "| route | access | description | body |\n|---|---|---|---|",
-                *rows,
-                "",
-            ]
+    for topic, rows in _routes(body_of).items():
+        head = "| route | access | description | body |\n|---|---|---|---|"
+        parts += [f"## {topic.capitalize()}\n", head, *rows, ""]
     parts += [
         "## Query parameters and headers\n",
         "| route | parameter | type | default | description |\n|---|---|---|---|---|",
@@ -412,6 +381,35 @@ def http() -> str:
     ]
     parts += ["## Fields of request bodies\n", *(_body(name, routes) for name, routes in bodies.items())]
     return "\n".join(parts)
+
+
+def _routes(body_of: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return a row for each route, by topic."""
+    from fastapi.routing import APIRoute, APIWebSocketRoute
+
+    from holdfast.server.routes import RULES
+
+    topics: dict[str, list[str]] = {
+        topic: []
+        for topic in (
+            *("sessions", "chat", "streams", "commands", "credentials", "runs"),
+            *("inbox", "media", "retention", "shell", "operation"),
+        )
+    }
+    for route in _app().routes:
+        if isinstance(route, APIWebSocketRoute):
+            what = " ".join((route.endpoint.__doc__ or "").split())
+            topics["shell"].append(
+                f"| WebSocket `{route.path}` | {RULES['WEBSOCKET', route.path]} | {what} | |"
+            )
+        elif isinstance(route, APIRoute) and route.include_in_schema:
+            method = next(iter(route.methods or ()))
+            path = route.path_format
+            what = " ".join((route.endpoint.__doc__ or "").split("\n\n")[0].split())
+            names = ", ".join(f"[{name}](#{name.lower()})" for name in body_of.get(f"{method} `{path}`", ()))
+            row = f"| {method} `{path}` | {RULES[method, path]} | {what} | {names} |"
+            topics[str(route.tags[0])].append(row)
+    return topics
 
 
 def types() -> str:

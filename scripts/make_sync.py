@@ -26,12 +26,14 @@ def connect_sync(
     *,
     token: str | None = None,
     agents: "Agents | None" = None,
+    actor: str = "",
+    upgrade: bool = True,
     timeout: float = 30.0,
 ) -> Generator[SyncClient, None, None]:
     """Connect like `holdfast.connect`, for code that does not use asyncio. Every method blocks until it has a result."""
     loop = EventLoop()
     try:
-        with loop.entered(connect(url, token=token, agents=agents, timeout=timeout)) as client:
+        with loop.entered(connect(url, token=token, agents=agents, actor=actor, upgrade=upgrade, timeout=timeout)) as client:
             yield SyncClient(loop, client)
     finally:
         loop.close()
@@ -44,7 +46,6 @@ from holdfast.client.loop import EventLoop, SyncHandle
 from holdfast.store import Store
 
 if TYPE_CHECKING:
-    from holdfast.runtime import FunctionAgent
     from holdfast.runtime.agents import Agents
 """
 
@@ -55,7 +56,9 @@ def text() -> str:
     classes: list[str] = []
     for module, name in HANDLES.items():
         tree = ast.parse((CLIENT / f"{module}.py").read_text())
-        imports += [ast.unparse(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        for node in tree.body:  # also those for the type checker alone
+            found = node.body if isinstance(node, ast.If) else [node]
+            imports += [ast.unparse(each) for each in found if isinstance(each, ast.Import | ast.ImportFrom)]
         imports.append(f"from holdfast.client.{module} import {name}")
         node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
         classes.append(_class(node))
@@ -67,7 +70,10 @@ def _formatted(source: str) -> str:
     ruff = [str(Path(sys.executable).with_name("ruff")), "--quiet"]
     name = ["--stdin-filename", str(TARGET)]
     rules = "F401,I,F811,UP037,TC"
-    for command in ([*ruff, "check", "--fix", "--select", rules, *name, "-"], [*ruff, "format", *name, "-"]):
+    for command in (
+        [*ruff, "check", "--fix", "--unsafe-fixes", "--select", rules, *name, "-"],
+        [*ruff, "format", *name, "-"],
+    ):
         source = subprocess.run(
             command, input=source, capture_output=True, text=True, check=False, cwd=ROOT
         ).stdout
@@ -103,9 +109,9 @@ def _attributes(node: ast.ClassDef, base: str) -> list[str]:
 
 
 def _method(method: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    returns = ast.unparse(method.returns) if method.returns else "None"
+    returns = ast.unparse(method.returns).strip("'\"") if method.returns else "None"
     is_stream = returns.startswith("AsyncGenerator[")
-    kind = _sync(returns.strip("'\""))
+    kind = _sync(returns)
     signature = f"    def {method.name}({ast.unparse(method.args)}) -> {kind}:"
     if any(ast.unparse(decorator) == "overload" for decorator in method.decorator_list):
         return ["    @overload", f"{signature} ..."]
@@ -116,7 +122,7 @@ def _method(method: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
         call = f"self._loop.iterate({call})"
     elif isinstance(method, ast.AsyncFunctionDef):
         call = f"self._loop.run({call})"
-    handle = returns.strip("'\"").partition("[")[0]
+    handle = returns.partition("[")[0]
     if handle in HANDLES.values():
         call = f"Sync{handle}(self._loop, {call})"
     return [signature, f"        {_doc(method)}", f"        return {call}", ""]

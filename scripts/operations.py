@@ -48,11 +48,13 @@ OPERATIONS = (
     Operation("SessionHandle.undo", f"POST {_S}/undo", "undo"),
     Operation("SessionHandle.rewind", f"POST {_S}/rewind", "rewind"),
     Operation("SessionHandle.compact", f"POST {_S}/compact", "compact"),
-    Operation("SessionHandle.fork", f"POST {_S}/fork", "fork"),
+    Operation("SessionHandle.fork", f"POST {_S}/fork", "fork", "`holdfast fork --wait`"),
+    Operation("SessionHandle.start_fork", f"POST {_S}/fork", "fork"),
     Operation(
         "SessionHandle.background", f"POST {_S}/background", None, "for front ends that attach sessions"
     ),
     Operation("SessionHandle.events", f"GET {_S}/events", "tail"),
+    Operation("SessionHandle.journal", f"GET {_S}/events", "tail"),
     Operation(
         "SessionHandle.messages", f"GET {_S}/messages", None, "`holdfast tail` prints them with the events"
     ),
@@ -78,11 +80,13 @@ OPERATIONS = (
     Operation("TurnHandle.info", f"GET {_S}/submissions/{{submission_id}}", None, _SHOWN),
     Operation("TurnHandle.events", f"GET {_S}/events", "tail"),
     Operation("TurnHandle.result", f"GET {_S}/events", "send", "`holdfast send --wait`"),
+    Operation("TurnHandle.problem", f"GET {_S}", None, _SHOWN),
     Operation("TurnHandle.retry", f"POST {_S}/retry", "retry"),
     Operation("TurnHandle.cancel", f"POST {_S}/interrupt", "interrupt"),
     Operation("RunHandle.info", f"GET {_R}", "runs show"),
     Operation("RunHandle.delegates", f"GET {_R}/runs", "runs tree"),
     Operation("RunHandle.events", f"GET {_R}/events", "runs events"),
+    Operation("RunHandle.journal", f"GET {_R}/events", "runs events"),
     Operation("RunHandle.checkpoints", f"GET {_R}/checkpoints", "runs show"),
     Operation("RunHandle.effects", f"GET {_R}/effects", "runs effects"),
     Operation("RunHandle.settle", f"POST {_R}/effects/{{call_id}}", "settle"),

@@ -72,7 +72,7 @@ def test_every_setting_is_documented():
 def test_the_reference_is_up_to_date(page: str):
     program = f"import make_reference; print(make_reference.MADE['{page}'](), end='')"
     made = forking.run([sys.executable, "-c", program], cwd=DOCS)
-    assert (DOCS / "reference" / page).read_text() == made.stdout, "run: python docs/make_reference.py"
+    assert (DOCS / "reference" / page).read_text() == made.stdout, "run `make generate`"
 
 
 def test_every_route_is_documented():

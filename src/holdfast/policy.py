@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Action: TypeAlias = Literal["clean", "archive", "erase"]
+Result: TypeAlias = Literal["cleaned", "erased", "dry_run", "refused", "failed"]
+"""The result of a sweep for one session."""
 ANY = "*"
 """As a policy's `agent`: every agent."""
 _Days: TypeAlias = Annotated[float, Field(gt=0, le=36500, allow_inf_nan=False)]

@@ -11,6 +11,7 @@ import typer.main
 from holdfast import Client
 from holdfast.api.models import SubmissionInfo
 from holdfast.cli import app
+from holdfast.client.http import HttpTransport
 from holdfast.client.output import OutputType
 from holdfast.client.run import RunHandle
 from holdfast.client.session import SessionHandle
@@ -87,7 +88,7 @@ async def test_a_method_sends_the_request_that_the_table_names(operation: Operat
         return httpx2.Response(422, json={"error": error})
 
     async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://x") as http:
-        result = _call(Transport(http), operation)
+        result = _call(HttpTransport(http), operation)
         if operation.method == "Client.run":
             result = result.info()
         with pytest.raises(HoldfastError):
@@ -123,4 +124,4 @@ def _request() -> Any:
 
 @pytest.mark.parametrize("page", PAGES_BY_NAME)
 def test_the_reference_pages_are_up_to_date(page: str):
-    assert (PAGES / page).read_text() == PAGES_BY_NAME[page](), "run python -m scripts.make_client_reference"
+    assert (PAGES / page).read_text() == PAGES_BY_NAME[page](), "run `make generate`"

@@ -6,7 +6,6 @@ from pydantic_ai import Agent, DeferredToolRequests, NativeOutput, TextOutput, T
 from holdfast.client.output import output_type_of
 from holdfast.client.turn import TurnOutput
 from holdfast.errors import BadInput
-from holdfast.events import RunCompleted, parse_event
 
 
 def _count(text: str) -> int:
@@ -14,10 +13,8 @@ def _count(text: str) -> int:
 
 
 def _output(value: Any) -> TurnOutput:
-    completed = parse_event({"seq": 1, "kind": "run_completed", "at": 0, "payload": {"output": value}})
-    assert isinstance(completed, RunCompleted)
     output = TurnOutput("turn")
-    output.completed = completed
+    output.read("run_completed", {"payload": {"output": value}})
     return output
 
 

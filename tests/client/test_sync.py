@@ -22,7 +22,7 @@ HANDLES = [Client, SessionHandle, TurnHandle, RunHandle, ShellHandle]
 
 
 def test_the_generated_module_is_up_to_date():
-    assert make_sync.TARGET.read_text() == make_sync.text(), "run scripts/make_sync.py"
+    assert make_sync.TARGET.read_text() == make_sync.text(), "run `make generate`"
 
 
 @pytest.mark.parametrize("handle", HANDLES, ids=lambda kind: kind.__name__)

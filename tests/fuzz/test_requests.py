@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from holdfast.config import load_settings
 from holdfast.media import MediaContext, open_media
+from holdfast.operations.channel import block
 from holdfast.server import create_app
-from holdfast.server.channel import block
 from holdfast.store import Store
 from holdfast.types import Batch, Message, NewEvent, Segment
 from tests.fuzz.conftest import Opened

@@ -19,7 +19,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 import holdfast
 from holdfast import NotDone, Turn, Unsettled, connect, idempotency_key, step
-from holdfast.cli.options import find_turn
+from holdfast.cli.history import last_turn
 from holdfast.errors import ApprovalNeeded, Conflict, NotFound, StepFailed, TurnFailed, TurnNotRetriable
 from holdfast.record.open_calls import is_provider_valid
 from holdfast.store import Store
@@ -450,10 +450,9 @@ async def test_two_retries_at_once_do_not_block_the_turn(memory: Store, fails_ag
             await (await session.turn(retries[1].id)).retry()
         if fails_again:
             broken.clear()
-            last = await find_turn(memory, "s")
-            assert last is not None
-            assert last.id == retries[0].id
-            again = await (await session.turn(last.id)).retry()
+            last = await last_turn(session)
+            assert last == retries[0].id
+            again = await (await session.turn(retries[0].id)).retry()
             assert await again.result(timeout=20) == ["first done", "second done"]
     assert done.count("first") == 1
 

@@ -77,7 +77,7 @@ async def test_the_limit_of_a_body_follows_the_route_and_not_the_end_of_the_path
     client: tuple[Any, httpx2.AsyncClient], method: str, path: str
 ):
     app, http = client
-    await app.state.store.create_session(agent="agent", owner="local", id="rehydrate")
+    await app.state.service.store.create_session(agent="agent", owner="local", id="rehydrate")
     headers = {"authorization": f"Bearer {TOKEN}"}
     read: list[int] = []
     for body in (b" " * 40_000, pieces(40, read)):
@@ -88,7 +88,7 @@ async def test_the_limit_of_a_body_follows_the_route_and_not_the_end_of_the_path
 
 async def test_the_larger_limit_needs_authorization(client: tuple[Any, httpx2.AsyncClient]):
     app, http = client
-    await app.state.store.create_session(agent="agent", owner="local", id="mine")
+    await app.state.service.store.create_session(agent="agent", owner="local", id="mine")
     for path, status in (("/api/sessions/mine/rehydrate", 401), ("/no/such/rehydrate", 404)):
         read: list[int] = []
         assert (await http.post(path, content=pieces(40, read))).status_code == status

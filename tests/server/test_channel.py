@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from holdfast.server.channel import Channel, StreamClock, Subscriber, block
+from holdfast.operations.channel import Channel, StreamClock, Subscriber, block
 from holdfast.store import Store
 from holdfast.types import Batch, Draft, Event, NewEvent
 from tests.builders import held_session, until

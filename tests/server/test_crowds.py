@@ -13,7 +13,8 @@ from prometheus_client import generate_latest
 
 from holdfast import Store
 from holdfast.config import load_settings
-from holdfast.server import channel, create_app
+from holdfast.operations import channel
+from holdfast.server import create_app
 from holdfast.types import Batch, NewEvent
 from tests.conftest import Engine
 from tests.server.fronts import Front, front

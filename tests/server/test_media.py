@@ -63,7 +63,7 @@ async def test_a_stranger_causes_the_same_queries_whether_others_store_the_conte
 ):
     await put(store, "theirs", "other")
     await put(store, "theirs-too", "other")
-    recorder = app.state.store = Recorder(store)
+    recorder = app.state.service.store = Recorder(store)
     asked: list[list[tuple[str, Any]]] = []
     for digest in (DIGEST, "0" * 64):
         recorder.calls.clear()

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast import Store
 from holdfast.config import load_settings
 from holdfast.errors import StoreUnavailable
-from holdfast.server import create_app, operation
+from holdfast.server import create_app, metrics
 from tests.conftest import Engine
 from tests.promises.workers import worker
 from tests.raw_client import AsyncClient
@@ -131,7 +131,7 @@ async def test_metrics_without_a_database_are_those_of_the_process(
         async def hang(*given: Any) -> None:
             await asyncio.Event().wait()
 
-        monkeypatch.setattr(operation, "STORE_SECONDS", 0.05)
+        monkeypatch.setattr(metrics, "STORE_SECONDS", 0.05)
         for broken in (refuse, hang):
             monkeypatch.setattr(store, "token", broken)
             answer = await http.get("/metrics")

@@ -308,7 +308,7 @@ async def test_a_response_that_the_client_takes_slowly_is_not_given_up(server: S
 
 @pytest.mark.parametrize("server", [3 * PATIENT_SECONDS], indirect=True)
 async def test_streams_sockets_and_idle_connections_stay_open(server: Server):
-    await server.app.state.store.create_session(agent="agent", owner="local", id="mine")
+    await server.app.state.service.store.create_session(agent="agent", owner="local", id="mine")
     stream = await server.connect()
     lines = ["GET /api/sessions/mine/events HTTP/1.1", "Host: here", "Accept: text/event-stream"]
     await stream.send("\r\n".join([*lines, f"Authorization: Bearer {TOKEN}", "", ""]).encode())
@@ -322,7 +322,7 @@ async def test_streams_sockets_and_idle_connections_stay_open(server: Server):
         assert await (await server.connect()).rest() == b""
         await idle.send(HEALTH)
         assert await idle.status() == 200
-        await server.app.state.store.submit("mine", "message", '{"text": "hi"}')
+        await server.app.state.service.store.submit("mine", "message", '{"text": "hi"}')
         await stream.until(b"submission_queued")
         await socket.send(json.dumps({"command": "true"}))
         async with asyncio.timeout(10):

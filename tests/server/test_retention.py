@@ -114,7 +114,7 @@ async def test_an_archive_may_be_larger_than_other_bodies(engine: Engine):
 
 
 async def test_only_some_archives_are_sent_at_once(store: Store, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(retention, "MAX_EXPORTS", 2)
+    monkeypatch.setattr("holdfast.operations.retention.MAX_EXPORTS", 2)
     media = open_media(store=store)
     session_id = await fill(store, media, ["hello"], blobs=[bytes(range(256)) * 100_000])
     path, headers = f"/api/sessions/{session_id}/export", bearer(ADA)
@@ -132,7 +132,7 @@ async def test_only_some_archives_are_sent_at_once(store: Store, monkeypatch: py
             return (await client.get(path)).status_code == 200
 
         async def is_free() -> bool:
-            return app.state.exports == 0
+            return app.state.service.exports == 0
 
         await until(is_accepted, 10)
         assert (await client.get("/api/sessions/unknown/export")).status_code == 404

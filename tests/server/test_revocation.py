@@ -22,9 +22,10 @@ from holdfast import Store
 from holdfast.config import load_settings
 from holdfast.errors import StoreBusy, Unauthenticated
 from holdfast.media import open_media
+from holdfast.operations.access import Principal
 from holdfast.retention import clean
 from holdfast.server import auth, create_app, revocation, sockets, streams
-from holdfast.server.auth import Principal, digest
+from holdfast.server.auth import digest
 from holdfast.server.retention import Imports
 from holdfast.server.revocation import Revocation
 from holdfast.shell import ShellService

@@ -292,7 +292,7 @@ async def test_lists_bear_what_a_library_has_stored(store: Store, http: httpx2.A
 async def test_every_route_with_a_body_refuses_nan_and_deep_nesting(
     app: Any, http: httpx2.AsyncClient, session: str
 ):
-    await app.state.store.add_token(digest("hf_all"), owner="owner", role="admin", scopes=["shell"])
+    await app.state.service.store.add_token(digest("hf_all"), owner="owner", role="admin", scopes=["shell"])
     headers = {"authorization": "Bearer hf_all", "content-type": "application/json"}
     seen = 0
     for path, operations in app.openapi()["paths"].items():

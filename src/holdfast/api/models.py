@@ -55,7 +55,7 @@ class RequestBody(BaseModel):
 class ResponseBody(BaseModel):
     """One of our types as a client sees it: the fields that are named here, by the same names."""
 
-    model_config = ConfigDict(from_attributes=True)
+    model_config = ConfigDict(from_attributes=True, defer_build=True)  # a command uses few of them
 
     @classmethod
     def of(cls, value: object) -> Self:

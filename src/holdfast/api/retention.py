@@ -6,8 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.api.models import ResponseBody
-from holdfast.policy import Action
-from holdfast.retention.sweep import Result
+from holdfast.policy import Action, Result
 
 
 class CleanRequest(BaseModel):

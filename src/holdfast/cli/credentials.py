@@ -2,17 +2,16 @@
 
 import asyncio
 import sys
-from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from holdfast.cli.help import Commands
-from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, chosen_sessions
-from holdfast.cli.terminal import TextTable, echo, new_console, one_line, plain, print_json, time_text
-from holdfast.config import load_settings
-from holdfast.store import Store
-from holdfast.types import Credential
+from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, connected
+from holdfast.cli.terminal import TextTable, echo, new_console, one_line, print_json, record, time_text
+
+if TYPE_CHECKING:
+    from holdfast.api.models import CredentialInfo
 
 app = Commands("Set, list and delete the credentials of a session.")
 Name = Annotated[str, typer.Argument(help="Name of the credential.")]
@@ -43,15 +42,8 @@ def set_(
         value = sys.stdin.read().removesuffix("\n")
 
     async def work() -> None:
-        async with chosen_sessions(store, url) as opened:
-            if not isinstance(opened, Store):
-                await opened.set_credential(session_id, name, value, ttl=ttl)
-                return
-            from holdfast.runtime.credentials import Credentials
-
-            key = load_settings().credential_key
-            credentials = Credentials(opened, None if key is None else key.get_secret_value())
-            await credentials.set(session_id, name, value, ttl=ttl)
+        async with connected(store, url) as client:
+            await (await client.session(session_id)).set_credential(name, value, ttl=ttl)
 
     asyncio.run(work())
     _print_done(session_id, name, "set", as_json=as_json)
@@ -67,14 +59,13 @@ def list_(
         holdfast credentials list s1
     """
 
-    async def work() -> list[Credential]:
-        async with chosen_sessions(store, url) as opened:
-            return await opened.credentials(session_id)
+    async def work() -> "list[CredentialInfo]":
+        async with connected(store, url) as client:
+            return await (await client.session(session_id)).credentials()
 
     result = asyncio.run(work())
     if as_json:
-        shown = [{"name": each.name, "expires_at": plain(asdict(each)["expires_at"])} for each in result]
-        print_json({"credentials": shown})
+        print_json({"credentials": [record(each) for each in result]})
         return
     table = TextTable("name", "expires")
     for each in result:
@@ -95,11 +86,8 @@ def delete(
     """
 
     async def work() -> None:
-        async with chosen_sessions(store, url) as opened:
-            if isinstance(opened, Store):
-                await opened.set_credential(session_id, name, None)
-            else:
-                await opened.delete_credential(session_id, name)
+        async with connected(store, url) as client:
+            await (await client.session(session_id)).delete_credential(name)
 
     asyncio.run(work())
     _print_done(session_id, name, "deleted", as_json=as_json)

@@ -19,16 +19,17 @@ from rich.console import Group
 from rich.text import Text
 
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, chosen_sessions, chosen_store
+from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, chosen_store, connected
 from holdfast.cli.terminal import TextTable, coloured, new_console, one_line, print_json, record
 from holdfast.config import FILE, Settings, foreign_variables, load_settings
 from holdfast.errors import HoldfastError, StoreMissing, StoreTooOld
 from holdfast.leases import no_worker
 from holdfast.store import Store
-from holdfast.types import Holder, ServerSetting, Session
+from holdfast.types import ServerSetting
 
 if TYPE_CHECKING:
-    from holdfast.cli.options import Sessions
+    from holdfast.api.models import SessionInfo, WorkerInfo
+    from holdfast.client import Client
 
 Verdict: TypeAlias = Literal["ok", "warn", "error"]
 
@@ -267,13 +268,13 @@ def top(
 
 
 async def _top(store: str | None, url: str | None, interval: float, *, live: bool, as_json: bool) -> None:
-    async with chosen_sessions(store, url) as opened:
-        snapshots = _snapshots(opened, interval)
+    async with connected(store, url) as client:
+        snapshots = _snapshots(client, interval)
         async for sessions, holders in snapshots:
             if as_json:
                 results = {
                     "sessions": [record(each) for each in sessions],
-                    "workers": [asdict(each) for each in holders],
+                    "workers": [record(each) for each in holders],
                 }
                 print_json(results)
             else:
@@ -287,15 +288,18 @@ async def _top(store: str | None, url: str | None, interval: float, *, live: boo
 
 
 async def _snapshots(
-    store: "Sessions", interval: float
-) -> AsyncGenerator[tuple[list[Session], list[Holder]], None]:
+    client: "Client", interval: float
+) -> "AsyncGenerator[tuple[list[SessionInfo], list[WorkerInfo]], None]":
+    from holdfast.api.models import Items, SessionInfo
+
     while True:
-        page = await store.sessions(limit=_MAX_SESSIONS)
-        yield list(page.items), await store.holders()
+        params = {"limit": _MAX_SESSIONS}
+        page = await client.transport.call(Items[SessionInfo], "GET", "/api/sessions", params=params)
+        yield page.items, await client.workers()
         await asyncio.sleep(interval)
 
 
-def _tables(sessions: list[Session], holders: list[Holder]) -> Any:
+def _tables(sessions: "list[SessionInfo]", holders: "list[WorkerInfo]") -> Any:
     now = datetime.now(UTC)
     table = TextTable("session", "status", "title", "agent", "active", "pending", "holder")
     for each in sessions:

@@ -7,13 +7,13 @@ from typing import Any, cast
 from rich.console import Console
 from rich.text import Text
 
+from holdfast.api.models import EventInfo
 from holdfast.cli.terminal import one_line, time_text
-from holdfast.types import Event
 
 _WIDE = 100
 
 
-def print_event(event: Event, console: Console) -> None:
+def print_event(event: EventInfo, console: Console) -> None:
     """Print an event, one line for each part of its content. The date is left out if the terminal is narrow."""
     at = time_text(event.at).plain
     if console.width < _WIDE:
@@ -25,13 +25,13 @@ def print_event(event: Event, console: Console) -> None:
         start = " " * len(start)
 
 
-def event_lines(event: Event) -> list[str]:
+def event_lines(event: EventInfo) -> list[str]:
     """Return the content of an event as text, a line for each part. Content without a known form is returned as it is stored."""
     describe = _parts if event.message is not None else _PAYLOADS.get(event.kind, _as_json)
     try:
-        return describe(json.loads(event.message or event.payload))
+        return describe(event.payload if event.message is None else event.message)
     except (AttributeError, KeyError, TypeError, ValueError):  # another program may write events of any form
-        return [event.message or event.payload]
+        return [_text(event.payload if event.message is None else event.message)]
 
 
 def _parts(message: Mapping[str, Any]) -> list[str]:

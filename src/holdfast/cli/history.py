@@ -7,32 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.cli.options import (
-    AsJson,
-    ServerUrl,
-    SessionId,
-    StoreUrl,
-    actor,
-    chosen_sessions,
-    find_turn,
-    pending_approvals,
-)
+from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, connected
 from holdfast.cli.runs import RunId
-from holdfast.cli.talk import (
-    Timeout,
-    WaitForAnswer,
-    outcome,
-    print_answer,
-    print_sent,
-    wait_for_answer,
-)
+from holdfast.cli.talk import Timeout, WaitForAnswer, print_answer, print_sent, wait_for_answer
 from holdfast.cli.terminal import echo, print_json, record
-from holdfast.errors import BadInput, Conflict, NotFound
-from holdfast.store import Store
-from holdfast.types import Effect, Submission
+from holdfast.errors import BadInput, Conflict
+from holdfast.types import TURNS, is_refused_retry
 
 if TYPE_CHECKING:
-    from holdfast.cli.options import Sessions
+    from collections.abc import Awaitable, Callable
+
+    from holdfast.api.models import EffectInfo, SubmissionInfo
+    from holdfast.client import Client, SessionHandle, TurnHandle
 
 Wait = Annotated[
     bool, typer.Option("--wait", help="Wait until a worker has done it. Exit with 1 if it failed.")
@@ -53,7 +39,7 @@ def undo(
     Examples:
         holdfast undo s1 --wait
     """
-    _submit(session_id, "undo", {}, store, url, wait=wait, as_json=as_json)
+    _submit(session_id, lambda session: session.undo(), store, url, wait=wait, as_json=as_json)
 
 
 def rewind(
@@ -73,8 +59,7 @@ def rewind(
     Examples:
         holdfast rewind s1 019a8f4c-77aa-7c1e-9d3f-2b6f0a1c5e77 --wait
     """
-    payload = {"checkpoint_id": checkpoint_id}
-    _submit(session_id, "rewind", payload, store, url, wait=wait, as_json=as_json)
+    _submit(session_id, lambda session: session.rewind(checkpoint_id), store, url, wait=wait, as_json=as_json)
 
 
 def retry(
@@ -102,21 +87,14 @@ def retry(
         holdfast retry s1 --from-step turn/search~2
     """
 
-    async def work() -> tuple[Submission, str | None]:
-        from holdfast.runtime.payloads import check_retriable, check_retry  # import Pydantic AI
-
-        async with chosen_sessions(store, url) as opened:
-            turn = await find_turn(opened, session_id, submission_id)
-            if turn is None and submission_id is not None:
-                raise NotFound(what=f"submission of session {session_id} with the id", id=submission_id)
-            if turn is None:
+    async def work() -> "tuple[SubmissionInfo, str | None]":
+        async with connected(store, url) as client:
+            session = await client.session(session_id)
+            turn_id = submission_id or await last_turn(session)
+            if turn_id is None:
                 raise Conflict(problem=f"session {session_id} has no turn yet")
-            check_retriable(turn, from_step)
-            if isinstance(opened, Store):
-                await check_retry(opened, session_id, turn.id, from_step)
-            payload = {"submission_id": turn.id} | ({} if from_step is None else {"from_step": from_step})
-            sent = await opened.submit(session_id, "retry", json.dumps(payload))
-            return await wait_for_answer(opened, sent, timeout) if wait else (sent, None)
+            sent = await (await session.turn(turn_id)).retry(from_step=from_step)
+            return await wait_for_answer(sent, timeout) if wait else (sent.accepted, None)
 
     submission, answer = asyncio.run(work())
     print_answer(submission, answer, wait=wait, as_json=as_json)
@@ -134,7 +112,7 @@ def compact(
     Examples:
         holdfast compact s1 --wait
     """
-    _submit(session_id, "compact", {}, store, url, wait=wait, as_json=as_json)
+    _submit(session_id, lambda session: session.compact(), store, url, wait=wait, as_json=as_json)
 
 
 def fork(
@@ -157,25 +135,29 @@ def fork(
     Examples:
         holdfast fork s1 --to s1-copy --wait
     """
-    given = {"checkpoint_id": checkpoint, "session_id": to}
-    payload = {name: value for name, value in given.items() if value is not None}
-    _submit(session_id, "fork", payload, store, url, wait=wait, as_json=as_json)
+    _submit(
+        session_id,
+        lambda session: session.start_fork(checkpoint, session_id=to),
+        store,
+        url,
+        wait=wait,
+        as_json=as_json,
+    )
 
 
 def _submit(
     session_id: str,
-    kind: str,
-    payload: dict[str, str],
+    command: "Callable[[SessionHandle[str]], Awaitable[TurnHandle[None]]]",
     store: str | None,
     url: str | None,
     *,
     wait: bool,
     as_json: bool,
 ) -> None:
-    async def work() -> Submission:
-        async with chosen_sessions(store, url) as opened:
-            sent = await opened.submit(session_id, kind, json.dumps(payload))
-            return await outcome(opened, sent) if wait else sent
+    async def work() -> "SubmissionInfo":
+        async with connected(store, url) as client:
+            sent = await command(await client.session(session_id))
+            return (await wait_for_answer(sent, None))[0] if wait else sent.accepted
 
     sent = asyncio.run(work())
     print_sent(sent, as_json=as_json)
@@ -211,14 +193,10 @@ def settle(
         text = "a text needs quotes of its own, as in --result '\"text\"'"
         raise BadInput(problem=f"--result is not JSON ({problem}); {text}") from problem
 
-    async def work() -> tuple[Effect, str]:
-        async with chosen_sessions(store, url) as opened:
-            consequence = "" if as_json else await _consequence(opened, run_id, call_id)
-            if not isinstance(opened, Store):
-                return await opened.settle(run_id, call_id, result=value, error=error), consequence
-            from holdfast.record.settling import settle_effect
-
-            settled = await settle_effect(opened, run_id, call_id, actor=actor(), result=value, error=error)
+    async def work() -> "tuple[EffectInfo, str]":
+        async with connected(store, url) as client:
+            consequence = "" if as_json else await _consequence(client, run_id, call_id)
+            settled = await client.run(run_id).settle(call_id, result=value, error=error)
             return settled, consequence
 
     settled, consequence = asyncio.run(work())
@@ -228,17 +206,28 @@ def settle(
         echo(f"Call {settled.call_id} of {settled.tool} is {settled.state}.{consequence}")
 
 
-async def _consequence(opened: "Sessions", run_id: str, call_id: str) -> str:
+async def last_turn(session: "SessionHandle[Any]") -> str | None:
+    """Return the id of the last turn of a session; None if there is none."""
+    turns = [
+        each.submission_id
+        async for each in session.submissions()
+        if each.kind in TURNS and not is_refused_retry(each)
+    ]
+    return turns[-1] if turns else None
+
+
+async def _consequence(client: "Client", run_id: str, call_id: str) -> str:
     """Return what it means for the conversation that a call is settled."""
-    session_id = (await opened.run(run_id)).session_id
-    questions = await pending_approvals(opened, session_id)
-    asked = [unsettled for question in questions if (unsettled := question.get("unsettled"))]
-    if {"run_id": run_id, "call_id": call_id} in asked:
+    session_id = (await client.run(run_id).info()).session_id
+    questions = (await (await client.session(session_id)).info()).approvals
+    asked = [question.unsettled for question in questions if question.unsettled]
+    if any((each.run_id, each.call_id) == (run_id, call_id) for each in asked):
         others = " when the other questions are answered" if len(questions) > 1 else ""
         return f" Its turn continues with this outcome{others}."
-    if any(unsettled["run_id"] == run_id for unsettled in asked):
+    if any(each.run_id == run_id for each in asked):
         return ""
-    (latest,) = (await opened.find_runs(session_id=session_id, limit=1)).items
-    if latest.id != run_id and latest.status in {"completed", "waiting"}:
-        return " The conversation has continued: the model was already told that the outcome is unknown."
+    async for latest in client.runs(session_id=session_id):
+        if latest.id != run_id and latest.status in {"completed", "waiting"}:
+            return " The conversation has continued: the model was already told that the outcome is unknown."
+        break
     return ""

@@ -3,15 +3,7 @@
 import asyncio
 from typing import TYPE_CHECKING
 
-from holdfast.cli.options import (
-    AsJson,
-    ServerUrl,
-    SessionId,
-    StoreUrl,
-    chosen_server,
-    chosen_sessions,
-    chosen_store,
-)
+from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, connected
 from holdfast.cli.terminal import (
     TextTable,
     echo,
@@ -24,8 +16,7 @@ from holdfast.cli.terminal import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.api.models import Inbox
-    from holdfast.types import Session
+    from holdfast.api.models import Inbox, SessionInfo
 
 
 def inbox(store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False) -> None:
@@ -41,12 +32,7 @@ def inbox(store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False
     """
 
     async def work() -> "Inbox":
-        if (server := chosen_server(store, url)) is not None:
-            async with server:
-                return await server.inbox()
-        from holdfast.client import connect
-
-        async with chosen_store(store) as opened, connect(opened) as client:
+        async with connected(store, url) as client:
             return await client.inbox()
 
     waiting = asyncio.run(work())
@@ -93,9 +79,9 @@ def dismiss(
         holdfast dismiss s1
     """
 
-    async def work() -> "Session":
-        async with chosen_sessions(store, url) as opened:
-            return await opened.dismiss(session_id)
+    async def work() -> "SessionInfo":
+        async with connected(store, url) as client:
+            return await (await client.session(session_id)).dismiss()
 
     session = asyncio.run(work())
     if as_json:

@@ -1,25 +1,21 @@
 """The options that commands share, and the store or server that they select."""
 
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
 from getpass import getuser
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.terminal import all_pages
 from holdfast.config import load_settings
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, ServerUnavailable
 from holdfast.store import Store, open_store
-from holdfast.types import TURNS, Effect, Json, Session, Submission, is_refused_retry
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator
 
-    from holdfast.cli.remote import Remote
+    from holdfast.api.models import EffectInfo, RunInfo, SessionInfo
+    from holdfast.client import Client
     from holdfast.media import MediaStore
-
-    Sessions: TypeAlias = Store | Remote
 
 StoreUrl = Annotated[
     str | None,
@@ -62,97 +58,57 @@ Cursor = Annotated[str | None, typer.Option(help="Print the page after this `nex
 Limit = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Maximum number of results.")]
 
 
-def chosen_sessions(store: str | None, url: str | None) -> "Sessions":
-    """Return the store of `--store` or the server of `--url`. Without either, the settings decide; a server comes first."""
+@asynccontextmanager
+async def connected(
+    store: str | None, url: str | None, media: str | None = None
+) -> "AsyncGenerator[Client, None]":
+    """Connect to the store of `--store` or the server of `--url`. Without either, the settings decide; a server comes first."""
+    from holdfast.client import connect
+
     if store is not None and url is not None:
         raise BadInput(problem="give either --store or --url")
-    settings = load_settings()
-    if store is not None or (url or settings.url) is None:
-        return chosen_store(store)
-    from holdfast.cli.remote import Remote
-
-    token = settings.token
-    return Remote(url or settings.url or "", None if token is None else token.get_secret_value())
-
-
-def chosen_server(store: str | None, url: str | None) -> "Remote | None":
-    """Return the server of `--url` or of the settings; None if `--store` or the settings name a store."""
-    chosen = chosen_sessions(store, url)
-    return None if isinstance(chosen, Store) else chosen
+    server = url or load_settings().url if store is None else None
+    if server is None:
+        async with chosen_store(store, media=media) as opened, connect(opened, actor=actor()) as client:
+            yield client
+        return
+    if media is not None:
+        raise BadInput(problem="--media is for a store; a server has its own media store")
+    if not server.startswith(("http://", "https://")):
+        raise ServerUnavailable(url=server, problem="the address of a server starts with http:// or https://")
+    async with connect(server) as client:
+        yield client
 
 
-async def conversation_of(opened: "Sessions", session_id: str) -> list[dict[str, Any]]:
-    """Return the conversation in a session of another framework, on a server or in the store."""
-    if not isinstance(opened, Store):
-        return [entry async for entry in opened.conversation(session_id)]
-    from holdfast.frameworks.conversations import conversation
-
-    session = await opened.session(session_id)
-    entries: list[dict[str, Any]] = []
-    while page := await conversation(opened, session, after=entries[-1]["key"] if entries else None):
-        entries += map(asdict, page)
-    return entries
-
-
-async def pending_approvals(opened: "Sessions", session_id: str) -> list[dict[str, Any]]:
-    """Return the tool calls of a session that wait for a person's answer."""
-    if not isinstance(opened, Store):
-        return await opened.pending_approvals(session_id)
-    from holdfast.runtime import questions
-
-    return await questions.pending_approvals(opened, session_id)
-
-
-async def unended_calls(opened: "Sessions", session: Session) -> "tuple[Sequence[Effect], Sequence[Effect]]":
+async def unended_calls(
+    client: "Client", session: "SessionInfo"
+) -> "tuple[list[EffectInfo], list[EffectInfo]]":
     """Return the tool calls of a session that run now, and those that were cut off, so that their outcome is unknown."""
-    from holdfast.runtime import questions
+    from holdfast.runtime.questions import split_calls
 
-    return await questions.unended_calls(
-        cast("Store", opened), session
-    )  # calls only methods that `Remote` has
-
-
-async def find_turn(
-    opened: "Sessions", session_id: str, submission_id: str | None = None
-) -> Submission | None:
-    """Return a submission of a session without its payload, by default its last turn; None if there is none."""
-    found = await all_pages(
-        lambda cursor: opened.submissions(session_id, payloads=False, cursor=cursor, limit=1000)
-    )
-    for submission in reversed(found):
-        is_turn = submission.kind in TURNS and not is_refused_retry(submission)
-        if submission.id == submission_id or (submission_id is None and is_turn):
-            return replace(submission, payload="{}")
-    return None
-
-
-async def why_waiting(opened: "Sessions", session_id: str) -> str | None:
-    """Return why no worker continues a session, and what to do; None if one does or nothing waits."""
-    if not isinstance(opened, Store):
-        return await opened.problem(session_id)
-    from holdfast.leases import why_waiting
-
-    return await why_waiting(opened, await opened.session(session_id))
+    runs = [run async for run in client.runs(session_id=session.id, unresolved=True)]
+    events: list[tuple[str, Any]] = []
+    current: RunInfo | None = None
+    if session.status == "running":
+        latest = [run async for run in client.runs(session_id=session.id)]
+        current = next((run for run in latest if run.status == "running"), None)
+    if current is not None:
+        runs.append(current)
+        journal = client.run(current.id).journal(after=max(0, current.first_seq - 1))
+        events = [(event.kind, event.payload) async for event in journal]
+    calls = [
+        effect
+        for run in runs
+        async for effect in client.run(run.id).effects(unresolved=True)
+        if effect.result is None  # the others wait
+    ]
+    return split_calls(calls, None if current is None else current.id, events)
 
 
-async def with_media(opened: "Sessions", text: Json) -> Json:
-    """Return a message together with the content that it refers to in the media store."""
-    from holdfast.media import open_media, to_uri, walker
-
-    if not walker.is_changed(text):
-        return text
-    contents: dict[str, bytes] = {}
-    for digest in walker.digests([text]):
-        if isinstance(opened, Store):
-            contents[digest] = await open_media(store=opened).get(to_uri(digest))
-        else:
-            contents[digest] = await opened.media(digest)
-    return walker.put_back(text, contents)
-
-
-def chosen_store(url: str | None, *, upgrade: bool = False) -> Store:
+def chosen_store(url: str | None, *, media: str | None = None, upgrade: bool = False) -> Store:
     """Return the store of `--store` or of the settings. Its schema is only changed with `upgrade`."""
-    settings = load_settings() if url is None else load_settings(store=url)
+    given = {"store": url, "media": media}
+    settings = load_settings(**{name: value for name, value in given.items() if value is not None})
     if url is None and settings.url is not None:  # never use a local file instead of the server
         problem = f"the settings name a server, {settings.url}, and this command needs a database; name one with --store"
         raise BadInput(problem=problem)

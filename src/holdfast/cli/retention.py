@@ -1,15 +1,16 @@
 """`holdfast sessions export | clean | rehydrate | erase | hold`, and `holdfast audit`."""
 
 import asyncio
+import json
 import sys
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.archive import Force, watched
+from holdfast.api.models import AuditRecord, Items
+from holdfast.cli.archive import Force
 from holdfast.cli.options import (
     AsJson,
     Cursor,
@@ -18,10 +19,7 @@ from holdfast.cli.options import (
     ServerUrl,
     SessionId,
     StoreUrl,
-    actor,
-    chosen_server,
-    chosen_sessions,
-    opened_media,
+    connected,
 )
 from holdfast.cli.sessions import app as sessions
 from holdfast.cli.terminal import (
@@ -35,14 +33,12 @@ from holdfast.cli.terminal import (
     record,
     time_text,
 )
-from holdfast.errors import ArchiveFailed, BadInput
-from holdfast.store import Store
-from holdfast.types import AuditEntry, Page
+from holdfast.errors import ArchiveFailed, BadInput, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from holdfast.cli.remote import Remote
+    from holdfast.api.retention import CleanResult, EraseResult, RehydrateResult
 
 
 @sessions.command()
@@ -73,14 +69,8 @@ def export(
         target.flush()
 
     async def work(target: IO[bytes]) -> None:
-        if (server := _server(store, url, media)) is not None:
-            async with server:
-                await write(server.archive(session_id, gzip=compress), target)
-            return
-        from holdfast.retention import write_archive
-
-        async with opened_media(store, media) as opened:
-            await write(write_archive(opened.store, opened, session_id, compress=compress), target)
+        async with connected(store, url, media) as client:
+            await write((await client.session(session_id)).archive(gzip=compress), target)
 
     from holdfast.client.files import replaced_file
 
@@ -126,50 +116,27 @@ def clean(
         holdfast sessions clean s1 --archive
         holdfast sessions clean s1 --idle-days 30 --dry-run
     """
-    kept: Literal["media"] | None = "media" if archive else None
 
-    async def work(*, dry_run: bool) -> dict[str, Any]:
-        if (server := _server(store, url, media)) is not None:
-            async with server:
-                options = {"idle_days": idle_days, "force": force, "archive": kept, "dry_run": dry_run}
-                return await server.clean(session_id, **options)
-        from holdfast.retention import clean
-
-        async with opened_media(store, media) as opened:
-            total = sum((await opened.store.content_counts(session_id)).values())
-            with progress_bar("cleaning", total, shown=not (as_json or dry_run)) as advance:
-                done = 0
-
-                def progress(now: int) -> None:
-                    nonlocal done
-                    advance(now - done)
-                    done = now
-
-                cleaned = await clean(
-                    opened.store,
-                    opened,
-                    session_id,
-                    actor=actor(),
-                    idle_days=idle_days,
-                    force=force,
-                    archive=kept,
-                    dry_run=dry_run,
-                    progress=progress,
+    async def work(*, dry_run: bool) -> "CleanResult":
+        async with connected(store, url, media) as client:
+            session = await client.session(session_id)
+            with progress_bar("cleaning", shown=not (as_json or dry_run)):
+                return await session.clean(
+                    idle_days=idle_days, force=force, archive="media" if archive else None, dry_run=dry_run
                 )
-            return asdict(cleaned)
 
     if not (archive or yes or dry_run):
         _confirm_clean(asyncio.run(work(dry_run=True)))
     sentence = f"{'Would delete' if dry_run else 'Deleted'} {{total}} rows of session {{session_id}}."
-    print_counts(asyncio.run(work(dry_run=dry_run)), "deleted", as_json, sentence)
+    print_counts(record(asyncio.run(work(dry_run=dry_run))), "deleted", as_json, sentence)
 
 
-def _confirm_clean(state: dict[str, Any]) -> None:
+def _confirm_clean(state: "CleanResult") -> None:
     """Ask before deleting content without an archive in the store. Without a terminal, raise `BadInput`."""
-    total = sum(state["deleted"].values())
-    if state["archive"] is not None or not total:
+    total = sum(state.deleted.values())
+    if state.archive is not None or not total:
         return
-    fact = f"Session {state['session_id']} has {total} rows, and the store has no archive of it."
+    fact = f"Session {state.session_id} has {total} rows, and the store has no archive of it."
     if not sys.stdin.isatty():
         raise BadInput(
             problem=f"{fact} Give --archive to keep one, or --yes to delete the rows without one;"
@@ -198,26 +165,17 @@ def rehydrate(
         holdfast sessions rehydrate s1
         holdfast sessions rehydrate s1 --from talk.ndjson
     """
+    if file is not None and not file.is_file():
+        raise NotFound(what="file", id=str(file))
 
-    async def work() -> dict[str, object]:
-        if (server := _server(store, url, media)) is not None:
-            async with server:
-                with progress_bar("rehydrating", shown=not as_json):
-                    return await server.rehydrate(session_id, file, force=force)
-        from holdfast.retention import rehydrate
+    async def work() -> "RehydrateResult":
+        async with connected(store, url, media) as client:
+            session = await client.session(session_id)
+            with progress_bar("rehydrating", shown=not as_json):
+                return await session.rehydrate(file, force=force)
 
-        async with opened_media(store, media) as opened:
-            if file is None:
-                with progress_bar("rehydrating", shown=not as_json):
-                    restored = await rehydrate(opened.store, opened, session_id, actor=actor(), force=force)
-                    return asdict(restored)
-            with watched(file, "rehydrating", shown=not as_json) as archive:
-                restored = await rehydrate(
-                    opened.store, opened, session_id, archive, actor=actor(), force=force
-                )
-                return asdict(restored)
-
-    print_counts(asyncio.run(work()), "restored", as_json, "Restored session {session_id}: {total} records.")
+    result = record(asyncio.run(work()))
+    print_counts(result, "restored", as_json, "Restored session {session_id}: {total} records.")
 
 
 @sessions.command()
@@ -246,16 +204,12 @@ def erase(
     if not yes:
         typer.confirm(f"Erase session {session_id} permanently?", abort=True, err=True)
 
-    async def work() -> dict[str, object]:
-        if (server := _server(store, url, media)) is not None:
-            async with server:
-                return await server.erase(session_id, children=children)
-        from holdfast.retention import erase
+    async def work() -> "EraseResult":
+        async with connected(store, url, media) as client:
+            return await (await client.session(session_id)).erase(children=children)
 
-        async with opened_media(store, media) as opened:
-            return asdict(await erase(opened.store, opened, session_id, actor=actor(), children=children))
-
-    print_counts(asyncio.run(work()), "deleted", as_json, "Erased session {session_id}: {total} rows.")
+    result = record(asyncio.run(work()))
+    print_counts(result, "deleted", as_json, "Erased session {session_id}: {total} rows.")
 
 
 @sessions.command()
@@ -276,11 +230,8 @@ def hold(
     """
 
     async def work() -> None:
-        async with chosen_sessions(store, url) as opened:
-            if isinstance(opened, Store):
-                await opened.update_session(session_id, hold=on, actor=actor())
-            else:
-                await opened.hold(session_id, on)
+        async with connected(store, url) as client:
+            await (await client.session(session_id)).update(hold=on)
 
     asyncio.run(work())
     if as_json:
@@ -305,9 +256,10 @@ def audit(
         holdfast audit --session s1
     """
 
-    async def work() -> Page[AuditEntry]:
-        async with chosen_sessions(store, url) as opened:
-            return await opened.audit_log(session_id=session, cursor=cursor, limit=limit)
+    async def work() -> Items[AuditRecord]:
+        async with connected(store, url) as client:
+            params = {"session_id": session, "cursor": cursor, "limit": limit}
+            return await client.transport.call(Items[AuditRecord], "GET", "/api/audit", params=params)
 
     page = asyncio.run(work())
     if as_json:
@@ -320,14 +272,6 @@ def audit(
             time_text(entry.at),
             one_line(entry.actor),
             one_line(entry.action),
-            one_line(entry.detail),
+            one_line(json.dumps(entry.detail)),
         )
     new_console().print(table)
-
-
-def _server(store: str | None, url: str | None, media: str | None) -> "Remote | None":
-    """Return the server of `--url` or of the settings, if there is one."""
-    server = chosen_server(store, url)
-    if server is not None and media is not None:
-        raise BadInput(problem="--media is for a store; a server has its own media store")
-    return server

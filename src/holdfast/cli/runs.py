@@ -3,14 +3,16 @@
 import asyncio
 import json
 import sys
+from collections import Counter
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.text import Text
 from rich.tree import Tree
 
+from holdfast.api.models import CheckpointInfo, EffectInfo, EventInfo, Items, RunInfo
 from holdfast.cli.events import print_event
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.help import Commands
@@ -20,13 +22,12 @@ from holdfast.cli.options import (
     Limit,
     ServerUrl,
     StoreUrl,
-    chosen_sessions,
     chosen_store,
+    connected,
     unended_calls,
 )
 from holdfast.cli.terminal import (
     TextTable,
-    all_pages,
     coloured,
     duration,
     echo,
@@ -39,23 +40,19 @@ from holdfast.cli.terminal import (
     time_text,
 )
 from holdfast.errors import BadInput, HoldfastError
-from holdfast.types import Checkpoint, Effect, Event, Page, Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pydantic_ai import Agent
 
-    from holdfast.cli.options import Sessions
-    from holdfast.record import RunReport
-    from holdfast.store import Store
+    from holdfast.client import Client
 
 app = Commands("Show, resume and fork recorded runs.")
 T = TypeVar("T")
 RunId = Annotated[str, typer.Argument(help="Id of the run.")]
 
 _DEEPEST = 50
-_EVENTS = 500
 
 
 @app.command("list")
@@ -81,19 +78,14 @@ def list_(
         holdfast runs list --interrupted --limit 10
     """
 
-    async def work() -> Page[Run]:
-        async with chosen_sessions(store, url) as opened:
-            page = await opened.find_runs(
-                session_id=session_id,
-                parent_id=parent,
-                interrupted=interrupted,
-                unresolved=unresolved,
-                limit=limit,
-                cursor=cursor,
-            )
+    async def work() -> Items[RunInfo]:
+        async with connected(store, url) as client:
+            given = {"session_id": session_id, "parent_id": parent, "limit": limit, "cursor": cursor}
+            params = {**given, "interrupted": interrupted, "unresolved": unresolved}
+            page = await client.transport.call(Items[RunInfo], "GET", "/api/runs", params=params)
             if session_id is not None and not page.items:
-                await opened.session(session_id)  # raises an error if it does not exist
-            return await _without_running(opened, page) if unresolved else page
+                await client.session(session_id)  # raises an error if it does not exist
+            return await _without_running(client, page) if unresolved else page
 
     page = asyncio.run(work())
     if as_json:
@@ -125,29 +117,31 @@ def show(run_id: RunId, store: StoreUrl = None, url: ServerUrl = None, as_json: 
     Examples:
         holdfast runs show run-1
     """
-    from holdfast.record import inspect_run
 
-    async def work() -> "RunReport":
-        async with chosen_sessions(store, url) as opened:
-            return await inspect_run(
-                cast("Store", opened), run_id, whole=False
-            )  # calls only methods that `Remote` has
+    async def work() -> tuple[RunInfo, list[EffectInfo], list[CheckpointInfo], list[CheckpointInfo]]:
+        async with connected(store, url) as client:
+            handle = client.run(run_id)
+            run = await handle.info()
+            effects = [effect async for effect in handle.effects()]
+            places = [
+                [await anext(checkpoints, None)]
+                for checkpoints in (handle.checkpoints(), handle.checkpoints(kind="settled"))
+            ]
+            latest, settled = ([each for each in found if each] for found in places)
+            return run, effects, latest, settled
 
-    report = asyncio.run(work())
-    run = report.run
-    counts = {
-        "started": len(report.unresolved),
-        "completed": len(report.completed),
-        "failed": len(report.failed),
-    }
+    run, effects, latest, settled = asyncio.run(work())
+    unresolved = [effect for effect in effects if effect.state == "started"]
+    states = Counter(effect.state for effect in effects)
+    counts = {state: states[state] for state in ("started", "completed", "failed")}
     if as_json:
         print_json(
             {
                 "run": record(run),
-                "latest": None if report.latest is None else record(report.latest),
-                "settled": None if report.settled is None else record(report.settled),
+                "latest": record(latest[0]) if latest else None,
+                "settled": record(settled[0]) if settled else None,
                 "effects": counts,
-                "unresolved": [record(effect) for effect in report.unresolved],
+                "unresolved": [record(effect) for effect in unresolved],
             }
         )
         return
@@ -160,10 +154,10 @@ def show(run_id: RunId, store: StoreUrl = None, url: ServerUrl = None, as_json: 
         ("parent", one_line(run.parent_id)),
         ("started", time_text(run.started_at)),
         ("duration", duration(run.started_at, run.ended_at)),
-        ("latest", _place(report.latest)),
-        ("settled", _place(report.settled)),
+        ("latest", _place(latest)),
+        ("settled", _place(settled)),
         ("effects", Text(", ".join(f"{count} {state}" for state, count in counts.items()))),
-        *(("unresolved", _call(effect)) for effect in report.unresolved),
+        *(("unresolved", _call(effect)) for effect in unresolved),
     ]
     console = new_console()
     for name, value in lines:
@@ -179,8 +173,8 @@ def tree(run_id: RunId, store: StoreUrl = None, url: ServerUrl = None, as_json: 
     """
 
     async def work() -> _Node:
-        async with chosen_sessions(store, url) as opened:
-            return await _grow(opened, await opened.run(run_id), set(), _DEEPEST)
+        async with connected(store, url) as client:
+            return await _grow(client, await client.run(run_id).info(), set(), _DEEPEST)
 
     root = asyncio.run(work())
     if as_json:
@@ -200,20 +194,14 @@ def events(run_id: RunId, store: StoreUrl = None, url: ServerUrl = None, as_json
         holdfast runs events run-1 --json
     """
 
-    async def work() -> list[Event]:
-        results: list[Event] = []
-        async with chosen_sessions(store, url) as opened:
-            session_id = (await opened.run(run_id)).session_id
-            while True:
-                after = results[-1].seq if results else 0
-                page = await opened.events(session_id, after=after, run_id=run_id, limit=_EVENTS)
-                results += page
-                if not page:
-                    return results
+    async def work() -> tuple[str, list[EventInfo]]:
+        async with connected(store, url) as client:
+            handle = client.run(run_id)
+            return (await handle.info()).session_id, [event async for event in handle.journal()]
 
-    results = asyncio.run(work())
+    session_id, results = asyncio.run(work())
     if as_json:
-        print_json({"events": [record(event) for event in results]})
+        print_json({"events": [{"session_id": session_id, **record(event)} for event in results]})
         return
     console = new_console()
     for event in results:
@@ -236,12 +224,9 @@ def effects(
         holdfast runs effects run-1 --unresolved
     """
 
-    async def work() -> list[Effect]:
-        async with chosen_sessions(store, url) as opened:
-            session_id = (await opened.run(run_id)).session_id
-            return await all_pages(
-                lambda cursor: opened.effects(session_id, run_id=run_id, unresolved=unresolved, cursor=cursor)
-            )
+    async def work() -> list[EffectInfo]:
+        async with connected(store, url) as client:
+            return [effect async for effect in client.run(run_id).effects(unresolved=unresolved)]
 
     result = asyncio.run(work())
     if as_json:
@@ -333,36 +318,35 @@ def fork(
         echo(session_id)
 
 
-async def _without_running(store: "Sessions", page: Page[Run]) -> Page[Run]:
+async def _without_running(client: "Client", page: Items[RunInfo]) -> Items[RunInfo]:
     """Leave out the runs whose calls without an end all run again now."""
-    running = {session.id: session for session in (await store.sessions(status="running", limit=1000)).items}
-    listed: list[Run] = []
+    running = {session.id: session async for session in client.sessions(status="running")}
+    listed: list[RunInfo] = []
     for run in page.items:
         if run.session_id in running:
-            _, cut_off = await unended_calls(store, running[run.session_id])
+            _, cut_off = await unended_calls(client, running[run.session_id])
             if not any(effect.run_id == run.id for effect in cut_off):
                 continue
         listed.append(run)
-    return Page(items=listed, next_cursor=page.next_cursor)
+    return Items(items=listed, next_cursor=page.next_cursor)
 
 
 @dataclass(slots=True)
 class _Node:
-    run: Run
+    run: RunInfo
     delegates: "list[_Node]" = field(default_factory=list["_Node"])
     truncated: bool = False  # some delegates below it are left out
 
 
-async def _grow(store: "Sessions", run: Run, seen: set[tuple[str, str]], depth: int) -> _Node:
+async def _grow(client: "Client", run: RunInfo, seen: set[tuple[str, str]], depth: int) -> _Node:
     """Return a run with its delegate runs, each run once, even if the parents form a cycle."""
     node = _Node(run)
     seen.add((run.session_id, run.id))
-    delegates = await all_pages(lambda cursor: store.runs(parent_id=run.id, cursor=cursor))
-    for delegate in delegates:
+    async for delegate in client.run(run.id).delegates():
         if depth == 0 or (delegate.session_id, delegate.id) in seen:
             node.truncated = True
         else:
-            node.delegates.append(await _grow(store, delegate, seen, depth - 1))
+            node.delegates.append(await _grow(client, delegate, seen, depth - 1))
     return node
 
 
@@ -379,7 +363,7 @@ def _branch(node: _Node, tree: Tree) -> Tree:
     return tree
 
 
-def _label(run: Run) -> Text:
+def _label(run: RunInfo) -> Text:
     parts = [
         one_line(run.id),
         one_line(run.agent),
@@ -402,13 +386,14 @@ def _load_agent(app: str) -> "Agent[Any, Any]":
     return agent  # pyright: ignore[reportUnknownVariableType]
 
 
-def _place(checkpoint: Checkpoint | None) -> Text:
-    if checkpoint is None:
+def _place(found: "Sequence[CheckpointInfo]") -> Text:
+    if not found:
         return Text("none")
+    checkpoint = found[0]
     return Text(f"{checkpoint.id} {checkpoint.kind}, {checkpoint.length} messages, seq {checkpoint.seq}")
 
 
-def _call(effect: Effect) -> Text:
+def _call(effect: EffectInfo) -> Text:
     parts: Sequence[str | None] = (
         f"{effect.tool} {effect.call_id}",
         None if effect.step is None else f"step {effect.step}",

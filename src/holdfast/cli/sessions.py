@@ -2,13 +2,22 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from holdfast.api.models import (
+    ApprovalRequest,
+    ConversationEntry,
+    EffectInfo,
+    Items,
+    SessionDetail,
+    SessionInfo,
+    SubmissionDetail,
+)
 from holdfast.cli.help import Commands
+from holdfast.cli.history import last_turn
 from holdfast.cli.options import (
     AsJson,
     Cursor,
@@ -16,12 +25,8 @@ from holdfast.cli.options import (
     ServerUrl,
     SessionId,
     StoreUrl,
-    chosen_sessions,
-    conversation_of,
-    find_turn,
-    pending_approvals,
+    connected,
     unended_calls,
-    why_waiting,
 )
 from holdfast.cli.talk import FAILED, is_retriable
 from holdfast.cli.terminal import (
@@ -37,7 +42,7 @@ from holdfast.cli.terminal import (
     time_text,
 )
 from holdfast.ids import check_choice
-from holdfast.types import STATUSES, Effect, Page, Session, Submission
+from holdfast.types import STATUSES
 
 app = Commands("List, show, export, clean and erase sessions.")
 
@@ -68,16 +73,11 @@ def list_(
     if status is not None:
         check_choice(status, STATUSES, "value for --status")
 
-    async def work() -> Page[Session]:
-        async with chosen_sessions(store, url) as opened:
-            return await opened.sessions(
-                status=status,  # pyright: ignore[reportArgumentType]
-                agent=agent,
-                owner=owner,
-                search=search,
-                limit=limit,
-                cursor=cursor,
-            )
+    async def work() -> Items[SessionInfo]:
+        async with connected(store, url) as client:
+            given = {"status": status, "agent": agent, "owner": owner, "search": search}
+            params = {**given, "limit": limit, "cursor": cursor}
+            return await client.transport.call(Items[SessionInfo], "GET", "/api/sessions", params=params)
 
     page = asyncio.run(work())
     if as_json:
@@ -115,43 +115,36 @@ def show(
     """
 
     async def work() -> tuple[
-        Session,
-        list[Submission],
-        Submission | None,
-        list[dict[str, Any]],
-        Sequence[Effect],
-        Sequence[Effect],
-        str | None,
+        SessionDetail,
+        list[SubmissionDetail],
+        SubmissionDetail | None,
+        list[EffectInfo],
+        list[EffectInfo],
     ]:
-        async with chosen_sessions(store, url) as opened:
-            session = await opened.session(session_id)
+        async with connected(store, url) as client:
+            handle = await client.session(session_id)
+            session = await handle.info()
             waiting = [
                 item
                 for state in ("claimed", "waiting", "queued")
-                for item in (await opened.submissions(session_id, state=state, limit=100)).items
+                async for item in handle.submissions(state=state)
             ]
-            questions = await pending_approvals(opened, session_id)
-            running, unknown = await unended_calls(opened, session)
-            last = None if waiting else await find_turn(opened, session_id)
-            failed = last if last is not None and last.state in FAILED else None
-            return (
-                session,
-                waiting,
-                failed,
-                questions,
-                running,
-                unknown,
-                await why_waiting(opened, session_id),
-            )
+            failed = None
+            if not waiting and (last := await last_turn(handle)) is not None:
+                turns = [item async for item in handle.submissions() if item.submission_id == last]
+                failed = turns[0] if turns[0].state in FAILED else None
+            running, unknown = await unended_calls(client, session)
+            return session, waiting, failed, running, unknown
 
-    session, waiting, failed, questions, running, unknown, problem = asyncio.run(work())
+    session, waiting, failed, running, unknown = asyncio.run(work())
+    questions, problem = session.approvals, session.problem
     if as_json:
         print_json(
             {
-                "session": record(session),
+                "session": session.model_dump(mode="json", exclude={"approvals", "problem"}),
                 "submissions": [record(s) for s in waiting],
                 "failed": None if failed is None else record(failed),
-                "approvals": questions,
+                "approvals": [call.model_dump(mode="json") for call in questions],
                 "running": [record(effect) for effect in running],
                 "effects": [record(effect) for effect in unknown],
                 "problem": problem,
@@ -175,7 +168,10 @@ def show(
         *([] if session.error is None or failed else [("last run", one_line(f"failed: {session.error}"))]),
         *([] if failed is None else [("last turn", one_line(f"{failed.state}: {failed.reason}"))]),
         *([("retry", retry_command(session.id))] if failed and is_retriable(failed) else []),
-        *((item.state, one_line(f"{item.id} {item.kind}, attempts {item.attempts}")) for item in waiting),
+        *(
+            (item.state, one_line(f"{item.submission_id} {item.kind}, attempts {item.attempts}"))
+            for item in waiting
+        ),
         *(line for question in questions for line in _question(question)),
         *(("running", one_line(f"{effect.tool} {effect.call_id}")) for effect in running),
         *(
@@ -203,22 +199,23 @@ def conversation(
         holdfast sessions conversation openai-agents-1f2e --json
     """
 
-    async def work() -> list[dict[str, Any]]:
-        async with chosen_sessions(store, url) as opened:
-            return await conversation_of(opened, session_id)
+    async def work() -> list[ConversationEntry]:
+        async with connected(store, url) as client:
+            session = await client.session(session_id)
+            return [entry async for entry in session.conversation()]
 
     entries = asyncio.run(work())
     if as_json:
-        print_json({"entries": entries})
+        print_json({"entries": [record(entry) for entry in entries]})
         return
     for entry in entries:
-        echo(f"{entry['role']}: {entry['text'] or json.dumps(entry['body'], ensure_ascii=False)}")
+        echo(f"{entry.role}: {entry.text or json.dumps(entry.body, ensure_ascii=False)}")
 
 
-def _question(question: dict[str, Any]) -> list[tuple[str, Text]]:
+def _question(question: ApprovalRequest) -> list[tuple[str, Text]]:
     """Return a question about a call, and the command that settles the call if it was started before."""
-    call = f"{question['call_id']}: {question['tool']} {json.dumps(question['arguments'])}"
-    lines = [("approval", one_line(f"{call} {question.get('note') or ''}"))]
-    if unsettled := question.get("unsettled"):
-        lines.append(("or settle", settle_command(**unsettled)))
+    call = f"{question.call_id}: {question.tool} {json.dumps(question.arguments)}"
+    lines = [("approval", one_line(f"{call} {question.note or ''}"))]
+    if question.unsettled:
+        lines.append(("or settle", settle_command(question.unsettled.run_id, question.unsettled.call_id)))
     return lines

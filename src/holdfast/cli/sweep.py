@@ -1,38 +1,37 @@
 """`holdfast sweep` applies the retention policies; `holdfast sessions retention` shows how they apply to one session."""
 
 import asyncio
-from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.cli.options import (
-    AsJson,
-    ServerUrl,
-    SessionId,
-    StoreUrl,
-    actor,
-    chosen_server,
-    chosen_sessions,
-    chosen_store,
-)
+from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, connected
 from holdfast.cli.sessions import app as sessions
-from holdfast.cli.terminal import TextTable, echo, new_console, one_line, print_json, progress_bar, time_text
-from holdfast.errors import BadSettings, SweepRunning
-from holdfast.store import Store
+from holdfast.cli.terminal import (
+    TextTable,
+    echo,
+    new_console,
+    one_line,
+    print_json,
+    progress_bar,
+    record,
+    time_text,
+)
 
 if TYPE_CHECKING:
-    from holdfast.retention import Outcome, Swept
+    from holdfast.api.retention import RetentionStatus, SweepResult
 
 
 def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")
     ] = False,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum number of sessions.")] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, max=10_000, metavar="N", help="Maximum number of sessions.")
+    ] = 10_000,
     store: StoreUrl = None,
     url: ServerUrl = None,
     as_json: AsJson = False,
@@ -45,49 +44,24 @@ def sweep(
         holdfast sweep --dry-run
         holdfast sweep --limit 100
     """
-    outcomes: list[Outcome] = []
 
-    async def work() -> "Swept":
-        from holdfast.media import open_media
-        from holdfast.retention import Outcome, Swept, sweep
-        from holdfast.retention.sweep import DUTY, is_configured
-
-        if (server := chosen_server(store, url)) is not None:
-            async with server:
-                options = {"dry_run": dry_run} | ({} if limit is None else {"limit": limit})
-                swept: dict[str, Any] = await server.sweep(**options)
-            outcomes.extend(Outcome(**item) for item in swept.pop("items"))
-            return Swept(**swept)
-        async with chosen_store(store) as opened:
-            if not is_configured(opened):
-                raise BadSettings(
-                    problem="There is no retention policy. Set HOLDFAST_RETENTION, or [[retention]] in holdfast.toml."
-                )
-            with progress_bar("sweeping", shown=not as_json) as advance:
-
-                def add(outcome: "Outcome") -> None:
-                    outcomes.append(outcome)
-                    advance(1)
-
-                media = open_media(store=opened)
-                done = await sweep(opened, media, actor=actor(), dry_run=dry_run, limit=limit, on_outcome=add)
-            if done is None:
-                duty = await opened.duty(DUTY)
-                raise SweepRunning(holder=duty.holder if duty and duty.holder else "another")
-            return done
+    async def work() -> "SweepResult":
+        async with connected(store, url) as client:
+            with progress_bar("sweeping", shown=not as_json):
+                return await client.sweep(dry_run=dry_run, limit=limit)
 
     done = asyncio.run(work())
     if as_json:
-        print_json({"items": [asdict(outcome) for outcome in outcomes], **asdict(done)})
+        print_json(record(done))
     else:
-        _show(outcomes, done)
+        _show(done)
     raise typer.Exit(ExitCode.FAILED if done.problem or done.outcomes.get("failed") else ExitCode.OK)
 
 
-def _show(outcomes: "list[Outcome]", done: "Swept") -> None:
-    if outcomes:
+def _show(done: "SweepResult") -> None:
+    if done.items:
         table = TextTable("session", "outcome", "action", "rows", "policy")
-        for outcome in outcomes:
+        for outcome in done.items:
             result = outcome.outcome.replace("_", " ")
             table.add_row(
                 one_line(outcome.session_id),
@@ -97,7 +71,7 @@ def _show(outcomes: "list[Outcome]", done: "Swept") -> None:
                 one_line(outcome.policy),
             )
         new_console().print(table)
-    for outcome in outcomes:
+    for outcome in done.items:
         if outcome.outcome == "failed":
             echo(f"failed: {one_line(outcome.problem)}", err=True)
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(done.outcomes.items()))
@@ -124,36 +98,30 @@ def retention(
         holdfast sessions retention s1
     """
 
-    async def work() -> dict[str, Any]:
-        async with chosen_sessions(store, url) as opened:
-            if not isinstance(opened, Store):
-                return await opened.retention(session_id)
-            from holdfast.retention import outlook
-
-            result = await outlook(opened, session_id)
-        terms = None if result.terms is None else result.terms.model_dump(exclude_unset=True)
-        return {**asdict(result), "terms": terms, "action": result.terms and result.terms.action}
+    async def work() -> "RetentionStatus":
+        async with connected(store, url) as client:
+            return await (await client.session(session_id)).retention()
 
     result = asyncio.run(work())
     if as_json:
-        print_json(result)
+        print_json(record(result))
         return
     console = new_console()
     lines = {
-        "policy": result["policy"] or "none",
-        "action": result["action"],
-        "rehydrated": _time(result["rehydrated_at"]),
-        "due": _time(result["due_at"]) or "never",
-        "held by": result["held_by"],
-        "blocked by": result["guard"],
-        "": result["problem"],
-        "cleaned": _time(result["cleaned_at"]),
-        "archive": result["archive"],
+        "policy": result.policy or "none",
+        "action": result.action,
+        "rehydrated": _time(result.rehydrated_at),
+        "due": _time(result.due_at) or "never",
+        "held by": result.held_by,
+        "blocked by": result.guard,
+        "": result.problem,
+        "cleaned": _time(result.cleaned_at),
+        "archive": result.archive,
     }
     for name, value in lines.items():
         if value:
             console.print(Text(f"{name:<16}").append_text(one_line(value)), soft_wrap=True)
 
 
-def _time(at: datetime | str | None) -> str:
-    return time_text(datetime.fromisoformat(at) if isinstance(at, str) else at).plain
+def _time(at: datetime | None) -> str:
+    return time_text(at).plain

@@ -4,38 +4,26 @@ import asyncio
 import json
 import sys
 from contextlib import aclosing
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from holdfast.cli.events import print_event
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.cli.options import (
-    AsJson,
-    ServerUrl,
-    SessionId,
-    StoreUrl,
-    chosen_sessions,
-    pending_approvals,
-    why_waiting,
-    with_media,
-)
-from holdfast.cli.terminal import all_pages, echo, new_console, print_json, record, retry_command, time_text
-from holdfast.errors import BadInput, Conflict, SessionExists
+from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, connected
+from holdfast.cli.terminal import echo, new_console, print_json, record, retry_command, time_text
+from holdfast.errors import ApprovalNeeded, BadInput, Conflict, TurnFailed
 from holdfast.ids import check_choice
-from holdfast.store import Store
-from holdfast.types import WHEN_BUSY, Event, Session, Submission
+from holdfast.types import WHEN_BUSY, WhenBusy
 
 if TYPE_CHECKING:
-    from holdfast.cli.options import Sessions
+    from holdfast.api.models import ApprovalRequest, SubmissionInfo
+    from holdfast.api.retention import RetentionStatus
+    from holdfast.client import TurnHandle
 
-_WARN_SECONDS = 2.0
-"""When `send --wait` looks for a reason why the message has not started."""
 FAILED = ("failed", "dead")
 """The states of a turn that can be retried."""
 _EXIT_CODES = {"waiting": ExitCode.WAITING, "queued": ExitCode.TIMEOUT, "claimed": ExitCode.TIMEOUT}
-_TURNS = ("submission_started", "submission_done", "submission_failed")
 
 WaitForAnswer = Annotated[bool, typer.Option("--wait", help="Wait for the answer and print it.")]
 Timeout = Annotated[
@@ -53,8 +41,8 @@ def send(
         str | None, typer.Option(help="Create the session for this agent if it does not exist.")
     ] = None,
     owner: Annotated[
-        str, typer.Option(help="Owner of a new session. With --url: the owner of the token.")
-    ] = "local",
+        str | None, typer.Option(help="Owner of a new session, for administrators. Default: yourself.")
+    ] = None,
     when_busy: Annotated[
         str, typer.Option(metavar="MODE", help="If the session is busy: queue, steer, interrupt or reject.")
     ] = "queue",
@@ -78,45 +66,37 @@ def send(
     check_choice(when_busy, WHEN_BUSY, "value for --when-busy")
     message = sys.stdin.read() if text == "-" else text
 
-    async def work() -> tuple[Submission, str | None]:
-        async with chosen_sessions(store, url) as opened:
-            if agent is not None:
-                await _open_session(opened, session_id, agent, owner)
-            sent = await opened.submit(
-                session_id,
-                "message",
-                json.dumps({"text": message}),
-                when_busy=when_busy,  # pyright: ignore[reportArgumentType]
-                idempotency_key=key,
-            )
-            return await wait_for_answer(opened, sent, timeout) if wait else (sent, None)
+    async def work() -> "tuple[SubmissionInfo, str | None]":
+        async with connected(store, url) as client:
+            session = await client.session(session_id, agent=agent, owner=owner)
+            sent = await session.send(message, when_busy=cast("WhenBusy", when_busy), idempotency_key=key)
+            return await wait_for_answer(sent, timeout) if wait else (sent.accepted, None)
 
     submission, answer = asyncio.run(work())
     print_answer(submission, answer, wait=wait, as_json=as_json)
 
 
 async def wait_for_answer(
-    store: "Sessions", sent: Submission, seconds: float | None
-) -> tuple[Submission, str | None]:
-    """Wait until a turn has ended or waits for a person. Return it and the last text of the model."""
-    warning = asyncio.create_task(_warn(store, sent.session_id))
+    turn: "TurnHandle[Any]", seconds: float | None
+) -> "tuple[SubmissionInfo, str | None]":
+    """Wait until a turn has ended or waits for a person. Return it and its answer."""
     try:
-        async with asyncio.timeout(seconds):
-            return await _answer(store, sent)
+        answer: str | None = await turn.result(timeout=seconds)
+    except (TurnFailed, ApprovalNeeded):
+        return await turn.info(), None
     except TimeoutError:
-        problem = await why_waiting(store, sent.session_id)
+        problem = await turn.problem()
         late = f"The message has not ended after {seconds:g} s. It stays queued or running. {problem or ''}"
-        return replace(await _reread(store, sent), reason=late.strip()), None
-    finally:
-        warning.cancel()
+        return (await turn.info()).model_copy(update={"reason": late.strip()}), None
+    return await turn.info(), answer or None
 
 
-def print_answer(submission: Submission, answer: str | None, *, wait: bool, as_json: bool) -> None:
+def print_answer(submission: "SubmissionInfo", answer: str | None, *, wait: bool, as_json: bool) -> None:
     """Print the id of a turn, or the answer that it was waited for. Exit with the code of a turn that is not done."""
     if as_json:
         print_json({"submission": record(submission), "answer": answer})
     elif not wait:
-        echo(submission.id)
+        echo(submission.submission_id)
     elif answer is not None:
         echo(answer)
     if wait and submission.state != "done":
@@ -126,70 +106,9 @@ def print_answer(submission: Submission, answer: str | None, *, wait: bool, as_j
         raise typer.Exit(_EXIT_CODES.get(submission.state, ExitCode.FAILED))
 
 
-def is_retriable(turn: Submission) -> bool:
+def is_retriable(turn: "SubmissionInfo") -> bool:
     """Return whether a turn failed and a retry may continue it. A retry was refused if the session had continued before."""
     return turn.state in FAILED and "cannot be retried" not in (turn.reason or "")
-
-
-async def _open_session(store: "Sessions", session_id: str, agent: str, owner: str) -> None:
-    """Create a session if the id is new. Raises `Conflict` if the session belongs to another agent."""
-    try:
-        await store.create_session(agent=agent, owner=owner, id=session_id)
-    except SessionExists:
-        existing = (await store.session(session_id)).agent
-        if existing != agent:
-            problem = f"session {session_id} belongs to agent {existing!r}, not {agent!r}"
-            raise Conflict(problem=f"{problem}; leave out --agent, or choose another session") from None
-
-
-async def _warn(store: "Sessions", session_id: str) -> None:
-    """Print why no worker runs the message, if it has not started after a while."""
-    await asyncio.sleep(_WARN_SECONDS)
-    problem = await why_waiting(store, session_id)
-    if problem is not None:
-        echo(f"The message is queued. {problem}", err=True)
-
-
-async def _answer(store: "Sessions", sent: Submission) -> tuple[Submission, str | None]:
-    """Wait until a submission has ended or waits for a person. Return it and the last text of the model."""
-    last: Event | None = None
-    async with aclosing(store.watch(sent.session_id, after=sent.position)) as events:
-        async for event in events:
-            last = event if _text(event) else last
-            if event.kind == "approval_requested":
-                result = await _reread(store, sent)
-                if result.state == "waiting":  # otherwise the call belongs to an earlier message
-                    return result, await _whole_text(store, last)
-            elif event.kind in _TURNS and json.loads(event.payload)["submission_id"] == sent.id:
-                if event.kind != "submission_started":
-                    break
-                last = None  # earlier text answers earlier messages
-    return await _reread(store, sent), await _whole_text(store, last)
-
-
-async def outcome(store: "Sessions", sent: Submission) -> Submission:
-    """Wait until a submission has ended or waits for a person, and return it."""
-    return (await _answer(store, sent))[0]
-
-
-async def _whole_text(store: "Sessions", event: Event | None) -> str | None:
-    """Return the text of a response, including text in the media store."""
-    if event is None or event.message is None:
-        return None
-    return _text(replace(event, message=await with_media(store, event.message)))
-
-
-async def _reread(store: "Sessions", sent: Submission) -> Submission:
-    result = await all_pages(lambda cursor: store.submissions(sent.session_id, cursor=cursor, limit=1000))
-    return next(item for item in result if item.id == sent.id)
-
-
-def _text(event: Event) -> str | None:
-    """Return the text of a model response; None for other events and responses without text."""
-    message: dict[str, Any] = {} if event.message is None else json.loads(event.message)
-    if message.get("kind") != "response":
-        return None
-    return "".join(part["content"] for part in message["parts"] if part.get("part_kind") == "text") or None
 
 
 def tail(
@@ -212,31 +131,19 @@ def tail(
     """
     console = new_console()
 
-    def show(event: Event) -> None:
-        if as_json:
-            print_json(record(event))
-            return
-        print_event(event, console)
-
     async def work() -> None:
-        async with chosen_sessions(store, url) as opened:
-            session = await opened.session(session_id)
-            if session.cleaned_at is not None:
-                archive = (
-                    session.archive if isinstance(opened, Store) else await opened.archive_of(session_id)
-                )
-                echo(_cleaned(session, archive), err=True)
+        async with connected(store, url) as client:
+            session = await client.session(session_id)
+            if (await session.info()).cleaned_at is not None:
+                echo(_cleaned(await session.retention()), err=True)
                 return
-            if follow:
-                async with aclosing(opened.watch(session_id, after=after)) as events:
-                    async for event in events:
-                        show(event)
-                        sys.stdout.flush()
-            number = after
-            while page := await opened.events(session_id, after=number):
-                number = page[-1].seq
-                for event in page:
-                    show(event)
+            async with aclosing(session.journal(after=after, follow=follow)) as events:
+                async for event in events:
+                    if as_json:
+                        print_json({"session_id": session_id, **record(event)})
+                    else:
+                        print_event(event, console)
+                    sys.stdout.flush()
 
     try:
         asyncio.run(work())
@@ -244,13 +151,13 @@ def tail(
         raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
-def _cleaned(session: Session, archive: str | None) -> str:
+def _cleaned(state: "RetentionStatus") -> str:
     """Return why a session has no events, and the command that brings them back."""
-    command = f"`holdfast sessions rehydrate {session.id}`"
-    if archive is None:
-        command = f"`holdfast sessions rehydrate {session.id} --from FILE`, if you exported the session to a file: no archive is stored"
-    at = time_text(session.cleaned_at)
-    return f"The events of session {session.id} were deleted when it was cleaned, at {at}. Bring them back with {command}."
+    command = f"`holdfast sessions rehydrate {state.session_id}`"
+    if state.archive is None:
+        command = f"`holdfast sessions rehydrate {state.session_id} --from FILE`, if you exported the session to a file: no archive is stored"
+    at = time_text(state.cleaned_at)
+    return f"The events of session {state.session_id} were deleted when it was cleaned, at {at}. Bring them back with {command}."
 
 
 def interrupt(
@@ -264,9 +171,9 @@ def interrupt(
         holdfast interrupt s1
     """
 
-    async def work() -> Submission:
-        async with chosen_sessions(store, url) as opened:
-            return await opened.submit(session_id, "interrupt", lane="control")
+    async def work() -> "SubmissionInfo":
+        async with connected(store, url) as client:
+            return (await (await client.session(session_id)).interrupt()).accepted
 
     print_sent(asyncio.run(work()), as_json=as_json)
 
@@ -301,38 +208,34 @@ def approve(
     except ValueError as error:
         raise BadInput(problem=f"--arguments is not JSON: {error}") from error
 
-    async def work() -> tuple[Submission, dict[str, Any]]:
-        async with chosen_sessions(store, url) as opened:
-            questions = await pending_approvals(opened, session_id)
-            chosen = [q for q in questions if call_id is None or q["call_id"] == call_id]
+    async def work() -> "tuple[SubmissionInfo, ApprovalRequest]":
+        async with connected(store, url) as client:
+            session = await client.session(session_id)
+            waiting = (await session.info()).approvals
+            chosen = [call for call in waiting if call_id is None or call.call_id == call_id]
             if len(chosen) != 1:
-                calls = ", ".join(str(q["call_id"]) for q in questions)
+                calls = ", ".join(call.call_id for call in waiting)
                 problem = (
                     f"name one of the calls that wait: {calls}"
                     if calls
                     else f"no call of session {session_id} waits for an answer"
                 )
                 raise Conflict(problem=problem)
-            given = {"feedback": feedback, "arguments": edited}
-            answer = {
-                "call_id": chosen[0]["call_id"],
-                "digest": chosen[0]["digest"],
-                "approved": not deny,
-                **{name: value for name, value in given.items() if value is not None},
-            }
-            sent = await opened.submit(session_id, "approval", json.dumps(answer), lane="control")
-            return sent, chosen[0]
+            if deny:
+                return (await session.deny(chosen[0], feedback=feedback)).accepted, chosen[0]
+            sent = await session.approve(chosen[0], arguments=edited, feedback=feedback)
+            return sent.accepted, chosen[0]
 
     sent, call = asyncio.run(work())
-    print_sent(sent, as_json=as_json, call=call)
+    print_sent(sent, as_json=as_json, call=call.model_dump(mode="json"))
     if not as_json:
-        arguments_shown = json.dumps(call["arguments"] if edited is None else edited)
-        echo(f"{'denied' if deny else 'approved'} {call['call_id']}: {call['tool']} {arguments_shown}")
+        arguments_shown = json.dumps(call.arguments if edited is None else edited)
+        echo(f"{'denied' if deny else 'approved'} {call.call_id}: {call.tool} {arguments_shown}")
 
 
-def print_sent(submission: Submission, *, as_json: bool, **more: object) -> None:
+def print_sent(submission: "SubmissionInfo", *, as_json: bool, **more: object) -> None:
     """Print the id of a submission, or all of it as JSON."""
     if as_json:
         print_json({"submission": record(submission), **more})
     else:
-        echo(submission.id)
+        echo(submission.submission_id)

@@ -5,13 +5,13 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import typer
+from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.progress import (
@@ -25,10 +25,6 @@ from rich.progress import (
 from rich.segment import Segment
 from rich.text import Text
 
-from holdfast.types import Page
-
-T = TypeVar("T")
-
 _UNLIMITED = 1_000_000
 _CAN_SHRINK_TO = {
     **dict.fromkeys(("title", "error", "summary", "detail", "command", "file name"), 12),
@@ -37,7 +33,6 @@ _CAN_SHRINK_TO = {
     ),
 }
 """The smallest width of columns whose text may be cut."""
-_JSON_FIELDS = frozenset({"body", "detail", "message", "metadata", "payload", "result"})
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters except newline and tab, characters that change the direction of text, and lone surrogates."""
 _COLOURS = {
@@ -47,16 +42,6 @@ _COLOURS = {
     "started": "yellow",
     "waiting": "yellow",
 }
-
-
-async def all_pages(read: Callable[[str | None], Awaitable[Page[T]]]) -> list[T]:
-    """Return the items of all pages."""
-    page = await read(None)
-    items = list(page.items)
-    while page.next_cursor is not None:
-        page = await read(page.next_cursor)
-        items += page.items
-    return items
 
 
 def new_console() -> Console:
@@ -167,13 +152,10 @@ def print_json(value: object) -> None:
     typer.echo(json.dumps(plain(value)))
 
 
-def record(stored: Any) -> dict[str, Any]:
-    """Return what the store returned for `--json`. JSON that is stored as text becomes the value that it represents."""
-    fields = asdict(stored)
-    return {
-        name: json.loads(value) if name in _JSON_FIELDS and isinstance(value, str) else value
-        for name, value in fields.items()
-    }
+def record(value: BaseModel) -> dict[str, Any]:
+    """Return a response of the API for `--json`. The id of a submission is `id`, as that of everything else."""
+    fields = value.model_dump(mode="json")
+    return {"id": fields.pop("submission_id"), **fields} if "submission_id" in fields else fields
 
 
 def plain(value: object) -> Any:

@@ -9,21 +9,22 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.cli.options import AsJson, LogAs, ServerUrl, StoreUrl, chosen_sessions, chosen_store
-from holdfast.cli.terminal import TextTable, new_console, one_line, print_json, time_text
+from holdfast.cli.options import AsJson, LogAs, ServerUrl, StoreUrl, chosen_store, connected
+from holdfast.cli.terminal import TextTable, new_console, one_line, print_json, record, time_text
 from holdfast.config import load_settings
 from holdfast.counting import counted_by
 from holdfast.errors import MissingExtra
 from holdfast.logs import start_logging
 from holdfast.shell.hiding import hide_process
 from holdfast.tasks import run_through_exits
-from holdfast.types import Holder
+
+if TYPE_CHECKING:
+    from holdfast.api.models import WorkerInfo
 
 _log = logging.getLogger("holdfast.worker")
 _EXIT_SECONDS = 2.0
@@ -167,13 +168,13 @@ def workers(store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = Fal
         holdfast workers
     """
 
-    async def work() -> list[Holder]:
-        async with chosen_sessions(store, url) as opened:
-            return await opened.holders()
+    async def work() -> "list[WorkerInfo]":
+        async with connected(store, url) as client:
+            return await client.workers()
 
     result = asyncio.run(work())
     if as_json:
-        print_json({"workers": [asdict(holder) for holder in result]})
+        print_json({"workers": [record(holder) for holder in result]})
         return
     table = TextTable("id", "name", "sessions", "agents", "until")
     for holder in result:

@@ -4,8 +4,6 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from pydantic_ai import Agent
-
 from holdfast.api.models import (
     AuditRecord,
     Health,
@@ -22,12 +20,14 @@ from holdfast.client.output import OutputType, output_type_of
 from holdfast.client.run import RunHandle
 from holdfast.client.session import SessionHandle
 from holdfast.client.shell import ShellHandle
-from holdfast.client.transport import LONG, Transport
+from holdfast.client.transport import Transport
 from holdfast.errors import BadInput, Conflict, SessionExists
 from holdfast.ids import check_id
 from holdfast.types import Status
 
 if TYPE_CHECKING:
+    from pydantic_ai import Agent
+
     from holdfast.runtime import FunctionAgent
 
 T = TypeVar("T")
@@ -38,6 +38,8 @@ class Client:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self.transport = transport
+        """The calls of this client by method and path, such as a single page of a list."""
         self.shell: ShellHandle = ShellHandle(transport)
         """Shell commands, if the API server allows them."""
 
@@ -46,7 +48,7 @@ class Client:
         self,
         id: str | None = None,
         *,
-        agent: Agent[Any, T],
+        agent: "Agent[Any, T]",
         title: str = "",
         metadata: dict[str, Any] | None = None,
         owner: str | None = None,
@@ -113,12 +115,12 @@ class Client:
         output: OutputType[Any] = OutputType(output_type or str)
         if id is not None:
             check_id(id, "session id")
-        if isinstance(agent, Agent):
-            output = output_type_of(agent) if output_type is None else output
+        if agent is not None and not isinstance(agent, str):
+            from pydantic_ai import Agent
+
+            if output_type is None:
+                output = output_type_of(agent) if isinstance(agent, Agent) else OutputType(Any)
             agent = agent.name or "agent"
-        elif agent is not None and not isinstance(agent, str):
-            output = OutputType(Any) if output_type is None else output
-            agent = agent.name
         if agent is not None:
             given = {"agent": agent, "id": id, "title": title, "metadata": metadata, "owner": owner}
             body = {name: value for name, value in given.items() if value}
@@ -132,7 +134,8 @@ class Client:
         handle = SessionHandle(self._transport, id, output)
         existing = (await handle.info()).agent
         if agent not in {None, existing}:
-            raise Conflict(problem=f"session {id} belongs to agent {existing!r}, not {agent!r}")
+            problem = f"session {id} belongs to agent {existing!r}, not {agent!r}"
+            raise Conflict(problem=f"{problem}; leave out the agent, or choose another session")
         return handle
 
     def sessions(
@@ -192,7 +195,7 @@ class Client:
         """Apply the retention policies to the sessions that are due. For administrators."""
         body = {"dry_run": dry_run, "limit": limit}
         return await self._transport.call(
-            SweepResult, "POST", "/api/retention/sweep", json=body, timeout=LONG
+            SweepResult, "POST", "/api/retention/sweep", json=body, is_long=True
         )
 
     async def ready(self) -> Health:
@@ -205,4 +208,4 @@ class Client:
 
     async def metrics(self) -> str:
         """Return the metrics in the format of Prometheus."""
-        return (await self._transport.request("GET", "/metrics")).text
+        return await self._transport.metrics()

@@ -5,11 +5,8 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-import httpx2
-
 from holdfast.client.client import Client
-from holdfast.client.transport import Transport, new_http
-from holdfast.config import Settings, load_settings
+from holdfast.config import load_settings
 from holdfast.errors import BadInput
 from holdfast.store import Store, open_store
 
@@ -23,15 +20,18 @@ async def connect(
     *,
     token: str | None = None,
     agents: "Agents | None" = None,
+    actor: str = "",
+    upgrade: bool = True,
     timeout: float = 30.0,  # noqa: ASYNC109 - of each request
 ) -> AsyncGenerator[Client, None]:
     """Connect to a store (`sqlite:///file.db`, `postgresql://…`, `mongodb://…`) or to an API server (`https://…`).
 
     Without a URL, use the one of the settings: `HOLDFAST_URL`, else `HOLDFAST_STORE`. An open `Store` works as well. `token` is for
-    an API server; by default it is `HOLDFAST_TOKEN`. A request fails after `timeout` seconds without a response.
+    an API server; by default it is `HOLDFAST_TOKEN`. A request to it fails after `timeout` seconds without a response.
 
     On a store, `agents` are served in this process, by a worker, while the client is open. Without them, sessions run on
-    other workers, such as `holdfast worker app:agent`. On a store this process has all rights, and needs the extra `server`.
+    other workers, such as `holdfast worker app:agent`. On a store this process has all rights. `actor` is its name in the audit
+    log, by default `local`. Without `upgrade`, the schema of the store is left as it is.
     """
     settings = load_settings()
     target = url or settings.url or settings.store
@@ -42,31 +42,21 @@ async def connect(
                     problem="agents cannot be served on an API server; start a worker on its store"
                 )
             token = token or (settings.token.get_secret_value() if settings.token else None)
-            http = new_http(target, token, timeout=timeout)
-        else:
-            store = target
-            if isinstance(store, str):
-                store = await stack.enter_async_context(open_store(store))
-            http = await stack.enter_async_context(_in_process(store, settings, timeout))
-            if agents is not None:
-                await stack.enter_async_context(_served(store, agents))
-        yield Client(Transport(await stack.enter_async_context(http)))
+            from holdfast.client.http import HttpTransport, new_http
 
+            http = await stack.enter_async_context(new_http(target, token, timeout=timeout))
+            yield Client(HttpTransport(http))
+            return
+        from holdfast.client.local import LocalTransport
+        from holdfast.operations.access import Service
 
-@asynccontextmanager
-async def _in_process(
-    store: Store,
-    settings: Settings,
-    timeout: float,  # noqa: ASYNC109
-) -> AsyncGenerator[httpx2.AsyncClient, None]:
-    """Run the application of the API server in this process, where every caller is the local administrator."""
-    from holdfast.client.asgi import AsgiTransport
-    from holdfast.server import create_app
-
-    trusted = {"auth": "none", "max_body_bytes": settings.max_payload_bytes}
-    app = create_app(settings.model_copy(update=trusted), store)
-    async with app.router.lifespan_context(app):
-        yield httpx2.AsyncClient(base_url="http://localhost", transport=AsgiTransport(app), timeout=timeout)
+        store = target
+        if isinstance(store, str):
+            store = await stack.enter_async_context(open_store(store, upgrade=upgrade))
+        transport = LocalTransport(Service(store=store, settings=settings), actor=actor)
+        if agents is not None:
+            await stack.enter_async_context(_served(store, agents))
+        yield Client(transport)
 
 
 @asynccontextmanager

@@ -7,8 +7,7 @@ from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import IO
 
-from holdfast.client.transport import LONG, Transport
-from holdfast.errors import ArchiveFailed, ServerUnavailable
+from holdfast.errors import ArchiveFailed
 
 _PIECE_BYTES = 1024 * 1024
 
@@ -21,19 +20,6 @@ async def read_pieces(file: Path) -> AsyncGenerator[bytes, None]:
                 yield piece
     except OSError as error:
         raise ArchiveFailed(problem=str(error)) from error
-
-
-async def download_archive(
-    transport: Transport, session_id: str, *, gzip: bool
-) -> AsyncGenerator[bytes, None]:
-    """Yield the archive of a session. Raises `ArchiveFailed` if the server breaks off."""
-    path, params = f"/api/sessions/{session_id}/export", {"gzip": gzip}
-    try:
-        async with transport.download(path, params=params, timeout=LONG) as response:
-            async for piece in response.aiter_bytes():
-                yield piece
-    except ServerUnavailable as error:
-        raise ArchiveFailed(problem=str(error).rstrip(".")) from error
 
 
 async def write_file(file: Path, pieces: AsyncGenerator[bytes, None]) -> int:

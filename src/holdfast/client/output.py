@@ -3,13 +3,15 @@
 import json
 from collections.abc import Sequence
 from inspect import isroutine
-from typing import Any, Generic, TypeVar, Union, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union, cast
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
-from pydantic_ai import Agent, DeferredToolRequests
 
 from holdfast.client.turn import TurnOutput
 from holdfast.errors import BadInput
+
+if TYPE_CHECKING:
+    from pydantic_ai import Agent
 
 T = TypeVar("T")
 
@@ -35,8 +37,10 @@ class OutputType(Generic[T]):
             raise BadInput(problem=problem) from error
 
 
-def output_type_of(agent: Agent[Any, T]) -> OutputType[T]:
+def output_type_of(agent: "Agent[Any, T]") -> OutputType[T]:
     """Return the output type of an agent. Raises `BadInput` if it is not made of types."""
+    from pydantic_ai import DeferredToolRequests
+
     given: Any = agent.output_type
     kinds: Sequence[Any] = cast("Sequence[Any]", given) if isinstance(given, Sequence) else [given]
     types = [kind for kind in kinds if kind is not DeferredToolRequests]

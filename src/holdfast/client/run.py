@@ -1,15 +1,17 @@
 """A handle on one run."""
 
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from holdfast.api.models import CheckpointInfo, EffectInfo, RunInfo
-from holdfast.client.stream import read
+from holdfast.api.models import CheckpointInfo, EffectInfo, EventInfo, RunInfo
+from holdfast.client.stream import journal, read
 from holdfast.client.transport import Transport
-from holdfast.events import SessionEvent
 from holdfast.ids import check_id
 from holdfast.types import CheckpointKind
+
+if TYPE_CHECKING:
+    from holdfast.events import SessionEvent
 
 
 class RunHandle:
@@ -31,9 +33,13 @@ class RunHandle:
         """Yield the runs that tools of this run started."""
         return self._transport.items(RunInfo, f"{self._path}/runs", {})
 
-    def events(self, *, after: int = 0) -> AsyncGenerator[SessionEvent, None]:
+    def events(self, *, after: int = 0) -> "AsyncGenerator[SessionEvent, None]":
         """Yield the events of the run that are on record."""
         return read(self._transport, f"{self._path}/events", after=after)
+
+    def journal(self, *, after: int = 0) -> AsyncGenerator[EventInfo, None]:
+        """Yield the events of the run as they are stored, without a class for each kind."""
+        return journal(self._transport, f"{self._path}/events", after=after, follow=False)
 
     def checkpoints(self, *, kind: CheckpointKind | None = None) -> AsyncGenerator[CheckpointInfo, None]:
         """Yield the checkpoints of the run, newest first."""

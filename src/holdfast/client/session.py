@@ -1,18 +1,19 @@
 """A handle on one session."""
 
 from collections.abc import AsyncGenerator, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 from urllib.parse import quote
 
 from pydantic import TypeAdapter
-from pydantic_ai.messages import ModelMessage, UserContent
 
 from holdfast.api.models import (
     AgentState,
     ApprovalRequest,
     ConversationEntry,
     CredentialInfo,
+    EventInfo,
     Items,
     ReadCursor,
     RecordInfo,
@@ -26,20 +27,27 @@ from holdfast.api.models import (
 )
 from holdfast.api.retention import CleanResult, EraseResult, RehydrateResult, RetentionStatus
 from holdfast.api.shell import BashOutput, SessionCommand
-from holdfast.client.files import download_archive, read_pieces, write_file
+from holdfast.client.files import write_file
 from holdfast.client.output import OutputType
 from holdfast.client.stream import follow as follow_session
-from holdfast.client.stream import read
-from holdfast.client.transport import LONG, Transport
+from holdfast.client.stream import journal, read
+from holdfast.client.transport import Transport
 from holdfast.client.turn import TurnHandle, TurnOutput
 from holdfast.errors import Conflict
-from holdfast.events import Draft, SessionEvent
 from holdfast.ids import check_id
 from holdfast.types import SubmissionState, WhenBusy
 
+if TYPE_CHECKING:
+    from pydantic_ai.messages import ModelMessage, UserContent
+
+    from holdfast.events import Draft, SessionEvent
+
 T = TypeVar("T")
-_content = TypeAdapter[list[UserContent]](list[UserContent])
-_message = TypeAdapter[ModelMessage](ModelMessage)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def _nothing(output: TurnOutput) -> None:
@@ -79,7 +87,7 @@ class SessionHandle(Generic[T]):
 
     async def send(
         self,
-        content: str | Sequence[UserContent],
+        content: "str | Sequence[UserContent]",
         *,
         when_busy: WhenBusy = "queue",
         idempotency_key: str | None = None,
@@ -94,7 +102,9 @@ class SessionHandle(Generic[T]):
         if isinstance(content, str):
             body["text"] = content
         else:
-            body["content"] = _content.dump_python(list(content), mode="json")
+            from pydantic_ai.messages import UserContent
+
+            body["content"] = _adapter(list[UserContent]).dump_python(list(content), mode="json")
         accepted = await self._submit("submissions", body)
         return TurnHandle(self._transport, accepted, self._output.parse)
 
@@ -160,22 +170,28 @@ class SessionHandle(Generic[T]):
 
         A worker makes the copy. Raises `TimeoutError` if none has done so after `timeout` seconds.
         """
+        started = await self.start_fork(checkpoint_id, session_id=session_id)
+        await started.result(timeout=timeout)
+        return SessionHandle(self._transport, session_id or started.id, self._output)
+
+    async def start_fork(
+        self, checkpoint_id: str | None = None, *, session_id: str | None = None
+    ) -> TurnHandle[None]:
+        """Ask a worker for the copy, as `fork` does, and return at once. The event `forked` has the id of the new session."""
         body = {"checkpoint_id": checkpoint_id, "session_id": session_id}
-        accepted = await self._submit("fork", {name: value for name, value in body.items() if value})
-        await self._command(accepted).result(timeout=timeout)
-        return SessionHandle(self._transport, session_id or accepted.submission_id, self._output)
+        return self._command(await self._submit("fork", body))
 
     @overload
     def events(
         self, *, after: int = 0, drafts: Literal[False] = False, follow: bool = True
-    ) -> AsyncGenerator[SessionEvent, None]: ...
+    ) -> "AsyncGenerator[SessionEvent, None]": ...
     @overload
     def events(
         self, *, after: int = 0, drafts: bool, follow: bool = True
-    ) -> AsyncGenerator[SessionEvent | Draft, None]: ...
+    ) -> "AsyncGenerator[SessionEvent | Draft, None]": ...
     def events(
         self, *, after: int = 0, drafts: bool = False, follow: bool = True
-    ) -> AsyncGenerator[SessionEvent | Draft, None]:
+    ) -> "AsyncGenerator[SessionEvent | Draft, None]":
         """Yield every event after a number, each once: those on record, then new ones as they happen.
 
         The stream resumes by itself after a lost connection or a restarted server, and ends when the session is erased. With
@@ -186,13 +202,19 @@ class SessionHandle(Generic[T]):
             return read(self._transport, f"{self._path}/events", after=after)
         return follow_session(self._transport, self.id, after=after, drafts=drafts)
 
-    async def messages(self) -> AsyncGenerator[ModelMessage, None]:
+    def journal(self, *, after: int = 0, follow: bool = True) -> AsyncGenerator[EventInfo, None]:
+        """Yield the same events as they are stored, without a class for each kind."""
+        return journal(self._transport, f"{self._path}/events", after=after, follow=follow)
+
+    async def messages(self) -> "AsyncGenerator[ModelMessage, None]":
         """Yield the history that the next message continues from, as Pydantic AI messages."""
+        from pydantic_ai.messages import ModelMessage
+
         cursor: str | None = "-1"
         while cursor is not None:
             items, cursor = await self._transport.page(f"{self._path}/messages", {"after": cursor})
             for item in items:
-                yield _message.validate_python(item["message"])
+                yield _adapter(ModelMessage).validate_python(item["message"])
 
     def conversation(self) -> AsyncGenerator[ConversationEntry, None]:
         """Yield the conversation in a session of another framework, as far as it is understood."""
@@ -252,7 +274,7 @@ class SessionHandle(Generic[T]):
     async def set_credential(self, name: str, value: str, *, ttl: float | None = None) -> None:
         """Store a credential for the session's tools, for `ttl` seconds if given. It cannot be read back."""
         body = {"value": value} | ({} if ttl is None else {"ttl": ttl})
-        await self._transport.request("PUT", f"{self._path}/credentials/{check_id(name, 'name')}", json=body)
+        await self._transport.send("PUT", f"{self._path}/credentials/{check_id(name, 'name')}", json=body)
 
     async def credentials(self) -> list[CredentialInfo]:
         """Return the names of the session's credentials, and when they expire."""
@@ -261,11 +283,11 @@ class SessionHandle(Generic[T]):
 
     async def delete_credential(self, name: str) -> None:
         """Delete a credential."""
-        await self._transport.request("DELETE", f"{self._path}/credentials/{check_id(name, 'name')}")
+        await self._transport.send("DELETE", f"{self._path}/credentials/{check_id(name, 'name')}")
 
     def archive(self, *, gzip: bool = False) -> AsyncGenerator[bytes, None]:
         """Yield the session as an archive, piece by piece. Raises `ArchiveFailed` if it cannot be completed."""
-        return download_archive(self._transport, self.id, gzip=gzip)
+        return self._transport.archive(self.id, gzip=gzip)
 
     async def export(self, path: str | Path, *, gzip: bool = False) -> int:
         """Write the session to an archive file, and return its size.
@@ -284,24 +306,18 @@ class SessionHandle(Generic[T]):
     ) -> CleanResult:
         """Delete the content of the session. With `archive="media"` a verified archive stays in the media store."""
         body = {"idle_days": idle_days, "force": force, "archive": archive, "dry_run": dry_run}
-        return await self._transport.call(CleanResult, "POST", f"{self._path}/clean", json=body, timeout=LONG)
+        return await self._transport.call(CleanResult, "POST", f"{self._path}/clean", json=body, is_long=True)
 
     async def rehydrate(self, archive: str | Path | None = None, *, force: bool = False) -> RehydrateResult:
         """Restore a cleaned session from an archive file, or from the archive in the media store."""
-        content = None if archive is None else read_pieces(Path(archive))
-        return await self._transport.call(
-            RehydrateResult,
-            "POST",
-            f"{self._path}/rehydrate",
-            content=content,
-            params={"force": force},
-            timeout=LONG,
+        return await self._transport.rehydrate(
+            self.id, None if archive is None else Path(archive), force=force
         )
 
     async def erase(self, *, children: bool = False) -> EraseResult:
         """Erase the session for good, with `children` also the sessions of its delegate runs."""
         params = {"children": children}
-        return await self._transport.call(EraseResult, "DELETE", self._path, params=params, timeout=LONG)
+        return await self._transport.call(EraseResult, "DELETE", self._path, params=params, is_long=True)
 
     async def retention(self) -> RetentionStatus:
         """Return the retention policy that applies to the session, when it is due, and what prevents it."""

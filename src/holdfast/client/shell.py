@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from urllib.parse import quote
 
 from holdfast.api.shell import BashCommand, BashEvent, BashOutput, BashPage, Cleared, CommandResult
-from holdfast.client.transport import LONG, Transport
+from holdfast.client.transport import Transport, blocks
 
 _PATH = "/api/bash"
 
@@ -39,7 +40,7 @@ class ShellHandle:
         """Run a command, and return its output when it has ended."""
         body = _body(command, cwd, timeout, session_id)
         path = f"{_PATH}/execute_bash_command"
-        return await self._transport.call(BashOutput, "POST", path, json=body, timeout=LONG)
+        return await self._transport.call(BashOutput, "POST", path, json=body, is_long=True)
 
     async def info(self, command_id: str) -> CommandResult:
         """Return the state of a command."""
@@ -55,18 +56,14 @@ class ShellHandle:
 
     async def output(self, command_id: str, *, after: int = -1) -> AsyncGenerator[BashOutput, None]:
         """Yield the output of a command after a number, as it is written, until the command has ended."""
-        params, headers = {"after": after}, {"accept": "text/event-stream"}
-        async with self._transport.download(
-            f"{_PATH}/{quote(command_id, safe='', errors='replace')}/output",
-            params=params,
-            headers=headers,
-            timeout=LONG,
-        ) as response:
-            async for line in response.aiter_lines():
-                if line.startswith("data:"):
-                    data = json.loads(line.removeprefix("data:"))
-                    if data.get("kind") == "BashOutput":
-                        yield BashOutput.model_validate_json(json.dumps(data))
+        path = f"{_PATH}/{quote(command_id, safe='', errors='replace')}/output"
+        async with (
+            self._transport.listen(path, params={"after": after}) as pieces,
+            aclosing(blocks(pieces)) as received,
+        ):
+            async for _, text in received:
+                if json.loads(text).get("kind") == "BashOutput":
+                    yield BashOutput.model_validate_json(text)
 
     async def events(self, *, command_id: str | None = None) -> AsyncGenerator[BashEvent, None]:
         """Yield the commands and outputs of the log, oldest first, or those of one command."""

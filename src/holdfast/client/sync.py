@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
-from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, UserContent
 
 from holdfast.api.models import (
@@ -16,6 +15,7 @@ from holdfast.api.models import (
     ConversationEntry,
     CredentialInfo,
     EffectInfo,
+    EventInfo,
     Health,
     Inbox,
     Me,
@@ -31,7 +31,13 @@ from holdfast.api.models import (
     WorkerInfo,
 )
 from holdfast.api.retention import CleanResult, EraseResult, RehydrateResult, RetentionStatus, SweepResult
-from holdfast.api.shell import BashCommand, BashEvent, BashOutput, CommandResult, SessionCommand
+from holdfast.api.shell import (
+    BashCommand,
+    BashEvent,
+    BashOutput,
+    CommandResult,
+    SessionCommand,
+)
 from holdfast.client.client import Client
 from holdfast.client.connection import connect
 from holdfast.client.loop import EventLoop, SyncHandle
@@ -39,14 +45,13 @@ from holdfast.client.run import RunHandle
 from holdfast.client.session import SessionHandle
 from holdfast.client.shell import ShellHandle
 from holdfast.client.turn import TurnHandle
-from holdfast.events import (
-    Draft,
-    SessionEvent,
-)
+from holdfast.events import Draft, SessionEvent
 from holdfast.store import Store
 from holdfast.types import CheckpointKind, Status, SubmissionState, WhenBusy
 
 if TYPE_CHECKING:
+    from pydantic_ai import Agent
+
     from holdfast.runtime import FunctionAgent
     from holdfast.runtime.agents import Agents
 
@@ -98,6 +103,10 @@ class SyncTurnHandle(SyncHandle[TurnHandle[T]], Generic[T]):
         """Stop the turn if it runs or waits, and remove it from the queue if it has not started. Then `result` raises `TurnFailed`."""
         return self._loop.run(self._handle.cancel())
 
+    def problem(self) -> str | None:
+        """Return why no worker continues the session, and what to do; None if one does."""
+        return self._loop.run(self._handle.problem())
+
 
 class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
     """One session. `T` is the type of the agent's output.
@@ -125,7 +134,7 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
 
     def send(
         self,
-        content: str | Sequence[UserContent],
+        content: "str | Sequence[UserContent]",
         *,
         when_busy: WhenBusy = "queue",
         idempotency_key: str | None = None,
@@ -202,6 +211,14 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
             self._loop.run(self._handle.fork(checkpoint_id, session_id=session_id, timeout=timeout)),
         )
 
+    def start_fork(
+        self, checkpoint_id: str | None = None, *, session_id: str | None = None
+    ) -> "SyncTurnHandle[None]":
+        """Ask a worker for the copy, as `fork` does, and return at once. The event `forked` has the id of the new session."""
+        return SyncTurnHandle(
+            self._loop, self._loop.run(self._handle.start_fork(checkpoint_id, session_id=session_id))
+        )
+
     @overload
     def events(
         self, *, after: int = 0, drafts: Literal[False] = False, follow: bool = True
@@ -220,6 +237,10 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
         classes of the events are in `holdfast.events`.
         """
         return self._loop.iterate(self._handle.events(after=after, drafts=drafts, follow=follow))
+
+    def journal(self, *, after: int = 0, follow: bool = True) -> Generator[EventInfo, None, None]:
+        """Yield the same events as they are stored, without a class for each kind."""
+        return self._loop.iterate(self._handle.journal(after=after, follow=follow))
 
     def messages(self) -> Generator[ModelMessage, None, None]:
         """Yield the history that the next message continues from, as Pydantic AI messages."""
@@ -333,6 +354,10 @@ class SyncRunHandle(SyncHandle[RunHandle]):
         """Yield the events of the run that are on record."""
         return self._loop.iterate(self._handle.events(after=after))
 
+    def journal(self, *, after: int = 0) -> Generator[EventInfo, None, None]:
+        """Yield the events of the run as they are stored, without a class for each kind."""
+        return self._loop.iterate(self._handle.journal(after=after))
+
     def checkpoints(self, *, kind: CheckpointKind | None = None) -> Generator[CheckpointInfo, None, None]:
         """Yield the checkpoints of the run, newest first."""
         return self._loop.iterate(self._handle.checkpoints(kind=kind))
@@ -394,7 +419,7 @@ class SyncClient(SyncHandle[Client]):
         self,
         id: str | None = None,
         *,
-        agent: Agent[Any, T],
+        agent: "Agent[Any, T]",
         title: str = "",
         metadata: dict[str, Any] | None = None,
         owner: str | None = None,
@@ -542,12 +567,16 @@ def connect_sync(
     *,
     token: str | None = None,
     agents: "Agents | None" = None,
+    actor: str = "",
+    upgrade: bool = True,
     timeout: float = 30.0,
 ) -> Generator[SyncClient, None, None]:
     """Connect like `holdfast.connect`, for code that does not use asyncio. Every method blocks until it has a result."""
     loop = EventLoop()
     try:
-        with loop.entered(connect(url, token=token, agents=agents, timeout=timeout)) as client:
+        with loop.entered(
+            connect(url, token=token, agents=agents, actor=actor, upgrade=upgrade, timeout=timeout)
+        ) as client:
             yield SyncClient(loop, client)
     finally:
         loop.close()

@@ -1,88 +1,94 @@
-"""Requests to an API server, and its responses as values. Whether the server is in this process makes no difference."""
+"""The calls of the client: operations by their method and path, streams that resume, and errors as classes.
+
+`http.py` sends them to an API server; `local.py` runs them on a store in this process. Handles do not see the difference.
+"""
 
 import asyncio
 import json
 import random
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing
+from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx2
 from pydantic import BaseModel, ValidationError
 
 from holdfast.api.models import Items
-from holdfast.errors import (
-    BadText,
-    HoldfastError,
-    ServerError,
-    ServerUnavailable,
-    Unauthenticated,
-    error_of,
-)
-from holdfast.ids import is_token
+from holdfast.api.retention import RehydrateResult
+from holdfast.errors import HoldfastError, ServerError, ServerUnavailable, StoreError
 from holdfast.media import walker
 
 M = TypeVar("M", bound=BaseModel)
 R = TypeVar("R")
 _PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 5.0
-LONG = httpx2.Timeout(30, read=None)
-"""For requests that read or write all of a session: they are answered when that is done."""
-_STREAM = httpx2.Timeout(10, read=60)
 _PATIENCE_SECONDS = 300.0
 """How long a reader waits for a server that is restarting."""
 _GATEWAY = {502, 503, 504}
 """The statuses of a server that is stopping, and of a proxy whose server is away."""
 
 
-def new_http(url: str, token: str | None, *, timeout: float = 30.0) -> httpx2.AsyncClient:
-    """Return an HTTP client for an API server."""
-    if token is not None and not is_token(token):
-        raise Unauthenticated(problem="The token has characters that no token has.")
-    headers = {} if token is None else {"authorization": f"Bearer {token}"}
-    unlimited = httpx2.Limits(max_connections=None)  # each stream needs a connection of its own
-    return httpx2.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=unlimited)
+class Transport(ABC):
+    """Calls operations. Raises Holdfast's own errors."""
 
-
-class Transport:
-    """Sends requests over an httpx2 client, and raises the errors of the server as Holdfast's own errors."""
-
-    def __init__(self, http: httpx2.AsyncClient) -> None:
-        self._http = http
-
-    async def request(self, method: str, path: str, **options: Any) -> httpx2.Response:
-        """Send a request and return the response if it is a success."""
-        async with self._failing():
-            response = await self._http.request(method, path, **options)
-        _raise_error(response)
-        return response
-
-    async def call(
+    @abstractmethod
+    async def send(
         self,
-        model: type[M],
         method: str,
         path: str,
         *,
         json: object = None,
         params: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> M:
-        """Send a request and return the body of the response. Parameters that are None are left out."""
-        response = await self.request(method, path, json=json, params=_given(params or {}), **options)
+        is_long: bool = False,
+    ) -> "BaseModel | str":
+        """Call an operation, and return its result: a model, or JSON text. Parameters that are None are left out.
+
+        A long call reads or writes all of a session: it has no timeout.
+        """
+
+    @abstractmethod
+    def archive(self, session_id: str, *, gzip: bool) -> AsyncGenerator[bytes, None]:
+        """Yield the archive of a session. Raises `ArchiveFailed` if it breaks off."""
+
+    @abstractmethod
+    async def rehydrate(self, session_id: str, archive: Path | None, *, force: bool) -> RehydrateResult:
+        """Restore a cleaned session from an archive file, or from the archive in the media store."""
+
+    @abstractmethod
+    async def media(self, sha256: str) -> bytes:
+        """Return the content with this SHA-256."""
+
+    @abstractmethod
+    def listen(
+        self, path: str, *, after: int | None = None, params: Mapping[str, Any] | None = None
+    ) -> AbstractAsyncContextManager[AsyncGenerator[str, None]]:
+        """Open an event stream, after an event, and yield its text in pieces."""
+
+    @abstractmethod
+    async def metrics(self) -> str:
+        """Return the metrics in the format of Prometheus."""
+
+    async def call(self, model: type[M], method: str, path: str, **options: Any) -> M:
+        """Call an operation and return its result as a model."""
+        result = await self.send(method, path, **options)
+        if type(result) is model:
+            return result
         try:
-            return model.model_validate_json(response.content)
+            return model.model_validate_json(result if isinstance(result, str) else result.model_dump_json())
         except ValidationError as error:
             problem = f"the response is not a {model.__name__}: {error.errors()[0]['msg']}"
-            raise ServerError(status=response.status_code, code="unknown", message=problem) from error
+            raise ServerError(status=200, code="unknown", message=problem) from error
 
     async def items(
-        self, model: type[M], path: str, params: Mapping[str, Any], *, after: str = "cursor"
+        self, model: type[M], path: str, params: Mapping[str, Any], *, limit: int | None = None
     ) -> AsyncGenerator[M, None]:
-        """Yield all items of a list, page by page. `after` names the parameter that takes the cursor."""
+        """Yield all items of a list, page by page."""
         cursor: str | None = None
         while True:
-            where = {**params, **({} if cursor is None else {after: cursor})}
-            page = await self.call(Items[model], "GET", path, params=where)
+            page = await self.call(
+                Items[model], "GET", path, params={**params, "cursor": cursor, "limit": limit}
+            )
             for item in page.items:
                 yield item
             cursor = page.next_cursor
@@ -93,26 +99,14 @@ class Transport:
         self, path: str, params: Mapping[str, Any], *, media: bool = True
     ) -> tuple[list[dict[str, Any]], str | None]:
         """Return a page of items that contain stored JSON, with the media of messages, and the cursor of the next page."""
-        response = await self.request("GET", path, params=_given(params))
+        result = await self.send("GET", path, params=params)
+        text = result if isinstance(result, str) else result.model_dump_json()
         try:
-            page = json.loads(await self._with_media(response.text) if media else response.text)
+            page = json.loads(await self._with_media(text) if media else text)
             return page["items"], page["next_cursor"]
         except (ValueError, LookupError, TypeError, RecursionError):
             problem = "the response is not a page of items"
-            raise ServerError(status=response.status_code, code="unknown", message=problem) from None
-
-    @asynccontextmanager
-    async def download(self, path: str, **options: Any) -> AsyncGenerator[httpx2.Response, None]:
-        """Send a GET request whose response is read piece by piece."""
-        async with self._failing(), self._http.stream("GET", path, **options) as response:
-            if not response.is_success:
-                await response.aread()
-                _raise_error(response)
-            yield response
-
-    async def media(self, sha256: str) -> bytes:
-        """Return the content with this SHA-256."""
-        return (await self.request("GET", f"/api/media/{sha256}", timeout=LONG)).content
+            raise ServerError(status=200, code="unknown", message=problem) from None
 
     async def stream(self, path: str, *, after: int) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
         """Yield every block of an event stream, as its kind and its data, and reconnect until the session is erased.
@@ -122,13 +116,12 @@ class Transport:
         pause, loop = _PAUSE_SECONDS, asyncio.get_running_loop()
         since: float | None = None  # when the server was first missed
         while True:
-            headers = {"accept": "text/event-stream", "last-event-id": str(after)}
             try:
                 async with (
-                    self.download(path, headers=headers, timeout=_STREAM) as response,
-                    aclosing(_blocks(response)) as blocks,
+                    self.listen(path, after=after) as pieces,
+                    aclosing(blocks(pieces)) as received,
                 ):
-                    async for kind, text in blocks:
+                    async for kind, text in received:
                         pause, since = _PAUSE_SECONDS, None
                         data = json.loads(await self._with_media(text))
                         if kind == "end":
@@ -145,7 +138,7 @@ class Transport:
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def patiently(self, read: Callable[[], Awaitable[R]]) -> R:
-        """Return the result of a request that can be repeated, and repeat it while the server is restarting."""
+        """Return the result of a call that can be repeated, and repeat it while the server is restarting."""
         pause, end = _PAUSE_SECONDS, asyncio.get_running_loop().time() + _PATIENCE_SECONDS
         while True:
             try:
@@ -163,31 +156,17 @@ class Transport:
         contents = {digest: await self.media(digest) for digest in walker.digests([text])}
         return walker.put_back(text, contents)
 
-    @asynccontextmanager
-    async def _failing(self) -> AsyncGenerator[None, None]:
-        try:
-            yield
-        except (httpx2.RequestError, httpx2.InvalidURL) as error:
-            problem = str(error).rstrip(".") or type(error).__name__
-            raise ServerUnavailable(url=str(self._http.base_url), problem=problem) from error
-        except UnicodeEncodeError:
-            raise BadText(
-                what="request", problem="contains a lone surrogate, which is not valid text"
-            ) from None
-
 
 def _may_return(error: HoldfastError) -> bool:
-    """Return whether an error may be over when the server has restarted."""
-    return isinstance(error, ServerUnavailable) or error.status in _GATEWAY
+    """Return whether an error may be over when the server, or the database, has restarted."""
+    is_away = isinstance(error, ServerUnavailable | StoreError) and not error.is_permanent
+    return is_away or error.status in _GATEWAY
 
 
-def _given(params: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in params.items() if value is not None}
-
-
-async def _blocks(response: httpx2.Response) -> AsyncGenerator[tuple[str, str], None]:
+async def blocks(pieces: AsyncGenerator[str, None]) -> AsyncGenerator[tuple[str, str], None]:
+    """Yield the blocks of an event stream, as their kind and their data."""
     kind, lines = "message", list[str]()
-    async with aclosing(_lines(response)) as received:
+    async with aclosing(_lines(pieces)) as received:
         async for line in received:
             name, _, value = line.partition(":")
             value = value.removeprefix(" ")
@@ -200,30 +179,10 @@ async def _blocks(response: httpx2.Response) -> AsyncGenerator[tuple[str, str], 
                 kind, lines = "message", []
 
 
-async def _lines(response: httpx2.Response) -> AsyncGenerator[str, None]:
+async def _lines(pieces: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
     """Yield the lines of an event stream. `str.splitlines` would also split at other characters."""
     rest = ""
-    async for piece in response.aiter_text():
+    async for piece in pieces:
         *lines, rest = (rest + piece).split("\n")
         for line in lines:
             yield line.removesuffix("\r")
-
-
-def _raise_error(response: httpx2.Response) -> None:
-    """Raise the error that a response reports, as the class that the server raised."""
-    if response.is_success:
-        return
-    status = response.status_code
-    try:
-        error = response.json()["error"]
-        code, message, facts = str(error["code"]), str(error["message"]), dict(error.get("facts", {}))
-    except (ValueError, LookupError, TypeError, RecursionError):  # it is not from Holdfast, but from a proxy
-        text = response.text[:200].strip().rstrip(".") or "no reason given"
-        raise ServerError(status=status, code="unknown", message=text) from None
-    kind = error_of(code)
-    if kind is not None:
-        raised = kind.restore(message, facts)
-    else:
-        raised = ServerError(status=status, code=code, message=message.rstrip("."), facts=facts)
-    raised.status = status
-    raise raised

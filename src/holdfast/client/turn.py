@@ -4,29 +4,19 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing
-from typing import Any, Generic, Literal, TypeVar, overload
-
-from pydantic_ai.messages import ModelResponse
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from holdfast.api.models import ApprovalRequest, SessionDetail, SubmissionInfo
 from holdfast.client.stream import follow
 from holdfast.client.transport import Transport
 from holdfast.errors import ApprovalNeeded, TurnFailed
-from holdfast.events import (
-    ApprovalAnswered,
-    ApprovalRequested,
-    Draft,
-    MessageAdded,
-    RunCompleted,
-    SessionEvent,
-    SubmissionDone,
-    SubmissionFailed,
-    SubmissionQueued,
-    SubmissionStarted,
-)
+
+if TYPE_CHECKING:
+    from holdfast.events import Draft, SessionEvent
 
 T = TypeVar("T")
 _log = logging.getLogger("holdfast.client")
+_ENDS = ("submission_done", "submission_failed")
 _SOON_SECONDS = 2.0
 """After so long without an event, a missing worker is worth a warning."""
 
@@ -42,6 +32,8 @@ class TurnHandle(Generic[T]):
     ) -> None:
         self._transport = transport
         self._parse = parse
+        self.accepted = accepted
+        """The submission as it was accepted. `info` returns it as it is now."""
         self.id: str = accepted.submission_id
         """The id of the submission."""
         self.session_id: str = accepted.session_id
@@ -60,17 +52,17 @@ class TurnHandle(Generic[T]):
         return await self._transport.call(SubmissionInfo, "GET", path)
 
     @overload
-    def events(self, *, drafts: Literal[False] = False) -> AsyncGenerator[SessionEvent, None]: ...
+    def events(self, *, drafts: Literal[False] = False) -> "AsyncGenerator[SessionEvent, None]": ...
     @overload
-    def events(self, *, drafts: bool) -> AsyncGenerator[SessionEvent | Draft, None]: ...
-    async def events(self, *, drafts: bool = False) -> AsyncGenerator[SessionEvent | Draft, None]:
+    def events(self, *, drafts: bool) -> "AsyncGenerator[SessionEvent | Draft, None]": ...
+    async def events(self, *, drafts: bool = False) -> "AsyncGenerator[SessionEvent | Draft, None]":
         """Yield the events of the session from the moment this submission was queued until it has ended."""
         async with aclosing(
             follow(self._transport, self.session_id, after=self.position, drafts=drafts)
         ) as events:
             async for event in events:
                 yield event
-                if isinstance(event, SubmissionDone | SubmissionFailed) and event.submission_id == self.id:
+                if event.kind in _ENDS and getattr(event, "submission_id", None) == self.id:
                     return
 
     async def result(self, *, timeout: float | None = None) -> T:  # noqa: ASYNC109 - part of the interface
@@ -81,8 +73,8 @@ class TurnHandle(Generic[T]):
         """
         warning = asyncio.create_task(self._warn())
         try:
-            async with asyncio.timeout(timeout), aclosing(self.events()) as events:
-                return self._parse(await self._output(events))
+            async with asyncio.timeout(timeout):
+                return self._parse(await self._output())
         finally:
             warning.cancel()
             await asyncio.gather(warning, return_exceptions=True)
@@ -104,27 +96,30 @@ class TurnHandle(Generic[T]):
         path = f"/api/sessions/{self.session_id}/interrupt"
         await self._transport.call(SubmissionInfo, "POST", path, json={"submission_id": self.id})
 
-    async def _output(self, events: AsyncGenerator[SessionEvent, None]) -> "TurnOutput":
+    async def _output(self) -> "TurnOutput":
         output = TurnOutput(self.id)
         questions = _OpenQuestions()
         newest = 0  # the last event there was when a question was read
-        async for event in events:
-            questions.read(event)
-            match event:
-                case SubmissionStarted(submission_id=self.id):
+        path = f"/api/sessions/{self.session_id}/events"
+        async with aclosing(self._transport.stream(path, after=self.position)) as events:
+            async for kind, event in events:
+                if kind == "draft":
+                    continue
+                payload = _object(event["payload"])
+                questions.read(kind, payload)
+                is_own = payload.get("submission_id") == self.id
+                if kind == "submission_started" and is_own:
                     output = TurnOutput(self.id)  # earlier responses belong to another turn
-                case MessageAdded(message=ModelResponse() as response):
-                    output.response = response
-                case RunCompleted():
-                    output.completed = event
-                case SubmissionFailed(submission_id=self.id, reason=reason, state=state):
+                elif kind == "submission_done" and is_own:
+                    return output
+                elif kind == "submission_failed" and is_own:
+                    state, reason = payload.get("state"), payload.get("reason")
                     raise TurnFailed(id=self.id, session_id=self.session_id, state=state, reason=reason)
-                case ApprovalRequested() if event.seq >= newest:
+                elif kind == "approval_requested" and event["seq"] >= newest:
                     newest = (await self._transport.patiently(self._session)).seq
-                case _:
-                    pass
-            if questions.are_open and event.seq >= newest and await self._is_waiting():
-                self._raise_needed(questions.calls)
+                output.read(kind, event)
+                if questions.are_open and event["seq"] >= newest and await self._is_waiting():
+                    self._raise_needed(questions.calls)
         return output
 
     def _raise_needed(self, calls: list[ApprovalRequest]) -> None:
@@ -133,6 +128,10 @@ class TurnHandle(Generic[T]):
 
     async def _is_waiting(self) -> bool:
         return (await self._transport.patiently(self.info)).state == "waiting"
+
+    async def problem(self) -> str | None:
+        """Return why no worker continues the session, and what to do; None if one does."""
+        return (await self._session()).problem
 
     async def _session(self) -> SessionDetail:
         return await self._transport.call(SessionDetail, "GET", f"/api/sessions/{self.session_id}")
@@ -146,19 +145,44 @@ class TurnHandle(Generic[T]):
 
 
 class TurnOutput:
-    """The output of a turn: the last response of the model, and the event of the run that completed."""
+    """The output of a turn: that of its run, or the text of the last response of the model."""
 
     def __init__(self, id: str) -> None:
         self.id = id
-        self.response: ModelResponse | None = None
-        self.completed: RunCompleted | None = None
+        self.text: str | None = None
+        self._outputs: list[Any] = []
+
+    def read(self, kind: str, event: dict[str, Any]) -> None:
+        """Take the output from an event."""
+        payload, message = _object(event["payload"]), _object(event.get("message"))
+        if kind == "run_completed":
+            self._outputs = [payload["output"]] if "output" in payload else []
+        elif kind == "message" and message.get("kind") == "response":
+            self.text = text_of(message.get("parts", []))
 
     @property
     def value(self) -> Any:
         """The output of the agent: text, or what its output type was serialized to."""
-        if self.completed is not None and "output" in self.completed.model_fields_set:
-            return self.completed.output
-        return "" if self.response is None else self.response.text or ""
+        return self._outputs[0] if self._outputs else self.text or ""
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """Return a value if it is an object. Another program may write events of any form."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def text_of(parts: list[dict[str, Any]]) -> str | None:
+    """Return the text of a response, as `ModelResponse.text` does: parts that are not adjacent are separate paragraphs."""
+    texts: list[str] = []
+    is_adjacent = False
+    for part in parts:
+        is_text = part.get("part_kind") in {"text", "speech"} and bool(part.get("content"))
+        if is_text and is_adjacent:
+            texts[-1] += part["content"]
+        elif is_text:
+            texts.append(part["content"])
+        is_adjacent = is_text
+    return "\n\n".join(texts) or None
 
 
 class _OpenQuestions:
@@ -177,15 +201,14 @@ class _OpenQuestions:
     def calls(self) -> list[ApprovalRequest]:
         return list(self._asked.values())
 
-    def read(self, event: SessionEvent) -> None:
-        match event:
-            case ApprovalRequested(calls=calls):
-                self._asked = {call.call_id: call for call in calls}
-            case ApprovalAnswered(call_id=call_id):
-                self._asked.pop(call_id, None)
-            case SubmissionQueued(submission_kind="approval" | "interrupt", submission_id=id):
-                self._on_their_way.add(id)
-            case SubmissionDone(submission_id=id) | SubmissionFailed(submission_id=id):
-                self._on_their_way.discard(id)
-            case _:
-                pass
+    def read(self, kind: str, payload: dict[str, Any]) -> None:
+        submission_id = str(payload.get("submission_id"))
+        if kind == "approval_requested":
+            calls = [ApprovalRequest.model_validate(call) for call in payload.get("calls", [])]
+            self._asked = {call.call_id: call for call in calls}
+        elif kind == "approval_answered":
+            self._asked.pop(str(payload.get("call_id")), None)
+        elif kind == "submission_queued" and payload.get("kind") in {"approval", "interrupt"}:
+            self._on_their_way.add(submission_id)
+        elif kind in _ENDS:
+            self._on_their_way.discard(submission_id)

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
 
 from holdfast.errors import (
     ArchiveFailed,
@@ -24,7 +23,7 @@ from holdfast.errors import (
 )
 from holdfast.leases import joined
 from holdfast.media import MediaStore, collect
-from holdfast.policy import Action, MatchedPolicy
+from holdfast.policy import Action, MatchedPolicy, Result
 from holdfast.retention.clean import clean
 from holdfast.retention.due import candidates, is_idle, kept_sessions, match_due
 from holdfast.retention.erase import erase
@@ -40,8 +39,6 @@ _SPACE_EVERY = 200
 _FAILURES = 3
 """After how many consecutive failures a sweep ends, if their cause would affect the next sessions too."""
 _SHARED = (ArchiveFailed, MediaUnavailable, MediaDenied, MediaFull)
-
-Result: TypeAlias = Literal["cleaned", "erased", "dry_run", "refused", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,17 +4,21 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from holdfast.api.models import EffectInfo
 from holdfast.errors import BadInput, Conflict
 from holdfast.jsontext import read_recorded, strict_json
 from holdfast.store import Store
 from holdfast.types import Effect, Json, Run, Session, Submission, SubmissionChange
 
 ANSWERED = "approval_answered"
+C = TypeVar("C", bound=Effect | EffectInfo)
+_BEGIN = ("step_started", "tool_call_started", "tool_call_completed")
+"""The events that say whether a call of the current run runs."""
 _RECENT_EVENTS = 2000
 """How many events back a repeated answer is recognized."""
 _REUSED = re.compile(r"(?<=[^/])~[0-9]+$")
@@ -105,14 +109,13 @@ async def unended_calls(store: Store, session: Session) -> tuple[list[Effect], l
         for run in (*ended, *([] if current is None else [current]))
     ]
     calls = [effect for page in pages for effect in page.items if effect.result is None]  # the others wait
-    begun = set[str]() if current is None else await _begun_calls(store, current)
-    running = [
-        effect
-        for effect in calls
-        if (current is not None and effect.run_id == current.id)
-        or begun & {effect.call_id, _REUSED.sub("", effect.call_id)}
-    ]
-    return running, [effect for effect in calls if effect not in running]
+    events: list[tuple[str, Any]] = []
+    if current is not None:
+        after = current.first_seq - 1
+        while page := await store.events(session.id, after=after, run_id=current.id):
+            after = page[-1].seq
+            events += [(event.kind, json.loads(event.payload)) for event in page if event.kind in _BEGIN]
+    return split_calls(calls, None if current is None else current.id, events)
 
 
 async def _current_run(store: Store, session: Session) -> Run | None:
@@ -123,20 +126,23 @@ async def _current_run(store: Store, session: Session) -> Run | None:
     return next((run for run in runs if run.status == "running"), None)
 
 
-async def _begun_calls(store: Store, run: Run) -> set[str]:
-    """Return the ledger entries of the calls and steps that a run has begun. The numbers of calls with a reused id are left out."""
-    begun: set[str] = set()
-    after = run.first_seq - 1
-    while page := await store.events(run.session_id, after=after, run_id=run.id):
-        after = page[-1].seq
-        for event in page:
-            if event.kind == "step_started":
-                begun.add(json.loads(event.payload)["call_id"])
-            elif event.kind in {"tool_call_started", "tool_call_completed"}:
-                call: dict[str, str] = json.loads(event.payload)
-                entry = {call["call_id"].replace("/", "%2F")}
-                begun = begun - entry if call.get("outcome") == "unknown" else begun | entry
-    return begun
+def split_calls(
+    calls: Iterable[C], run_id: str | None, events: Iterable[tuple[str, Any]]
+) -> tuple[list[C], list[C]]:
+    """Return the calls that run now, and the others. `events` are those of the current run, as their kind and payload."""
+    begun: set[str] = set()  # the numbers of calls with a reused id are left out
+    for kind, payload in events:
+        if kind == "step_started":
+            begun.add(payload["call_id"])
+        elif kind in _BEGIN:
+            entry = {payload["call_id"].replace("/", "%2F")}
+            begun = begun - entry if payload.get("outcome") == "unknown" else begun | entry
+    running: list[C] = []
+    others: list[C] = []
+    for call in calls:
+        is_begun = begun & {call.call_id, _REUSED.sub("", call.call_id)}
+        (running if call.run_id == run_id or is_begun else others).append(call)
+    return running, others
 
 
 async def recorded_answers(store: Store, session_id: str, chain: Iterable[Run]) -> dict[str, ApprovalAnswer]:

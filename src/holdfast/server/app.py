@@ -17,9 +17,7 @@ from pydantic_core import to_jsonable_python
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.api.models import ID_PATTERN
 from holdfast.config import Settings
-from holdfast.content import place_of
 from holdfast.counting import counted_by
 from holdfast.errors import (
     ArchiveFailed,
@@ -43,28 +41,18 @@ from holdfast.errors import (
     Unauthenticated,
 )
 from holdfast.ids import new_id
+from holdfast.operations.access import Service
+from holdfast.operations.channel import Channels
+from holdfast.operations.registry import invalid
+from holdfast.operations.topics import operations
 from holdfast.runtime.attachment import Attachment
-from holdfast.server import (
-    chat,
-    commands,
-    credentials,
-    inbox,
-    media,
-    operation,
-    page,
-    records,
-    retention,
-    runs,
-    sessions,
-    sockets,
-    streams,
-)
+from holdfast.server import chat, events, media, metrics, page, retention, sockets, streams
 from holdfast.server import shell as shell_routes
 from holdfast.server.auth import Authenticator
-from holdfast.server.channel import Channels
 from holdfast.server.demo import demo_router
+from holdfast.server.metrics import Metrics
 from holdfast.server.revocation import Revocation
-from holdfast.server.routes import BODY_LIMIT, channels_of
+from holdfast.server.routes import BODY_LIMIT, add_operation, channels_of, new_router
 from holdfast.server.stream import DIRECT
 from holdfast.shell import ShellService
 from holdfast.store import Store
@@ -106,6 +94,12 @@ _HEADERS: Final = (
 )
 
 
+_operations = new_router()
+for _operation in operations():
+    if _operation.has_route:
+        add_operation(_operations, _operation)
+
+
 def create_app(
     settings: Settings,
     store: Store,
@@ -141,44 +135,39 @@ def create_app(
         redirect_slashes=False,
         separate_input_output_schemas=False,
     )
-    app.state.settings = settings
-    app.state.store = store
-    app.state.agents = frozenset(agents)
-    app.state.attached = {
-        name: {"attached": value.model_dump() if isinstance(value, Attachment) else value}
-        for name, value in attached.items()
-        if value
-    }
+    app.state.service = Service(
+        store=store,
+        settings=settings,
+        agents=frozenset(agents),
+        attached={
+            name: {"attached": value.model_dump() if isinstance(value, Attachment) else value}
+            for name, value in attached.items()
+            if value
+        },
+        demo=kill is not None,
+    )
     app.state.authenticator = Authenticator(settings, store)
     app.state.revocation = Revocation(app.state.authenticator.principal)
     app.state.channels = Channels(store, comment_seconds=settings.stream_comment_seconds)
-    app.state.metrics = operation.Metrics(worker_metrics)
-    app.state.migrated = False
-    app.state.started_at = app.state.used_at = time.monotonic()
+    app.state.metrics = Metrics(worker_metrics)
     app.state.shell = shell
-    app.state.exports = 0
     app.state.imports = retention.Imports()
     app.state.chat_pages = asyncio.Semaphore(2)  # each takes a thread, and some 50 MB
     app.state.openapi = None
     app.state.sockets = 0
     app.state.unauthenticated_sockets = 0  # sockets that have not sent a token yet
     routers = [
-        sessions.router,
+        _operations,
+        events.router,
         chat.router,
         streams.router,
-        records.router,
-        commands.router,
-        credentials.router,
-        runs.router,
-        inbox.router,
         media.router,
         retention.router,
-        operation.router,
+        metrics.router,
         page.router,
     ]
     if shell is not None:
         routers += [shell_routes.router, sockets.router]
-    app.state.demo = kill is not None
     if kill is not None:
         routers.append(demo_router(kill))
     for router in routers:
@@ -274,7 +263,7 @@ async def _holdfast_error(request: Request, error: Any) -> JSONResponse:
         if error.is_permanent and not channels_of(request).closing:  # else another server continues
             status = 500
         if (
-            request.app.state.settings.auth == "none"
+            request.app.state.service.settings.auth == "none"
         ):  # the caller is the local administrator, often this process
             return _error(status, error.code, str(error), _facts(error))
         hint = "Restart the server." if status == 500 else "Retry in a moment."  # noqa: PLR2004
@@ -287,14 +276,9 @@ async def _holdfast_error(request: Request, error: Any) -> JSONResponse:
 
 async def _validation_error(request: Request, error: Any) -> JSONResponse:
     del request
-    results = error.errors()
-    if results[0].get("ctx", {}).get("pattern") == ID_PATTERN:
-        bad = BadId(what=str(results[0]["loc"][-1]).replace("_", " "), value=str(results[0]["input"])[:200])
-        return _error(422, bad.code, str(bad), _facts(bad))
-    problems = [{"where": place_of(result["loc"]), "problem": str(result["msg"])} for result in results]
-    first = problems[0]
-    message = f"{first['where']}: {first['problem']}".encode("utf-8", "replace").decode()
-    return _error(422, "bad_input", message, {"problems": problems[:20]}, problems=problems[:20])
+    bad = invalid(error.errors())
+    facts = _facts(bad)
+    return _error(422, bad.code, str(bad), facts, **{} if isinstance(bad, BadId) else facts)
 
 
 async def _http_error(request: Request, error: Any) -> JSONResponse:
@@ -335,7 +319,7 @@ class Gate:
     A route with its own limit sets it in the scope after the request is authorized and before its body is read.
     """
 
-    def __init__(self, app: ASGIApp, *, limit: int, metrics: operation.Metrics) -> None:
+    def __init__(self, app: ASGIApp, *, limit: int, metrics: Metrics) -> None:
         self._app = app
         self._limit = limit
         self._metrics = metrics

@@ -1,88 +1,34 @@
-"""Authentication and authorization. Every route has a rule, and every request passes `authorize`.
-
-A session of another owner looks like a session that does not exist.
-"""
+"""Authentication. Every route has a rule, and every request passes `Authenticator.authorize`."""
 
 import hashlib
 import hmac
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection, cookie_parser
 
 from holdfast.config import Settings, is_loopback
-from holdfast.errors import Forbidden, NotFound, SessionNotFound, Unauthenticated
+from holdfast.errors import Forbidden, Unauthenticated
 from holdfast.ids import is_token
+from holdfast.operations.access import SAFE, Caller, Principal, Rule, Service, authorize
 from holdfast.store import Store
-from holdfast.types import SCOPES, Role, Scope, Session
 
 if TYPE_CHECKING:
     from holdfast.server.keys import Keys
 
-Rule: TypeAlias = Literal["public", "user", "admin", "shell", "read", "write", "delete"]
-"""The requirement of a route: nothing, any principal, an administrator, the scope `shell`, or a scope and access to its session or run.
-
-Routes for any principal and for administrators also require the scope `read`, or `write` if they change something.
-"""
-
 COOKIE = "holdfast_token"
 _LONGEST_COOKIE = 4096
-_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-_OWN: Final = frozenset({"read", "write", "delete"})
-_NEEDED: Final[dict[Rule, tuple[Scope, ...]]] = {
-    "read": ("read",),
-    "write": ("write",),
-    "delete": ("delete", "write"),
-    "shell": ("shell",),
-}
-"""The scopes of each rule, of which one is required. Without `delete`, an erasure has the guards of a clean."""
 _CACHE_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Principal:
-    """The authenticated sender of a request."""
-
-    owner: str
-    role: Role = "user"
-    scopes: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(cls, owner: str, role: Role, scopes: Iterable[str] | None) -> Self:
-        """Return the principal of a token, with all scopes that its scopes imply.
-
-        A token without scopes (None) has `read`, `write` and `delete`, and so has one with the scope `shell` alone. `admin` is the
-        role, and implies these three. Unknown scopes are ignored, so a token with no other ones has no rights.
-        """
-        given = frozenset(_OWN if scopes is None else scopes).intersection(SCOPES)
-        if "admin" in given or given == frozenset({"shell"}):
-            given |= _OWN
-        if role == "admin" or "admin" in given:
-            return cls(owner=owner, role="admin", scopes=given | {"admin"})
-        return cls(owner=owner, role=role, scopes=given)
-
-    @property
-    def is_admin(self) -> bool:
-        """Whether the principal has access to all sessions."""
-        return self.role == "admin"
-
-    @property
-    def owner_filter(self) -> str | None:
-        """The owner whose records the principal may see; None for all owners."""
-        return None if self.is_admin else self.owner
-
-    def may_see(self, session: Session) -> bool:
-        """Return whether the principal may see a session."""
-        return self.is_admin or session.owner == self.owner
-
-
-_LOCAL: Final = Principal(owner="local", role="admin", scopes=frozenset(SCOPES))
+_LOCAL: Final = Principal.local()
+_ANYONE: Final = Principal(owner="")
 
 
 def new_token() -> str:
@@ -162,42 +108,30 @@ class Authenticator:
     async def authorize(
         self, connection: HTTPConnection, rule: Rule, path: Mapping[str, Any], *, token: str | None = None
     ) -> None:
-        """Raise if a request is not allowed; otherwise set token, principal and session in the connection's state.
+        """Raise if a request is not allowed; otherwise set its token and its caller in the connection's state.
 
         `token` is the token that a WebSocket sent as its first message.
         """
-        if rule == "public":
-            return
-        if token is None:
-            token = self._token(connection)
-        connection.state.token = token
-        principal = connection.state.principal = _LOCAL if token is None else await self.principal(token)
-        if rule == "admin" and not principal.is_admin:
-            raise Forbidden(required="the role admin", principal=principal.owner)
-        needed = _NEEDED.get(rule) or _NEEDED["read" if connection.scope["method"] in _SAFE else "write"]
-        if principal.scopes.isdisjoint(needed):
-            raise Forbidden(required=f"the scope {' or '.join(needed)}", principal=principal.owner)
-        if rule in {"read", "write", "delete"}:
-            connection.state.session = await self._session(principal, path)
-
-    async def _session(self, principal: Principal, path: Mapping[str, Any]) -> Session:
-        if "run_id" in path:
-            session_id = (await self.store.run(path["run_id"])).session_id
-        else:
-            session_id = path["session_id"]
-        session = await self.store.session(session_id)
-        if not principal.may_see(session):
-            raise (
-                NotFound(what="run", id=path["run_id"])
-                if "run_id" in path
-                else SessionNotFound(id=session_id)
-            )
-        return session
+        service: Service = connection.app.state.service
+        principal, session = _ANYONE, None
+        if rule != "public":
+            if token is None:
+                token = self._token(connection)
+            connection.state.token = token
+            principal = _LOCAL if token is None else await self.principal(token)
+            method: str = connection.scope.get("method", "GET")
+            session = await authorize(service, principal, method, rule, path)
+        connection.state.caller = Caller(
+            service=service,
+            principal=principal,
+            found=session,
+            trace=connection.headers.get("traceparent"),
+        )
 
 
 def _check_origin(connection: HTTPConnection) -> None:
     """Raise `Forbidden` if a page of another site sent the cookie."""
-    if connection.scope["type"] == "http" and connection.scope["method"] in _SAFE:
+    if connection.scope["type"] == "http" and connection.scope["method"] in SAFE:
         return
     if not is_from(connection.headers.get("origin", ""), connection.headers.get("host")):
         raise Forbidden(required="the Origin of the server's own page", principal="this request")

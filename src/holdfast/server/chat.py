@@ -17,9 +17,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from holdfast.api.models import FORMAT_HEADERS, Format, Id, NewSession
 from holdfast.errors import BadInput, Conflict, IdUnavailable, SessionExists, SessionNotFound
 from holdfast.frameworks.foreign import NO_WORKER, refuse_foreign
+from holdfast.operations.events import grace_of
+from holdfast.operations.registry import SessionId
+from holdfast.operations.sessions import create_session
+from holdfast.operations.submissions import submit_kind
 from holdfast.runtime.questions import pending_approvals
 from holdfast.server.routes import (
     access_of,
+    caller_of,
     channels_of,
     new_router,
     principal_of,
@@ -27,7 +32,6 @@ from holdfast.server.routes import (
     session_of,
     store_of,
 )
-from holdfast.server.sessions import SessionId, create_session, grace_of, submit_kind
 from holdfast.server.stream import EventStream
 from holdfast.store import Store
 from holdfast.types import TURNS, Session, Submission
@@ -81,9 +85,9 @@ async def chat(request: Request, body: ChatRequest, agent: AgentName = None) -> 
     key = last_id
     if body.trigger == "regenerate-message":
         await _check_last(request, session, last_id, content)
-        undone = await submit_kind(request, session.id, "undo", {})
+        undone = await submit_kind(caller_of(request), session.id, "undo", {})
         key = f"{undone.submission_id} {last_id}"[:_LONGEST_KEY]
-    sent = await submit_kind(request, session.id, "message", content, idempotency_key=key)
+    sent = await submit_kind(caller_of(request), session.id, "message", content, idempotency_key=key)
     return _stream(request, session, "vercel", sent.submission_id, sent.position)
 
 
@@ -153,7 +157,7 @@ async def ag_ui(request: Request, body: ThreadRequest, agent: AgentName = None) 
         return _stream(request, session, "ag-ui", turn, after, body.runId)
     content = parse_thread(body.messages)
     session = await _open(request, body.threadId, agent)
-    sent = await submit_kind(request, session.id, "message", content, idempotency_key=body.runId)
+    sent = await submit_kind(caller_of(request), session.id, "message", content, idempotency_key=body.runId)
     return _stream(request, session, "ag-ui", sent.submission_id, sent.position, body.runId)
 
 
@@ -171,14 +175,14 @@ async def _open(request: Request, session_id: str, agent: str | None) -> Session
     try:
         return await _find(request, session_id)
     except SessionNotFound:
-        agents = sorted(request.app.state.agents)
+        agents = sorted(caller_of(request).service.agents)
         if agent is None and len(agents) != 1:
             raise BadInput(
                 problem=f"name the agent of a new session: `?agent=…`, one of {', '.join(agents)}"
             ) from None
         new = NewSession.model_validate({"agent": agent or agents[0], "id": session_id})
         with suppress(SessionExists):  # another request was faster
-            await create_session(request, new)
+            await create_session(caller_of(request), new)
         return await _find(request, session_id)
 
 
@@ -230,7 +234,9 @@ async def _answer(
         given = {name: value for name, value in answers[call_id].items() if value is not None}
         body = {"call_id": call_id, "digest": call["digest"], "by": principal_of(request).owner, **given}
         key = None if run_id is None else f"{waiting[0].id} {keys[call_id]}"
-        await submit_kind(request, session.id, "approval", body, lane="control", idempotency_key=key)
+        await submit_kind(
+            caller_of(request), session.id, "approval", body, lane="control", idempotency_key=key
+        )
     return waiting[0].id, after
 
 
@@ -281,7 +287,7 @@ def _stream(
 
     make = stream_factory(format, session.id, given_id)
     formatter = StreamFormatter(store_of(request), session.id, make, False, submission_id, answered)
-    join = partial(channels_of(request).join, session.id, session.seq, grace_of(request, session))
+    join = partial(channels_of(request).join, session.id, session.seq, grace_of(caller_of(request), session))
     feed = partial(formatter.feed, after=after)
     dropped = request.app.state.metrics.dropped
     return EventStream(join, feed, watch=access_of(request), dropped=dropped, headers=FORMAT_HEADERS[format])

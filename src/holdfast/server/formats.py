@@ -40,9 +40,9 @@ from pydantic_ai.ui.vercel_ai import VercelAIEventStream
 
 from holdfast.api.models import Format
 from holdfast.errors import MissingExtra, NotFound
+from holdfast.operations.channel import COMMENT, REFUSED, Channel, Subscriber
 from holdfast.record.history import load
 from holdfast.record.offloader import MediaOffloader
-from holdfast.server.channel import COMMENT, REFUSED, Channel, Subscriber
 from holdfast.store import Store
 from holdfast.types import Draft, Event
 

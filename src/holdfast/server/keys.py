@@ -15,7 +15,7 @@ import jwt
 from holdfast.config import Settings
 from holdfast.errors import BadSettings, BadText, Unauthenticated
 from holdfast.ids import check_name
-from holdfast.server.auth import Principal
+from holdfast.operations.access import Principal
 from holdfast.types import ROLES
 
 _REMOTE_KEYS_SECONDS = 300.0

@@ -9,9 +9,9 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from holdfast.api.models import ErrorBody
-from holdfast.errors import NotFound
-from holdfast.media import MediaStore, open_media, to_uri
-from holdfast.server.routes import access_of, new_router, principal_of, route, store_of
+from holdfast.media import MediaStore, to_uri
+from holdfast.operations.media import find_media
+from holdfast.server.routes import access_of, caller_of, new_router, route
 from holdfast.server.stream import Download
 
 router = new_router("media")
@@ -33,9 +33,7 @@ _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 )
 async def read_media(request: Request, sha256: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]) -> Response:
     """Return content, or the part in `Range` without reading the rest. Only whole content is verified by its digest."""
-    store, principal = store_of(request), principal_of(request)
-    if not await store.is_referenced(sha256, owner=principal.owner_filter):
-        raise NotFound(what="media", id=sha256)
+    media = await find_media(caller_of(request), sha256)
     etag = f'"{sha256}"'
     headers = {
         "etag": etag,
@@ -44,7 +42,6 @@ async def read_media(request: Request, sha256: Annotated[str, Path(pattern="^[0-
     }
     if request.headers.get("if-none-match") == etag:
         return Response(status_code=304, headers=headers)
-    media = open_media(store=store)
     blob = await media.metadata(to_uri(sha256))
     kind = blob.media_type if _SAFE.fullmatch(blob.media_type) else "application/octet-stream"
     if kind == "application/octet-stream":

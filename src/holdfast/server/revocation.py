@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from holdfast.errors import HoldfastError, Unauthenticated
-from holdfast.server.auth import Principal
+from holdfast.operations.access import Principal
 
 CHECK_SECONDS = 5.0
 _log = logging.getLogger(__name__)

@@ -6,19 +6,27 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Final, TypeVar, cast, get_origin
+from inspect import Parameter, Signature
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_origin, get_type_hints
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from holdfast.errors import BadInput, BadText, Unauthenticated
-from holdfast.jsontext import MOST_VALUES, has_lone_surrogates, parse_json
+from holdfast.api.models import Health
+from holdfast.errors import BadInput, Unauthenticated
+from holdfast.jsontext import MOST_VALUES
 from holdfast.logs import log_context
-from holdfast.server.auth import Authenticator, Principal, Rule
-from holdfast.server.channel import Channels
+from holdfast.operations.access import Caller, Principal, Rule
+from holdfast.operations.channel import Channels
+from holdfast.operations.registry import MOST_FIELDS, Operation, parse_body
 from holdfast.store import Store
 from holdfast.types import Session
+
+if TYPE_CHECKING:
+    from holdfast.server.auth import Authenticator
 
 T = TypeVar("T")
 RULES: dict[tuple[str, str], Rule] = {}
@@ -29,7 +37,6 @@ _LIMITS: dict[tuple[str, str], str | int] = {}
 """The body limits of routes that do not use `max_body_bytes`, in bytes or as the name of a setting, by method and path."""
 _LENIENT: set[tuple[str, str]] = set()
 """The routes that ignore unknown query parameters, by method and path."""
-_MAX_FIELDS: Final = 100
 _VALUES: Final = "holdfast.most_values"
 """The key in a request's scope for the maximum number of JSON values in its body. Public routes allow few."""
 
@@ -57,27 +64,14 @@ _MEANING = {
 
 
 class _JsonRequest(Request):
-    """A request whose body is strict JSON in UTF-8, with the same limit on nesting as stored JSON."""
+    """A request whose body is strict JSON."""
 
     async def json(self) -> Any:
         """Return the value of the body."""
         try:
-            text = (await self.body()).decode("utf-8-sig")
-            value = parse_json(text, "request body", most_values=self.scope.get(_VALUES, MOST_VALUES))
-        except UnicodeDecodeError:
-            raise HTTPException(400, "The request body is not UTF-8.") from None
-        except BadText as error:
-            raise HTTPException(400, f"The request body {error.facts['problem']}.") from None
-        if has_lone_surrogates(text, value):
-            raise HTTPException(400, "The request body contains a lone surrogate, which is not valid text.")
-        if _has_many_fields(value):
-            # Each unknown field would become an error in the response.
-            raise HTTPException(400, f"The request body has more than {_MAX_FIELDS} fields.")
-        return value
-
-
-def _has_many_fields(value: object) -> bool:
-    return isinstance(value, dict) and len(cast("dict[str, Any]", value)) > _MAX_FIELDS
+            return parse_body(await self.body(), self.scope.get(_VALUES, MOST_VALUES))
+        except BadInput as error:
+            raise HTTPException(400, str(error)) from None
 
 
 class GuardedRoute(APIRoute):
@@ -100,12 +94,12 @@ class GuardedRoute(APIRoute):
             log_context(lambda: {name: path[name] for name in ("session_id", "run_id") if name in path})
             await authenticator.authorize(request, cast("Rule", rule), path)
             if rule == "public":
-                request.scope[_VALUES] = _MAX_FIELDS
+                request.scope[_VALUES] = MOST_FIELDS
             if limit is not None:
-                settings = request.app.state.settings
+                settings = request.app.state.service.settings
                 request.scope[BODY_LIMIT] = limit if isinstance(limit, int) else getattr(settings, limit)
             if rule != "public":
-                request.app.state.used_at = time.monotonic()
+                request.app.state.service.used_at = time.monotonic()
             if not is_lenient and (unknown := sorted(set(request.query_params) - known)):
                 problem = f"unknown parameter {unknown[0][:100]!r}; this route has: {', '.join(sorted(known)) or 'none'}"
                 raise BadInput(problem=problem.encode("utf-8", "replace").decode())
@@ -117,9 +111,9 @@ class GuardedRoute(APIRoute):
         return guarded
 
 
-def new_router(tag: str) -> APIRouter:
+def new_router(*tags: str) -> APIRouter:
     """Return a router whose routes require a rule."""
-    return APIRouter(route_class=GuardedRoute, tags=[tag])
+    return APIRouter(route_class=GuardedRoute, tags=[*tags])
 
 
 def route(
@@ -150,6 +144,38 @@ def route(
     return router.api_route(path, methods=[method], openapi_extra=extra, **options)
 
 
+def add_operation(router: APIRouter, operation: Operation) -> None:
+    """Add the route of an operation."""
+
+    async def endpoint(request: Request, **arguments: Any) -> Any:
+        result = await operation.call(caller_of(request), **arguments)
+        if isinstance(result, str):
+            return Response(result.encode("utf-8", "replace"), media_type="application/json")
+        if result is None:
+            return Response(status_code=operation.status)
+        if isinstance(result, Health) and result.status != "ok":
+            return JSONResponse(result.model_dump(), 503)
+        return result
+
+    result: Any = get_type_hints(operation.call)["return"]
+    is_model = isinstance(result, type) and issubclass(result, BaseModel)
+    first = Parameter("request", Parameter.POSITIONAL_OR_KEYWORD, annotation=Request)
+    parameters = [
+        first,
+        *(each.replace(kind=Parameter.KEYWORD_ONLY) for each in operation.parameters.values()),
+    ]
+    endpoint.__signature__ = Signature(parameters, return_annotation=result if is_model else Response)  # pyright: ignore[reportFunctionMemberAccess]
+    endpoint.__name__, endpoint.__doc__ = operation.call.__name__, operation.call.__doc__
+    options: dict[str, Any] = {
+        "status_code": operation.status,
+        "tags": [operation.topic],
+        **operation.options,
+    }
+    if result is type(None):
+        options["response_class"] = Response
+    route(router, operation.method, operation.path, operation.rule, **options)(endpoint)
+
+
 def socket(router: APIRouter, path: str, rule: Rule) -> Callable[[Any], Any]:
     """Add a WebSocket with its rule, which it must check itself: the token may be its first message."""
     RULES["WEBSOCKET", path] = rule
@@ -158,7 +184,7 @@ def socket(router: APIRouter, path: str, rule: Rule) -> Callable[[Any], Any]:
 
 def store_of(request: Request) -> Store:
     """Return the application's store."""
-    return request.app.state.store
+    return request.app.state.service.store
 
 
 def channels_of(request: Request) -> Channels:
@@ -168,7 +194,7 @@ def channels_of(request: Request) -> Channels:
 
 def access_of(request: Request) -> Callable[[Callable[[], None]], AbstractContextManager[None]]:
     """Return a function that watches the access of an open stream, and calls its argument when the access ends."""
-    return partial(request.app.state.revocation.watch, request.state.token, request.state.principal)
+    return partial(request.app.state.revocation.watch, request.state.token, principal_of(request))
 
 
 async def while_allowed(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -191,9 +217,14 @@ async def while_allowed(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 def principal_of(request: Request) -> Principal:
     """Return the principal of the request."""
-    return request.state.principal
+    return caller_of(request).principal
 
 
 def session_of(request: Request) -> Session:
     """Return the session of the request, which the principal may see."""
-    return request.state.session
+    return caller_of(request).session
+
+
+def caller_of(request: Request) -> Caller:
+    """Return the caller of an operation: the principal of the request, and its session."""
+    return request.state.caller

@@ -24,8 +24,8 @@ from holdfast.api.shell import (
     Uuid,
 )
 from holdfast.errors import BadInput, NotFound, SessionNotFound
-from holdfast.server.auth import Principal
-from holdfast.server.channel import COMMENT, REFUSED, block, ending
+from holdfast.operations.access import Principal
+from holdfast.operations.channel import COMMENT, REFUSED, block, ending
 from holdfast.server.routes import (
     access_of,
     channels_of,

@@ -24,8 +24,8 @@ from holdfast.server.shell import shown, start
 from holdfast.shell.feed import Feed
 
 if TYPE_CHECKING:
+    from holdfast.operations.channel import Channels
     from holdfast.server.auth import Authenticator
-    from holdfast.server.channel import Channels
     from holdfast.shell import ShellService
 
 router = new_router("shell")
@@ -90,7 +90,7 @@ class _BashSocket:
             state.sockets -= 1
 
     async def _stream(self, resend: bool, *, accept: bool) -> None:
-        feed = Feed(self._shell.store, owner=self._socket.state.principal.owner_filter)
+        feed = Feed(self._shell.store, owner=self._socket.state.caller.principal.owner_filter)
         try:
             if not resend:
                 await feed.skip()  # before accepting: the client sees all commands that start after that
@@ -187,7 +187,7 @@ class _BashSocket:
                 command = _command(received.get("text"))
                 if command is not None:
                     await self._authorize()
-                    await start(self._shell, self._socket.state.principal, command)
+                    await start(self._shell, self._socket.state.caller.principal, command)
             except (Unauthenticated, Forbidden):
                 raise
             except HoldfastError as error:

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from holdfast.server.channel import PATIENCE_SECONDS, Channel, Subscriber
+from holdfast.operations.channel import PATIENCE_SECONDS, Channel, Subscriber
 
 DIRECT = "holdfast.send"
 """The key in a request's scope for the server's own `send`. After the start of a response, streams bypass the middleware."""

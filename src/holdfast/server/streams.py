@@ -14,9 +14,12 @@ from fastapi import Query, Request, Response
 
 from holdfast.api.models import event_json
 from holdfast.errors import EventNotFound
-from holdfast.server.channel import COMMENT, REFUSED, Channel, Subscriber, ending
+from holdfast.operations.channel import COMMENT, REFUSED, Channel, Subscriber, ending
+from holdfast.operations.events import grace_of
+from holdfast.operations.registry import SessionId
 from holdfast.server.routes import (
     access_of,
+    caller_of,
     channels_of,
     new_router,
     route,
@@ -24,7 +27,6 @@ from holdfast.server.routes import (
     store_of,
     while_allowed,
 )
-from holdfast.server.sessions import SessionId, grace_of
 from holdfast.server.stream import Download, EventStream
 from holdfast.store import Store
 from holdfast.types import Event
@@ -80,7 +82,9 @@ async def read_stream(
     if after > seq:
         raise EventNotFound(session_id=session_id, seq=seq, number=after)
     if live == "sse":
-        join = partial(channels_of(request).join, session_id, session.seq, grace_of(request, session))
+        join = partial(
+            channels_of(request).join, session_id, session.seq, grace_of(caller_of(request), session)
+        )
         dropped = request.app.state.metrics.dropped
         return EventStream(join, partial(_feed, after=after), watch=access_of(request), dropped=dropped)
     if live == "long-poll" and after >= seq:

@@ -1,28 +1,24 @@
-"""The routes for operators: the caller's identity, health, readiness, workers, audit and metrics."""
+"""The route of the metrics."""
 
 import asyncio
 import json
 import logging
-import time
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import get_args
 
-from fastapi import Query, Request, Response
+from fastapi import Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from holdfast import __version__
-from holdfast.api.models import AuditRecord, Health, Items, Me, ServerInfo, WorkerInfo
 from holdfast.errors import HoldfastError
 from holdfast.metrics import SERVER, Counts, WorkerCollector
-from holdfast.retention.sweep import DUTY, Result
-from holdfast.server.routes import channels_of, new_router, principal_of, route, store_of
-from holdfast.server.sessions import CursorText, Limit
+from holdfast.operations.workers import STORE_SECONDS
+from holdfast.policy import Result
+from holdfast.retention.sweep import DUTY
+from holdfast.server.routes import channels_of, new_router, route, store_of
 from holdfast.store import Store
 from holdfast.types import Duty
 
 router = new_router("operation")
-STORE_SECONDS = 3.0
-"""How long `/ready` and `/metrics` wait for the store."""
 _log = logging.getLogger(__name__)
 
 
@@ -120,85 +116,6 @@ class Metrics:
         """Set the gauges of the store."""
         for name, gauge in self._gauges.items():
             gauge.set(getattr(facts, name))
-
-
-@route(router, "GET", "/api/me", "user")
-async def me(request: Request) -> Me:
-    """Return your identity, and the agents of the server."""
-    principal = principal_of(request)
-    return Me(
-        owner=principal.owner,
-        role=principal.role,
-        scopes=sorted(principal.scopes),
-        agents=sorted(request.app.state.agents),
-        demo=request.app.state.demo,
-    )
-
-
-@route(router, "GET", "/api/workers", "user")
-async def workers(request: Request) -> Items[WorkerInfo]:
-    """List workers and other lease holders: how many sessions each holds, and until when."""
-    return Items(items=[WorkerInfo.of(holder) for holder in await store_of(request).holders()])
-
-
-@route(router, "GET", "/api/audit", "admin")
-async def audit(
-    request: Request,
-    session_id: Annotated[
-        str,
-        Query(
-            max_length=128,
-            pattern=r"^([A-Za-z0-9][A-Za-z0-9._:@=+~-]*)?$",
-            description="Only entries of this session.",
-        ),
-    ] = "",
-    cursor: CursorText = None,
-    limit: Limit = 50,
-) -> Items[AuditRecord]:
-    """List the audit log, newest first."""
-    page = await store_of(request).audit_log(session_id=session_id or None, cursor=cursor, limit=limit)
-    return Items[AuditRecord].of(page)
-
-
-@route(router, "GET", "/alive", "public")
-async def alive() -> Health:
-    """Report that the process is alive, as `/health` does."""
-    return Health(status="ok")
-
-
-@route(router, "GET", "/server_info", "public")
-async def server_info(request: Request) -> ServerInfo:
-    """Return the version and uptime of the server."""
-    state, now = request.app.state, time.monotonic()
-    return ServerInfo(
-        version=__version__, uptime=round(now - state.started_at, 3), idle_time=round(now - state.used_at, 3)
-    )
-
-
-@route(router, "GET", "/health", "public")
-async def health() -> Health:
-    """Report that the process is alive."""
-    return Health(status="ok")
-
-
-@route(router, "GET", "/ready", "public", responses={503: {"model": Health}})
-async def ready(request: Request, response: Response) -> Health:
-    """Report whether the store is available and its schema is up to date."""
-    store, state = store_of(request), request.app.state
-    try:
-        async with asyncio.timeout(STORE_SECONDS):
-            if state.migrated:
-                await store.token("")  # `schema` counts rows, which is slow
-            else:
-                schema = await store.schema()
-                state.migrated = schema.version == schema.latest
-    except (HoldfastError, TimeoutError):
-        response.status_code = 503
-        return Health(status="unavailable", problem="The store is not available.")
-    if not state.migrated:
-        response.status_code = 503
-        return Health(status="unavailable", problem="The schema is not up to date.")
-    return Health(status="ok")
 
 
 @route(

@@ -9,15 +9,16 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import TypeAlias
-
-from starlette.types import Send
+from typing import TYPE_CHECKING, TypeAlias
 
 from holdfast.api.models import event_json
 from holdfast.errors import EventNotFound, HoldfastError, SessionNotFound
 from holdfast.store import Store
 from holdfast.tasks import end
 from holdfast.types import Draft, Event
+
+if TYPE_CHECKING:
+    from starlette.types import Send
 
 _MAX_EVENTS = 512
 _MAX_BYTES = 4 * 1024 * 1024
@@ -80,7 +81,7 @@ class Subscriber:
         "task",
     )
 
-    def __init__(self, send: Send, clock: "StreamClock") -> None:
+    def __init__(self, send: "Send", clock: "StreamClock") -> None:
         self.task = asyncio.current_task()
         self.gone = False
         self.dropped = False
@@ -343,7 +344,7 @@ class Channels:
 
     @asynccontextmanager
     async def join(
-        self, session_id: str, seq: int, grace: float | None, send: Send
+        self, session_id: str, seq: int, grace: float | None, send: "Send"
     ) -> AsyncGenerator[tuple[Channel, Subscriber], None]:
         """Yield the channel of a session whose last event has the number `seq`, and a new client of it.
 

@@ -1,26 +1,24 @@
-"""The route of the inbox: all sessions that wait for a person."""
+"""The inbox: all sessions that wait for a person."""
 
 from contextlib import suppress
-
-from fastapi import Request
 
 from holdfast.api.models import ApprovalRequest, EffectInfo, Inbox, InboxItem
 from holdfast.errors import SessionNotFound
 from holdfast.leases import why_waiting
+from holdfast.operations.access import Caller
+from holdfast.operations.registry import operation
 from holdfast.runtime.questions import pending_approvals, unended_calls
-from holdfast.server.routes import new_router, principal_of, route, store_of
 from holdfast.store import Store
 from holdfast.types import Session
 
-router = new_router("inbox")
 _MAX_ITEMS = 50
 """The maximum number of sessions or runs for each reason to wait."""
 
 
-@route(router, "GET", "/api/inbox", "user")
-async def read_inbox(request: Request) -> Inbox:
+@operation("GET", "/api/inbox", "user", topic="inbox")
+async def read_inbox(caller: Caller) -> Inbox:
     """List the sessions that wait for a person, longest wait first, with the reason of each."""
-    store, owner = store_of(request), principal_of(request).owner_filter
+    store, owner = caller.store, caller.principal.owner_filter
     waiting = await store.sessions(owner=owner, status="waiting", limit=_MAX_ITEMS)
     queued = await store.sessions(owner=owner, status="queued", limit=_MAX_ITEMS)
     failed = await store.sessions(owner=owner, status="failed", limit=_MAX_ITEMS)

@@ -1,0 +1,143 @@
+"""Submissions: messages, answers, and everything else that is asked of a session. The store decides whether the session accepts them."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from holdfast.api.models import (
+    ApprovalDecision,
+    ForkTarget,
+    Id,
+    InterruptTarget,
+    Items,
+    NewSubmission,
+    RetryTarget,
+    RetryTurn,
+    RewindTarget,
+    SubmissionDetail,
+    SubmissionInfo,
+)
+from holdfast.counting import count
+from holdfast.errors import NotFound
+from holdfast.jsontext import strict_json
+from holdfast.operations.access import Caller
+from holdfast.operations.registry import CursorText, Limit, SessionId, operation
+from holdfast.runtime.payloads import check_retry
+from holdfast.tracing import SUBMIT, carried, span
+from holdfast.types import Lane, Submission, SubmissionState
+
+_S = "/api/sessions/{session_id}"
+
+
+async def submit_kind(
+    caller: Caller,
+    session_id: str,
+    kind: str,
+    payload: dict[str, Any],
+    *,
+    lane: Lane = "main",
+    **options: Any,
+) -> SubmissionInfo:
+    """Queue a submission, count it, and pass the trace of the caller to the worker."""
+    with span("holdfast submit", SUBMIT, within=caller.trace, session_id=session_id, kind=kind):
+        sent: Submission = await caller.store.submit(
+            session_id, kind, strict_json(payload, "payload"), lane=lane, trace=carried(), **options
+        )
+    count("submissions", kind=kind)
+    return SubmissionInfo.of(sent)
+
+
+@operation("POST", f"{_S}/submissions", "write", topic="sessions", status=202)
+async def submit(caller: Caller, session_id: SessionId, body: NewSubmission) -> SubmissionInfo:
+    """Submit a message or another request to a session. An accepted submission is durable: it ends, or visibly waits."""
+    given = body.model_dump(exclude_none=True, exclude={"kind", "when_busy", "idempotency_key"})
+    if isinstance(body, RetryTurn):
+        await check_retry(caller.store, session_id, body.submission_id, body.from_step)
+    return await submit_kind(
+        caller, session_id, body.kind, given, when_busy=body.when_busy, idempotency_key=body.idempotency_key
+    )
+
+
+@operation("GET", f"{_S}/submissions", "read", topic="sessions")
+async def list_submissions(
+    caller: Caller,
+    session_id: SessionId,
+    state: SubmissionState | None = None,
+    payloads: Annotated[bool, Field(description="Include the payloads.")] = False,
+    cursor: CursorText = None,
+    limit: Limit = 50,
+) -> Items[SubmissionDetail]:
+    """List the submissions of a session in order, with their outcomes."""
+    page = await caller.store.submissions(
+        session_id, state=state, payloads=payloads, cursor=cursor, limit=limit
+    )
+    return Items[SubmissionDetail].of(page)
+
+
+@operation("GET", f"{_S}/submissions/{{submission_id}}", "read", topic="sessions")
+async def read_submission(caller: Caller, session_id: SessionId, submission_id: Id) -> SubmissionDetail:
+    """Show one submission with its payload."""
+    return SubmissionDetail.of(await _submission(caller, session_id, submission_id))
+
+
+async def _submission(caller: Caller, session_id: str, submission_id: str) -> Submission:
+    submission = await caller.store.submission(submission_id)
+    if submission.session_id != session_id:
+        raise NotFound(what="submission", id=submission_id)
+    return submission
+
+
+@operation("POST", f"{_S}/interrupt", "write", topic="sessions", status=202)
+async def interrupt(
+    caller: Caller, session_id: SessionId, body: InterruptTarget | None = None
+) -> SubmissionInfo:
+    """Stop the turn that runs or waits now; the next message continues from there. With a body, cancel one submission."""
+    payload = {} if body is None else body.model_dump(exclude_none=True)
+    if "submission_id" in payload:
+        await _submission(caller, session_id, payload["submission_id"])
+    return await submit_kind(caller, session_id, "interrupt", payload, lane="control")
+
+
+@operation("POST", f"{_S}/approvals", "write", topic="sessions", status=202)
+async def answer(caller: Caller, session_id: SessionId, body: ApprovalDecision) -> SubmissionInfo:
+    """Approve or deny a tool call. The answer is bound to the digest of the call's arguments."""
+    given = body.model_dump(exclude_none=True) | {"by": caller.actor}
+    return await submit_kind(caller, session_id, "approval", given, lane="control")
+
+
+@operation("POST", f"{_S}/undo", "write", topic="sessions", status=202)
+async def undo(caller: Caller, session_id: SessionId) -> SubmissionInfo:
+    """Go back to before the last message."""
+    return await submit_kind(caller, session_id, "undo", {})
+
+
+@operation("POST", f"{_S}/rewind", "write", topic="sessions", status=202)
+async def rewind(caller: Caller, session_id: SessionId, body: RewindTarget) -> SubmissionInfo:
+    """Continue from an earlier checkpoint. The events after it are kept."""
+    return await submit_kind(caller, session_id, "rewind", {"checkpoint_id": body.checkpoint_id})
+
+
+@operation("POST", f"{_S}/retry", "write", topic="sessions", status=202)
+async def retry(caller: Caller, session_id: SessionId, body: RetryTarget) -> SubmissionInfo:
+    """Continue a turn that failed, was interrupted or was given up. What is recorded of it is not done again."""
+    await check_retry(caller.store, session_id, body.submission_id, body.from_step)
+    return await submit_kind(caller, session_id, "retry", body.model_dump(exclude_none=True))
+
+
+@operation("POST", f"{_S}/compact", "write", topic="sessions", status=202)
+async def compact(caller: Caller, session_id: SessionId) -> SubmissionInfo:
+    """Replace the history with a shorter one."""
+    return await submit_kind(caller, session_id, "compact", {})
+
+
+@operation("POST", f"{_S}/fork", "write", topic="sessions", status=202)
+async def fork(caller: Caller, session_id: SessionId, body: ForkTarget | None = None) -> SubmissionInfo:
+    """Copy the history into a new session. The event `forked` has its id. Without a body, the latest checkpoint is copied."""
+    payload = {} if body is None else body.model_dump(exclude_none=True)
+    return await submit_kind(caller, session_id, "fork", payload)
+
+
+@operation("POST", f"{_S}/background", "write", topic="sessions", status=202)
+async def background(caller: Caller, session_id: SessionId) -> SubmissionInfo:
+    """Hand the session over to a background worker."""
+    return await submit_kind(caller, session_id, "background", {}, lane="control")
