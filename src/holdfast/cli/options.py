@@ -1,6 +1,6 @@
 """The options that commands share, and the store or server that they select."""
 
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from getpass import getuser
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,8 +90,11 @@ async def unended_calls(
     events: list[tuple[str, Any]] = []
     current: RunInfo | None = None
     if session.status == "running":
-        latest = [run async for run in client.runs(session_id=session.id)]
-        current = next((run for run in latest if run.status == "running"), None)
+        async with aclosing(client.runs(session_id=session.id)) as latest:
+            async for run in latest:  # newest first: the rest is not read
+                if run.status == "running":
+                    current = run
+                    break
     if current is not None:
         runs.append(current)
         journal = client.run(current.id).journal(after=max(0, current.first_seq - 1))

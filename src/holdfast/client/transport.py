@@ -80,15 +80,11 @@ class Transport(ABC):
             problem = f"the response is not a {model.__name__}: {error.errors()[0]['msg']}"
             raise ServerError(status=200, code="unknown", message=problem) from error
 
-    async def items(
-        self, model: type[M], path: str, params: Mapping[str, Any], *, limit: int | None = None
-    ) -> AsyncGenerator[M, None]:
+    async def items(self, model: type[M], path: str, params: Mapping[str, Any]) -> AsyncGenerator[M, None]:
         """Yield all items of a list, page by page."""
         cursor: str | None = None
         while True:
-            page = await self.call(
-                Items[model], "GET", path, params={**params, "cursor": cursor, "limit": limit}
-            )
+            page = await self.call(Items[model], "GET", path, params={**params, "cursor": cursor})
             for item in page.items:
                 yield item
             cursor = page.next_cursor

@@ -3,8 +3,10 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
+
+from pydantic import TypeAdapter, ValidationError
 
 from holdfast.api.models import ApprovalRequest, SessionDetail, SubmissionInfo
 from holdfast.client.stream import follow
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _log = logging.getLogger("holdfast.client")
+_CALLS = TypeAdapter(list[ApprovalRequest])
 _ENDS = ("submission_done", "submission_failed")
 _SOON_SECONDS = 2.0
 """After so long without an event, a missing worker is worth a warning."""
@@ -204,8 +207,9 @@ class _OpenQuestions:
     def read(self, kind: str, payload: dict[str, Any]) -> None:
         submission_id = str(payload.get("submission_id"))
         if kind == "approval_requested":
-            calls = [ApprovalRequest.model_validate(call) for call in payload.get("calls", [])]
-            self._asked = {call.call_id: call for call in calls}
+            with suppress(ValidationError):  # written by another version, or by another program
+                calls = _CALLS.validate_python(payload.get("calls"))
+                self._asked = {call.call_id: call for call in calls}
         elif kind == "approval_answered":
             self._asked.pop(str(payload.get("call_id")), None)
         elif kind == "submission_queued" and payload.get("kind") in {"approval", "interrupt"}:
