@@ -1,11 +1,12 @@
 """The hot path: convert a batch to rows, grouped by the statement ("arm") that writes them. Each engine has its own arms."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from holdfast.errors import BadInput, Conflict, MediaCollected
-from holdfast.ids import check_choice, check_id, check_name
+from holdfast.errors import BadInput, Conflict, MediaCollected, PayloadTooLarge
+from holdfast.ids import check_choice, check_id, check_name, check_text
 from holdfast.jsontext import check_recorded, parse_json, parse_object
 from holdfast.types import (
     CHECKPOINT_KINDS,
@@ -65,11 +66,31 @@ LONGEST_ERROR: Final = 1000
 NUMBERED: Final = frozenset({"add_events", "add_checkpoints", "put_runs", "put_records"})
 """Arms whose rows also contain the session's event number after the fence."""
 
-_TEXTS: Final = {
-    arm: tuple((n, name.replace("_", " ")) for n, (name, kind) in enumerate(columns) if kind == "text" and n)
-    for arm, columns in ARMS.items()
+
+def _check_payload(text: str, what: str) -> None:
+    if text != "{}":
+        parse_json(text, what)
+
+
+_CONTENT: Final[Mapping[str, tuple[str, str, Callable[[str, str], object]]]] = {
+    "add_events": ("payload", "payload", _check_payload),
+    "add_messages": ("body", "message", check_recorded),
+    "put_runs": ("metadata", "metadata", parse_object),
+    "put_effects": ("result", "result", check_recorded),
+    "put_records": ("body", "record", parse_json),
 }
-"""The text columns of each arm, after the session, and their names for error messages."""
+"""The column of an arm that contains JSON, its name for error messages, and its check."""
+
+
+def _texts(arm: str) -> Generator[tuple[int, str, Callable[[str, str], object] | None], None, None]:
+    content, what, check = _CONTENT.get(arm, ("", "", None))
+    for number, (name, kind) in enumerate(ARMS[arm]):
+        if kind == "text" and number:
+            yield (number, what, check) if name == content else (number, name.replace("_", " "), None)
+
+
+_TEXTS: Final = {arm: tuple(_texts(arm)) for arm in ARMS}
+"""The text columns of each arm, after the session, their names for error messages, and their checks."""
 
 Row = tuple[object, ...]
 _NOWHERE = (None, None)
@@ -80,7 +101,7 @@ class Writing:
 
     __slots__ = ("chain", "count", "release", "rows", "size")
 
-    def __init__(self, session_id: str, batch: Batch, check: Callable[[str, str], int]) -> None:
+    def __init__(self, session_id: str, batch: Batch, largest: int) -> None:
         events = batch.events
         if batch.submissions:
             events = [*events, *filter(None, map(_ending, batch.submissions))]
@@ -91,12 +112,36 @@ class Writing:
             raise BadInput(problem="a batch that releases its session must set a status other than running")
         self.rows: dict[str, list[Row]] = {}
         self.size = 0
-        for arm, items in _items(batch, events):
-            if items:
-                to_row = _TO_ROW[arm]
-                rows = self.rows[arm] = [(session_id, *to_row(item)) for item in items]
-                self.size += _check_texts(arm, rows, check)
-        _check_batch(batch)
+        if events:
+            # An event is numbered back from the last one.
+            rows = [
+                (session_id, later, *_event_row(event))
+                for later, event in zip(range(self.count - 1, -1, -1), events, strict=True)
+            ]
+            self._add("add_events", rows, largest)
+        for arm, items_of, to_row in _ROWS:
+            if items := items_of(batch):
+                self._add(arm, [(session_id, *to_row(item)) for item in items], largest)
+        if batch.records and batch.records_dropped:
+            _once([row[1:3] for arm in ("put_records", "drop_records") for row in self.rows[arm]], "record")
+
+    def _add(self, arm: str, rows: list[Row], largest: int) -> None:
+        """Add rows after checking that every engine can store their texts, and that they have different keys."""
+        self.rows[arm] = rows
+        columns = _TEXTS[arm]
+        for row in rows:
+            for column, name, check in columns:
+                text: Any = row[column]
+                if text is not None:
+                    size = check_text(text, name)
+                    if size > largest:
+                        raise PayloadTooLarge(what=name, size=size, limit=largest)
+                    self.size += size
+                    if check is not None:
+                        check(text, name)
+        if len(rows) > 1 and arm in _KEYS:
+            what, key = _KEYS[arm]
+            _once([row[key] for row in rows], what)
 
     def refuse(self) -> None:
         """Raise the error of an earlier batch of the chain, if one failed."""
@@ -109,28 +154,9 @@ class Writing:
             self.chain.failed = error
 
 
-def _items(batch: Batch, events: Sequence[NewEvent]) -> tuple[tuple[str, Sequence[Any]], ...]:
-    """Return the items of a batch by the arm that writes them. An event is numbered back from the last one."""
-    return (
-        ("add_events", [(len(events) - number, event) for number, event in enumerate(events, 1)]),
-        ("add_segments", batch.segments),
-        ("add_messages", batch.messages),
-        ("add_checkpoints", batch.checkpoints),
-        ("put_runs", batch.runs),
-        ("put_effects", batch.effects),
-        ("change_submissions", batch.submissions),
-        ("drop_drafts", batch.drafts_done),
-        ("drop_records", batch.records_dropped),
-        ("put_records", batch.records),
-        ("refer_blobs", batch.blobs and list(dict.fromkeys(batch.blobs))),
-        ("set_status", () if batch.status is None else (batch,)),
-    )
-
-
-def _event_row(item: tuple[int, NewEvent]) -> Row:
-    later, event = item
+def _event_row(event: NewEvent) -> Row:
     kind = check_id(event.kind, "event kind")
-    return later, kind, event.run_id, event.step, event.payload, *(event.message or _NOWHERE)
+    return kind, event.run_id, event.step, event.payload, *(event.message or _NOWHERE)
 
 
 def _segment_row(segment: Segment) -> Row:
@@ -194,52 +220,29 @@ def _status_row(batch: Batch) -> Row:
     return status, (batch.error or "")[:LONGEST_ERROR] if status == "failed" else batch.waiting_for
 
 
-_TO_ROW: Final[Mapping[str, Callable[[Any], Row]]] = {
-    "add_events": _event_row,
-    "add_segments": _segment_row,
-    "add_messages": _message_row,
-    "add_checkpoints": _checkpoint_row,
-    "put_runs": _run_row,
-    "put_effects": _effect_row,
-    "change_submissions": _change_row,
-    "drop_drafts": lambda run_id: (run_id,),
-    "drop_records": _record_key,
-    "put_records": _record_row,
-    "refer_blobs": lambda sha256: (check_id(sha256),),
-    "set_status": _status_row,
+_ROWS: Final[tuple[tuple[str, Callable[[Batch], Sequence[Any]], Callable[[Any], Row]], ...]] = (
+    ("add_segments", attrgetter("segments"), _segment_row),
+    ("add_messages", attrgetter("messages"), _message_row),
+    ("add_checkpoints", attrgetter("checkpoints"), _checkpoint_row),
+    ("put_runs", attrgetter("runs"), _run_row),
+    ("put_effects", attrgetter("effects"), _effect_row),
+    ("change_submissions", attrgetter("submissions"), _change_row),
+    ("drop_drafts", attrgetter("drafts_done"), lambda run_id: (run_id,)),
+    ("drop_records", attrgetter("records_dropped"), _record_key),
+    ("put_records", attrgetter("records"), _record_row),
+    ("refer_blobs", lambda batch: list(dict.fromkeys(batch.blobs)), lambda sha256: (check_id(sha256),)),
+    ("set_status", lambda batch: () if batch.status is None else (batch,), _status_row),
+)
+"""The arms besides `add_events`, in the order of `ARMS`: the items of a batch, and the columns of an item after the session."""
+
+_KEYS: Final = {
+    "put_runs": ("run", slice(1, 2)),
+    "put_effects": ("effect", slice(1, 3)),
+    "change_submissions": ("submission", slice(1, 2)),
+    "drop_records": ("record", slice(1, 3)),
+    "put_records": ("record", slice(1, 3)),
 }
-"""Convert an item to the columns of a row, after the session, in the order of `ARMS`."""
-
-
-def _check_batch(batch: Batch) -> None:
-    """Raise `BadInput` if a batch contains something twice, or a text that readers would reject."""
-    _once([run.id for run in batch.runs], "run")
-    _once([(effect.run_id, effect.call_id) for effect in batch.effects], "effect")
-    _once([change.id for change in batch.submissions], "submission")
-    _once([*((record.kind, record.key) for record in batch.records), *batch.records_dropped], "record")
-    for event in batch.events:
-        if event.payload != "{}":
-            parse_json(event.payload, "payload")
-    for run in batch.runs:
-        parse_object(run.metadata, "metadata")
-    for message in batch.messages:
-        check_recorded(message.body, "message")
-    for record in batch.records:
-        parse_json(record.body, "record")
-    for effect in batch.effects:
-        check_recorded(effect.result or "", "result")
-
-
-def _check_texts(arm: str, rows: list[Row], check: Callable[[str, str], int]) -> int:
-    """Reject text that cannot be stored exactly, and return the total size. The first column, the session id, is already checked."""
-    columns = _TEXTS[arm]
-    size = 0
-    for row in rows:
-        for column, name in columns:
-            value = row[column]
-            if value is not None:
-                size += check(value, name)  # pyright: ignore[reportArgumentType]
-    return size
+"""Arms whose rows must differ in these columns."""
 
 
 def missing(changed: int, writing: Writing) -> Conflict | None:
@@ -272,8 +275,8 @@ def _ending(change: SubmissionChange) -> NewEvent | None:
     return NewEvent(kind=kind, payload=json.dumps(payload), run_id=change.run_id)
 
 
-def _once(keys: list[object] | list[str] | list[tuple[str, str]], what: str) -> None:
-    if len(keys) > 1 and len(set(keys)) != len(keys):
+def _once(keys: list[Row], what: str) -> None:
+    if len(set(keys)) != len(keys):
         raise BadInput(
             problem=f"a batch contains the same {what} twice; include each only once, in its latest state"
         )

@@ -249,7 +249,7 @@ class MongoStore(Store):
         return violations
 
     async def write(self, lease: Lease, batch: Batch) -> int:
-        writing = Writing(lease.session_id, batch, self._check_size)
+        writing = Writing(lease.session_id, batch, self._max_payload_bytes)
         database = self._running()
         return await self._unfinished.run(self._write(database, lease, writing))
 

@@ -112,7 +112,7 @@ class PostgresStore(SqlStore):
 
     async def write(self, lease: Lease, batch: Batch) -> int:
         self._refuse_inherited()
-        writing = Writing(lease.session_id, batch, self._check_size)
+        writing = Writing(lease.session_id, batch, self._max_payload_bytes)
         if self._committer is None:
             raise StoreClosed(url=self.url)
         return await self._committer.submit(lease, writing)

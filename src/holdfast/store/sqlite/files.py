@@ -25,10 +25,8 @@ class DatabaseFiles:
         self._url = url
         self._path = path
         self._opened: dict[str, tuple[int, int] | None] = {} if path is None else {path: _identity(path)}
-        self._folders: list[str] = []
-        self._states: list[
-            tuple[int, int, int] | None
-        ] = []  # of the folders, when the files were last compared
+        # As they were when the files were last compared.
+        self._folders: dict[str, tuple[int, int, int] | None] = {}
         self._settled_ns = 0  # from this time on, a change of a folder cannot look like the last one
         self._replaced: str | None = None
 
@@ -38,20 +36,27 @@ class DatabaseFiles:
         if self._path is not None:
             real = os.path.realpath(self._path)  # the others are next to it, not next to a link to it
             self._opened |= {name: _identity(name) for name in (f"{real}-wal", f"{real}-shm")}
-            self._folders = sorted({str(Path(name).parent) for name in (self._path, real)})
+            self._folders = {str(Path(name).parent): None for name in (self._path, real)}
 
     def check(self) -> None:
         """Raise `StoreReplaced` unless all files still exist. Costs one stat of the folder if nothing changed in it."""
         self.refuse()
-        states = [_state(folder) for folder in self._folders]
-        if states and states == self._states and time.time_ns() > self._settled_ns:
-            return
+        if time.time_ns() > self._settled_ns:
+            for folder, before in self._folders.items():
+                if before is None or _state(folder) != before:
+                    break
+            else:
+                return
+        self._compare()
+
+    def _compare(self) -> None:
+        folders = {folder: _state(folder) for folder in self._folders}
         for path, opened in self._opened.items():
             if _identity(path) != opened:
                 self._replaced = path
         self.refuse()
-        self._states = states
-        changed = [time.time_ns() if state is None else state[2] for state in states]
+        self._folders = folders
+        changed = [time.time_ns() if state is None else state[2] for state in folders.values()]
         self._settled_ns = max(changed, default=0) + _RECENT_NS
 
     def refuse(self) -> None:

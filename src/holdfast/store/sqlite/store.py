@@ -145,7 +145,7 @@ class SqliteStore(SqlStore):
         return [] if self._beacons is None else await asyncio.to_thread(self._beacons.dead)
 
     async def write(self, lease: Lease, batch: Batch) -> int:
-        writing = Writing(lease.session_id, batch, self._check_size)
+        writing = Writing(lease.session_id, batch, self._max_payload_bytes)
         work = partial(_write, lease=lease, writing=writing)
         try:
             seq, ready = await self._running().submit(work, changes=(lease.session_id,), fail=writing.fail)
