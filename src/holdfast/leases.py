@@ -47,7 +47,7 @@ async def why_waiting(store: Store, session: Session) -> str | None:
     if session.waiting_for == "worker":
         now = await store.now()
         alive = [holder for holder in await store.holders() if holder.deadline > now]
-        return no_worker(session.agent, {agent for holder in alive for agent in holder.agents or ()})
+        return no_worker(session.agent, {agent for holder in alive for agent in holder.agents})
     if session.waiting_for == "resume":
         return (
             "The process of its last run ended before the run did. Send the next message, or resume the run:"

@@ -383,8 +383,8 @@ class Holder:
     deadline: datetime
     ttl: float
     sessions: int = 0
-    agents: Sequence[str] | None = ()
-    """The agents whose sessions it claims; None for a holder of an earlier version, which did not record them."""
+    agents: Sequence[str] = ()
+    """The agents whose sessions it claims."""
 
 
 @dataclass(slots=True, kw_only=True)

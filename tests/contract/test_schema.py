@@ -1,5 +1,6 @@
 import asyncio
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -49,30 +50,49 @@ async def test_several_stores_open_at_once(engine: Engine):
     assert await asyncio.gather(*(use() for _ in range(8))) == [LATEST] * 8
 
 
-@pytest.mark.processes
-@pytest.mark.new_database
-async def test_a_database_newer_than_the_code_is_refused(engine: Engine, tmp_path: Path):
-    async with open_store(engine.url):
-        pass
-    statement = f"INSERT INTO migrations (version, name, applied_at) VALUES ({LATEST + 1}, 'future', 0)"
+async def _change_migrations(engine: Engine, version: int, name: str) -> None:
+    """Record a migration as this code would have recorded it."""
+    statement = (
+        f"INSERT INTO migrations (version, name, applied_at) VALUES ({version}, '{name}', 0)"
+        " ON CONFLICT (version) DO UPDATE SET name = excluded.name"
+    )
     if engine.name == "mongodb":
         async with AsyncMongoClient[dict[str, Any]](engine.url) as client:
-            await client.get_default_database()["migrations"].insert_one(
-                {"_id": LATEST + 1, "name": "future"}
-            )
+            migrations = client.get_default_database()["migrations"]
+            await migrations.replace_one({"_id": version}, {"_id": version, "name": name}, upsert=True)
     elif engine.name == "sqlite":
-        connection = sqlite3.connect(tmp_path / "store.db")
-        connection.execute(statement)
-        connection.commit()
-        connection.close()
+        with closing(sqlite3.connect(engine.url.removeprefix("sqlite:///"))) as connection, connection:
+            connection.execute(statement)
     else:
         server = await asyncpg.connect(engine.url, server_settings={"search_path": "holdfast"})
         await server.execute(statement)
         await server.close()
+
+
+@pytest.mark.processes
+@pytest.mark.new_database
+async def test_a_database_newer_than_the_code_is_refused(engine: Engine):
+    async with open_store(engine.url):
+        pass
+    await _change_migrations(engine, LATEST + 1, "future")
     for upgrade in (True, False):
         with pytest.raises(
             StoreTooNew,
             match=f"has schema version {LATEST + 1}; this version of Holdfast supports up to {LATEST}",
+        ):
+            await open_store(engine.url, upgrade=upgrade).open()
+
+
+@pytest.mark.processes
+@pytest.mark.new_database
+async def test_a_database_from_before_the_first_release_is_refused_by_name(engine: Engine):
+    async with open_store(engine.url):
+        pass
+    await _change_migrations(engine, 1, "0001_sessions")
+    await _change_migrations(engine, 7, "0007_sessions_by_status")
+    for upgrade in (True, False):
+        with pytest.raises(
+            StoreError, match=r"0001_sessions, is older than the first release .* use a new database"
         ):
             await open_store(engine.url, upgrade=upgrade).open()
 

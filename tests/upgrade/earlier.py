@@ -1,7 +1,6 @@
-"""A process of an earlier release, which runs next to today's code: `python -m tests.upgrade.earlier URL`.
+"""A process whose code does not have the latest migration: `python -m tests.upgrade.earlier URL`.
 
-One JSON object per line comes in, one goes out: `submit` creates a session and sends it a message, `serve` starts a worker. It uses
-only what the earlier release had.
+One JSON object per line comes in, one goes out: `submit` creates a session and sends it a message, `serve` starts a worker.
 """
 
 import asyncio

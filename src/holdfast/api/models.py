@@ -528,9 +528,7 @@ class WorkerInfo(ResponseBody):
     name: str
     sessions: int
     deadline: datetime
-    agents: Sequence[str] | None = Field(
-        description="The agents that it serves; null if it runs an earlier version, which does not record them."
-    )
+    agents: Sequence[str] = Field(description="The agents that it serves.")
 
 
 class AuditRecord(ResponseBody):

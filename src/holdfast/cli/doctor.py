@@ -220,8 +220,8 @@ async def _unserved(store: Store) -> AsyncIterator[Finding]:
     """Find agents that sessions wait for and that no live worker serves."""
     now = await store.now()
     alive = [holder for holder in await store.holders() if holder.deadline > now]
-    served = {agent for holder in alive for agent in holder.agents or ()}
-    if not alive or any(holder.agents is None for holder in alive):
+    served = {agent for holder in alive for agent in holder.agents}
+    if not alive:
         return
     for agent, sessions in (await store.ready_agents()).items():
         if agent not in served:

@@ -182,7 +182,7 @@ def workers(store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = Fal
             one_line(holder.id),
             one_line(holder.name),
             str(holder.sessions),
-            one_line(", ".join(holder.agents or ())),
+            one_line(", ".join(holder.agents)),
             time_text(holder.deadline),
         )
     new_console().print(table)

@@ -94,7 +94,7 @@ class LeaseMethods(Transactions):
                 deadline=moment(row["deadline"]),
                 ttl=row["ttl_us"] / 1_000_000,
                 sessions=row["sessions"],
-                agents=None if row["agents"] is None else tuple(json.loads(row["agents"])),
+                agents=tuple(json.loads(row["agents"])),
             )
             for row in rows
         ]
@@ -175,11 +175,7 @@ class LeaseMethods(Transactions):
 
     @reading
     def _any_lost(self) -> Tx[bool]:
-        return bool(
-            (yield op("lost_heads", limit=1))
-            or (yield op("expired_holders"))
-            or (yield op("unnamed_heads", limit=1))
-        )
+        return bool((yield op("lost_heads", limit=1)) or (yield op("expired_holders")))
 
     @writing(wakes=True, repeatable=True)
     def _reclaim(self, dead: list[str], limit: int) -> Tx[list[str]]:
@@ -190,8 +186,6 @@ class LeaseMethods(Transactions):
         for row in sorted(lost, key=lambda row: row["session_id"]):  # all lock in the same order
             if (yield from self._free(row["session_id"], row["holder"], orphaned_by=row["holder"])):
                 freed.append(row["session_id"])
-        for row in sorted((yield op("unnamed_heads", limit=limit)), key=lambda row: row["session_id"]):
-            yield op("name_head", session_id=row["session_id"])
         yield op("remove_expired")
         return freed
 

@@ -10,8 +10,10 @@ from holdfast.store.rows import moment
 from holdfast.store.transactions import Transactions, Tx, op, reading, scanning, slow
 from holdfast.types import Growth, SchemaStatus, ServerSetting, StoreStats, TableStats
 
-LATEST: Final = 7
+LATEST: Final = 1
 """The schema version that this code needs. Every engine has a migration with this number."""
+FIRST: Final = "0001_schema"
+"""The name of the first migration. Databases that were made before the first release have another one."""
 _DAY_US = 86_400_000_000
 
 
@@ -43,6 +45,11 @@ class SchemaMethods(Transactions):
             return 0
         rows = yield op("schema_version")
         version = rows[0]["version"]
+        if version and rows[0]["first"] != FIRST:
+            raise StoreError(
+                url=self.url,
+                problem=f"its schema, {rows[0]['first']}, is older than the first release and cannot be upgraded; use a new database",
+            )
         if version > LATEST:
             raise StoreTooNew(url=self.url, found=version, known=LATEST)
         return version

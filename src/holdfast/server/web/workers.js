@@ -69,7 +69,7 @@ export function Workers({ agents }) {
             const shell = /^shell (\d+) \d+ (\S+)/.exec(worker.name);
             return html`<tr key=${worker.id}>
               <td class="mono" data-label="worker">${shell ? `process ${shell[1]} on ${shell[2]}` : worker.name}</td>
-              <td data-label="agents">${shell ? "–" : (worker.agents ?? agents).join(", ") || "–"}</td>
+              <td data-label="agents">${shell ? "–" : worker.agents.join(", ") || "–"}</td>
               <td data-label="running">${shell ? "shell commands" : html`<${Running} worker=${worker} sessions=${sessions} />`}</td>
               <td data-label="uptime">${lasting(now - startedAt(worker))}</td>
               <td data-label="state"><${State} left=${Date.parse(worker.deadline) - now} /></td>

@@ -42,11 +42,6 @@ async def lost_heads(db: Documents, *, limit: int) -> list[MongoRow]:
     return await db.find("heads", where, limit=limit)
 
 
-async def unnamed_heads(db: Documents, *, limit: int) -> list[MongoRow]:
-    del db, limit
-    return []  # heads have had their agent here since the first schema
-
-
 async def name_head(db: Documents, *, session_id: str) -> list[MongoRow]:
     (session,) = await db.get("sessions", session_id)
     return await db.change_where("heads", {"_id": session_id}, agent=session["agent"])

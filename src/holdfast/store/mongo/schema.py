@@ -15,6 +15,7 @@ from pymongo.errors import CollectionInvalid, DuplicateKeyError, OperationFailur
 from pymongo.read_concern import ReadConcern
 
 from holdfast.store.mongo.documents import KEYS, Documents, MongoRow
+from holdfast.store.schema import FIRST
 
 _OWNER = 0
 """The `_id` of the document in `migrations` that marks this database as ours."""
@@ -35,8 +36,10 @@ _INDEXES: Final[Mapping[str, Sequence[IndexModel]]] = {
         _index("archive", partialFilterExpression={"archive": {"$gt": ""}}),
         _index("agent", "hold", "status", "active_at", "id"),
         _index("agent", "hold", "status", "created_at", "id"),
+        _index("status", "active_at", "id"),
     ],
     "heads": [
+        _index("agent", "ready_at", partialFilterExpression={"ready_at": {"$gt": 0}}),
         _index("ready_at", partialFilterExpression={"ready_at": {"$gt": 0}}),
         _index("holder", "tenure", partialFilterExpression={"holder": {"$gt": ""}}),
     ],
@@ -55,9 +58,14 @@ _INDEXES: Final[Mapping[str, Sequence[IndexModel]]] = {
         _index("id", unique=True),
         _index("session_id", "first_seq", "id"),
         _index("parent_id", "started_at", "id", partialFilterExpression={"parent_id": {"$gt": ""}}),
+        _index("started_at", "id"),
+        _index("status", "started_at", "id"),
     ],
     "checkpoints": [_index("id", unique=True)],
-    "effects": [_index("session_id", "started_at", "run_id", "call_id")],
+    "effects": [
+        _index("session_id", "started_at", "run_id", "call_id"),
+        _index("state", "run_id", partialFilterExpression={"state": "started"}),
+    ],
     "audit": [_index("session_id", "id"), _index("id")],
     "tokens": [_index("digest", unique=True)],
     "blobs": [
@@ -83,43 +91,12 @@ _INDEXES: Final[Mapping[str, Sequence[IndexModel]]] = {
 COLLECTIONS: Final = frozenset({*KEYS, "pieces", "migrations"})
 
 
-async def _sessions(database: AsyncDatabase[MongoRow]) -> None:
+async def _schema(database: AsyncDatabase[MongoRow]) -> None:
     """Create every collection, even those without an index, so that no transaction on a new database has to."""
     there = set(await database.list_collection_names())
     await asyncio.gather(*(database[name].create_indexes(indexes) for name, indexes in _INDEXES.items()))
     plain = {*KEYS, "pieces"} - set(_INDEXES) - there
     await asyncio.gather(*(_create(database, name) for name in sorted(plain)))
-
-
-async def _ready_by_agent(database: AsyncDatabase[MongoRow]) -> None:
-    await database["heads"].create_indexes(
-        [_index("agent", "ready_at", partialFilterExpression={"ready_at": {"$gt": 0}})]
-    )
-
-
-async def _served_agents(database: AsyncDatabase[MongoRow]) -> None:
-    """Index the runs of all sessions. The agents of a worker are a field that needs no migration."""
-    await database["runs"].create_indexes([_index("started_at", "id"), _index("status", "started_at", "id")])
-    await database["effects"].create_indexes(
-        [_index("state", "run_id", partialFilterExpression={"state": "started"})]
-    )
-
-
-async def _rehydrated(database: AsyncDatabase[MongoRow]) -> None:
-    """Change nothing: a NULL column is missing."""
-    del database
-
-
-async def _named_states(database: AsyncDatabase[MongoRow]) -> None:
-    await _create(database, "named_states")
-
-
-async def _records(database: AsyncDatabase[MongoRow]) -> None:
-    await _create(database, "records")
-
-
-async def _sessions_by_status(database: AsyncDatabase[MongoRow]) -> None:
-    await database["sessions"].create_indexes([_index("status", "active_at", "id")])
 
 
 async def _create(database: AsyncDatabase[MongoRow], name: str) -> None:
@@ -132,19 +109,10 @@ async def _create(database: AsyncDatabase[MongoRow], name: str) -> None:
             raise
 
 
-MIGRATIONS: Final = (
-    (1, "0001_sessions", _sessions),
-    (2, "0002_ready_by_agent", _ready_by_agent),
-    (3, "0003_served_agents", _served_agents),
-    (4, "0004_rehydrated", _rehydrated),
-    (5, "0005_named_states", _named_states),
-    (6, "0006_records", _records),
-    (7, "0007_sessions_by_status", _sessions_by_status),
-)
-LATEST: Final = MIGRATIONS[-1][0]
+MIGRATIONS: Final = ((1, FIRST, _schema),)
 
 
-async def upgrade(db: Documents, version: int) -> int:
+async def upgrade(db: Documents, version: int) -> None:
     """Apply the migrations after `version`. The first write marks the database as ours."""
     await _claim(db)
     for number, name, migrate in MIGRATIONS:
@@ -154,7 +122,6 @@ async def upgrade(db: Documents, version: int) -> int:
                 await db["migrations"].insert_one(MongoRow(_id=number, name=name, applied_at=await db.now()))
             except DuplicateKeyError:
                 continue  # another process was faster
-    return LATEST
 
 
 async def _claim(db: Documents) -> None:
@@ -189,7 +156,8 @@ async def other_tables(db: Documents) -> list[MongoRow]:
 
 async def schema_version(db: Documents) -> list[MongoRow]:
     newest = await db["migrations"].find({}, sort=[("_id", -1)], limit=1).to_list()
-    return [MongoRow(version=newest[0]["_id"])]
+    first = await db["migrations"].find({"_id": 1}).to_list()
+    return [MongoRow(version=newest[0]["_id"], first=first[0]["name"] if first else None)]
 
 
 async def now(db: Documents) -> list[MongoRow]:

@@ -108,7 +108,7 @@ async def view(db: Documents, sessions: Sequence[MongoRow]) -> list[MongoRow]:
         failed = session["status"] == "failed"  # the reason is in the same column
         waiting_for = None if failed else session["waiting_for"]
         if not holder and (head["ready_at"] or status == "queued"):
-            if served is not None and session["agent"] not in served:
+            if session["agent"] not in served:
                 waiting_for = "worker"
         elif not holder and status == "idle" and (head["orphaned_by"] or head["holder"]):
             where = {"session_id": session["id"], "status": "running"}
@@ -130,11 +130,9 @@ async def view(db: Documents, sessions: Sequence[MongoRow]) -> list[MongoRow]:
     return rows
 
 
-async def _served(db: Documents) -> set[str] | None:
-    """Return the agents that live workers serve; None if a worker of an earlier version may serve others."""
+async def _served(db: Documents) -> set[str]:
+    """Return the agents that live workers serve."""
     live = await db.find("holders", {"deadline": {"$gt": await db.now()}}, fields=["agents"])
-    if any(row["agents"] is None for row in live):
-        return None
     return {agent for row in live for agent in json.loads(row["agents"])}
 
 

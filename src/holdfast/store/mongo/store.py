@@ -84,6 +84,7 @@ from holdfast.store.mongo.documents import Clock, Documents, MongoRow, PageSize
 from holdfast.store.mongo.hints import Hints
 from holdfast.store.mongo.write import write
 from holdfast.store.rows import CutRows, Rows, moment
+from holdfast.store.schema import LATEST
 from holdfast.store.store import Store
 from holdfast.store.transactions import Operation, Progress, Tx, bounded, lease_lost, op, reading, slow
 from holdfast.store.write import Writing
@@ -223,13 +224,13 @@ class MongoStore(Store):
 
     async def upgrade(self) -> int:
         version = await self._version()
-        if version < schema.LATEST:
+        if version < LATEST:
             try:
                 with pymongo.timeout(_LONG_SECONDS):
                     await schema.upgrade(Documents(self._running(), None), version)
             except PyMongoError as error:
                 raise self._translate(error) from error
-        return schema.LATEST
+        return LATEST
 
     def _violations(
         self, *, limit: int, session_id: str | None = None, progress: Progress | None = None

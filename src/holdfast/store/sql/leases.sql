@@ -21,11 +21,8 @@ SELECT h.session_id, h.holder FROM heads h LEFT JOIN holders d ON d.id = h.holde
 WHERE h.holder > '' AND (d.id IS NULL OR d.deadline <= now_us())
 LIMIT :limit;
 
--- name: unnamed_heads
--- Heads without their agent, which code from before schema 2 creates during a rolling upgrade: no worker would claim them.
-SELECT session_id FROM heads WHERE agent = '' AND ready_at IS NOT NULL LIMIT :limit;
-
 -- name: name_head
+-- After the agent of the session has changed.
 UPDATE heads SET agent = (SELECT s.agent FROM sessions s WHERE s.id = heads.session_id) WHERE session_id = :session_id;
 
 -- name: expired_holders

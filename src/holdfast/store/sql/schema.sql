@@ -19,7 +19,7 @@
 CREATE TABLE migrations (version bigint PRIMARY KEY, name text NOT NULL, applied_at bigint NOT NULL);
 
 -- name: schema_version
-SELECT coalesce(max(version), 0) AS version FROM migrations;
+SELECT coalesce(max(version), 0) AS version, (SELECT name FROM migrations WHERE version = 1) AS first FROM migrations;
 
 -- name: add_migration
 INSERT INTO migrations (version, name, applied_at) VALUES (:version, :name, now_us());

@@ -14,10 +14,10 @@ INSERT INTO heads (session_id, agent, epoch, seq, writes, written) VALUES (:id, 
 -- A failed session has the reason in the column waiting_for.
 SELECT v.*, CASE WHEN status = 'failed' THEN reason END AS error, CASE
   WHEN holder IS NULL AND (ready_at IS NOT NULL OR status = 'queued') AND NOT EXISTS (
-    SELECT 1 FROM holders d WHERE d.id > '' AND d.deadline > now_us() AND (d.agents IS NULL
---[sqlite]       OR EXISTS (SELECT 1 FROM json_each(d.agents) WHERE value = v.agent)
---[postgres]       OR CAST(d.agents AS jsonb) ? v.agent
-  )) THEN 'worker'
+    SELECT 1 FROM holders d WHERE d.id > '' AND d.deadline > now_us()
+--[sqlite]       AND EXISTS (SELECT 1 FROM json_each(d.agents) WHERE value = v.agent)
+--[postgres]       AND CAST(d.agents AS jsonb) ? v.agent
+  ) THEN 'worker'
   WHEN holder IS NULL AND status = 'idle' AND left_by IS NOT NULL
     AND EXISTS (SELECT 1 FROM runs r WHERE r.session_id = v.id AND r.status = 'running') THEN 'resume'
   WHEN stored <> 'failed' THEN reason END AS waiting_for

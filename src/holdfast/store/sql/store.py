@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from functools import cache
 
+from holdfast.store import schema
 from holdfast.store.archive import PAGE_BYTES, PAGE_ROWS, Imported
 from holdfast.store.rows import Rows
-from holdfast.store.schema import LATEST
 from holdfast.store.sql import library
 from holdfast.store.sql.check import invariants
 from holdfast.store.sql.library import Dialect, Script
@@ -23,7 +23,7 @@ class SqlStore(Store):
 
     async def upgrade(self) -> int:
         # Checked first without a lock, and without the permission to create anything.
-        return LATEST if await self._version() == LATEST else await self._upgrade()
+        return schema.LATEST if await self._version() == schema.LATEST else await self._upgrade()
 
     @writing(repeatable=True)
     def _upgrade(self) -> Tx[int]:
@@ -37,7 +37,7 @@ class SqlStore(Store):
                 for text in library.split(script, self._dialect):
                     yield Script(name, {}, slow=True, text=text)
                 yield op("add_migration", version=number, name=name)
-        return LATEST
+        return schema.LATEST
 
     def _violations(
         self, *, limit: int, session_id: str | None = None, progress: Progress | None = None

@@ -29,18 +29,25 @@ CREATE TABLE sessions (
   status        text NOT NULL,        -- as last set by the holder; checked against the lease on reading
   waiting_for   text,
   hold          integer NOT NULL,     -- 1: retention must not touch it
+  admin_hold    integer NOT NULL DEFAULT 0,   -- 1: an administrator set the hold, and only one can lift it
   metadata      text NOT NULL,
   created_at    bigint NOT NULL,
   active_at     bigint NOT NULL,
   cleaned_at    bigint,               -- when the deletion of its content began
   resting       text,                 -- the status before it was being cleaned
-  archive       idtext                -- SHA-256 of its archive, which keeps that blob alive
+  archive       idtext,               -- SHA-256 of its archive, which keeps that blob alive
+  rehydrated_at bigint,               -- when it was last restored: retention skips it for a grace period after that
+  -- Keyed digests of the title, metadata and cursors of a cleaned session, which recognize an archive made before their last change.
+  -- The key is the last event, which is deleted, so the digests reveal nothing.
+  fingerprint   text
 )
 --[sqlite] WITHOUT ROWID
 ;
 CREATE INDEX sessions_active ON sessions (active_at, id);
 CREATE INDEX sessions_agent ON sessions (agent, active_at, id);
 CREATE INDEX sessions_owner ON sessions (owner, active_at, id);
+-- Without the idle ones, which are most: a list of those that run or wait must not read all of them.
+CREATE INDEX sessions_status ON sessions (status, active_at, id) WHERE status <> 'idle';
 CREATE INDEX sessions_archive ON sessions (archive) WHERE archive IS NOT NULL;
 -- For the sweep, each in the order in which sessions become due: idle, old, and cleaned but not erased.
 CREATE INDEX sessions_retention ON sessions (agent, active_at, id) WHERE status <> 'cleaned' AND hold = 0;
@@ -57,6 +64,7 @@ CREATE TABLE tombstones (
 
 CREATE TABLE heads (
   session_id    idtext PRIMARY KEY,
+  agent         text NOT NULL,        -- that of the session, so that a worker finds the ready sessions of its agents
   epoch         bigint NOT NULL,
   seq           bigint NOT NULL,
   holder        idtext,
@@ -71,6 +79,7 @@ CREATE TABLE heads (
 --[postgres] WITH (fillfactor = 50)
 ;
 CREATE INDEX heads_ready ON heads (ready_at) WHERE ready_at IS NOT NULL;
+CREATE INDEX heads_ready_by_agent ON heads (agent, ready_at) WHERE ready_at IS NOT NULL;
 CREATE INDEX heads_holder ON heads (holder, tenure) WHERE holder IS NOT NULL;
 
 CREATE TABLE holders (
@@ -79,7 +88,8 @@ CREATE TABLE holders (
   ttl_us        bigint NOT NULL,
   deadline      bigint NOT NULL,
   joined_at     bigint NOT NULL,
-  beacon        integer NOT NULL      -- 1: it holds a lock that reveals when its process has exited
+  beacon        integer NOT NULL,     -- 1: it holds a lock that reveals when its process has exited
+  agents        text NOT NULL         -- whose sessions it claims: a session of an agent without a holder waits for a worker
 )
 --[sqlite] WITHOUT ROWID
 ;
@@ -137,6 +147,8 @@ CREATE TABLE runs (
 ;
 CREATE UNIQUE INDEX runs_id ON runs (id);
 CREATE INDEX runs_order ON runs (session_id, first_seq, id);
+CREATE INDEX runs_started ON runs (started_at, id);
+CREATE INDEX runs_interrupted ON runs (started_at, id) WHERE status IN ('running', 'interrupted');
 CREATE INDEX runs_parent ON runs (parent_id, started_at, id) WHERE parent_id IS NOT NULL;
 
 CREATE TABLE events (
@@ -223,6 +235,7 @@ CREATE TABLE effects (
 --[sqlite] WITHOUT ROWID
 ;
 CREATE INDEX effects_order ON effects (session_id, started_at, run_id, call_id);
+CREATE INDEX effects_unresolved ON effects (session_id, run_id) WHERE ended_at IS NULL;
 
 CREATE TABLE cursors (
   session_id    idtext NOT NULL,
@@ -239,6 +252,26 @@ CREATE TABLE states (
   version       bigint NOT NULL,
   body          text NOT NULL,
   at            bigint NOT NULL
+);
+
+-- The named states of a session, for sessions with several agents.
+CREATE TABLE named_states (
+  session_id    idtext NOT NULL,
+  name          idtext NOT NULL,
+  version       bigint NOT NULL,
+  body          text NOT NULL,
+  at            bigint NOT NULL,
+  PRIMARY KEY (session_id, name)
+);
+
+-- Small rows with a key, for what other frameworks store.
+CREATE TABLE records (
+  session_id    idtext NOT NULL,
+  kind          idtext NOT NULL,
+  key           idtext NOT NULL,
+  body          text NOT NULL,
+  seq           bigint NOT NULL,      -- the session's event number when it was last written
+  PRIMARY KEY (session_id, kind, key)
 );
 
 -- Secrets that tools need to act for the session's owner, encrypted with a key that the database never receives.
