@@ -114,15 +114,13 @@ class Writing:
         self.rows: dict[str, list[Row]] = {}
         self.size = 0
         if events:
-            # An event is numbered back from the last one.
-            rows = [
-                (session_id, later, *_event_row(event))
-                for later, event in zip(range(self.count - 1, -1, -1), events, strict=True)
-            ]
+            last = self.count
+            rows = [(session_id, last - n, *_event_row(event)) for n, event in enumerate(events, 1)]
             self._add("add_events", rows, largest)
-        items = _items(batch)
-        for (arm, to_row), some in compress(zip(_ROWS, items, strict=True), items):
-            self._add(arm, [(session_id, *to_row(item)) for item in some], largest)
+        lists = _lists(batch)
+        for number in compress(_NUMBERS, lists):
+            arm, to_row = _ROWS[number]
+            self._add(arm, [(session_id, *to_row(item)) for item in lists[number]], largest)
         if batch.records and batch.records_dropped:
             _once([row[1:3] for arm in ("put_records", "drop_records") for row in self.rows[arm]], "record")
         if batch.blobs:
@@ -241,11 +239,12 @@ _ROWS: Final[tuple[tuple[str, Callable[[Any], Row]], ...]] = (
     ("put_records", _record_row),
 )
 """Arms with a row for each item of a list, in the order of `ARMS`: the columns of an item after the session."""
-_items = attrgetter(
+_NUMBERS: Final = range(len(_ROWS))
+_lists = attrgetter(
     *("segments", "messages", "checkpoints", "runs", "effects", "submissions"),
     *("drafts_done", "records_dropped", "records"),
 )
-"""Return these lists of a batch. Most are empty: they are skipped without running Python code for each."""
+"""Return the lists of a batch, in this order. Most are empty, and are skipped without running Python code for each."""
 
 _KEYS: Final = {
     "put_runs": ("run", slice(1, 2)),
