@@ -27,6 +27,7 @@ from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
 from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ToolFailedError, ToolRetryError
 from pydantic_ai.messages import AgentStreamEvent, ModelResponse, ToolCallPart, ToolReturnPart, UserContent
 from pydantic_ai.models import ModelRequestContext
+from pydantic_ai.output import OutputContext
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import ToolDefinition
 
@@ -380,6 +381,16 @@ class _Recorder(AbstractCapability[Any]):
         self._calls.returns(ref, ToolReturnPart(call.tool_name, value, call.tool_call_id))
         await self._settle(ctx, effect, "tool_call_completed")
         return value
+
+    async def wrap_output_process(
+        self, ctx: RunContext[Any], *, output_context: OutputContext, output: Any, handler: Any
+    ) -> Any:
+        if ctx.partial_output or not output_context.has_function:
+            return await handler(output)
+        call = output_context.tool_call
+        place = ("the output function", "output") if call is None else (call.tool_name, call.tool_call_id)
+        async with self._threads.call(None, partial(self._buffer.waiting_for_thread, *place)) as threaded:
+            return await threaded.run_tool(self._threads, handler(output))
 
     async def _ask_probe(
         self, ctx: RunContext[Any], probe: Probe, effect: Effect, call: ToolCallPart, args: dict[str, Any]
