@@ -795,8 +795,8 @@ export interface WorkerInfo {
   name: string;
   sessions: number;
   deadline: string;
-  /** The agents that it serves; null if it runs an earlier version, which does not record them. */
-  agents: Array<string> | null;
+  /** The agents that it serves. */
+  agents: Array<string>;
 }
 
 /** The codes of the errors. A newer server may have others. */
