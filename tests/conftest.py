@@ -262,7 +262,9 @@ def _left_out(config: pytest.Config) -> list[str]:
         f"{alone} tests are left out: those of the memory store that need other processes; without --all, all of these and more"
     ]
     if not config.getoption("--kills"):
-        lines.append(f"kills at a third of the boundaries, on MongoDB at a sixth: --seed {config.option.seed}")
+        lines.append(
+            f"kills at a third of the boundaries, on MongoDB at a sixth: --seed {config.option.seed}"
+        )
     if without:
         reason = f"there is no mongod on the path, and {MONGODB} is not set"
         lines.append(f"MongoDB takes no part in {without} tests: {reason}")
