@@ -81,13 +81,13 @@ SQL_ONLY = {
 
 
 def test_mongodb_has_every_statement_under_its_name():
-    from holdfast.store.mongo.store import STATEMENTS
+    from holdfast.store.mongo.transactions import STATEMENTS
 
     assert library.statement_names() - SQL_ONLY - set(STATEMENTS) == set()
 
 
 def test_mongodb_takes_the_parameters_of_every_statement():
-    from holdfast.store.mongo.store import STATEMENTS
+    from holdfast.store.mongo.transactions import STATEMENTS
 
     for name in library.statement_names() - SQL_ONLY:
         taken = inspect.signature(STATEMENTS[name]).parameters

@@ -19,8 +19,8 @@ from holdfast.store.journal import JournalMethods
 from holdfast.store.media import MediaMethods
 from holdfast.store.retention import RetentionMethods
 from holdfast.store.schema import SchemaMethods
-from holdfast.store.sessions import SessionMethods
-from holdfast.store.shell import ShellMethods
+from holdfast.store.shell_log import ShellLogMethods
+from holdfast.store.states import StateMethods
 from holdfast.store.sweep import SweepMethods
 from holdfast.store.tokens import TokenMethods
 from holdfast.store.work import WorkMethods
@@ -28,13 +28,13 @@ from holdfast.types import Batch, Lease
 
 
 class Store(
-    SessionMethods,
+    StateMethods,
     TokenMethods,
     WorkMethods,
     JournalMethods,
     HistoryMethods,
     MediaMethods,
-    ShellMethods,
+    ShellLogMethods,
     CopyMethods,
     RetentionMethods,
     SweepMethods,

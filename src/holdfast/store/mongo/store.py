@@ -6,30 +6,22 @@ lost is repeated until its outcome is known. Nothing is acknowledged before a ma
 
 import asyncio
 import hashlib
-import inspect
 import os
 import random
 import re
 import tempfile
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import pymongo
 from bson import ObjectId
 from bson.errors import InvalidDocument
-from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import (
-    ConfigurationError,
-    ConnectionFailure,
-    DocumentTooLarge,
     DuplicateKeyError,
-    ExecutionTimeout,
     OperationFailure,
     PyMongoError,
 )
@@ -39,16 +31,9 @@ from pymongo.uri_parser import parse_uri
 from holdfast.config import Settings
 from holdfast.counting import count
 from holdfast.errors import (
-    BadInput,
-    BadText,
-    Conflict,
-    HoldfastError,
     SessionBusy,
-    StoreBusy,
     StoreClosed,
     StoreError,
-    StoreFull,
-    StoreReadOnly,
     StoreUnavailable,
 )
 from holdfast.ids import check_id
@@ -56,23 +41,13 @@ from holdfast.store.archive import PAGE_BYTES, PAGE_ROWS, Imported
 from holdfast.store.beacons import FileBeacons
 from holdfast.store.hub import READY, Hub
 from holdfast.store.mongo import (
-    check,
-    copying,
-    journal,
-    leases,
-    media,
     retention,
     schema,
-    sessions,
-    shell,
-    submissions,
-    sweep,
 )
 from holdfast.store.mongo.client import (
     MAJORITY,
     PRIMARY,
     Client,
-    TimeLimit,
     check_borrowed,
     connect,
     database,
@@ -80,10 +55,12 @@ from holdfast.store.mongo.client import (
     election,
     time_limit,
 )
-from holdfast.store.mongo.documents import Clock, Documents, MongoRow, PageSize
+from holdfast.store.mongo.documents import Clock, Documents, MongoRow
+from holdfast.store.mongo.failures import BUSY_SECONDS, is_transient, is_unknown, translate
 from holdfast.store.mongo.hints import Hints
+from holdfast.store.mongo.transactions import LONG_SECONDS, PAUSE_SECONDS, SessionTurns, commit, run
 from holdfast.store.mongo.write import write
-from holdfast.store.rows import CutRows, Rows, moment
+from holdfast.store.rows import Rows, moment
 from holdfast.store.schema import LATEST
 from holdfast.store.store import Store
 from holdfast.store.transactions import Operation, Progress, Tx, bounded, lease_lost, op, reading, slow
@@ -96,11 +73,8 @@ Handler = Callable[..., Coroutine[Any, Any, list[MongoRow]]]
 
 PATIENCE_SECONDS = 6.0
 """How long a call is retried while the server is unavailable. Shorter than a lease lives."""
-_LONG_SECONDS = 3600.0
 _MONGODB_8 = 25
 """The wire protocol version that supports writes to several collections in one command."""
-_BUSY_SECONDS = 30.0
-_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 0.05
 _DUPLICATE_TRIES = 3
 """A concurrent insert of the same key is visible when the transaction restarts; a real duplicate remains one."""
@@ -112,43 +86,6 @@ _STANDALONE = (
     "it is not a replica set, which transactions and change streams require. One server is enough: start mongod with"
     " --replSet rs0, or set replication.replSetName in its configuration, and run rs.initiate() once in mongosh"
 )
-
-
-def _statements(*topics: ModuleType) -> dict[str, Handler]:
-    """Return every function of these modules that is a statement, by name."""
-    return {
-        name: function
-        for topic in topics
-        for name, function in vars(topic).items()
-        if inspect.iscoroutinefunction(function) and function.__module__ == topic.__name__ and name[0] != "_"
-    }
-
-
-STATEMENTS: Final[dict[str, Handler]] = {
-    **_statements(
-        sessions, leases, submissions, journal, media, retention, copying, shell, sweep, check, schema
-    ),
-    **retention.DELETE,
-}
-
-
-class _Turns:
-    """Serializes the changes to one session in the order in which they were requested."""
-
-    def __init__(self) -> None:
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._users: Counter[str] = Counter()
-
-    @asynccontextmanager
-    async def of(self, session_id: str) -> AsyncGenerator[None, None]:
-        self._users[session_id] += 1
-        try:
-            async with self._locks.setdefault(session_id, asyncio.Lock()):
-                yield
-        finally:
-            self._users[session_id] -= 1
-            if not self._users[session_id]:
-                del self._users[session_id], self._locks[session_id]
 
 
 class MongoStore(Store):
@@ -179,7 +116,7 @@ class MongoStore(Store):
         self._settled: ObjectId | None = None
         """The election whose primary has been waited for."""
         self._clock = Clock()
-        self._turns = _Turns()
+        self._turns = SessionTurns()
 
     def clone_for_thread(self) -> "MongoStore | None":
         if not isinstance(self._source, str):
@@ -204,7 +141,7 @@ class MongoStore(Store):
             self._beacons = _beacons(await schema.identity(Documents(database, None)))
         except BaseException as error:
             await self.close()
-            raise self._translate(error) from error
+            raise translate(error, self.url, self._name) from error
         self._hints = Hints(database, self._hub, self._poll)
         return self
 
@@ -226,10 +163,10 @@ class MongoStore(Store):
         version = await self._version()
         if version < LATEST:
             try:
-                with pymongo.timeout(_LONG_SECONDS):
+                with pymongo.timeout(LONG_SECONDS):
                     await schema.upgrade(Documents(self._running(), None), version)
             except PyMongoError as error:
-                raise self._translate(error) from error
+                raise translate(error, self.url, self._name) from error
         return LATEST
 
     def _violations(
@@ -321,7 +258,7 @@ class MongoStore(Store):
     ) -> T:
         """Run it when no other change of the same session is in progress in this process: the two would only conflict."""
         async with self._turns.of(changes[0]) if changes else nullcontext():
-            return await self._commit(database, lambda db: _run(db, make(), self._limit))
+            return await self._commit(database, lambda db: run(db, make(), self._limit))
 
     async def _commit(
         self, database: AsyncDatabase[MongoRow], work: Callable[[Documents], Coroutine[Any, Any, T]]
@@ -339,18 +276,18 @@ class MongoStore(Store):
                 try:
                     async with await session.start_transaction(_SNAPSHOT, MAJORITY, PRIMARY):
                         result = await work(Documents(database, session, self._clock, attempt=attempt))
-                        await _commit(session, loop.time() + PATIENCE_SECONDS, self._limit)
+                        await commit(session, loop.time() + PATIENCE_SECONDS, self._limit)
                 except DuplicateKeyError as error:
                     duplicates += 1
                     if duplicates >= _DUPLICATE_TRIES:
-                        raise self._translate(error) from error
+                        raise translate(error, self.url, self._name) from error
                 except (PyMongoError, InvalidDocument, ValueError, OverflowError) as error:
                     met = isinstance(error, OperationFailure)
-                    patience = _BUSY_SECONDS if met else PATIENCE_SECONDS
-                    if _is_unknown(error) or not _is_transient(error) or loop.time() - began > patience:
-                        raise self._translate(error) from error
+                    patience = BUSY_SECONDS if met else PATIENCE_SECONDS
+                    if is_unknown(error) or not is_transient(error) or loop.time() - began > patience:
+                        raise translate(error, self.url, self._name) from error
                     longest = min(_LONGEST_PAUSE_SECONDS, 0.002 * 2 ** min(attempt, 8))
-                    await asyncio.sleep(random.uniform(0, longest) if met else _PAUSE_SECONDS)  # noqa: S311
+                    await asyncio.sleep(random.uniform(0, longest) if met else PAUSE_SECONDS)  # noqa: S311
                 else:
                     return result
 
@@ -363,13 +300,13 @@ class MongoStore(Store):
             try:
                 settled = await self._settle(database)
                 async with database.client.start_session(snapshot=True) as session:
-                    result = await _run(Documents(database, session), make(), self._limit)
+                    result = await run(Documents(database, session), make(), self._limit)
                 if election(database.client) == settled:
                     return result
             except (PyMongoError, InvalidDocument, ValueError, OverflowError) as error:
-                if not _is_transient(error) or loop.time() > deadline:
-                    raise self._translate(error) from error
-                await asyncio.sleep(_PAUSE_SECONDS)
+                if not is_transient(error) or loop.time() > deadline:
+                    raise translate(error, self.url, self._name) from error
+                await asyncio.sleep(PAUSE_SECONDS)
 
     async def _settle(self, database: AsyncDatabase[MongoRow]) -> ObjectId | None:
         """Wait until the snapshots of a new primary contain every acknowledged write, and return its election.
@@ -398,7 +335,7 @@ class MongoStore(Store):
                     async for page in _pages(db, table, session_id):
                         yield table.name, page
         except (PyMongoError, InvalidDocument) as error:
-            raise self._translate(error) from error
+            raise translate(error, self.url, self._name) from error
 
     def _content_sizes(self, session_id: str) -> Tx[Rows]:
         return (yield slow(op("content_sizes", session_id=session_id)))
@@ -439,72 +376,6 @@ class MongoStore(Store):
             raise StoreClosed(url=self.url)
         return database(self._client, self._name)
 
-    def _translate(self, error: BaseException) -> BaseException:
-        """Return the Holdfast error for an error of the driver; other errors unchanged."""
-        match error:
-            case HoldfastError():
-                return error
-            case _ if _is_unknown(error):
-                return StoreUnavailable(
-                    url=self.url, problem=f"the outcome of the commit is unknown: {_short(error)}"
-                )
-            case DuplicateKeyError():
-                details = error.details or {}
-                return Conflict(
-                    problem=f"{details.get('keyValue')} already exists ({details.get('keyPattern')})"
-                )
-            case UnicodeEncodeError():
-                return BadText(what="text", problem=f"contains a lone surrogate at {error.start}")
-            case OverflowError():
-                return BadInput(problem=f"a number does not fit into 64 bits: {error}")
-            case InvalidDocument() | DocumentTooLarge():
-                return BadInput(problem=str(error))
-            case ConfigurationError():
-                return StoreError(url=self.url, problem=f"its URL is invalid: {error}")
-            case ConnectionFailure() | ExecutionTimeout():
-                return StoreUnavailable(url=self.url, problem=_short(error))
-            case OperationFailure():
-                return self._refused(error)
-            case PyMongoError():
-                return StoreError(url=self.url, problem=_short(error))
-            case ValueError():
-                return BadInput(problem=str(error))
-            case RuntimeError() if "event loop" in str(error):
-                problem = "its client belongs to another event loop. Create it in the event loop that opens the store"
-                return StoreError(url=self.url, problem=problem)
-            case _:
-                return error
-
-    def _refused(self, error: OperationFailure) -> HoldfastError:
-        match error.code:
-            case 13:
-                problem = f"{_short(error)}. This requires the role readWrite on the database {self._name}"
-                return StoreReadOnly(url=self.url, problem=problem)
-            case 18 | 8000:
-                return StoreUnavailable(url=self.url, problem=_short(error))
-            case 14031:
-                return StoreFull(url=self.url)
-            case 10334 | 388:  # a document or a transaction that is too large for the server
-                return BadInput(problem=_short(error))
-            case 290:
-                problem = "it aborted a transaction that took too long; raise transactionLifetimeLimitSeconds"
-                return StoreError(url=self.url, problem=problem)
-            case 239:  # for long reads on one snapshot, such as an export or a check
-                problem = "it no longer has the snapshot that was being read; raise minSnapshotHistoryWindowInSeconds"
-                return StoreError(url=self.url, problem=problem)
-            case code if code in _NOT_YET:
-                return StoreUnavailable(url=self.url, problem=_short(error))
-            case _ if _is_transient(error):
-                return StoreBusy(url=self.url, seconds=_BUSY_SECONDS)
-            case _:
-                return StoreError(url=self.url, problem=_short(error))
-
-
-_NOT_YET: Final = frozenset({134, 187, 262})
-"""ReadConcernMajorityNotAvailableYet, LinearizableReadConcernError, ExceededTimeLimit: in an election, without a label."""
-_AGAIN: Final = _NOT_YET | {112, 239, 246, 251}
-"""And WriteConflict, SnapshotTooOld, SnapshotUnavailable, NoSuchTransaction."""
-
 
 def _check_address(url: str) -> None:
     """Raise `ValueError` if a URL is invalid. A `mongodb+srv://` URL cannot be checked without DNS."""
@@ -513,70 +384,6 @@ def _check_address(url: str) -> None:
             parse_uri(url)
         except PyMongoError as error:
             raise ValueError(str(error)) from error
-
-
-def _is_transient(error: BaseException) -> bool:
-    """Return whether a retry may succeed: there was a conflict, or the server is unavailable."""
-    if isinstance(error, OperationFailure) and error.code in _AGAIN:
-        return True
-    if isinstance(error, ConnectionFailure):
-        return True
-    labels = ("TransientTransactionError", "RetryableWriteError")
-    return isinstance(error, PyMongoError) and any(error.has_error_label(label) for label in labels)
-
-
-def _is_unknown(error: BaseException) -> bool:
-    """Return whether the outcome of a commit is unknown, so that running the transaction again might do it twice."""
-    return isinstance(error, PyMongoError) and error.has_error_label("UnknownTransactionCommitResult")
-
-
-def _short(error: BaseException) -> str:
-    """Return the message of a driver's error without the state of the whole topology."""
-    return str(error).split(", full error:", 1)[0].split(", Timeout:", 1)[0].rstrip(".")
-
-
-async def _commit(session: AsyncClientSession, deadline: float, limit: TimeLimit) -> None:
-    """Commit, and repeat the commit until its outcome is known: the server recognizes a committed transaction."""
-    while True:
-        try:
-            with limit():
-                await session.commit_transaction()
-        except PyMongoError as error:
-            if not _is_unknown(error) or asyncio.get_running_loop().time() > deadline:
-                raise
-            await asyncio.sleep(_PAUSE_SECONDS)
-        else:
-            return
-
-
-async def _run(db: Documents, tx: Tx[T], limit: TimeLimit) -> T:
-    try:
-        statement = next(tx)
-        while True:
-            statement = tx.send(await _execute(db, statement, limit))
-    except StopIteration as end:
-        with limit():
-            await db.flush()
-        return end.value
-    finally:
-        tx.close()
-
-
-_GATHERED: Final = frozenset({"insert_output"})
-"""Statements that are issued in large numbers and sent as one."""
-
-
-async def _execute(db: Documents, operation: Operation, limit: TimeLimit) -> Rows:
-    handler: Handler = STATEMENTS[operation.name]
-    if operation.name not in _GATHERED:
-        with limit():
-            await db.flush()
-    with pymongo.timeout(_LONG_SECONDS) if operation.slow else limit():
-        if not operation.sized or operation.slow:
-            return await handler(db, **operation.params)
-        db.page = PageSize(operation.sized, operation.page_bytes)
-        rows = await handler(db, **operation.params)
-        return CutRows(rows) if db.page.cut(rows) else rows
 
 
 async def _pages(

@@ -4,10 +4,8 @@ Commits are durable: `synchronous=FULL`. Commits of other processes are detected
 """
 
 import asyncio
-import json
 import os
 import sqlite3
-import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,29 +28,25 @@ from holdfast.errors import (
     StoreFull,
     StoreMissing,
     StoreReadOnly,
-    StoreReplaced,
     StoreUnavailable,
 )
-from holdfast.store.archive import PAGE_BYTES, PAGE_ROWS
 from holdfast.store.beacons import FileBeacons
 from holdfast.store.hub import READY, Hub
-from holdfast.store.rows import CutRows, Row
 from holdfast.store.sql import library
-from holdfast.store.sql.library import Dialect, Script
-from holdfast.store.sql.store import SqlStore, page_text
+from holdfast.store.sql.library import Dialect
+from holdfast.store.sql.store import SqlStore
 from holdfast.store.sqlite.files import DatabaseFiles
+from holdfast.store.sqlite.readers import Poller, Readers
+from holdfast.store.sqlite.transactions import execute, pages, run, run_separately
 from holdfast.store.sqlite.writer import BUSY_SECONDS, Writer, connect
-from holdfast.store.transactions import Operation, Tx, lease_lost, op
+from holdfast.store.transactions import Tx, lease_lost, op
 from holdfast.store.write import NUMBERED, Writing, missing, unstored
-from holdfast.tables import SESSION, TABLES
 from holdfast.tasks import end
 from holdfast.types import Batch, Lease, StoreStats
 
 T = TypeVar("T")
 
 MEMORY: Final = ":memory:"
-_READERS = 4
-_POLL_SECONDS = 0.004
 _EMPTY_SECONDS = 1.0
 _RESTING_SECONDS = 5.0
 """How long nothing was written to a log that is emptied because of its age."""
@@ -80,8 +74,8 @@ class SqliteStore(SqlStore):
         self._upgrade_on_open = upgrade
         self._hub = Hub()
         self._writer: Writer | None = None
-        self._readers: _Readers | None = None
-        self._poller: _Poller | None = None
+        self._readers: Readers | None = None
+        self._poller: Poller | None = None
         self._emptying: asyncio.Task[None] | None = None
         self._must_empty = False  # deleted content is left in the write-ahead log
         self._beacons = None if path == MEMORY else FileBeacons(Path(f"{self._path}-holders"))
@@ -106,7 +100,7 @@ class SqliteStore(SqlStore):
         try:
             self._writer = await asyncio.shield(opening)
             if self._path != MEMORY:
-                self._readers = _Readers(self._path, self._files)
+                self._readers = Readers(self._path, self._files)
             await (self.upgrade() if self._upgrade_on_open else self.require())
             self._files.note()
         except BaseException as error:
@@ -116,7 +110,7 @@ class SqliteStore(SqlStore):
             await self.close()
             raise self._translate(error) from error
         if self._path != MEMORY:
-            self._poller = _Poller(self._path, self._hub, self._latest_numbers, self._files)
+            self._poller = Poller(self._path, self._hub, self._latest_numbers, self._files)
             self._emptying = asyncio.create_task(self._empty_wal_in_time())
         return self
 
@@ -210,31 +204,31 @@ class SqliteStore(SqlStore):
         del repeatable  # the response of a local file cannot be lost
         if long:
             result = await self._running().submit(
-                lambda connection: _run_separately(connection, make), chore=True
+                lambda connection: run_separately(connection, make), chore=True
             )
             self._hub.changed(changes)
             return result
-        return await self._running().submit(lambda connection: _run(connection, make()), changes=changes)
+        return await self._running().submit(lambda connection: run(connection, make()), changes=changes)
 
     async def _snapshot(
         self, session_id: str
     ) -> AsyncGenerator[tuple[str, Sequence[Mapping[str, object]]], None]:
         writer = self._running()
         if self._path == MEMORY:
-            for page in await writer.submit(lambda connection: list(_pages(connection, session_id))):
+            for page in await writer.submit(lambda connection: list(pages(connection, session_id))):
                 yield page
             return
         loop = asyncio.get_running_loop()
         thread = ThreadPoolExecutor(1, "holdfast-export")
-        pages = self._exported(session_id)
+        exported = self._exported(session_id)
         try:
-            while (page := await loop.run_in_executor(thread, next, pages, None)) is not None:
+            while (page := await loop.run_in_executor(thread, next, exported, None)) is not None:
                 yield page
         except sqlite3.Error as error:
             raise self._translate(error) from error
         finally:
             # Not awaited: if the reader is cancelled, the await would be too, and the snapshot would stay open.
-            thread.submit(pages.close)
+            thread.submit(exported.close)
             thread.shutdown(wait=False)
 
     def _exported(self, session_id: str) -> Generator[tuple[str, Sequence[Mapping[str, object]]], None, None]:
@@ -242,12 +236,12 @@ class SqliteStore(SqlStore):
         with closing(connect(self._path)) as connection:
             connection.execute("BEGIN")
             self._files.check()
-            yield from _pages(connection, session_id)
+            yield from pages(connection, session_id)
 
     async def _read(self, make: Callable[[], Tx[T]]) -> T:
         writer, readers = self._running(), self._readers
         if readers is None:
-            return await writer.submit(lambda connection: _run(connection, make()))
+            return await writer.submit(lambda connection: run(connection, make()))
         try:
             return await readers.run(make)
         except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
@@ -315,50 +309,6 @@ def _existing(path: str) -> str:
     return path if path == MEMORY else f"{Path(path).absolute().as_uri()}?mode=rw"
 
 
-def _run(connection: sqlite3.Connection, tx: Tx[T]) -> T:
-    try:
-        statement = next(tx)
-        while True:
-            statement = tx.send(_execute(connection, statement))
-    except StopIteration as end:
-        return end.value
-
-
-def _run_separately(connection: sqlite3.Connection, make: Callable[[], Tx[T]]) -> T:
-    """Run a transaction outside a group, on the writer's thread."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        result = _run(connection, make())
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    return result
-
-
-def _pages(
-    connection: sqlite3.Connection, session_id: str
-) -> Generator[tuple[str, list[dict[str, object]]], None, None]:
-    """Read the content of a session row by row, and yield it in bounded pages."""
-    result = connection.execute(
-        library.text("export_session", "sqlite"), {"session_id": session_id}
-    ).fetchall()
-    yield SESSION.name, [dict(row) for row in result]
-    for table in TABLES:
-        cursor = connection.execute(page_text(table), {"session_id": session_id})
-        rows: list[dict[str, object]] = []
-        size = 0
-        for row in cursor:
-            rows.append(dict(row))
-            size += sum(len(value) for value in row if isinstance(value, str))
-            if len(rows) >= PAGE_ROWS or size >= PAGE_BYTES:
-                yield table.name, rows
-                rows, size = [], 0
-        if rows:
-            yield table.name, rows
-
-
 def _write(connection: sqlite3.Connection, lease: Lease, writing: Writing) -> tuple[int, bool]:
     """Do the work of `Transactions._fence` and the arms with as little overhead as possible: this is the hot path.
 
@@ -389,8 +339,8 @@ def _write(connection: sqlite3.Connection, lease: Lease, writing: Writing) -> tu
 
 def _free(connection: sqlite3.Connection, session_id: str) -> bool:
     session_ids = [session_id]
-    _execute(connection, op("requeue_all_claimed", session_ids=session_ids))
-    (freed,) = _execute(connection, op("free_heads", session_ids=session_ids))
+    execute(connection, op("requeue_all_claimed", session_ids=session_ids))
+    (freed,) = execute(connection, op("free_heads", session_ids=session_ids))
     return bool(freed["ready"])
 
 
@@ -401,107 +351,3 @@ _COUNTED: Final = {"change_submissions": missing, "refer_blobs": unstored}
 _FENCE_AT = "UPDATE heads SET seq = ? WHERE session_id = ? AND epoch = ? AND holder = ? AND seq = ?"
 _FENCE = "UPDATE heads SET seq = seq + ? WHERE session_id = ? AND epoch = ? AND holder = ?"
 _SEQ = "SELECT seq FROM heads WHERE session_id = ?"
-
-
-def _execute(connection: sqlite3.Connection, operation: Operation) -> Sequence[Row]:
-    params = operation.params
-    if isinstance(operation, Script):
-        text = operation.text
-        if operation.rows:
-            return connection.executemany(text, operation.rows).fetchall()
-    else:
-        text = library.text(operation.name, "sqlite", library.given(operation.name, params))
-    if any(isinstance(value, list) for value in params.values()):
-        params = {name: json.dumps(v) if isinstance(v, list) else v for name, v in params.items()}
-    cursor = connection.execute(text, params)
-    if not operation.sized:
-        return cursor.fetchall()
-    rows: list[Row] = []
-    size = 0
-    for row in cursor:
-        rows.append(row)
-        size += sum(len(row[column] or "") for column in operation.sized)
-        if size >= operation.page_bytes:
-            cursor.close()
-            return CutRows(rows)
-    return rows
-
-
-class _Readers:
-    """Connections that read concurrently with the writer, each on its own thread."""
-
-    def __init__(self, path: str, files: DatabaseFiles) -> None:
-        self._path = path
-        self._files = files
-        self._local = threading.local()
-        self._connections: list[sqlite3.Connection] = []
-        self._pool = ThreadPoolExecutor(_READERS, "holdfast-reader")
-
-    async def run(self, make: Callable[[], Tx[T]]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._read, make)
-
-    def close(self) -> None:
-        self._pool.shutdown()
-        for connection in self._connections:
-            connection.close()
-
-    def _read(self, make: Callable[[], Tx[T]]) -> T:
-        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
-        if connection is None:
-            self._files.check()  # connecting would create a missing file
-            connection = self._local.connection = connect(self._path)
-            connection.execute("PRAGMA query_only = ON")
-            self._connections.append(connection)
-        connection.execute("BEGIN")
-        try:
-            result = _run(connection, make())
-        finally:
-            connection.execute("ROLLBACK")
-        self._files.check()
-        return result
-
-
-class _Poller:
-    """Detects commits of other processes while tasks here wait, and wakes those that are behind."""
-
-    def __init__(
-        self,
-        path: str,
-        hub: Hub,
-        latest_numbers: Callable[[Sequence[str]], Tx[dict[str, int]]],
-        files: DatabaseFiles,
-    ) -> None:
-        self._path = path
-        self._hub = hub
-        self._files = files
-        self._latest_numbers = latest_numbers
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="holdfast-poller", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        self._hub.has_readers.set()
-        self._thread.join()
-
-    def _work(self) -> None:
-        connection: sqlite3.Connection | None = None
-        seen: tuple[int, list[str]] | None = None
-        while not self._stop.is_set():
-            self._hub.has_readers.wait()
-            try:
-                self._files.check()
-                connection = connection or connect(self._path)
-                version = connection.execute("PRAGMA data_version").fetchone()[0]
-                topics = self._hub.topics()
-                if (version, topics) != seen:
-                    self._hub.at(_run(connection, self._latest_numbers(topics)))
-                    seen = version, topics
-            except StoreReplaced:
-                self._hub.wake_all()  # so that waiting tasks read, and get the error
-                break
-            except Exception:  # noqa: BLE001 - a boundary: the hint is delayed until the next poll, milliseconds later
-                seen = None
-            self._stop.wait(_POLL_SECONDS)
-        if connection is not None:
-            connection.close()
