@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Self, cast
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.api.models import ApprovalRequest
+    from holdfast.approval import ApprovalRequest
 
 
 class HoldfastError(Exception):

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_ai.messages import ModelMessage
 
-from holdfast.api.models import ApprovalRequest
+from holdfast.approval import ApprovalRequest
 
 
 def _payload(name: str, default: Any = ...) -> Any:

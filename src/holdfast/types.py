@@ -7,10 +7,7 @@ stored and returned unchanged, and never parsed and serialized again.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar, get_args
-
-if TYPE_CHECKING:
-    from holdfast.api.models import SubmissionInfo
+from typing import Generic, Literal, TypeAlias, TypeVar, get_args
 
 Json: TypeAlias = str
 Status: TypeAlias = Literal["idle", "queued", "running", "waiting", "cleaning", "cleaned", "moved", "failed"]
@@ -158,11 +155,6 @@ class Submission:
     started_at: datetime | None
     ended_at: datetime | None
     trace: str | None = None
-
-
-def is_refused_retry(submission: "Submission | SubmissionInfo") -> bool:
-    """Return whether a submission is a retry that ended without a run. The turn that it names is still the last one."""
-    return submission.kind == "retry" and submission.run_id is None and submission.state in {"failed", "dead"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,7 +117,7 @@ def _call(transport: Transport, operation: Operation) -> Any:
 
 
 def _request() -> Any:
-    from holdfast.api.models import ApprovalRequest
+    from holdfast.approval import ApprovalRequest
 
     return ApprovalRequest(call_id="c", tool="pay", arguments={}, digest="0" * 64)
 

@@ -18,6 +18,7 @@ from pydantic import (
     ValidationInfo,
 )
 
+from holdfast.approval import ApprovalRequest
 from holdfast.content import Content
 from holdfast.jsontext import read_json
 from holdfast.types import (
@@ -148,29 +149,6 @@ class SessionInfo(ResponseBody):
     cleaned_at: datetime | None
     parent_id: str | None = Field(description="The session that delegated to this one.")
     metadata: StoredObject
-
-
-class UnsettledCall(BaseModel):
-    """The ledger entry of a call or step whose outcome is unknown."""
-
-    run_id: str
-    call_id: str
-
-
-class ApprovalRequest(BaseModel):
-    """A tool call that waits for a decision. The decision names its digest."""
-
-    call_id: str
-    tool: str
-    arguments: dict[str, Any]
-    digest: str
-    note: str | None = Field(
-        default=None, description="What to know before the decision, if the call was started before."
-    )
-    unsettled: UnsettledCall | None = Field(
-        default=None,
-        description="The call or step that was started before. Settle it instead of a decision if you know its outcome.",
-    )
 
 
 class SessionDetail(SessionInfo):

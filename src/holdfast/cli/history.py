@@ -12,7 +12,8 @@ from holdfast.cli.runs import RunId
 from holdfast.cli.talk import Timeout, WaitForAnswer, print_answer, print_sent, wait_for_answer
 from holdfast.cli.terminal import echo, print_json, record
 from holdfast.errors import BadInput, Conflict
-from holdfast.types import TURNS, is_refused_retry
+from holdfast.runtime.payloads import is_refused_retry
+from holdfast.types import TURNS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

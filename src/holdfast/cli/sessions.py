@@ -8,7 +8,6 @@ import typer
 from rich.text import Text
 
 from holdfast.api.models import (
-    ApprovalRequest,
     ConversationEntry,
     EffectInfo,
     Items,
@@ -16,6 +15,7 @@ from holdfast.api.models import (
     SessionInfo,
     SubmissionDetail,
 )
+from holdfast.approval import ApprovalRequest
 from holdfast.cli.help import Commands
 from holdfast.cli.history import last_turn
 from holdfast.cli.options import (

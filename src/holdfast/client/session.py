@@ -10,7 +10,6 @@ from pydantic import TypeAdapter
 
 from holdfast.api.models import (
     AgentState,
-    ApprovalRequest,
     ConversationEntry,
     CredentialInfo,
     EventInfo,
@@ -27,6 +26,7 @@ from holdfast.api.models import (
 )
 from holdfast.api.retention import CleanResult, EraseResult, RehydrateResult, RetentionStatus
 from holdfast.api.shell import BashOutput, SessionCommand
+from holdfast.approval import ApprovalRequest
 from holdfast.client.files import write_file
 from holdfast.client.output import OutputType
 from holdfast.client.stream import follow as follow_session

@@ -9,7 +9,6 @@ from pydantic_ai.messages import ModelMessage, UserContent
 
 from holdfast.api.models import (
     AgentState,
-    ApprovalRequest,
     AuditRecord,
     CheckpointInfo,
     ConversationEntry,
@@ -38,13 +37,14 @@ from holdfast.api.shell import (
     CommandResult,
     SessionCommand,
 )
+from holdfast.approval import ApprovalRequest
 from holdfast.client.client import Client
 from holdfast.client.connection import connect
-from holdfast.client.loop import EventLoop, SyncHandle
 from holdfast.client.run import RunHandle
 from holdfast.client.session import SessionHandle
 from holdfast.client.shell import ShellHandle
 from holdfast.client.turn import TurnHandle
+from holdfast.event_loop import EventLoop
 from holdfast.events import Draft, SessionEvent
 from holdfast.store import Store
 from holdfast.types import CheckpointKind, Status, SubmissionState, WhenBusy
@@ -56,6 +56,18 @@ if TYPE_CHECKING:
     from holdfast.runtime.agents import Agents
 
 T = TypeVar("T")
+H = TypeVar("H")
+
+
+class SyncHandle(Generic[H]):
+    """A handle whose methods block until they have a result."""
+
+    def __init__(self, loop: EventLoop, handle: H) -> None:
+        self._loop = loop
+        self._handle = handle
+
+    def __repr__(self) -> str:
+        return f"Sync{self._handle!r}"
 
 
 class SyncTurnHandle(SyncHandle[TurnHandle[T]], Generic[T]):

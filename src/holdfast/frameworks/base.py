@@ -18,7 +18,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from holdfast.client.loop import EventLoop
 from holdfast.errors import (
     BadInput,
     BadText,
@@ -31,6 +30,7 @@ from holdfast.errors import (
     SessionExists,
     SessionNotFound,
 )
+from holdfast.event_loop import EventLoop
 from holdfast.frameworks.recent import Recent
 from holdfast.guards import refuse_on_hold
 from holdfast.ids import title_from

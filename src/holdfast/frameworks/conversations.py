@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from holdfast.errors import BadInput, MissingExtra, SessionCleaned
+from holdfast.foreign import framework_of
 from holdfast.frameworks.base import FrameworkStore, from_body
-from holdfast.frameworks.foreign import framework_of
 from holdfast.store import Store
 from holdfast.store.transactions import PAGE_BYTES
 from holdfast.types import Session

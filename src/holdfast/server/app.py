@@ -43,6 +43,7 @@ from holdfast.errors import (
 from holdfast.ids import new_id
 from holdfast.operations.access import Service
 from holdfast.operations.channel import Channels
+from holdfast.operations.metrics import Metrics
 from holdfast.operations.registry import invalid
 from holdfast.operations.topics import operations
 from holdfast.runtime.attachment import Attachment
@@ -50,7 +51,6 @@ from holdfast.server import chat, events, media, metrics, page, retention, socke
 from holdfast.server import shell as shell_routes
 from holdfast.server.auth import Authenticator
 from holdfast.server.demo import demo_router
-from holdfast.server.metrics import Metrics
 from holdfast.server.revocation import Revocation
 from holdfast.server.routes import BODY_LIMIT, add_operation, channels_of, new_router
 from holdfast.server.stream import DIRECT

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.api.models import FORMAT_HEADERS, Format, Id, NewSession
 from holdfast.errors import BadInput, Conflict, IdUnavailable, SessionExists, SessionNotFound
-from holdfast.frameworks.foreign import NO_WORKER, refuse_foreign
+from holdfast.foreign import NO_WORKER, refuse_foreign
 from holdfast.operations.events import grace_of
 from holdfast.operations.registry import SessionId
 from holdfast.operations.sessions import create_session

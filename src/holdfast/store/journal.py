@@ -9,9 +9,9 @@ from holdfast.errors import BadInput, EventNotFound
 from holdfast.store.history import before_run
 from holdfast.store.hub import READY, Hub, Signal, drafts, inbox
 from holdfast.store.rows import from_row, is_part, page_limit
-from holdfast.store.sql.library import Operation
 from holdfast.store.transactions import (
     PAGE_BYTES,
+    Operation,
     Transactions,
     Tx,
     bounded,
