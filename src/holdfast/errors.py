@@ -490,7 +490,7 @@ class ApprovalNeeded(HoldfastError):
         return cast("Sequence[ApprovalRequest]", self.facts["calls"])
 
 
-class StepFailed(HoldfastError):
+class StepError(HoldfastError):
     """Step {step!r} failed: {error}."""
 
     code = "step_failed"

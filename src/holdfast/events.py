@@ -332,7 +332,7 @@ class OtherEvent(_Event):
     message: Any = None
 
 
-class Draft(BaseModel):
+class DraftText(BaseModel):
     """Text that the model is streaming now. It is not durable, and has no number: the complete message follows as an event.
 
     `text` continues what came before at `offset`. If the offset is 0, the text starts again.

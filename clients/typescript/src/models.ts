@@ -183,7 +183,7 @@ export interface CredentialInfo {
 }
 
 /** Text that the model is streaming now. It is not durable, and has no number: the complete message follows as an event. `text` continues what came before at `offset`. If the offset is 0, the text starts again. */
-export interface Draft {
+export interface DraftText {
   run_id: string;
   part: number;
   kind: string;
@@ -795,8 +795,8 @@ export interface WorkerInfo {
   name: string;
   sessions: number;
   deadline: string;
-  /** The agents that it serves; null if it runs an earlier version, which does not record them. */
-  agents: Array<string> | null;
+  /** The agents that it serves. */
+  agents: Array<string>;
 }
 
 /** The codes of the errors. A newer server may have others. */

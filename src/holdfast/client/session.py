@@ -40,7 +40,7 @@ from holdfast.types import SubmissionState, WhenBusy
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelMessage, UserContent
 
-    from holdfast.events import Draft, SessionEvent
+    from holdfast.events import DraftText, SessionEvent
 
 T = TypeVar("T")
 
@@ -188,14 +188,14 @@ class SessionHandle(Generic[T]):
     @overload
     def events(
         self, *, after: int = 0, drafts: bool, follow: bool = True
-    ) -> "AsyncGenerator[SessionEvent | Draft, None]": ...
+    ) -> "AsyncGenerator[SessionEvent | DraftText, None]": ...
     def events(
         self, *, after: int = 0, drafts: bool = False, follow: bool = True
-    ) -> "AsyncGenerator[SessionEvent | Draft, None]":
+    ) -> "AsyncGenerator[SessionEvent | DraftText, None]":
         """Yield every event after a number, each once: those on record, then new ones as they happen.
 
         The stream resumes by itself after a lost connection or a restarted server, and ends when the session is erased. With
-        `drafts` it also yields `Draft` objects, the text that the model is streaming. Without `follow` it ends at the last event on record. The
+        `drafts` it also yields `DraftText` objects, the text that the model is streaming. Without `follow` it ends at the last event on record. The
         classes of the events are in `holdfast.events`.
         """
         if not follow:

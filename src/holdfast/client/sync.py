@@ -45,7 +45,7 @@ from holdfast.client.session import SessionHandle
 from holdfast.client.shell import ShellHandle
 from holdfast.client.turn import TurnHandle
 from holdfast.event_loop import EventLoop
-from holdfast.events import Draft, SessionEvent
+from holdfast.events import DraftText, SessionEvent
 from holdfast.store import Store
 from holdfast.types import CheckpointKind, Status, SubmissionState, WhenBusy
 
@@ -89,8 +89,8 @@ class SyncTurnHandle(SyncHandle[TurnHandle[T]], Generic[T]):
     @overload
     def events(self, *, drafts: Literal[False] = False) -> Generator[SessionEvent, None, None]: ...
     @overload
-    def events(self, *, drafts: bool) -> Generator[SessionEvent | Draft, None, None]: ...
-    def events(self, *, drafts: bool = False) -> Generator[SessionEvent | Draft, None, None]:
+    def events(self, *, drafts: bool) -> Generator[SessionEvent | DraftText, None, None]: ...
+    def events(self, *, drafts: bool = False) -> Generator[SessionEvent | DraftText, None, None]:
         """Yield the events of the session from the moment this submission was queued until it has ended."""
         return self._loop.iterate(self._handle.events(drafts=drafts))
 
@@ -238,14 +238,14 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
     @overload
     def events(
         self, *, after: int = 0, drafts: bool, follow: bool = True
-    ) -> Generator[SessionEvent | Draft, None, None]: ...
+    ) -> Generator[SessionEvent | DraftText, None, None]: ...
     def events(
         self, *, after: int = 0, drafts: bool = False, follow: bool = True
-    ) -> Generator[SessionEvent | Draft, None, None]:
+    ) -> Generator[SessionEvent | DraftText, None, None]:
         """Yield every event after a number, each once: those on record, then new ones as they happen.
 
         The stream resumes by itself after a lost connection or a restarted server, and ends when the session is erased. With
-        `drafts` it also yields `Draft` objects, the text that the model is streaming. Without `follow` it ends at the last event on record. The
+        `drafts` it also yields `DraftText` objects, the text that the model is streaming. Without `follow` it ends at the last event on record. The
         classes of the events are in `holdfast.events`.
         """
         return self._loop.iterate(self._handle.events(after=after, drafts=drafts, follow=follow))

@@ -15,7 +15,7 @@ from holdfast.client.transport import Transport
 from holdfast.errors import ApprovalNeeded, TurnFailed
 
 if TYPE_CHECKING:
-    from holdfast.events import Draft, SessionEvent
+    from holdfast.events import DraftText, SessionEvent
 
 T = TypeVar("T")
 _log = logging.getLogger("holdfast.client")
@@ -58,8 +58,8 @@ class TurnHandle(Generic[T]):
     @overload
     def events(self, *, drafts: Literal[False] = False) -> "AsyncGenerator[SessionEvent, None]": ...
     @overload
-    def events(self, *, drafts: bool) -> "AsyncGenerator[SessionEvent | Draft, None]": ...
-    async def events(self, *, drafts: bool = False) -> "AsyncGenerator[SessionEvent | Draft, None]":
+    def events(self, *, drafts: bool) -> "AsyncGenerator[SessionEvent | DraftText, None]": ...
+    async def events(self, *, drafts: bool = False) -> "AsyncGenerator[SessionEvent | DraftText, None]":
         """Yield the events of the session from the moment this submission was queued until it has ended."""
         async with aclosing(
             follow(self._transport, self.session_id, after=self.position, drafts=drafts)

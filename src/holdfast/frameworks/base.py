@@ -409,7 +409,7 @@ class FrameworkStore:
         refuse_on_hold(await self.store.retention_state(session_id))
 
     @asynccontextmanager
-    async def writing(self, session_id: str) -> AsyncGenerator["Writer", None]:
+    async def writing(self, session_id: str) -> AsyncGenerator["RecordWriter", None]:
         """Hold a session while the block reads and writes, so that no other process changes it meanwhile.
 
         Raises `SessionBusy` if another process holds it for too long, and `SessionCleaned`.
@@ -424,7 +424,7 @@ class FrameworkStore:
                     held.lease = await self._acquire(session_id)
                     held.known = {}
                     held.since, held.is_active = loop.time(), False
-                yield Writer(self.store, held.lease, held.known, held)
+                yield RecordWriter(self.store, held.lease, held.known, held)
             except BaseException:
                 held.known.clear()  # it is unclear what was written
                 raise
@@ -485,7 +485,7 @@ class FrameworkStore:
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class RecordWriter:
     """Writes to a session that is held. `known` is for facts about its records, and is empty whenever another process could write."""
 
     store: Store

@@ -27,7 +27,7 @@ from typing import Any, Final, TypeVar
 from holdfast.errors import BadInput, MediaCollected, MediaNotFound, SessionCleaned, SessionNotFound
 from holdfast.frameworks.base import (
     FrameworkStore,
-    Writer,
+    RecordWriter,
     body_to_text,
     check_version,
     from_body,
@@ -386,7 +386,7 @@ class HoldfastMediaStore:
 
 
 async def _write(
-    writer: Writer,
+    writer: RecordWriter,
     records: Callable[[], Awaitable[tuple[list[Record], list[str]]]],
     dropped: Sequence[tuple[str, str]] = (),
 ) -> None:

@@ -19,10 +19,10 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from holdfast.errors import BadInput, Conflict, SessionCleaned
-from holdfast.frameworks.base import FrameworkStore, Writer
+from holdfast.frameworks.base import FrameworkStore, RecordWriter
 from holdfast.frameworks.langgraph_deletion import KINDS, delete_checkpoints, keep_latest
 from holdfast.frameworks.langgraph_deltas import delta_histories
-from holdfast.frameworks.langgraph_memory import Head, Memory, Ref, new_lists, new_memories
+from holdfast.frameworks.langgraph_memory import Memory, Ref, ThreadHead, new_lists, new_memories
 from holdfast.frameworks.langgraph_values import (
     Encoded,
     Reading,
@@ -57,7 +57,7 @@ class Threads:
     # Writing
 
     @asynccontextmanager
-    async def _writing(self, session_id: str) -> AsyncGenerator[tuple[Writer, Memory], None]:
+    async def _writing(self, session_id: str) -> AsyncGenerator[tuple[RecordWriter, Memory], None]:
         """Hold a session, with the memory of what was written. After a failure nothing is remembered."""
         async with self._shared.writing(session_id) as writer:
             epoch = writer.lease.epoch
@@ -115,7 +115,7 @@ class Threads:
             runs = [] if run_id is None else [self._run(session_id, str(run_id))]
             await writer.write(values.records, runs=[run for run in runs if run.id not in memory.runs])
             memory.runs |= {run.id: None for run in runs}
-            memory.heads[namespace_key(ns)] = Head(checkpoint["id"], dict(versions), refs)
+            memory.heads[namespace_key(ns)] = ThreadHead(checkpoint["id"], dict(versions), refs)
             memory.heads.move_to_end(namespace_key(ns))
             of_others = [
                 task
@@ -128,18 +128,18 @@ class Threads:
 
     async def _head(
         self, serde: SerializerProtocol, session_id: str, memory: Memory, ns: str, checkpoint_id: str | None
-    ) -> Head:
+    ) -> ThreadHead:
         """Return the checkpoint before the one to be put."""
         head = memory.heads.get(namespace_key(ns))
         if checkpoint_id is None:
-            return Head()
+            return ThreadHead()
         if head is not None and head.id == checkpoint_id:
             return head
         found = await self._find(session_id, ns, checkpoint_id)
         if found is None:
-            return Head()
+            return ThreadHead()
         rest, _ = await self._content(serde, session_id, found)
-        return Head(checkpoint_id, rest["channel_versions"], found.refs)
+        return ThreadHead(checkpoint_id, rest["channel_versions"], found.refs)
 
     async def _content(self, serde: SerializerProtocol, session_id: str, found: Stored) -> Any:
         """Return a checkpoint without its values, and its metadata."""

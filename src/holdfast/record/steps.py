@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar, TypeVarTuple, cast, overload
 
 from pydantic_ai.exceptions import ApprovalRequired
 
-from holdfast.errors import BadInput, OutcomeUnknown, StepFailed, StepsDiffer
+from holdfast.errors import BadInput, OutcomeUnknown, StepError, StepsDiffer
 from holdfast.jsontext import lenient_json
 from holdfast.record import ledger, step_results
 from holdfast.record.buffer import Buffer
@@ -404,7 +404,7 @@ async def step(
     `report` raises `OutcomeUnknown`, `ask` waits for a person's decision. A function that is not async runs in a thread.
 
     The result must be data: JSON, or of the type that the function declares to return. A function that raises makes the step fail
-    with `StepFailed`, which is recorded, too; `retry` declares errors after which it is tried again.
+    with `StepError`, which is recorded, too; `retry` declares errors after which it is tried again.
 
     Raises `BadInput` outside a tool with `recovery="steps"` and outside a plain agent's turn, and `StepsDiffer` if the record has
     other steps or other arguments.
@@ -426,7 +426,7 @@ def failed_steps(error: BaseException) -> list[str]:
     left: list[BaseException] = [error]
     while left:
         cause = left.pop()
-        is_step = isinstance(cause, StepFailed | OutcomeUnknown)
+        is_step = isinstance(cause, StepError | OutcomeUnknown)
         if is_step:
             found.append(str(cause.facts.get("call_id")))
         elif isinstance(cause, BaseExceptionGroup):
