@@ -9,7 +9,7 @@ import pytest
 import typer.main
 
 from holdfast import Client
-from holdfast.api.models import SubmissionInfo
+from holdfast.api.submissions import SubmissionInfo
 from holdfast.cli import app
 from holdfast.client.http import HttpTransport
 from holdfast.client.output import OutputType

@@ -18,7 +18,8 @@ from holdfast.types import TURNS
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from holdfast.api.models import EffectInfo, SubmissionInfo
+    from holdfast.api.models import EffectInfo
+    from holdfast.api.submissions import SubmissionInfo
     from holdfast.client import Client, SessionHandle, TurnHandle
 
 Wait = Annotated[

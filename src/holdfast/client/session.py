@@ -21,11 +21,10 @@ from holdfast.api.models import (
     SessionInfo,
     StateList,
     StateVersion,
-    SubmissionDetail,
-    SubmissionInfo,
 )
 from holdfast.api.retention import CleanResult, EraseResult, RehydrateResult, RetentionStatus
 from holdfast.api.shell import BashOutput, SessionCommand
+from holdfast.api.submissions import SubmissionDetail, SubmissionInfo
 from holdfast.approval import ApprovalRequest
 from holdfast.client.files import write_file
 from holdfast.client.output import OutputType

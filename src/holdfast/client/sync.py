@@ -25,8 +25,6 @@ from holdfast.api.models import (
     SessionDetail,
     SessionInfo,
     StateVersion,
-    SubmissionDetail,
-    SubmissionInfo,
     WorkerInfo,
 )
 from holdfast.api.retention import CleanResult, EraseResult, RehydrateResult, RetentionStatus, SweepResult
@@ -37,6 +35,7 @@ from holdfast.api.shell import (
     CommandResult,
     SessionCommand,
 )
+from holdfast.api.submissions import SubmissionDetail, SubmissionInfo
 from holdfast.approval import ApprovalRequest
 from holdfast.client.client import Client
 from holdfast.client.connection import connect

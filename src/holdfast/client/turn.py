@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from pydantic import TypeAdapter, ValidationError
 
-from holdfast.api.models import SessionDetail, SubmissionInfo
+from holdfast.api.models import SessionDetail
+from holdfast.api.submissions import SubmissionInfo
 from holdfast.approval import ApprovalRequest
 from holdfast.client.stream import follow
 from holdfast.client.transport import Transport

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
     from pydantic_ai.messages import UserContent
 
-    from holdfast.api.models import SubmissionInfo
+    from holdfast.api.submissions import SubmissionInfo
     from holdfast.store import Store
 
 _OPEN: tuple[SubmissionState, ...] = ("queued", "claimed", "waiting")
