@@ -1,7 +1,6 @@
 """All errors, in one family. Each docstring is the message that a person reads, with the facts filled in."""
 
 import inspect
-from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Self, cast
 
 if TYPE_CHECKING:
@@ -33,19 +32,6 @@ class HoldfastError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self).restore, (str(self), self.facts)
-
-
-def error_of(code: str) -> type[HoldfastError] | None:
-    """Return the class of the errors with this code."""
-    return _by_code().get(code)
-
-
-@cache
-def _by_code() -> dict[str, type[HoldfastError]]:
-    kinds: list[type[HoldfastError]] = [HoldfastError]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-    return {kind.code: kind for kind in reversed(kinds)}
 
 
 class BadInput(HoldfastError):
