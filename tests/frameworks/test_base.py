@@ -14,7 +14,8 @@ import pytest
 
 from holdfast.errors import BadInput, MissingExtra, SessionBusy, SessionCleaned, UnknownStore
 from holdfast.frameworks import base
-from holdfast.frameworks.base import FrameworkStore, check_version, from_body, to_body
+from holdfast.frameworks.base import FrameworkStore, check_version
+from holdfast.frameworks.bodies import from_body, to_body
 from holdfast.media import open_media
 from holdfast.retention import clean
 from holdfast.store import open_store

@@ -15,7 +15,8 @@ from typing import Any, Final, Literal, TypeAlias, cast
 
 from holdfast.errors import BadInput, MissingExtra, SessionCleaned
 from holdfast.foreign import framework_of
-from holdfast.frameworks.base import FrameworkStore, from_body
+from holdfast.frameworks.base import FrameworkStore
+from holdfast.frameworks.bodies import from_body
 from holdfast.store import Store
 from holdfast.store.transactions import PAGE_BYTES
 from holdfast.types import Session

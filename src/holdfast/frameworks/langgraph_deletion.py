@@ -11,16 +11,9 @@ from typing import Any, Final, TypeAlias
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from holdfast.frameworks.base import FrameworkStore, RecordWriter
+from holdfast.frameworks.langgraph_keys import CLOSED, end_of
 from holdfast.frameworks.langgraph_memory import Ref
-from holdfast.frameworks.langgraph_values import (
-    CLOSED,
-    Reading,
-    Stored,
-    element,
-    end_of,
-    load,
-    text_numbers,
-)
+from holdfast.frameworks.langgraph_values import Reading, Stored, element, load, text_numbers
 from holdfast.types import Record
 
 KINDS: Final = ("text", "element", "value", "write", "checkpoint")

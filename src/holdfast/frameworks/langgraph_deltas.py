@@ -12,15 +12,8 @@ from langgraph.checkpoint.base import DeltaChannelHistory
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from holdfast.frameworks.base import FrameworkStore
-from holdfast.frameworks.langgraph_values import (
-    Encoded,
-    Reading,
-    Stored,
-    load,
-    load_ref,
-    namespace_key,
-    stored_writes,
-)
+from holdfast.frameworks.langgraph_keys import namespace_key
+from holdfast.frameworks.langgraph_values import Encoded, Reading, Stored, load, load_ref, stored_writes
 from holdfast.types import Record
 
 if TYPE_CHECKING:
