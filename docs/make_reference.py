@@ -412,21 +412,26 @@ def _routes(body_of: dict[str, list[str]]) -> dict[str, list[str]]:
     return topics
 
 
+_TYPES = ("types", "commands", "diagnostics")
+
+
 def types() -> str:
     """Return the page of the types: the values of literals, then every noun with its fields."""
-    tree = ast.parse((SOURCE / "types.py").read_text())
+    trees = {name: ast.parse((SOURCE / f"{name}.py").read_text()) for name in _TYPES}
+    nodes = [node for tree in trees.values() for node in tree.body]
     parts = [
         "# Python API: types\n",
-        f"{ast.get_docstring(tree)}\n",
+        f"{ast.get_docstring(trees['types'])}\n",
+        "Types of shell commands are in `holdfast.commands`, and those that describe a store in `holdfast.diagnostics`.\n",
         "## Literals\n",
         "| name | values |\n|---|---|",
     ]
-    for node in tree.body:
+    for node in nodes:
         if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Subscript):
             words: list[str] = ast.literal_eval(node.value.slice)
             parts.append(f"| `{ast.unparse(node.target)}` | {', '.join(f'`{word}`' for word in words)} |")
     parts.append("")
-    for node in tree.body:
+    for node in nodes:
         if isinstance(node, ast.ClassDef):
             fields = [ast.unparse(field) for field in node.body if isinstance(field, ast.AnnAssign)]
             code = "\n".join(fields)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
+from holdfast.commands import Command, Output
 from holdfast.errors import (
     BadArchive,
     Conflict,
@@ -24,7 +25,7 @@ from holdfast.store.rows import Rows
 from holdfast.store.shell import imported_command
 from holdfast.store.transactions import Operation, Transactions, Tx, op
 from holdfast.tables import BY_NAME, SESSION, Table
-from holdfast.types import Command, Json, Lease, Output
+from holdfast.types import Json, Lease
 
 PAGE_ROWS = 500
 PAGE_BYTES = 1024 * 1024

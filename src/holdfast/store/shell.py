@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from holdfast.commands import COMMAND_STATES, SHELL_KINDS, Command, CommandState, Output, ShellKind
 from holdfast.errors import BadInput, CommandLost, Conflict, NotFound
 from holdfast.ids import check_choice, check_id, check_name, check_uuid
 from holdfast.store.hub import Hub
@@ -20,7 +21,7 @@ from holdfast.store.rows import (
     to_cursor,
 )
 from holdfast.store.transactions import Transactions, Tx, bounded, op, reading, refuse_closed, writing
-from holdfast.types import COMMAND_STATES, SHELL_KINDS, Command, CommandState, Output, Page, ShellKind
+from holdfast.types import Page
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LARGEST = 2**63 - 1

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeAli
 
 from holdfast.config import Settings
 from holdfast.counting import count
+from holdfast.diagnostics import Violation
 from holdfast.errors import (
     HoldfastError,
     LeaseLost,
@@ -31,7 +32,7 @@ from holdfast.ids import check_id, check_text
 from holdfast.jsontext import parse_json, parse_object
 from holdfast.store.hub import READY, inbox
 from holdfast.store.rows import Rows
-from holdfast.types import Json, Lease, Violation
+from holdfast.types import Json, Lease
 
 if TYPE_CHECKING:
     from types import CoroutineType

@@ -38,6 +38,7 @@ from pymongo.uri_parser import parse_uri
 
 from holdfast.config import Settings
 from holdfast.counting import count
+from holdfast.diagnostics import Violation
 from holdfast.errors import (
     BadInput,
     BadText,
@@ -89,7 +90,7 @@ from holdfast.store.store import Store
 from holdfast.store.transactions import Operation, Progress, Tx, bounded, lease_lost, op, reading, slow
 from holdfast.store.write import Writing
 from holdfast.tables import SESSION, TABLES, Table
-from holdfast.types import Batch, Holder, Lease, Violation
+from holdfast.types import Batch, Holder, Lease
 
 T = TypeVar("T")
 Handler = Callable[..., Coroutine[Any, Any, list[MongoRow]]]

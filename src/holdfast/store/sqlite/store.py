@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, Self, TypeVar
 
 from holdfast.config import Settings
+from holdfast.diagnostics import StoreStats
 from holdfast.errors import (
     BadInput,
     BadText,
@@ -46,7 +47,7 @@ from holdfast.store.transactions import Operation, Tx, lease_lost, op
 from holdfast.store.write import NUMBERED, Writing, missing, unstored
 from holdfast.tables import SESSION, TABLES
 from holdfast.tasks import end
-from holdfast.types import Batch, Lease, StoreStats
+from holdfast.types import Batch, Lease
 
 T = TypeVar("T")
 
