@@ -84,7 +84,9 @@ def media() -> str:
     """Return the page of the media store: how it is opened and collected, and the public methods of the interface."""
     folder = SOURCE / "media"
     classes = {
-        n.name: n for n in ast.parse((folder / "base.py").read_text()).body if isinstance(n, ast.ClassDef)
+        n.name: n
+        for n in ast.parse((folder / "media_store.py").read_text()).body
+        if isinstance(n, ast.ClassDef)
     }
     opening = ast.parse((folder / "__init__.py").read_text()).body
     others = [

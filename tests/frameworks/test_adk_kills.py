@@ -14,7 +14,7 @@ from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.sessions import Session
 
 from holdfast.frameworks.adk import HoldfastSessionService
-from holdfast.frameworks.base import RecordWriter
+from holdfast.frameworks.framework_store import RecordWriter
 from holdfast.media import open_media
 from holdfast.retention import clean
 from holdfast.store import open_store

@@ -18,8 +18,8 @@ from agents.memory import OpenAIResponsesCompactionSession, Session
 from agents.testing import ScriptedModel, assistant_message, function_call
 
 from holdfast.errors import BadInput, RetentionRefused, SessionCleaned
-from holdfast.frameworks import base
-from holdfast.frameworks.base import RecordWriter
+from holdfast.frameworks import framework_store
+from holdfast.frameworks.framework_store import RecordWriter
 from holdfast.frameworks.openai_agents import HoldfastSession, open_sessions
 from holdfast.media import open_media
 from holdfast.retention import clean, erase
@@ -50,7 +50,7 @@ async def released(session: HoldfastSession) -> str:
     """Return the id of the stored session once nobody holds it."""
     found = await session._store.call(session._store.find(session.session_id))
     assert found is not None
-    await asyncio.sleep(2 * base._IDLE_SECONDS)
+    await asyncio.sleep(2 * framework_store._IDLE_SECONDS)
     return found.id
 
 

@@ -21,8 +21,8 @@ from typing import Any, Final, Self, TypeVar
 
 from holdfast.errors import SessionCleaned
 from holdfast.frameworks.adk_state import Change, SharedState
-from holdfast.frameworks.base import FrameworkStore, RecordWriter, check_version
 from holdfast.frameworks.bodies import from_body, to_body
+from holdfast.frameworks.framework_store import FrameworkStore, RecordWriter, check_version
 from holdfast.ids import new_id
 from holdfast.store import Store
 from holdfast.types import Record

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from holdfast.errors import BadInput, MissingExtra
-from holdfast.frameworks.base import FrameworkStore
+from holdfast.frameworks.framework_store import FrameworkStore
 from holdfast.store import Store
 
 try:

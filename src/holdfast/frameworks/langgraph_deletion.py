@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from holdfast.frameworks.base import FrameworkStore, RecordWriter
+from holdfast.frameworks.framework_store import FrameworkStore, RecordWriter
 from holdfast.frameworks.langgraph_keys import CLOSED, end_of
 from holdfast.frameworks.langgraph_memory import Ref
 from holdfast.frameworks.langgraph_values import Reading, Stored, element, load, text_numbers

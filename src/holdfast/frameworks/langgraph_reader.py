@@ -14,7 +14,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from holdfast.errors import BadInput, Conflict
-from holdfast.frameworks.base import FrameworkStore
+from holdfast.frameworks.framework_store import FrameworkStore
 from holdfast.frameworks.langgraph_deltas import delta_histories
 from holdfast.frameworks.langgraph_keys import checkpoint_key, id_key, namespace_key
 from holdfast.frameworks.langgraph_memory import new_lists

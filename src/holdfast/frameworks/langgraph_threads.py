@@ -16,7 +16,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from holdfast.errors import BadInput, SessionCleaned
-from holdfast.frameworks.base import FrameworkStore, RecordWriter
+from holdfast.frameworks.framework_store import FrameworkStore, RecordWriter
 from holdfast.frameworks.langgraph_deletion import KINDS, delete_checkpoints, keep_latest
 from holdfast.frameworks.langgraph_keys import checkpoint_key, digest, id_key, namespace_key
 from holdfast.frameworks.langgraph_memory import Memory, Ref, ThreadHead, new_memories

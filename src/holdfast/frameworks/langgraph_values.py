@@ -26,7 +26,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from holdfast.errors import Conflict
-from holdfast.frameworks.base import FrameworkStore
+from holdfast.frameworks.framework_store import FrameworkStore
 from holdfast.frameworks.langgraph_compare import Frozen
 from holdfast.frameworks.langgraph_keys import checkpoint_key, digest, end_of
 from holdfast.frameworks.langgraph_memory import Kept, Lists, Memory, Origin, Ref

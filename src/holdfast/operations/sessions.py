@@ -20,7 +20,7 @@ from holdfast.api.models import (
 )
 from holdfast.approval import ApprovalRequest
 from holdfast.errors import BadInput, Forbidden, IdUnavailable, SessionErased, SessionExists
-from holdfast.foreign import refuse_foreign
+from holdfast.framework_sessions import refuse_foreign
 from holdfast.ids import did_you_mean
 from holdfast.jsontext import strict_json
 from holdfast.leases import why_waiting

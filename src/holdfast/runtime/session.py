@@ -22,7 +22,7 @@ from holdfast.runtime.attachment import UNWATCHED, Attachment, detached
 from holdfast.runtime.compaction import prepare_compaction
 from holdfast.runtime.context import SessionContext, start_in
 from holdfast.runtime.handlers import HANDLERS
-from holdfast.runtime.leased import LeasedSession
+from holdfast.runtime.leased_session import LeasedSession
 from holdfast.runtime.message import prepare_turn
 from holdfast.runtime.runner import Runner
 from holdfast.runtime.turn import Stop, WorkerTurn

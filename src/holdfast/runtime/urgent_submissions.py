@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast.errors import BadInput, HoldfastError, LeaseLost, StoreError
 from holdfast.runtime.handlers import HANDLERS, cancel_queued
-from holdfast.runtime.leased import LeasedSession
+from holdfast.runtime.leased_session import LeasedSession
 from holdfast.runtime.payloads import parse_content
 from holdfast.runtime.turn import Steered, WorkerTurn
 from holdfast.types import Submission

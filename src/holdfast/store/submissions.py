@@ -4,7 +4,7 @@ import json
 from typing import TypedDict
 
 from holdfast.errors import Conflict, KeyReused, NotFound, QueueFull, SessionNotFound, TurnInProgress
-from holdfast.foreign import NO_WORKER, refuse_foreign
+from holdfast.framework_sessions import NO_WORKER, refuse_foreign
 from holdfast.ids import check_choice, check_id, check_name, new_id, title_from
 from holdfast.jsontext import read_recorded
 from holdfast.store.rows import Row, from_cursor, from_row, page_limit, to_page
