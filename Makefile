@@ -33,21 +33,21 @@ test: check ## lint, types and the tests to run before a commit, against real se
 coverage: .venv/ready ## the tests to run before a commit, with the lines that they cover; fails below the floor in pyproject.toml
 	$(MEMORY) $(BIN)/python -m pytest -n 4 --dist worksteal --cov --cov-report=term
 
-# Which third of the boundaries processes are killed at: another one with each commit.
+# Which of the boundaries processes are killed at: others with each commit.
 SAMPLE ?= $(shell printf '%d' "0x$$(git rev-parse --short=7 HEAD 2>/dev/null || echo 1)")
 
 test-all: check ## all tests, on every engine; HOLDFAST_TEST_POSTGRES=15 uses the server of your system's packages
 	$(BIN)/python -m pytest -n 3 --dist worksteal --all --seed $(SAMPLE)
 
-kill-test: .venv/ready ## a kill at every boundary, on SQLite and PostgreSQL; `make test` and `make test-all` take a third of them
-	$(BIN)/python -m pytest -n 3 --dist worksteal --all --kills -k 'not mongodb' tests/promises
+kill-test: .venv/ready ## a kill at every boundary, on every engine; the other targets take a third of them, on MongoDB a sixth
+	$(BIN)/python -m pytest -n 3 --dist worksteal --all --kills tests/promises
 
 postgres-test: .venv/ready ## what every store must pass, on PostgreSQL only, of the version in HOLDFAST_TEST_POSTGRES
 	$(BIN)/python -m pytest -n 2 --dist worksteal --all -k postgres tests/contract tests/store tests/media tests/retention
 
 mongo-test: .venv/ready ## what every store must pass, on MongoDB only; needs a mongod, or a replica set in HOLDFAST_TEST_MONGODB
 	@test -n "$$HOLDFAST_TEST_MONGODB" || command -v mongod >/dev/null || { echo "There is no mongod on the path, and HOLDFAST_TEST_MONGODB is not set."; exit 1; }
-	$(BIN)/python -m pytest -n 2 --dist worksteal --all --seed $(SAMPLE) $(MONGO_OPTIONS) -k mongodb tests/contract tests/media tests/promises tests/retention
+	$(BIN)/python -m pytest -n 2 --dist worksteal --all --seed $(SAMPLE) -k mongodb tests/contract tests/media tests/promises tests/retention
 
 browser-test: .venv/ready ## the page in a real browser; needs chromium and playwright, and says how to get them
 	@command -v chromium >/dev/null || { echo "There is no chromium. On Debian: apt-get install -y --no-install-recommends chromium"; exit 1; }

@@ -6,7 +6,7 @@ from typing import Any
 
 from pymongo import AsyncMongoClient
 
-from holdfast.store.mongo.documents import KEYS
+from holdfast.tables import KEYS
 
 _FORM = re.compile(
     r"UPDATE (?P<updated>\w+) SET (?P<values>.*?)(?: WHERE (?P<where>.*))?"

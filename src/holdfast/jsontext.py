@@ -49,6 +49,8 @@ _STRING: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """A string, even if it is unterminated: otherwise each quote in it would cause another scan of the rest."""
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _STRICT: Final = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_bounded)
+_SCAN: Final[Callable[[str, int], tuple[Any, int]]] = vars(_STRICT)["scan_once"]
+"""Reads the value at a position. Searching for white space around it would take longer than a short value."""
 _TOLERANT: Final = json.JSONDecoder(
     parse_constant=_refuse, parse_int=lambda text: int(text) if len(text) < _LONGEST_INT else text
 )
@@ -60,7 +62,7 @@ def parse_json(text: str, what: str, *, most_values: int = MOST_VALUES) -> Any:
     if has_many_values(text, most_values):
         raise BadText(what=what, problem=f"has more than {most_values:,} values")
     try:
-        value: Any = _STRICT.decode(text)
+        value = _decode(text)
     except RecursionError:
         raise BadText(what=what, problem=_TOO_DEEP) from None
     except ValueError as error:
@@ -68,6 +70,16 @@ def parse_json(text: str, what: str, *, most_values: int = MOST_VALUES) -> Any:
     if len(text) > 2 * DEEPEST and text.count("{") + text.count("[") > DEEPEST and is_too_deep(value):
         raise BadText(what=what, problem=_TOO_DEEP)
     return value
+
+
+def _decode(text: str) -> Any:
+    try:
+        value, end = _SCAN(text, 0)
+        if end == len(text):
+            return value
+    except StopIteration:
+        pass
+    return _STRICT.decode(text)  # with white space around it, or an error
 
 
 def parse_object(text: str, what: str) -> dict[str, Any]:

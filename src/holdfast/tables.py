@@ -221,6 +221,35 @@ CLEANED: Final = Table(
 )
 """Cleaned sessions, which have no content and therefore no archive of their own in a copy."""
 
+KEYS: Final[dict[str, tuple[str, ...]]] = {
+    "sessions": ("id",),
+    "tombstones": ("session_id",),
+    "heads": ("session_id",),
+    "holders": ("id",),
+    "duties": ("name",),
+    "submissions": ("session_id", "position"),
+    "runs": ("session_id", "id"),
+    "events": ("session_id", "seq"),
+    "drafts": ("session_id", "run_id", "part"),
+    "segments": ("session_id", "number"),
+    "messages": ("session_id", "segment", "position"),
+    "checkpoints": ("session_id", "seq", "id"),
+    "effects": ("session_id", "run_id", "call_id"),
+    "cursors": ("session_id", "consumer"),
+    "states": ("session_id",),
+    "named_states": ("session_id", "name"),
+    "records": ("session_id", "kind", "key"),
+    "credentials": ("session_id", "name"),
+    "audit": ("id",),
+    "tokens": ("id",),
+    "blobs": ("id",),
+    "blob_chunks": ("blob_id", "number"),
+    "blob_references": ("session_id", "sha256"),
+    "commands": ("id",),
+    "outputs": ("command_id", "number"),
+}
+"""Every table besides `migrations`, and the columns of its primary key."""
+
 SHARED: Final = {
     "cleaned": CLEANED,
     "tombstones": Table("tombstones", ("session_id",), _columns("session_id id, at time")),

@@ -7,10 +7,9 @@ from pymongo import AsyncMongoClient
 
 from holdfast.errors import Conflict, LeaseLost, RetentionRefused, SessionCleaned
 from holdfast.store import Store
-from holdfast.store.mongo.documents import KEYS
 from holdfast.store.mongo.schema import COLLECTIONS
 from holdfast.store.retention import CONTENT, KEPT
-from holdfast.tables import SESSION, TABLES
+from holdfast.tables import KEYS, SESSION, TABLES
 from holdfast.types import (
     Batch,
     Blob,

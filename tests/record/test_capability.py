@@ -731,6 +731,14 @@ async def test_a_session_of_another_owner_is_not_found(store: Store):
     ).id == run.session_id
 
 
+async def test_a_run_is_not_recorded_in_a_session_of_another_framework(store: Store):
+    await store.create_session(agent="adk", owner="local", id="talk", metadata='{"framework": "adk"}')
+    clerk = Agent(scripted(), capabilities=[Holdfast(store)], name="clerk")
+    with pytest.raises(Conflict, match="is stored by adk"):
+        await clerk.run("hello", conversation_id="talk")
+    assert await store.events("talk") == []
+
+
 async def test_a_delegate_belongs_to_the_owner_of_the_run_that_starts_it(store: Store):
     delegate = Agent(scripted(), capabilities=[Holdfast(store)], name="delegate")
 

@@ -198,8 +198,7 @@ async def test_shell_commands_without_a_session_are_copied(engine: Engine):
 
 async def test_every_table_is_copied(store: Store):
     """What no archive has is one of the records, or belongs to the store itself."""
-    from holdfast.store.mongo.documents import KEYS
-    from holdfast.tables import TABLES
+    from holdfast.tables import KEYS, TABLES
 
     own = {"heads", "holders", "duties", "drafts", "blobs", "blob_chunks"}
     copied = {table.name for table in (*TABLES, *SHARED.values())}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +12,7 @@ from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from holdfast.errors import StoreFull
+from holdfast.errors import Conflict, SessionBusy, StoreFull
 from holdfast.record import is_provider_valid, load_history, step
 from holdfast.record.ledger import latest_entries
 from holdfast.runtime import AgentSetup, Turn, settle_effect
@@ -324,6 +325,59 @@ async def test_an_outcome_that_a_person_found_out_counts_more_than_an_answer(
     assert wired == ["x"]
     assert "it was wired" in told[-1]
     assert (await store.session(session)).waiting_for is None
+    assert await store.check() == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_answers_and_outcomes_that_race_decide_once(store: Store, session: str, seed: int):
+    """Two people settle a call that was cut off, and two allow it to run again, all at the same moment."""
+    wired: list[str] = []
+    told: list[str] = []
+
+    def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        if responses(messages):
+            told.append(str(messages[-1]))
+            return ModelResponse(parts=[TextPart("done")])
+        return ModelResponse(parts=[ToolCallPart("wire", {}, "c1")])
+
+    agent = Agent(FunctionModel(respond))
+
+    @agent.tool_plain
+    async def wire() -> str:
+        wired.append("x")
+        if len(wired) == 1:
+            await asyncio.Event().wait()
+        return "wired"
+
+    setup = AgentSetup(agent=agent, policies={"wire": "ask"})
+    message = await send(store, session, "wire")
+    async with working(store, setup, grace=0.1):
+        await reached(lambda: wired)
+    async with working(store, setup):
+        await until(store, session, is_kind("approval_requested"))
+        ((call,),) = await questions(store, session)
+        run_id = (await store.runs(session_id=session)).items[0].id
+        await holds(lambda: _is_waiting(store, session))
+
+        async def settle() -> bool:
+            try:
+                await settle_effect(store, run_id, "c1", actor="ada", result="it was wired")
+            except (Conflict, SessionBusy):
+                return False
+            return True
+
+        async def allow() -> bool:
+            return (await answer(store, call, session, approved=True)).state == "done"
+
+        attempts = [settle, settle, allow, allow]
+        random.Random(seed).shuffle(attempts)
+        outcomes = await asyncio.gather(*(attempt() for attempt in attempts))
+        assert (await ended(store, message)).state == "done"
+    settled = [done for attempt, done in zip(attempts, outcomes, strict=True) if attempt is settle]
+    effects = (await store.effects(session)).items
+    assert (sum(settled), len(wired)) in {(1, 1), (0, 2)}
+    assert [effect.state for effect in effects] == ["completed"]
+    assert ["it was wired" in text for text in told] == [len(wired) == 1]
     assert await store.check() == []
 
 

@@ -9,6 +9,7 @@ import pytest
 from pydantic_ai import Agent, RunContext
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.models.test import TestModel
 
 import holdfast
 from holdfast import Done, Holdfast, NotDone, Turn, Unsettled, connect
@@ -121,6 +122,42 @@ async def test_an_interrupted_turn_waits_for_its_thread_and_a_retry_is_refused_m
         await (await turn.retry()).result(timeout=_SECONDS)
     assert payments.made == ["ada"]
     assert payments.most_at_once == 1
+
+
+async def test_a_turn_waits_for_the_thread_of_its_output_function(store: Store, payments: Payments):
+    agent = Agent(TestModel(), name="clerk", output_type=payments.pay)
+    async with connect(store, agents=[agent]) as hf:
+        session = await hf.session("s", agent=agent, output_type=str)
+        turn = await session.send("Pay!")
+        await _running(payments)
+        stop = await session.interrupt()
+        assert "the thread of final_result" in str((await _waiting(hf)).waiting_for)
+        with pytest.raises(TurnNotRetriable, match="the thread of final_result"):
+            await turn.retry()
+        payments.goes_on.set()
+        await stop.result(timeout=_SECONDS)
+        with pytest.raises(TurnFailed, match="interrupted"):
+            await turn.result(timeout=_SECONDS)
+        assert await (await turn.retry()).result(timeout=_SECONDS) == "paid ada"
+    assert payments.most_at_once == 1
+
+
+async def test_an_output_function_that_gives_up_on_a_thread_has_failed(store: Store, payments: Payments):
+    def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        return ModelResponse(parts=[TextPart(payments.pay())])
+
+    async def ask(to: str) -> str:
+        async with asyncio.timeout(0.1):
+            return (await Agent(FunctionModel(respond)).run(to)).output
+
+    agent = Agent(TestModel(), name="clerk", output_type=ask)
+    async with connect(store, agents=[agent]) as hf:
+        session = await hf.session("s", agent=agent, output_type=str)
+        turn = await session.send("Pay!")
+        await _waiting(hf)
+        payments.goes_on.set()
+        with pytest.raises(TurnFailed, match="TimeoutError"):
+            await turn.result(timeout=_SECONDS)
 
 
 @pytest.mark.parametrize("make", [_plain, _pydantic])

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from holdfast import Store, open_store
+from holdfast import Store, connect, open_store
 from tests.conftest import Engine
 from tests.forking import start_forked
 from tests.promises.workers import lines, worker
@@ -52,6 +52,17 @@ async def test_one_command_serves_and_runs(engine: Engine, store: Store):
         assert [item["message"]["kind"] for item in history["items"]] == ["request", "response"]
         server.process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(server.process.wait(), 20) == 0
+
+
+async def test_workers_do_not_get_the_administrators_token(engine: Engine, store: Store):
+    async with (
+        front(engine.url, "tests.server.environment_agent:agent", token="t" * 40) as server,
+        connect(server.url, token=server.token) as client,
+    ):
+        turn = await (await client.session("s", agent="agent", output_type=list[str])).send("hello")
+        names = await turn.result(timeout=30)
+    assert "HOLDFAST_STORE" in names
+    assert "HOLDFAST_TOKEN" not in names
 
 
 async def test_a_stream_keeps_what_looks_like_the_end_of_a_line(engine: Engine, store: Store):

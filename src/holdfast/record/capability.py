@@ -19,12 +19,14 @@ from contextlib import (
 )
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast, get_args
 
 from pydantic_ai import CallToolsNode, RunContext
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
 from pydantic_ai.messages import AgentStreamEvent, ModelResponse, ToolCallPart, UserContent
 from pydantic_ai.models import ModelRequestContext
+from pydantic_ai.output import OutputContext
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import ToolDefinition
 
@@ -323,6 +325,16 @@ class _Recorder(AbstractCapability[Any]):
             threads=self._threads,
         )
         return await execution.run(tool_def, handler)
+
+    async def wrap_output_process(
+        self, ctx: RunContext[Any], *, output_context: OutputContext, output: Any, handler: Any
+    ) -> Any:
+        if ctx.partial_output or not output_context.has_function:
+            return await handler(output)
+        call = output_context.tool_call
+        place = ("the output function", "output") if call is None else (call.tool_name, call.tool_call_id)
+        async with self._threads.call(None, partial(self._buffer.waiting_for_thread, *place)) as threaded:
+            return await threaded.run_tool(self._threads, handler(output))
 
     def record_call(self) -> None:
         """Start to write the call that now starts another run, so that it is on record before that run."""

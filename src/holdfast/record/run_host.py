@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 from pydantic_ai.messages import ModelMessage
 
 from holdfast.errors import Conflict, NotFound
+from holdfast.framework_sessions import refuse_foreign
 from holdfast.leases import hold_lease
 from holdfast.record.history import load, read_history
 from holdfast.record.offloader import MediaOffloader
@@ -102,10 +103,11 @@ class StandaloneRun(RunHost):
 
     @asynccontextmanager
     async def enter(self, session_id: str, run_id: str, agent: str) -> AsyncGenerator[RunStart, None]:
-        """Create the session if there is none, and hold it. Raises `Conflict` if the run is already recorded."""
-        await self._store.create_session(
+        """Create the session if there is none, and hold it. Raises `Conflict` if the run is already recorded, or the session is of another framework."""
+        session = await self._store.create_session(
             agent=agent, owner=self._owner, id=session_id, title=self._title, exist_ok=True
         )
+        refuse_foreign(session, "choose another conversation_id")
         with suppress(NotFound):
             run = await self._store.run(run_id)
             raise Conflict(

@@ -1,6 +1,7 @@
 """Threads of synchronous tools and steps. A thread cannot be cancelled, so a call that is stopped waits until its thread has ended.
 
-Until then its run does not end, its lease is kept, and its ledger entry stays `started`: no retry can run the same code beside it.
+Until then its run does not end, its lease is kept, and its ledger entry stays `started`: no retry can run the same code beside it. The same
+holds for an output function, which has no ledger entry.
 
 Each call has a daemon thread of its own. One that hangs delays no other call, and does not keep the process alive.
 """
@@ -29,7 +30,7 @@ class RunThreads(Executor):
     def __init__(self) -> None:
         self._turn = _turn.get()
         self._working: set[Future[Any]] = set()
-        self._calls: dict[CallRef, ThreadedCall] = {}
+        self._calls: dict[CallRef | None, ThreadedCall] = {}
         self._recorded = asyncio.Event()
 
     @property
@@ -42,8 +43,7 @@ class RunThreads(Executor):
 
         The first function of a call is its own. Others are started by agents that it runs, and end before it does.
         """
-        ref = current_call.get()
-        call = self._calls.get(ref) if ref else None
+        call = self._calls.get(current_call.get()) or self._calls.get(None)
         if call is None or call.thread is not None:
             return start_thread(partial(fn, *args, **kwargs))
         start = start_thread if call.executor is None else call.executor.submit
@@ -64,9 +64,12 @@ class RunThreads(Executor):
         thread.add_done_callback(self._working.discard)
 
     def call(
-        self, ref: CallRef, announced: Callable[[], AbstractAsyncContextManager[None]]
+        self, ref: CallRef | None, announced: Callable[[], AbstractAsyncContextManager[None]]
     ) -> "ThreadedCall":
-        """Return the block in which a call runs and is recorded. If it must wait for its thread, that happens within `announced`."""
+        """Return the block in which a call runs and is recorded. If it must wait for its thread, that happens within `announced`.
+
+        An output function has no ledger entry, so its `ref` is None.
+        """
         return ThreadedCall(self._calls, self._recorded, ref, announced)
 
     async def recorded(self) -> "DelayedStop":
@@ -83,9 +86,9 @@ class ThreadedCall:
 
     def __init__(
         self,
-        calls: dict[CallRef, "ThreadedCall"],
+        calls: dict[CallRef | None, "ThreadedCall"],
         recorded: asyncio.Event,
-        ref: CallRef,
+        ref: CallRef | None,
         announced: Callable[[], AbstractAsyncContextManager[None]],
     ) -> None:
         self.thread: Future[Any] | None = None
@@ -113,7 +116,7 @@ class ThreadedCall:
         await self._stop.deliver()
 
     async def run_tool(self, threads: RunThreads, tool: Awaitable[T]) -> T:
-        """Await a synchronous tool, which Pydantic AI runs in an executor."""
+        """Await a synchronous tool or an output function, which Pydantic AI runs in an executor."""
         with Agent.using_thread_executor(threads):
             return await self._complete(tool)
 
@@ -133,6 +136,8 @@ class ThreadedCall:
             if isinstance(error, asyncio.CancelledError):
                 self._stop.delay(error)
             await self._stop.wait_for(asyncio.create_task(self.announce(_end(thread))))
+            if self._ref is None:  # nothing records the outcome
+                raise
             return thread.result()
 
     async def leave_thread(self) -> None:

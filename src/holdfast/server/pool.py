@@ -20,6 +20,8 @@ class WorkerPool:
     def __init__(self, app: str, settings: Settings, size: int, numbers: str | None) -> None:
         # Any user of the machine can read command lines, and the store's URL may contain a password.
         self._environment = os.environ | {"HOLDFAST_STORE": settings.store}
+        # It is that of an administrator, and the tools of agents run in workers.
+        self._environment.pop("HOLDFAST_TOKEN", None)
         if numbers:
             self._environment["PROMETHEUS_MULTIPROC_DIR"] = numbers
         options = ["--log-format", settings.log_format]

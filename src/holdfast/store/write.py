@@ -1,7 +1,8 @@
 """The hot path: convert a batch to rows, grouped by the statement ("arm") that writes them. Each engine has its own arms."""
 
 import json
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
+from itertools import compress
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias, cast
 
@@ -113,17 +114,23 @@ class Writing:
         self.rows: dict[str, list[Row]] = {}
         self.size = 0
         if events:
-            # An event is numbered back from the last one.
-            rows = [
-                (session_id, later, *_event_row(event))
-                for later, event in zip(range(self.count - 1, -1, -1), events, strict=True)
-            ]
+            last = self.count
+            rows = [(session_id, last - n, *_event_row(event)) for n, event in enumerate(events, 1)]
             self._add("add_events", rows, largest)
-        for arm, items_of, to_row in _ROWS:
-            if items := items_of(batch):
-                self._add(arm, [(session_id, *to_row(item)) for item in items], largest)
+        lists = _lists(batch)
+        for number in compress(_NUMBERS, lists):
+            arm, to_row = _ROWS[number]
+            self._add(arm, [(session_id, *to_row(item)) for item in lists[number]], largest)
         if batch.records and batch.records_dropped:
             _once([row[1:3] for arm in ("put_records", "drop_records") for row in self.rows[arm]], "record")
+        if batch.blobs:
+            self._add(
+                "refer_blobs",
+                [(session_id, check_id(sha256)) for sha256 in dict.fromkeys(batch.blobs)],
+                largest,
+            )
+        if batch.status is not None:
+            self._add("set_status", [(session_id, *_status_row(batch))], largest)
 
     def _add(self, arm: str, rows: list[Row], largest: int) -> None:
         """Add rows after checking that every engine can store their texts, and that they have different keys."""
@@ -220,20 +227,24 @@ def _status_row(batch: Batch) -> Row:
     return status, (batch.error or "")[:LONGEST_ERROR] if status == "failed" else batch.waiting_for
 
 
-_ROWS: Final[tuple[tuple[str, Callable[[Batch], Sequence[Any]], Callable[[Any], Row]], ...]] = (
-    ("add_segments", attrgetter("segments"), _segment_row),
-    ("add_messages", attrgetter("messages"), _message_row),
-    ("add_checkpoints", attrgetter("checkpoints"), _checkpoint_row),
-    ("put_runs", attrgetter("runs"), _run_row),
-    ("put_effects", attrgetter("effects"), _effect_row),
-    ("change_submissions", attrgetter("submissions"), _change_row),
-    ("drop_drafts", attrgetter("drafts_done"), lambda run_id: (run_id,)),
-    ("drop_records", attrgetter("records_dropped"), _record_key),
-    ("put_records", attrgetter("records"), _record_row),
-    ("refer_blobs", lambda batch: list(dict.fromkeys(batch.blobs)), lambda sha256: (check_id(sha256),)),
-    ("set_status", lambda batch: () if batch.status is None else (batch,), _status_row),
+_ROWS: Final[tuple[tuple[str, Callable[[Any], Row]], ...]] = (
+    ("add_segments", _segment_row),
+    ("add_messages", _message_row),
+    ("add_checkpoints", _checkpoint_row),
+    ("put_runs", _run_row),
+    ("put_effects", _effect_row),
+    ("change_submissions", _change_row),
+    ("drop_drafts", lambda run_id: (run_id,)),
+    ("drop_records", _record_key),
+    ("put_records", _record_row),
 )
-"""The arms besides `add_events`, in the order of `ARMS`: the items of a batch, and the columns of an item after the session."""
+"""Arms with a row for each item of a list, in the order of `ARMS`: the columns of an item after the session."""
+_NUMBERS: Final = range(len(_ROWS))
+_lists = attrgetter(
+    *("segments", "messages", "checkpoints", "runs", "effects", "submissions"),
+    *("drafts_done", "records_dropped", "records"),
+)
+"""Return the lists of a batch, in this order. Most are empty, and are skipped without running Python code for each."""
 
 _KEYS: Final = {
     "put_runs": ("run", slice(1, 2)),

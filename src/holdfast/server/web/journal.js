@@ -57,7 +57,7 @@ export class Journal {
       case "submission_failed":
         this.queue.delete(payload.submission_id);
         // A retry without a run was refused: the turn before it is still the last one.
-        if (this._isTurn(payload)) this.retriable = this._isRefused(event, payload) ? this._retriableBefore : payload.submission_id;
+        if (this._isTurn(payload)) this.retriable = this._isRefused(event, payload) ? this.retriable ?? this._retriableBefore : payload.submission_id;
         this._failed(event, payload);
         break;
       case "run_started":

@@ -9,10 +9,11 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Final
 
-from holdfast.store.mongo.documents import KEYS, Documents, MongoRow
+from holdfast.store.mongo.documents import Documents, MongoRow
 from holdfast.store.mongo.retention import of_session
 from holdfast.store.sql.check import invariants
 from holdfast.store.transactions import Progress
+from holdfast.tables import KEYS
 
 _PAGE = 5000
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.store.mongo.documents import KEYS, Documents, MongoRow
+from holdfast.store.mongo.documents import Documents, MongoRow
+from holdfast.tables import KEYS
 
 
 async def move_session(db: Documents, *, session_id: str) -> list[MongoRow]:

@@ -21,6 +21,7 @@ from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
 from holdfast.store.transactions import PAGE_BYTES
+from holdfast.tables import KEYS
 
 _PLAIN: Final = CodecOptions[dict[str, Any]]()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -31,35 +32,6 @@ _DUPLICATE = 11000
 _FRESH_SECONDS = 10
 NOW: Final = {"$multiply": [{"$toLong": "$$NOW"}, 1000]}
 """The server's time in microseconds, as an expression, evaluated once per command."""
-
-KEYS: Final[dict[str, tuple[str, ...]]] = {
-    "sessions": ("id",),
-    "tombstones": ("session_id",),
-    "heads": ("session_id",),
-    "holders": ("id",),
-    "duties": ("name",),
-    "submissions": ("session_id", "position"),
-    "runs": ("session_id", "id"),
-    "events": ("session_id", "seq"),
-    "drafts": ("session_id", "run_id", "part"),
-    "segments": ("session_id", "number"),
-    "messages": ("session_id", "segment", "position"),
-    "checkpoints": ("session_id", "seq", "id"),
-    "effects": ("session_id", "run_id", "call_id"),
-    "cursors": ("session_id", "consumer"),
-    "states": ("session_id",),
-    "named_states": ("session_id", "name"),
-    "records": ("session_id", "kind", "key"),
-    "credentials": ("session_id", "name"),
-    "audit": ("id",),
-    "tokens": ("id",),
-    "blobs": ("id",),
-    "blob_chunks": ("blob_id", "number"),
-    "blob_references": ("session_id", "sha256"),
-    "commands": ("id",),
-    "outputs": ("command_id", "number"),
-}
-"""Every collection with rows, and the columns of its `_id`. The other two are `pieces` and `migrations`."""
 
 
 class MongoRow(dict[str, Any]):

@@ -6,11 +6,12 @@ from typing import Any
 
 from bson import MaxKey
 
-from holdfast.store.mongo.documents import KEYS, Documents, MongoRow, span
+from holdfast.store.mongo.documents import Documents, MongoRow, span
 from holdfast.store.mongo.leases import has_work
 from holdfast.store.mongo.sessions import create_head, live_holders
 from holdfast.store.mongo.write import hold_stored
 from holdfast.store.retention import CONTENT
+from holdfast.tables import KEYS
 
 
 def of_session(table: str, session_id: str) -> dict[str, Any]:

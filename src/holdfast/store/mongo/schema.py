@@ -14,8 +14,9 @@ from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import CollectionInvalid, DuplicateKeyError, OperationFailure
 from pymongo.read_concern import ReadConcern
 
-from holdfast.store.mongo.documents import KEYS, Documents, MongoRow
+from holdfast.store.mongo.documents import Documents, MongoRow
 from holdfast.store.schema import FIRST
+from holdfast.tables import KEYS
 
 _OWNER = 0
 """The `_id` of the document in `migrations` that marks this database as ours."""

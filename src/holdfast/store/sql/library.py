@@ -16,7 +16,9 @@ from functools import cache
 from importlib import resources
 from typing import Literal, TypeAlias
 
+from holdfast.store.retention import CONTENT
 from holdfast.store.transactions import Operation
+from holdfast.tables import KEYS
 
 Dialect: TypeAlias = Literal["sqlite", "postgres"]
 
@@ -53,7 +55,27 @@ def _sources(dialect: Dialect) -> dict[str, str]:
                     message = f"{file.name}: statement {name} exists twice"
                     raise ValueError(message)
                 sources[name] = body
-    return sources
+    return (
+        sources | {f"delete_{table}": _deletion(table) for table in CONTENT} | {"content_counts": _counts()}
+    )
+
+
+def _deletion(table: str) -> str:
+    """Return the statement that deletes a bounded number of a session's rows, by the key of the table."""
+    key = ", ".join(column for column in KEYS[table] if column != "session_id") or "session_id"
+    rows = f"FROM {table} WHERE session_id = :session_id"
+    return (
+        f"DELETE {rows} AND ({key}) IN (SELECT {key} {rows} ORDER BY {key} LIMIT :limit) RETURNING 1 AS gone"
+    )
+
+
+def _counts() -> str:
+    """Return the statement that counts a session's rows in each table with content."""
+    return " UNION ALL ".join(
+        f"SELECT '{table}' AS kind, count(*) AS number FROM {table} WHERE session_id = :session_id"  # noqa: S608
+        for table in CONTENT
+        if table != "credentials"
+    )
 
 
 def statement_names(dialect: Dialect = "sqlite") -> frozenset[str]:
