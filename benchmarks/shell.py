@@ -21,11 +21,11 @@ import asyncpg
 
 from benchmarks.report import Report, progress, seconds, side_by_side
 from benchmarks.store import Engine, Sqlite, open_engine
+from holdfast.commands import Output
 from holdfast.config import load_settings
 from holdfast.ids import new_id
 from holdfast.shell import ShellService
 from holdfast.store import Store, open_store
-from holdfast.types import Output
 
 OUTPUTS_EACH = 99
 """With its command that makes a hundred events."""

@@ -84,7 +84,9 @@ def media() -> str:
     """Return the page of the media store: how it is opened and collected, and the public methods of the interface."""
     folder = SOURCE / "media"
     classes = {
-        n.name: n for n in ast.parse((folder / "base.py").read_text()).body if isinstance(n, ast.ClassDef)
+        n.name: n
+        for n in ast.parse((folder / "media_store.py").read_text()).body
+        if isinstance(n, ast.ClassDef)
     }
     opening = ast.parse((folder / "__init__.py").read_text()).body
     others = [
@@ -412,21 +414,26 @@ def _routes(body_of: dict[str, list[str]]) -> dict[str, list[str]]:
     return topics
 
 
+_TYPES = ("types", "commands", "diagnostics")
+
+
 def types() -> str:
     """Return the page of the types: the values of literals, then every noun with its fields."""
-    tree = ast.parse((SOURCE / "types.py").read_text())
+    trees = {name: ast.parse((SOURCE / f"{name}.py").read_text()) for name in _TYPES}
+    nodes = [node for tree in trees.values() for node in tree.body]
     parts = [
         "# Python API: types\n",
-        f"{ast.get_docstring(tree)}\n",
+        f"{ast.get_docstring(trees['types'])}\n",
+        "Types of shell commands are in `holdfast.commands`, and those that describe a store in `holdfast.diagnostics`.\n",
         "## Literals\n",
         "| name | values |\n|---|---|",
     ]
-    for node in tree.body:
+    for node in nodes:
         if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Subscript):
             words: list[str] = ast.literal_eval(node.value.slice)
             parts.append(f"| `{ast.unparse(node.target)}` | {', '.join(f'`{word}`' for word in words)} |")
     parts.append("")
-    for node in tree.body:
+    for node in nodes:
         if isinstance(node, ast.ClassDef):
             fields = [ast.unparse(field) for field in node.body if isinstance(field, ast.AnnAssign)]
             code = "\n".join(fields)

@@ -99,8 +99,8 @@ def events_page() -> str:
             "`payload` and `message`.\n"
         ),
         "## Drafts\n",
-        f"{inspect.getdoc(events.Draft)}\n",
-        f"Fields: {_fields(events.Draft)}.\n",
+        f"{inspect.getdoc(events.DraftText)}\n",
+        f"Fields: {_fields(events.DraftText)}.\n",
     ]
     return "\n".join(parts)
 
@@ -121,7 +121,7 @@ def _row(kind: str, event: type[Any]) -> str:
 def _fields(event: type[Any]) -> str:
     shown: list[str] = []
     for name, field in event.model_fields.items():
-        if name in _COMMON and event is not events.Draft:
+        if name in _COMMON and event is not events.DraftText:
             continue
         alias = field.validation_alias
         wire = alias.path[1] if alias is not None and hasattr(alias, "path") else name

@@ -38,16 +38,30 @@ def connect_sync(
     finally:
         loop.close()
 '''
-EXTRA = """from contextlib import contextmanager
-from typing import TYPE_CHECKING
+EXTRA = '''from contextlib import contextmanager
+from typing import TYPE_CHECKING, Generic, TypeVar
 from collections.abc import Generator
 from holdfast.client.connection import connect
-from holdfast.client.loop import EventLoop, SyncHandle
+from holdfast.event_loop import EventLoop
 from holdfast.store import Store
 
 if TYPE_CHECKING:
     from holdfast.runtime.agents import Agents
-"""
+
+T = TypeVar("T")
+H = TypeVar("H")
+
+
+class SyncHandle(Generic[H]):
+    """A handle whose methods block until they have a result."""
+
+    def __init__(self, loop: EventLoop, handle: H) -> None:
+        self._loop = loop
+        self._handle = handle
+
+    def __repr__(self) -> str:
+        return f"Sync{self._handle!r}"
+'''
 
 
 def text() -> str:
@@ -62,7 +76,7 @@ def text() -> str:
         imports.append(f"from holdfast.client.{module} import {name}")
         node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
         classes.append(_class(node))
-    made = HEAD + "\n".join([*imports, EXTRA]) + '\nT = TypeVar("T")\n\n' + "\n\n".join(classes) + TAIL
+    made = HEAD + "\n".join([*imports, EXTRA]) + "\n\n" + "\n\n".join(classes) + TAIL
     return _formatted(made)
 
 

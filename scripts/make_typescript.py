@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.config import load_settings
 from holdfast.errors import HoldfastError
-from holdfast.events import Draft
+from holdfast.events import DraftText
 from holdfast.server.app import create_app
 from holdfast.shell import ShellService
 from holdfast.store import open_store
@@ -19,7 +19,7 @@ def text() -> str:
     """Return the module."""
     store = open_store("sqlite://:memory:")
     document = create_app(load_settings(), store, shell=ShellService(store)).openapi()
-    schemas: dict[str, Any] = document["components"]["schemas"] | {"Draft": Draft.model_json_schema()}
+    schemas: dict[str, Any] = document["components"]["schemas"] | {"DraftText": DraftText.model_json_schema()}
     submit = document["paths"]["/api/sessions/{session_id}/submissions"]["post"]["requestBody"]
     schemas["NewSubmission"] = submit["content"]["application/json"]["schema"]
     models = [_declaration(_name(name), schema) for name, schema in sorted(schemas.items())]

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from holdfast.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from holdfast import errors, events
     from holdfast.client.client import Client
@@ -28,14 +30,20 @@ if TYPE_CHECKING:
         load_history,
         resume,
         rewind,
-        settle_effect,
         step,
     )
-    from holdfast.runtime import AgentSetup, Decision, FunctionAgent, Turn, Worker, agent, current_session
+    from holdfast.runtime import (
+        AgentSetup,
+        Decision,
+        FunctionAgent,
+        Turn,
+        Worker,
+        agent,
+        current_session,
+        settle_effect,
+    )
     from holdfast.store import Store, open_store
     from holdfast.types import Checkpoint
-
-__version__ = "0.1.0"
 
 _MODULES = {
     "client.client": ("Client",),
@@ -61,10 +69,18 @@ _MODULES = {
         "load_history",
         "resume",
         "rewind",
-        "settle_effect",
         "step",
     ),
-    "runtime": ("AgentSetup", "Decision", "FunctionAgent", "Turn", "Worker", "agent", "current_session"),
+    "runtime": (
+        "AgentSetup",
+        "Decision",
+        "FunctionAgent",
+        "Turn",
+        "Worker",
+        "agent",
+        "current_session",
+        "settle_effect",
+    ),
     "store": ("Store", "open_store"),
     "types": ("Checkpoint",),
 }

@@ -1,13 +1,12 @@
 """All errors, in one family. Each docstring is the message that a person reads, with the facts filled in."""
 
 import inspect
-from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Self, cast
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.api.models import ApprovalRequest
+    from holdfast.approval import ApprovalRequest
 
 
 class HoldfastError(Exception):
@@ -33,19 +32,6 @@ class HoldfastError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self).restore, (str(self), self.facts)
-
-
-def error_of(code: str) -> type[HoldfastError] | None:
-    """Return the class of the errors with this code."""
-    return _by_code().get(code)
-
-
-@cache
-def _by_code() -> dict[str, type[HoldfastError]]:
-    kinds: list[type[HoldfastError]] = [HoldfastError]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-    return {kind.code: kind for kind in reversed(kinds)}
 
 
 class BadInput(HoldfastError):
@@ -490,7 +476,7 @@ class ApprovalNeeded(HoldfastError):
         return cast("Sequence[ApprovalRequest]", self.facts["calls"])
 
 
-class StepFailed(HoldfastError):
+class StepError(HoldfastError):
     """Step {step!r} failed: {error}."""
 
     code = "step_failed"

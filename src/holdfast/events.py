@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_ai.messages import ModelMessage
 
-from holdfast.api.models import ApprovalRequest
+from holdfast.approval import ApprovalRequest
 
 
 def _payload(name: str, default: Any = ...) -> Any:
@@ -332,7 +332,7 @@ class OtherEvent(_Event):
     message: Any = None
 
 
-class Draft(BaseModel):
+class DraftText(BaseModel):
     """Text that the model is streaming now. It is not durable, and has no number: the complete message follows as an event.
 
     `text` continues what came before at `offset`. If the offset is 0, the text starts again.

@@ -6,12 +6,12 @@ A test compares this list with the schema of each engine, so that no table or co
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
+from holdfast.commands import COMMAND_STATES
 from holdfast.errors import BadText
 from holdfast.ids import check_choice, check_id, check_name, check_text, check_title
 from holdfast.jsontext import parse_json, parse_object
 from holdfast.types import (
     CHECKPOINT_KINDS,
-    COMMAND_STATES,
     EFFECT_STATES,
     LANES,
     RUN_STATUSES,

@@ -7,10 +7,7 @@ stored and returned unchanged, and never parsed and serialized again.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar, get_args
-
-if TYPE_CHECKING:
-    from holdfast.api.models import SubmissionInfo
+from typing import Generic, Literal, TypeAlias, TypeVar, get_args
 
 Json: TypeAlias = str
 Status: TypeAlias = Literal["idle", "queued", "running", "waiting", "cleaning", "cleaned", "moved", "failed"]
@@ -23,8 +20,6 @@ CheckpointKind: TypeAlias = Literal["settled", "interrupted"]
 Role: TypeAlias = Literal["user", "admin"]
 Scope: TypeAlias = Literal["read", "write", "delete", "shell", "admin"]
 BlobState: TypeAlias = Literal["storing", "stored", "deleting"]
-CommandState: TypeAlias = Literal["running", "done", "timed_out", "stopped", "killed", "lost"]
-ShellKind: TypeAlias = Literal["command", "output"]
 DueBy: TypeAlias = Literal["idle", "age", "cleaned", "submissions"]
 
 ROLES: tuple[str, ...] = get_args(Role)
@@ -38,8 +33,6 @@ SUBMISSION_STATES: tuple[str, ...] = get_args(SubmissionState)
 RUN_STATUSES: tuple[str, ...] = get_args(RunStatus)
 EFFECT_STATES: tuple[str, ...] = get_args(EffectState)
 CHECKPOINT_KINDS: tuple[str, ...] = get_args(CheckpointKind)
-COMMAND_STATES: tuple[str, ...] = get_args(CommandState)
-SHELL_KINDS: tuple[str, ...] = get_args(ShellKind)
 DUE_BY: tuple[str, ...] = get_args(DueBy)
 
 T = TypeVar("T")
@@ -158,11 +151,6 @@ class Submission:
     started_at: datetime | None
     ended_at: datetime | None
     trace: str | None = None
-
-
-def is_refused_retry(submission: "Submission | SubmissionInfo") -> bool:
-    """Return whether a submission is a retry that ended without a run. The turn that it names is still the last one."""
-    return submission.kind == "retry" and submission.run_id is None and submission.state in {"failed", "dead"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -445,59 +433,6 @@ class State:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """One shell command and its result, which is kept longer than its output. The store sets `outputs` and the times.
-
-    `done` means that it ended by itself; its exit code is 128 + n if signal n ended it. Otherwise the exit code is -1 and the
-    state is `timed_out`, `stopped` on request, `killed` with its service, or `lost` if its end was not observed.
-    Purging deletes the command's text and directory. Sizes count all bytes that it wrote, kept or not. `service` is the name of
-    the live holder that runs it; a running command without one is an orphan. `owner` is the principal that may see it: the
-    owner of its session if it has one, regardless of the owner requested. `call_id` is the tool call that started it.
-    """
-
-    id: str
-    command: str
-    cwd: str | None = None
-    timeout: float | None = None
-    owner: str = ""
-    session_id: str | None = None
-    call_id: str | None = None
-    holder: str = ""
-    host: str = ""
-    pid: int = 0
-    pid_started: int | None = None
-    state: CommandState = "running"
-    stop_requested: bool = False
-    exit_code: int | None = None
-    outputs: int = 0
-    stdout_bytes: int = 0
-    stderr_bytes: int = 0
-    left_out_bytes: int = 0
-    damaged: bool = False
-    started_at: datetime | None = None
-    ended_at: datetime | None = None
-    purged_at: datetime | None = None
-    service: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """A chunk of a command's output. `order` counts from 0 within its command; the last chunk has the exit code.
-
-    `damaged` means that NUL or bytes that are not UTF-8 were replaced. The store sets the fields after it.
-    """
-
-    id: str
-    stdout: str | None = None
-    stderr: str | None = None
-    exit_code: int | None = None
-    damaged: bool = False
-    command_id: str = ""
-    order: int = 0
-    at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
     """The owner, role and scopes of an access token. The secret itself is not stored."""
 
@@ -520,79 +455,3 @@ class AuditEntry:
     action: str
     session_id: str | None
     detail: Json
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Violation:
-    """A violated invariant, and where it was found."""
-
-    invariant: str
-    session_id: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchemaStatus:
-    """The schema version of a store, the version that this code needs, and how much data the store has.
-
-    `queue_wait` is the longest time, in seconds, that a ready session has waited for a worker.
-    """
-
-    engine: str
-    version: int
-    latest: int
-    sessions: int = 0
-    events: int = 0
-    pending: int = 0
-    holders: int = 0
-    expired_holders: int = 0
-    leases: int = 0
-    queue_wait: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSetting:
-    """A setting of the database server that works against the store: its value and effect, and a value that does not.
-
-    If it is `overridden`, the connections of the store use another value, and it has no effect.
-    """
-
-    name: str
-    value: str
-    overridden: bool = False
-    effect: str = ""
-    wanted: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableStats:
-    """The size of a table with its indexes, and how many rows it has, by the estimate of the database server."""
-
-    name: str
-    bytes: int
-    rows: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """How many sessions were created in a period, and how many events were written in it."""
-
-    sessions: int
-    events: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreStats:
-    """The size of a store, and its growth in the last 24 hours and the last seven days.
-
-    `free_bytes` is the part of `bytes` that new rows reuse, and `wal_bytes` the write-ahead log next to the file; both are None if the
-    engine does not report them. `tables` is empty for SQLite, which would have to read the whole file.
-    """
-
-    engine: str
-    bytes: int
-    free_bytes: int | None
-    wal_bytes: int | None
-    tables: Sequence[TableStats]
-    last_day: Growth
-    last_week: Growth

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.frameworks.base import FrameworkStore
+from holdfast.frameworks.framework_store import FrameworkStore
 from holdfast.store import open_store
 from holdfast.types import Batch, Effect, Record, Run
 from tests.browser.conftest import Site, new_session, say, texts

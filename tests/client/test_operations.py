@@ -9,7 +9,7 @@ import pytest
 import typer.main
 
 from holdfast import Client
-from holdfast.api.models import SubmissionInfo
+from holdfast.api.submissions import SubmissionInfo
 from holdfast.cli import app
 from holdfast.client.http import HttpTransport
 from holdfast.client.output import OutputType
@@ -117,7 +117,7 @@ def _call(transport: Transport, operation: Operation) -> Any:
 
 
 def _request() -> Any:
-    from holdfast.api.models import ApprovalRequest
+    from holdfast.approval import ApprovalRequest
 
     return ApprovalRequest(call_id="c", tool="pay", arguments={}, digest="0" * 64)
 

@@ -8,7 +8,7 @@ from pydantic_ai.messages import BinaryContent, ImageUrl, ModelResponse, UserPro
 
 from holdfast import Client
 from holdfast.errors import BadInput, Conflict, SessionNotFound, TurnFailed, TurnInProgress
-from holdfast.events import Draft, Forked, MessageAdded, SessionEvent, SubmissionDone, SubmissionQueued
+from holdfast.events import DraftText, Forked, MessageAdded, SessionEvent, SubmissionDone, SubmissionQueued
 from tests.client.agents import echo, sleeper
 
 
@@ -105,10 +105,10 @@ async def test_drafts_are_yielded_on_request(hf: Client):
     session = await hf.session(agent="streamer")
     turn = await session.send("count")
     seen = [event async for event in turn.events(drafts=True)]
-    assert [event.text for event in seen if isinstance(event, Draft)][0] == "one "  # noqa: RUF015
+    assert [event.text for event in seen if isinstance(event, DraftText)][0] == "one "  # noqa: RUF015
     assert isinstance(seen[-1], SubmissionDone)
     assert await turn == "one two"
-    assert not any(isinstance(event, Draft) for event in [e async for e in turn.events()])
+    assert not any(isinstance(event, DraftText) for event in [e async for e in turn.events()])
 
 
 async def test_undo_rewind_compact_and_fork(hf: Client):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import connect_sync
-from holdfast.client import loop, sync
+from holdfast import connect_sync, event_loop
+from holdfast.client import sync
 from holdfast.client.client import Client
 from holdfast.client.run import RunHandle
 from holdfast.client.session import SessionHandle
@@ -56,10 +56,10 @@ def test_a_conversation_without_asyncio(tmp_path: Path):
 
 
 def test_the_loop_ends_with_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    made: list[loop.EventLoop] = []
-    new = loop.EventLoop
+    made: list[event_loop.EventLoop] = []
+    new = event_loop.EventLoop
 
-    def noted() -> loop.EventLoop:
+    def noted() -> event_loop.EventLoop:
         made.append(new())
         return made[-1]
 

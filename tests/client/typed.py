@@ -10,7 +10,7 @@ import holdfast
 from holdfast import Checkpoint, Client, SessionHandle, TurnHandle
 from holdfast.api.models import SessionInfo
 from holdfast.client.sync import SyncSessionHandle
-from holdfast.events import ApprovalRequest, Draft
+from holdfast.events import ApprovalRequest, DraftText
 
 
 class Invoice(BaseModel):
@@ -48,7 +48,7 @@ async def handles() -> None:
                 case _:
                     pass
         async for item in typed.events(drafts=True):
-            if isinstance(item, Draft):
+            if isinstance(item, DraftText):
                 assert_type(item.text, str)
         async for session in hf.sessions():
             assert_type(session, SessionInfo)

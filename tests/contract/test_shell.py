@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from holdfast.commands import Command, Output
 from holdfast.errors import (
     BadCursor,
     BadInput,
@@ -20,7 +21,6 @@ from holdfast.errors import (
 from holdfast.ids import new_id
 from holdfast.store import Store, open_store
 from holdfast.store.transactions import PAGE_BYTES
-from holdfast.types import Command, Output
 from tests.builders import held_session, new_session
 from tests.conftest import Engine
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.diagnostics import Growth
 from holdfast.store import Store, open_store
 from holdfast.store.sql import library
 from holdfast.testing.agents import memory_store
-from holdfast.types import Batch, Growth, Message, NewEvent, Segment
+from holdfast.types import Batch, Message, NewEvent, Segment
 from tests.builders import held_session, new_session, ticks
 from tests.conftest import Engine
 from tests.contract.test_check import damage

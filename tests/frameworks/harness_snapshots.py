@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage, ModelRequest, UserPromptPart
 from pydantic_ai_harness.step_persistence import ContinuableSnapshot
 
-from holdfast.frameworks.base import FrameworkStore
+from holdfast.frameworks.framework_store import FrameworkStore
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -24,7 +24,7 @@ from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.genai import types
 
 from holdfast.errors import BadInput, RetentionRefused, SessionCleaned
-from holdfast.frameworks import adk, base
+from holdfast.frameworks import adk, framework_store
 from holdfast.frameworks.adk import HoldfastSessionService
 from holdfast.media import open_media
 from holdfast.retention import clean, erase
@@ -398,7 +398,7 @@ async def test_a_path_is_enough_and_owners_are_kept_apart(tmp_path: Path):
 
 def test_a_version_that_is_not_supported_is_named(monkeypatch: pytest.MonkeyPatch):
     for installed in ("2.12.3", "2.14.0"):
-        monkeypatch.setattr(base, "version", {"google-adk": installed}.__getitem__)
+        monkeypatch.setattr(framework_store, "version", {"google-adk": installed}.__getitem__)
         with pytest.raises(BadInput, match=rf"google-adk {installed} is installed.*holdfast\[adk\]"):
             importlib.reload(adk)
 

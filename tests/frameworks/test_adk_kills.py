@@ -14,7 +14,7 @@ from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.sessions import Session
 
 from holdfast.frameworks.adk import HoldfastSessionService
-from holdfast.frameworks.base import Writer
+from holdfast.frameworks.framework_store import RecordWriter
 from holdfast.media import open_media
 from holdfast.retention import clean
 from holdfast.store import open_store
@@ -34,14 +34,14 @@ class Killed(Exception):
 def kill_at(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
     """Let this many writes succeed, and no more."""
     written = itertools.count()
-    write = Writer.write
+    write = RecordWriter.write
 
-    async def some(self: Writer, *given: Any, **more: Any) -> int:
+    async def some(self: RecordWriter, *given: Any, **more: Any) -> int:
         if next(written) >= last:
             raise Killed
         return await write(self, *given, **more)
 
-    monkeypatch.setattr(Writer, "write", some)
+    monkeypatch.setattr(RecordWriter, "write", some)
 
 
 WRITES = 3
@@ -125,15 +125,15 @@ async def test_a_change_that_was_announced_first_does_not_replace_a_later_one(
     slow = await service.create_session(**WHERE)
     fast = await other.create_session(app_name=APP, user_id=USER)
     announced, may_write = threading.Event(), threading.Event()
-    write = Writer.write
+    write = RecordWriter.write
 
-    async def waiting(self: Writer, records: Sequence[Record] = (), **more: Any) -> int:
+    async def waiting(self: RecordWriter, records: Sequence[Record] = (), **more: Any) -> int:
         if records[0].kind == "event" and b"slow" in records[0].body.encode():
             announced.set()
             assert await asyncio.to_thread(may_write.wait, 30)
         return await write(self, records, **more)
 
-    monkeypatch.setattr(Writer, "write", waiting)
+    monkeypatch.setattr(RecordWriter, "write", waiting)
     appending = asyncio.create_task(add(service, slow, "slow", user_a="slow", user_b="slow"))
     assert await asyncio.to_thread(announced.wait, 30)
     for number in range(3):

@@ -24,7 +24,7 @@ from claude_agent_sdk import (
 from claude_agent_sdk.testing import run_session_store_conformance
 
 from holdfast.errors import RetentionRefused, SessionCleaned
-from holdfast.frameworks import base
+from holdfast.frameworks import framework_store
 from holdfast.frameworks.claude import HoldfastSessionStore
 from holdfast.media import open_media
 from holdfast.retention import clean, erase
@@ -60,7 +60,7 @@ async def released(claude: HoldfastSessionStore) -> str:
         return session.id
 
     found = await claude._store.call(only())
-    await asyncio.sleep(2 * base._IDLE_SECONDS)
+    await asyncio.sleep(2 * framework_store._IDLE_SECONDS)
     return found
 
 

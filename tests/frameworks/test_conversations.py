@@ -6,8 +6,9 @@ import pytest
 from langchain_core import messages
 
 from holdfast import Store
-from holdfast.frameworks.base import FrameworkStore, to_body
+from holdfast.frameworks.bodies import to_body
 from holdfast.frameworks.conversations import Entry, conversation
+from holdfast.frameworks.framework_store import FrameworkStore
 from holdfast.frameworks.langgraph import HoldfastSaver
 from holdfast.types import Record
 

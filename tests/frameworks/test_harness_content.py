@@ -173,9 +173,9 @@ async def test_media_of_another_owner_is_not_found(engine: Engine, media: Holdfa
 async def test_media_that_is_collected_before_its_session_refers_to_it_is_uploaded_again(
     engine: Engine, steps: HoldfastStepStore, media: HoldfastMediaStore, monkeypatch: pytest.MonkeyPatch
 ):
-    write, failed = harness.Writer.write, [0]
+    write, failed = harness.RecordWriter.write, [0]
 
-    async def late(self: harness.Writer, *given: Any, **more: Any) -> int:
+    async def late(self: harness.RecordWriter, *given: Any, **more: Any) -> int:
         if more.get("blobs") and not failed[-1]:
             await collect(open_media(store=self.store), grace=0)
             failed[-1] = 1
@@ -184,7 +184,7 @@ async def test_media_that_is_collected_before_its_session_refers_to_it_is_upload
             raise MediaCollected(uris="some")
         return await write(self, *given, **more)
 
-    monkeypatch.setattr(harness.Writer, "write", late)
+    monkeypatch.setattr(harness.RecordWriter, "write", late)
     await steps.save_snapshot(snapshot(LARGE))
     failed.append(0)
     uri = await media.put(b"x" * 100)

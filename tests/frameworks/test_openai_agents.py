@@ -18,8 +18,8 @@ from agents.memory import OpenAIResponsesCompactionSession, Session
 from agents.testing import ScriptedModel, assistant_message, function_call
 
 from holdfast.errors import BadInput, RetentionRefused, SessionCleaned
-from holdfast.frameworks import base
-from holdfast.frameworks.base import Writer
+from holdfast.frameworks import framework_store
+from holdfast.frameworks.framework_store import RecordWriter
 from holdfast.frameworks.openai_agents import HoldfastSession, open_sessions
 from holdfast.media import open_media
 from holdfast.retention import clean, erase
@@ -50,7 +50,7 @@ async def released(session: HoldfastSession) -> str:
     """Return the id of the stored session once nobody holds it."""
     found = await session._store.call(session._store.find(session.session_id))
     assert found is not None
-    await asyncio.sleep(2 * base._IDLE_SECONDS)
+    await asyncio.sleep(2 * framework_store._IDLE_SECONDS)
     return found.id
 
 
@@ -322,14 +322,14 @@ async def test_a_compaction_replaces_the_items_in_one_write(
     client: Any = SimpleNamespace(responses=Responses())
     compacting = OpenAIResponsesCompactionSession("talk", session, client=client)
     writes: list[int] = []
-    write = Writer.write
+    write = RecordWriter.write
 
-    async def counted(self: Writer, *given: Any, **more: Any) -> int:
+    async def counted(self: RecordWriter, *given: Any, **more: Any) -> int:
         writes.append(1)
         return await write(self, *given, **more)
 
     await compacting.add_items(said(*range(20)))
-    monkeypatch.setattr(Writer, "write", counted)
+    monkeypatch.setattr(RecordWriter, "write", counted)
     await compacting.run_compaction({"force": True, "compaction_mode": "input"})
     assert await session.get_items() == output
     assert len(writes) == 1

@@ -18,12 +18,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from holdfast.commands import Command
 from holdfast.errors import BadImport, SessionNotFound
 from holdfast.importers import Report, import_openhands
 from holdfast.media import open_media
 from holdfast.retention import write_archive
 from holdfast.store import Store, open_store
-from holdfast.types import Command
 from tests.builders import new_session
 from tests.conftest import Engine
 

@@ -24,8 +24,8 @@ from holdfast.errors import (
     UnknownMedia,
 )
 from holdfast.media import MediaContext, collect, open_media
-from holdfast.media.base import KeyStrategy
 from holdfast.media.disk import DiskMedia
+from holdfast.media.media_store import KeyStrategy
 from holdfast.media.s3 import S3Media
 from holdfast.store import Store, open_store
 from tests.media.conftest import Medium

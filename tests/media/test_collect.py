@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.errors import Conflict
 from holdfast.media import MediaStore, collect
-from holdfast.media.base import CHUNK
+from holdfast.media.media_store import CHUNK
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, Lease
 from tests.builders import held_session, new_session, until

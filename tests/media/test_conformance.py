@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.errors import Conflict, MediaDamaged
 from holdfast.media import MediaStore
-from holdfast.media.base import CHUNK
+from holdfast.media.media_store import CHUNK
 from holdfast.store import Store
 from holdfast.testing.media import MediaConformance, Stored
 from holdfast.types import Batch, Blob

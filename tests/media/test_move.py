@@ -9,7 +9,7 @@ import pytest
 from holdfast.config import load_settings
 from holdfast.errors import MediaNotFound
 from holdfast.media import MediaStore, collect, move, open_media
-from holdfast.media.base import CHUNK
+from holdfast.media.media_store import CHUNK
 from holdfast.record.offloader import MediaOffloader
 from holdfast.retention import clean, rehydrate
 from holdfast.store import Store, open_store

@@ -19,8 +19,8 @@ from holdfast import FunctionAgent, Retry, Turn, agent
 from holdfast.record import Policy
 from holdfast.record.ledger import is_cut_off
 from holdfast.record.recovery import find_resume_point
-from holdfast.record.settling import settle_effect
 from holdfast.runtime.questions import pending_approvals
+from holdfast.runtime.settling import settle_effect
 from holdfast.store import Store, open_store
 from holdfast.testing.agents import ledger
 from holdfast.types import Submission

@@ -3,22 +3,11 @@
 import hashlib
 import json
 
+from holdfast.commands import Command, Output
 from holdfast.ids import new_id
 from holdfast.media import MediaContext, MediaStore
 from holdfast.store import Store
-from holdfast.types import (
-    Batch,
-    Checkpoint,
-    Command,
-    Draft,
-    Effect,
-    Message,
-    NewEvent,
-    Output,
-    Run,
-    Segment,
-    SubmissionChange,
-)
+from holdfast.types import Batch, Checkpoint, Draft, Effect, Message, NewEvent, Run, Segment, SubmissionChange
 
 
 async def fill(

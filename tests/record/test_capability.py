@@ -32,7 +32,6 @@ from holdfast import (
     open_store,
     resume,
     rewind,
-    settle_effect,
 )
 from holdfast.errors import (
     Conflict,
@@ -47,6 +46,7 @@ from holdfast.errors import (
 from holdfast.media import open_media
 from holdfast.record import buffer, is_provider_valid
 from holdfast.retention import clean, erase
+from holdfast.runtime import settle_effect
 from tests.record.agents import call, recorded, scripted
 
 

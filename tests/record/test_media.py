@@ -43,7 +43,7 @@ from holdfast.config import load_settings
 from holdfast.errors import MediaUnavailable
 from holdfast.leases import hold_lease
 from holdfast.media import MediaContext, MediaStore, collect, open_media
-from holdfast.media.base import CHUNK
+from holdfast.media.media_store import CHUNK
 from holdfast.record.history import read_history
 from holdfast.retention import erase
 from holdfast.types import Batch, Effect, Run

@@ -19,7 +19,7 @@ from holdfast import (
     idempotency_key,
     step,
 )
-from holdfast.errors import BadInput, Conflict, StepFailed, StepsDiffer, StoreClosed
+from holdfast.errors import BadInput, Conflict, StepError, StepsDiffer, StoreClosed
 from holdfast.record.steps import current_steps
 from holdfast.store import Store
 from holdfast.testing.agents import Killed, ManualClock, killed_after, ledger
@@ -211,7 +211,7 @@ async def test_steps_that_run_when_another_one_fails_are_waited_for(timed: Store
         raise ConnectionError
 
     async def book(trip: str) -> str:
-        with suppress(StepFailed):
+        with suppress(StepError):
             await asyncio.gather(step("slow", slow), step("broken", broken))
         message = "one failed"
         raise ModelRetry(message)

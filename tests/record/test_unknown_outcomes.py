@@ -19,7 +19,7 @@ from holdfast import (
     settle_effect,
     step,
 )
-from holdfast.errors import OutcomeUnknown, StepFailed
+from holdfast.errors import OutcomeUnknown, StepError
 from holdfast.store import Store
 from holdfast.testing.agents import Killed, ManualClock, killed_after, ledger
 from tests.record.stepping import do, done, rerun, run, tool_agent
@@ -233,7 +233,7 @@ async def test_a_step_fails_when_its_rule_ends(
     last = f"{type(errors[-1]).__name__}: {errors[-1]}"
 
     async def book(trip: str) -> str:
-        with pytest.raises(StepFailed, match=str(errors[-1])):
+        with pytest.raises(StepError, match=str(errors[-1])):
             await step("fetch", flaky, retry=rule)
         await step("after", do, "after", recovery="retry")
         return "handled"

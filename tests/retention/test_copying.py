@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.commands import Command, Output
 from holdfast.config import load_settings
 from holdfast.errors import BadInput, RetentionRefused, SessionMoved, StoreInUse
 from holdfast.media import open_media
 from holdfast.retention import Copied, clean, copy, erase, rehydrate, undo_copy
 from holdfast.store import Store, open_store
 from holdfast.tables import SHARED
-from holdfast.types import Batch, Command, Output, SubmissionChange
+from holdfast.types import Batch, SubmissionChange
 from tests.builders import claim, held_session
 from tests.conftest import Engine
 from tests.promises.sessions import fill

@@ -12,7 +12,7 @@ import holdfast
 from holdfast import SessionHandle, Turn, TurnHandle, connect
 from holdfast.client.client import Client
 from holdfast.errors import ApprovalNeeded, BadInput, OutcomeUnknown, TurnFailed
-from holdfast.events import Draft
+from holdfast.events import DraftText
 from holdfast.runtime.function_agent import FunctionAgent
 from holdfast.store import Store
 from holdfast.testing.agents import ManualClock, ledger, memory_store
@@ -294,7 +294,7 @@ async def test_drafts_are_shown_while_the_answer_is_made(memory: Store):
         turn = await session.send("Tell.")
         seen = ""
         async for event in turn.events(drafts=True):
-            if isinstance(event, Draft):
+            if isinstance(event, DraftText):
                 seen = seen[: event.offset] + event.text
             if seen == "Once upon a time":
                 go.set()

@@ -20,7 +20,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 import holdfast
 from holdfast import NotDone, Turn, Unsettled, connect, idempotency_key, step
 from holdfast.cli.history import last_turn
-from holdfast.errors import ApprovalNeeded, Conflict, NotFound, StepFailed, TurnFailed, TurnNotRetriable
+from holdfast.errors import ApprovalNeeded, Conflict, NotFound, StepError, TurnFailed, TurnNotRetriable
 from holdfast.record.open_calls import is_provider_valid
 from holdfast.store import Store
 from holdfast.testing.agents import ManualClock, ledger, memory_store
@@ -115,7 +115,7 @@ async def test_a_failure_that_the_code_caught_stays(memory: Store):
     async def careful(turn: Turn) -> Any:
         try:
             return await turn.step("first", do, "first")
-        except StepFailed:
+        except StepError:
             return await turn.step("second", do, "second")
 
     async with connect(memory, agents=[careful]) as hf:

@@ -150,5 +150,5 @@ def test_a_server_starts_without_what_it_may_never_need():
     """Pydantic AI alone takes as long as everything else. Who needs it pays for it, once."""
     code = "import sys, holdfast.server.app; print([*sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for name in ("pydantic_ai", "jwt", "httpx2", "holdfast.frameworks.base"):
+    for name in ("pydantic_ai", "jwt", "httpx2", "holdfast.frameworks.framework_store"):
         assert f"'{name}'" not in done.stdout, name

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from holdfast import Store, connect
 from holdfast.cli import app
 from holdfast.errors import Conflict
-from holdfast.frameworks.base import FrameworkStore, to_body
+from holdfast.frameworks.bodies import to_body
+from holdfast.frameworks.framework_store import FrameworkStore
 from holdfast.media import open_media
 from holdfast.retention import clean
 from holdfast.server.routes import RULES

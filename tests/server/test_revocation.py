@@ -24,7 +24,7 @@ from holdfast.errors import StoreBusy, Unauthenticated
 from holdfast.media import open_media
 from holdfast.operations.access import Principal
 from holdfast.retention import clean
-from holdfast.server import auth, create_app, revocation, sockets, streams
+from holdfast.server import auth, create_app, durable_streams, revocation, sockets
 from holdfast.server.auth import digest
 from holdfast.server.retention import Imports
 from holdfast.server.revocation import Revocation
@@ -108,7 +108,7 @@ async def test_a_revoked_token_ends_its_event_streams(memory: Store, client: htt
 async def test_a_revoked_token_ends_its_long_polls(
     memory: Store, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(streams, "_POLL_SECONDS", 3600.0)
+    monkeypatch.setattr(durable_streams, "_POLL_SECONDS", 3600.0)
     waiting, watch = asyncio.Event(), memory.watch
 
     def noted(*given: Any, **options: Any) -> Any:

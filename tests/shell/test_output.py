@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.commands import Output
 from holdfast.shell.output import CHUNK_BYTES, STDERR, STDOUT, Collector, Decoder
-from holdfast.types import Output
 
 
 def collect(collector: Collector) -> list[Output]:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from holdfast.commands import Command
 from holdfast.config import load_settings
 from holdfast.ids import new_id
 from holdfast.shell import ShellService
 from holdfast.shell.process import lives, started_at, this_host
 from holdfast.store import Store
-from holdfast.types import Command
 from tests.builders import until
 from tests.conftest import Engine
 from tests.forking import AsyncForked, start_forked

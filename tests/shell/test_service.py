@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.commands import Command, Output
 from holdfast.config import load_settings
 from holdfast.errors import (
     BadInput,
@@ -22,7 +23,6 @@ from holdfast.errors import (
 from holdfast.ids import new_id
 from holdfast.shell import ShellService
 from holdfast.store import Store
-from holdfast.types import Command, Output
 from tests.builders import new_session, until
 
 

@@ -12,10 +12,10 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from holdfast import Holdfast
+from holdfast.commands import Command
 from holdfast.shell import ShellService
 from holdfast.shell.tools import shell_tools
 from holdfast.store import Store
-from holdfast.types import Command
 from tests.builders import within
 
 

@@ -30,7 +30,7 @@ MONGODB_ONLY = {
 
 def test_every_statement_is_used_and_every_name_exists():
     code = "\n".join(path.read_text() for path in FOLDER.parent.rglob("*.py"))
-    used = set(re.findall(r'\b(?:op|text|Operation)\(\s*f?["\'](\w+)["\']', code))
+    used = set(re.findall(r'\b(?:op|text|Statement)\(\s*f?["\'](\w+)["\']', code))
     used |= {*ARMS, *(f"delete_{table}" for table in CONTENT), *(f"due_{by}" for by in DUE_BY)}
     statements = library.statement_names("sqlite") | library.statement_names("postgres")
     used |= {name for name in statements if name.startswith("check_")}

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { createServer, connect, type AddressInfo, type Socket } from "node:net";
 import { test } from "node:test";
-import { ApprovalNeeded, Holdfast, HoldfastError, ServerUnavailable, TurnFailed, type Draft, type SessionEvent } from "holdfast-client";
+import { ApprovalNeeded, Holdfast, HoldfastError, ServerUnavailable, TurnFailed, type DraftText, type SessionEvent } from "holdfast-client";
 
 const url = process.env["HOLDFAST_URL"]!;
 const token = process.env["HOLDFAST_TOKEN"]!;
@@ -93,7 +93,7 @@ test("a stream that is cut again and again has each event once", async () => {
   try {
     const behind = await new Holdfast({ url: proxy.url, token }).session({ id: session.id }); // takes a connection of its own
     const seen: SessionEvent[] = [];
-    const drafts: Draft[] = [];
+    const drafts: DraftText[] = [];
     for await (const event of behind.events({ drafts: true })) {
       if (!("seq" in event)) drafts.push(event);
       else seen.push(event);

@@ -183,7 +183,7 @@ export interface CredentialInfo {
 }
 
 /** Text that the model is streaming now. It is not durable, and has no number: the complete message follows as an event. `text` continues what came before at `offset`. If the offset is 0, the text starts again. */
-export interface Draft {
+export interface DraftText {
   run_id: string;
   part: number;
   kind: string;

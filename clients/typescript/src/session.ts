@@ -3,7 +3,7 @@ import type {
   ApprovalRequest,
   ConversationEntry,
   ContentMessage,
-  Draft,
+  DraftText,
   HistoryMessage,
   NewSubmission,
   SessionDetail,
@@ -91,9 +91,9 @@ export class SessionHandle {
    * Yield every event after a number, each once: those on record, then new ones as they happen.
    *
    * The stream resumes by itself after a lost connection or a restarted server, and ends when the session is erased. With `drafts` it
-   * also yields the text that the model is streaming, as a `Draft`, which has no `seq`.
+   * also yields the text that the model is streaming, as a `DraftText`, which has no `seq`.
    */
-  events(options: EventOptions & { drafts: true }): AsyncGenerator<SessionEvent | Draft, void, undefined>;
+  events(options: EventOptions & { drafts: true }): AsyncGenerator<SessionEvent | DraftText, void, undefined>;
   events(options?: EventOptions): AsyncGenerator<SessionEvent, void, undefined>;
   async *events({ after = 0, signal, drafts = false }: EventOptions & { drafts?: boolean } = {}) {
     for await (const event of follow(this.transport, `${this.path}/events`, after, signal)) {

@@ -1,4 +1,4 @@
-import type { Draft, EventInfo } from "./models.js";
+import type { DraftText, EventInfo } from "./models.js";
 import { Backoff, type Transport } from "./transport.js";
 
 /** After so long without a byte, a connection is lost: the server sends a comment more often than that. */
@@ -15,7 +15,7 @@ export async function* follow(
   path: string,
   after: number,
   signal?: AbortSignal,
-): AsyncGenerator<SessionEvent | Draft, void, undefined> {
+): AsyncGenerator<SessionEvent | DraftText, void, undefined> {
   const retry = new Backoff();
   for (;;) {
     let lost: unknown;

@@ -1,5 +1,5 @@
 import { ApprovalNeeded, TurnFailed } from "./errors.js";
-import type { ApprovalRequest, Draft, SessionDetail, SubmissionInfo } from "./models.js";
+import type { ApprovalRequest, DraftText, SessionDetail, SubmissionInfo } from "./models.js";
 import { follow, type SessionEvent } from "./stream.js";
 import type { Transport } from "./transport.js";
 
@@ -33,7 +33,7 @@ export class TurnHandle {
   }
 
   /** Yield the events of the session from the moment this submission was queued until it has ended. */
-  events(options: WaitOptions & { drafts: true }): AsyncGenerator<SessionEvent | Draft, void, undefined>;
+  events(options: WaitOptions & { drafts: true }): AsyncGenerator<SessionEvent | DraftText, void, undefined>;
   events(options?: WaitOptions): AsyncGenerator<SessionEvent, void, undefined>;
   async *events({ signal, drafts = false }: WaitOptions & { drafts?: boolean } = {}) {
     for await (const event of follow(this.transport, `${this.session}/events`, this.position, signal)) {

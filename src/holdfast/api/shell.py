@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
 from holdfast.api.models import Id, ResponseBody
-from holdfast.types import CommandState
+from holdfast.commands import CommandState
 
 HexId = Annotated[str, BeforeValidator(lambda uuid: uuid.replace("-", ""))]
 UUID_PATTERN: Final = "^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}$"

@@ -5,10 +5,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from holdfast import __version__
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.help import Commands, UsageError, bad_usage
 from holdfast.errors import HoldfastError
+from holdfast.version import __version__
 
 _COMMANDS = {
     "Sessions": {

@@ -15,8 +15,8 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.help import Commands
 from holdfast.cli.options import AsJson, StoreUrl, chosen_store
 from holdfast.cli.terminal import TextTable, echo, new_console
+from holdfast.diagnostics import SchemaStatus, StoreStats
 from holdfast.errors import StoreTooOld
-from holdfast.types import SchemaStatus, StoreStats
 
 if TYPE_CHECKING:
     from holdfast.retention import Forecast

@@ -22,10 +22,10 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.options import AsJson, ServerUrl, StoreUrl, chosen_store, connected
 from holdfast.cli.terminal import TextTable, coloured, new_console, one_line, print_json, record
 from holdfast.config import FILE, Settings, foreign_variables, load_settings
+from holdfast.diagnostics import ServerSetting
 from holdfast.errors import HoldfastError, StoreMissing, StoreTooOld
 from holdfast.leases import no_worker
 from holdfast.store import Store
-from holdfast.types import ServerSetting
 
 if TYPE_CHECKING:
     from holdfast.api.models import SessionInfo, WorkerInfo

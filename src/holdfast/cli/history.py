@@ -12,12 +12,14 @@ from holdfast.cli.runs import RunId
 from holdfast.cli.talk import Timeout, WaitForAnswer, print_answer, print_sent, wait_for_answer
 from holdfast.cli.terminal import echo, print_json, record
 from holdfast.errors import BadInput, Conflict
-from holdfast.types import TURNS, is_refused_retry
+from holdfast.runtime.payloads import is_refused_retry
+from holdfast.types import TURNS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from holdfast.api.models import EffectInfo, SubmissionInfo
+    from holdfast.api.models import EffectInfo
+    from holdfast.api.submissions import SubmissionInfo
     from holdfast.client import Client, SessionHandle, TurnHandle
 
 Wait = Annotated[

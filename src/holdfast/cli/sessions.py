@@ -7,15 +7,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from holdfast.api.models import (
-    ApprovalRequest,
-    ConversationEntry,
-    EffectInfo,
-    Items,
-    SessionDetail,
-    SessionInfo,
-    SubmissionDetail,
-)
+from holdfast.api.models import ConversationEntry, EffectInfo, Items, SessionDetail, SessionInfo
+from holdfast.api.submissions import SubmissionDetail
+from holdfast.approval import ApprovalRequest
 from holdfast.cli.help import Commands
 from holdfast.cli.history import last_turn
 from holdfast.cli.options import (

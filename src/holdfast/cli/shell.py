@@ -15,9 +15,9 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.help import Commands
 from holdfast.cli.options import AsJson, StoreUrl, chosen_store
 from holdfast.cli.terminal import TextTable, echo, new_console, one_line, safe, time_text
+from holdfast.commands import Command, Output
 from holdfast.config import load_settings
 from holdfast.errors import BadInput
-from holdfast.types import Command, Output
 
 app = Commands("Run, list and stop recorded shell commands.")
 CommandId = Annotated[str, typer.Argument(help="Id of the command.")]

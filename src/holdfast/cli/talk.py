@@ -17,8 +17,9 @@ from holdfast.ids import check_choice
 from holdfast.types import WHEN_BUSY, WhenBusy
 
 if TYPE_CHECKING:
-    from holdfast.api.models import ApprovalRequest, SubmissionInfo
     from holdfast.api.retention import RetentionStatus
+    from holdfast.api.submissions import SubmissionInfo
+    from holdfast.approval import ApprovalRequest
     from holdfast.client import TurnHandle
 
 FAILED = ("failed", "dead")

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,14 @@ import httpx2
 from holdfast.api.retention import RehydrateResult
 from holdfast.client.files import read_pieces
 from holdfast.client.transport import Transport
-from holdfast.errors import ArchiveFailed, BadText, ServerError, ServerUnavailable, Unauthenticated, error_of
+from holdfast.errors import (
+    ArchiveFailed,
+    BadText,
+    HoldfastError,
+    ServerError,
+    ServerUnavailable,
+    Unauthenticated,
+)
 from holdfast.ids import is_token
 
 _LONG = httpx2.Timeout(30, read=None)
@@ -121,6 +129,15 @@ async def _text(response: httpx2.Response) -> AsyncGenerator[str, None]:
         yield piece
 
 
+@cache
+def _error_classes() -> dict[str, type[HoldfastError]]:
+    """Return the classes of errors by code. A code that several classes have is that of the first."""
+    kinds: list[type[HoldfastError]] = [HoldfastError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return {kind.code: kind for kind in reversed(kinds)}
+
+
 def _raise_error(response: httpx2.Response) -> None:
     """Raise the error that a response reports, as the class that the server raised."""
     if response.is_success:
@@ -132,7 +149,7 @@ def _raise_error(response: httpx2.Response) -> None:
     except (ValueError, LookupError, TypeError, RecursionError):  # it is not from Holdfast, but from a proxy
         text = response.text[:200].strip().rstrip(".") or "no reason given"
         raise ServerError(status=status, code="unknown", message=text) from None
-    kind = error_of(code)
+    kind = _error_classes().get(code)
     if kind is not None:
         raised = kind.restore(message, facts)
     else:

@@ -93,7 +93,7 @@ class LocalTransport(Transport):
     async def metrics(self) -> str:
         """Return the metrics in the format of Prometheus. They need the extra `server`."""
         try:
-            from holdfast.server.metrics import Metrics
+            from holdfast.operations.metrics import Metrics
         except ModuleNotFoundError as error:
             raise MissingExtra(extra="server") from error
         return (await Metrics().text(self._service.store)).decode()

@@ -10,7 +10,6 @@ from pydantic import TypeAdapter
 
 from holdfast.api.models import (
     AgentState,
-    ApprovalRequest,
     ConversationEntry,
     CredentialInfo,
     EventInfo,
@@ -22,11 +21,11 @@ from holdfast.api.models import (
     SessionInfo,
     StateList,
     StateVersion,
-    SubmissionDetail,
-    SubmissionInfo,
 )
 from holdfast.api.retention import CleanResult, EraseResult, RehydrateResult, RetentionStatus
 from holdfast.api.shell import BashOutput, SessionCommand
+from holdfast.api.submissions import SubmissionDetail, SubmissionInfo
+from holdfast.approval import ApprovalRequest
 from holdfast.client.files import write_file
 from holdfast.client.output import OutputType
 from holdfast.client.stream import follow as follow_session
@@ -40,7 +39,7 @@ from holdfast.types import SubmissionState, WhenBusy
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelMessage, UserContent
 
-    from holdfast.events import Draft, SessionEvent
+    from holdfast.events import DraftText, SessionEvent
 
 T = TypeVar("T")
 
@@ -188,14 +187,14 @@ class SessionHandle(Generic[T]):
     @overload
     def events(
         self, *, after: int = 0, drafts: bool, follow: bool = True
-    ) -> "AsyncGenerator[SessionEvent | Draft, None]": ...
+    ) -> "AsyncGenerator[SessionEvent | DraftText, None]": ...
     def events(
         self, *, after: int = 0, drafts: bool = False, follow: bool = True
-    ) -> "AsyncGenerator[SessionEvent | Draft, None]":
+    ) -> "AsyncGenerator[SessionEvent | DraftText, None]":
         """Yield every event after a number, each once: those on record, then new ones as they happen.
 
         The stream resumes by itself after a lost connection or a restarted server, and ends when the session is erased. With
-        `drafts` it also yields `Draft` objects, the text that the model is streaming. Without `follow` it ends at the last event on record. The
+        `drafts` it also yields `DraftText` objects, the text that the model is streaming. Without `follow` it ends at the last event on record. The
         classes of the events are in `holdfast.events`.
         """
         if not follow:

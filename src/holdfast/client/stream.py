@@ -8,7 +8,7 @@ from holdfast.api.models import EventInfo
 from holdfast.client.transport import Transport
 
 if TYPE_CHECKING:
-    from holdfast.events import Draft, SessionEvent
+    from holdfast.events import DraftText, SessionEvent
 
 
 @overload
@@ -18,19 +18,19 @@ def follow(
 @overload
 def follow(
     transport: Transport, session_id: str, *, after: int, drafts: bool
-) -> "AsyncGenerator[SessionEvent | Draft, None]": ...
+) -> "AsyncGenerator[SessionEvent | DraftText, None]": ...
 async def follow(
     transport: Transport, session_id: str, *, after: int, drafts: bool = False
-) -> "AsyncGenerator[SessionEvent | Draft, None]":
+) -> "AsyncGenerator[SessionEvent | DraftText, None]":
     """Yield every event after a number, past and future, each once. With `drafts`, yield drafts between them."""
-    from holdfast.events import Draft, parse_event  # imports Pydantic AI
+    from holdfast.events import DraftText, parse_event  # imports Pydantic AI
 
     async with aclosing(transport.stream(f"/api/sessions/{session_id}/events", after=after)) as blocks:
         async for kind, data in blocks:
             if kind != "draft":
                 yield parse_event(data)
             elif drafts:
-                yield Draft.model_validate(data)
+                yield DraftText.model_validate(data)
 
 
 async def read(transport: Transport, path: str, *, after: int) -> "AsyncGenerator[SessionEvent, None]":

@@ -9,7 +9,6 @@ from pydantic_ai.messages import ModelMessage, UserContent
 
 from holdfast.api.models import (
     AgentState,
-    ApprovalRequest,
     AuditRecord,
     CheckpointInfo,
     ConversationEntry,
@@ -26,8 +25,6 @@ from holdfast.api.models import (
     SessionDetail,
     SessionInfo,
     StateVersion,
-    SubmissionDetail,
-    SubmissionInfo,
     WorkerInfo,
 )
 from holdfast.api.retention import CleanResult, EraseResult, RehydrateResult, RetentionStatus, SweepResult
@@ -38,14 +35,16 @@ from holdfast.api.shell import (
     CommandResult,
     SessionCommand,
 )
+from holdfast.api.submissions import SubmissionDetail, SubmissionInfo
+from holdfast.approval import ApprovalRequest
 from holdfast.client.client import Client
 from holdfast.client.connection import connect
-from holdfast.client.loop import EventLoop, SyncHandle
 from holdfast.client.run import RunHandle
 from holdfast.client.session import SessionHandle
 from holdfast.client.shell import ShellHandle
 from holdfast.client.turn import TurnHandle
-from holdfast.events import Draft, SessionEvent
+from holdfast.event_loop import EventLoop
+from holdfast.events import DraftText, SessionEvent
 from holdfast.store import Store
 from holdfast.types import CheckpointKind, Status, SubmissionState, WhenBusy
 
@@ -56,6 +55,18 @@ if TYPE_CHECKING:
     from holdfast.runtime.agents import Agents
 
 T = TypeVar("T")
+H = TypeVar("H")
+
+
+class SyncHandle(Generic[H]):
+    """A handle whose methods block until they have a result."""
+
+    def __init__(self, loop: EventLoop, handle: H) -> None:
+        self._loop = loop
+        self._handle = handle
+
+    def __repr__(self) -> str:
+        return f"Sync{self._handle!r}"
 
 
 class SyncTurnHandle(SyncHandle[TurnHandle[T]], Generic[T]):
@@ -77,8 +88,8 @@ class SyncTurnHandle(SyncHandle[TurnHandle[T]], Generic[T]):
     @overload
     def events(self, *, drafts: Literal[False] = False) -> Generator[SessionEvent, None, None]: ...
     @overload
-    def events(self, *, drafts: bool) -> Generator[SessionEvent | Draft, None, None]: ...
-    def events(self, *, drafts: bool = False) -> Generator[SessionEvent | Draft, None, None]:
+    def events(self, *, drafts: bool) -> Generator[SessionEvent | DraftText, None, None]: ...
+    def events(self, *, drafts: bool = False) -> Generator[SessionEvent | DraftText, None, None]:
         """Yield the events of the session from the moment this submission was queued until it has ended."""
         return self._loop.iterate(self._handle.events(drafts=drafts))
 
@@ -226,14 +237,14 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
     @overload
     def events(
         self, *, after: int = 0, drafts: bool, follow: bool = True
-    ) -> Generator[SessionEvent | Draft, None, None]: ...
+    ) -> Generator[SessionEvent | DraftText, None, None]: ...
     def events(
         self, *, after: int = 0, drafts: bool = False, follow: bool = True
-    ) -> Generator[SessionEvent | Draft, None, None]:
+    ) -> Generator[SessionEvent | DraftText, None, None]:
         """Yield every event after a number, each once: those on record, then new ones as they happen.
 
         The stream resumes by itself after a lost connection or a restarted server, and ends when the session is erased. With
-        `drafts` it also yields `Draft` objects, the text that the model is streaming. Without `follow` it ends at the last event on record. The
+        `drafts` it also yields `DraftText` objects, the text that the model is streaming. Without `follow` it ends at the last event on record. The
         classes of the events are in `holdfast.events`.
         """
         return self._loop.iterate(self._handle.events(after=after, drafts=drafts, follow=follow))

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from pydantic import TypeAdapter, ValidationError
 
-from holdfast.api.models import ApprovalRequest, SessionDetail, SubmissionInfo
+from holdfast.api.models import SessionDetail
+from holdfast.api.submissions import SubmissionInfo
+from holdfast.approval import ApprovalRequest
 from holdfast.client.stream import follow
 from holdfast.client.transport import Transport
 from holdfast.errors import ApprovalNeeded, TurnFailed
 
 if TYPE_CHECKING:
-    from holdfast.events import Draft, SessionEvent
+    from holdfast.events import DraftText, SessionEvent
 
 T = TypeVar("T")
 _log = logging.getLogger("holdfast.client")
@@ -57,8 +59,8 @@ class TurnHandle(Generic[T]):
     @overload
     def events(self, *, drafts: Literal[False] = False) -> "AsyncGenerator[SessionEvent, None]": ...
     @overload
-    def events(self, *, drafts: bool) -> "AsyncGenerator[SessionEvent | Draft, None]": ...
-    async def events(self, *, drafts: bool = False) -> "AsyncGenerator[SessionEvent | Draft, None]":
+    def events(self, *, drafts: bool) -> "AsyncGenerator[SessionEvent | DraftText, None]": ...
+    async def events(self, *, drafts: bool = False) -> "AsyncGenerator[SessionEvent | DraftText, None]":
         """Yield the events of the session from the moment this submission was queued until it has ended."""
         async with aclosing(
             follow(self._transport, self.session_id, after=self.position, drafts=drafts)

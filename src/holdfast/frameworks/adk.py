@@ -21,7 +21,8 @@ from typing import Any, Final, Self, TypeVar
 
 from holdfast.errors import SessionCleaned
 from holdfast.frameworks.adk_state import Change, SharedState
-from holdfast.frameworks.base import FrameworkStore, Writer, check_version, from_body, to_body
+from holdfast.frameworks.bodies import from_body, to_body
+from holdfast.frameworks.framework_store import FrameworkStore, RecordWriter, check_version
 from holdfast.ids import new_id
 from holdfast.store import Store
 from holdfast.types import Record
@@ -185,7 +186,12 @@ class HoldfastSessionService(BaseSessionService):
             session._storage_update_marker = record.key  # noqa: SLF001 - as the services of ADK do
 
     async def _write(
-        self, writer: Writer, name: _Name, deltas: dict[str, dict[str, Any]], head: _Head, record: Record
+        self,
+        writer: RecordWriter,
+        name: _Name,
+        deltas: dict[str, dict[str, Any]],
+        head: _Head,
+        record: Record,
     ) -> None:
         """Announce the changes of the shared states, and write the record that makes them count."""
         for shared, delta in (
@@ -221,7 +227,7 @@ class HoldfastSessionService(BaseSessionService):
             from_body(record.body) == dumped for record in await self._store.records(stored_id, _EVENT)
         )
 
-    async def _head(self, stored_id: str, writer: Writer | None = None) -> _Head | None:
+    async def _head(self, stored_id: str, writer: RecordWriter | None = None) -> _Head | None:
         """Return the head of a session; None if a process was killed before it had created the session completely."""
         if writer is not None and "head" in writer.known:
             return writer.known["head"]

@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from holdfast.errors import SessionNotFound
-from holdfast.frameworks.base import FrameworkStore, from_body, to_body
+from holdfast.frameworks.bodies import from_body, to_body
+from holdfast.frameworks.framework_store import FrameworkStore
 from holdfast.types import Record
 
 _STATE: Final = ("state", "main")

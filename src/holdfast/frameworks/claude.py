@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from holdfast.frameworks.base import FrameworkStore, check_version, from_body, to_body
+from holdfast.frameworks.bodies import from_body, to_body
+from holdfast.frameworks.framework_store import FrameworkStore, check_version
 from holdfast.store import Store
 from holdfast.types import Record
 

@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from holdfast.errors import BadInput, MissingExtra, SessionCleaned
-from holdfast.frameworks.base import FrameworkStore, from_body
-from holdfast.frameworks.foreign import framework_of
+from holdfast.framework_sessions import framework_of
+from holdfast.frameworks.bodies import from_body
+from holdfast.frameworks.framework_store import FrameworkStore
 from holdfast.store import Store
 from holdfast.store.transactions import PAGE_BYTES
 from holdfast.types import Session

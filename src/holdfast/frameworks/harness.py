@@ -25,15 +25,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from holdfast.errors import BadInput, MediaCollected, MediaNotFound, SessionCleaned, SessionNotFound
-from holdfast.frameworks.base import (
-    FrameworkStore,
-    Writer,
-    body_to_text,
-    check_version,
-    from_body,
-    text_to_body,
-    to_body,
-)
+from holdfast.frameworks.bodies import body_to_text, from_body, text_to_body, to_body
+from holdfast.frameworks.framework_store import FrameworkStore, RecordWriter, check_version
 from holdfast.media import open_media, referenced, to_uri
 from holdfast.media.messages import move_back, move_out
 from holdfast.store import Store
@@ -386,7 +379,7 @@ class HoldfastMediaStore:
 
 
 async def _write(
-    writer: Writer,
+    writer: RecordWriter,
     records: Callable[[], Awaitable[tuple[list[Record], list[str]]]],
     dropped: Sequence[tuple[str, str]] = (),
 ) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from holdfast.errors import BadInput, MissingExtra
-from holdfast.frameworks.base import FrameworkStore
+from holdfast.frameworks.framework_store import FrameworkStore
 from holdfast.store import Store
 
 try:
@@ -48,8 +48,9 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
+from holdfast.frameworks.langgraph_keys import namespace_key
 from holdfast.frameworks.langgraph_threads import Threads
-from holdfast.frameworks.langgraph_values import Reading, Stored, namespace_key
+from holdfast.frameworks.langgraph_values import Reading, Stored
 
 
 class HoldfastSaver(BaseCheckpointSaver[int]):

@@ -10,17 +10,10 @@ from typing import Any, Final, TypeAlias
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from holdfast.frameworks.base import FrameworkStore, Writer
+from holdfast.frameworks.framework_store import FrameworkStore, RecordWriter
+from holdfast.frameworks.langgraph_keys import CLOSED, end_of
 from holdfast.frameworks.langgraph_memory import Ref
-from holdfast.frameworks.langgraph_values import (
-    CLOSED,
-    Reading,
-    Stored,
-    element,
-    end_of,
-    load,
-    text_numbers,
-)
+from holdfast.frameworks.langgraph_values import Reading, Stored, element, load, text_numbers
 from holdfast.types import Record
 
 KINDS: Final = ("text", "element", "value", "write", "checkpoint")
@@ -53,7 +46,7 @@ def keep_latest(found: Found) -> set[str]:
 
 async def delete_checkpoints(
     shared: FrameworkStore,
-    writer: Writer,
+    writer: RecordWriter,
     serde: SerializerProtocol,
     choose: Callable[[Found], set[str]],
 ) -> None:
@@ -76,7 +69,7 @@ async def _found(shared: FrameworkStore, session_id: str, serde: SerializerProto
     return [(one, load(one.content, texts, serde)[1]) for one in found]
 
 
-async def _sweep(shared: FrameworkStore, writer: Writer, kept: Sequence[Stored]) -> None:
+async def _sweep(shared: FrameworkStore, writer: RecordWriter, kept: Sequence[Stored]) -> None:
     """Delete all values that the kept checkpoints and their writes do not refer to."""
     session_id = writer.lease.session_id
     refs = [ref for one in kept for ref in one.refs.values()]
@@ -127,6 +120,6 @@ def _lengths(refs: Iterable[Ref], elements: Sequence[Record]) -> dict[str, int]:
     return lengths
 
 
-async def _drop(writer: Writer, dropped: Sequence[tuple[str, str]]) -> None:
+async def _drop(writer: RecordWriter, dropped: Sequence[tuple[str, str]]) -> None:
     for start in range(0, len(dropped), _BATCH):
         await writer.write(dropped=dropped[start : start + _BATCH])

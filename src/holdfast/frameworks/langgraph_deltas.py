@@ -11,16 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 from langgraph.checkpoint.base import DeltaChannelHistory
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from holdfast.frameworks.base import FrameworkStore
-from holdfast.frameworks.langgraph_values import (
-    Encoded,
-    Reading,
-    Stored,
-    load,
-    load_ref,
-    namespace_key,
-    stored_writes,
-)
+from holdfast.frameworks.framework_store import FrameworkStore
+from holdfast.frameworks.langgraph_keys import namespace_key
+from holdfast.frameworks.langgraph_values import Encoded, Reading, Stored, load, load_ref, stored_writes
 from holdfast.types import Record
 
 if TYPE_CHECKING:

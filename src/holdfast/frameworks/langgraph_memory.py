@@ -57,7 +57,7 @@ Lists: TypeAlias = Recent[tuple[str, str, str], Kept]
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ThreadHead:
     """The checkpoint that was written last in its namespace."""
 
     id: str = ""
@@ -82,7 +82,7 @@ class Memory:
     next_text: int | None = None
     texts: OrderedDict[bytes, int] = field(default_factory=OrderedDict[bytes, int])
     """The numbers of texts, by a hash of each."""
-    heads: OrderedDict[str, Head] = field(default_factory=OrderedDict[str, Head])
+    heads: OrderedDict[str, ThreadHead] = field(default_factory=OrderedDict[str, ThreadHead])
     """By the key of the namespace."""
     tails: OrderedDict[str, int] = field(default_factory=OrderedDict[str, int])
     origins: OrderedDict[str, Origin] = field(default_factory=OrderedDict[str, Origin])

@@ -11,33 +11,19 @@ from langgraph.checkpoint.base import (
     ChannelVersions,
     Checkpoint,
     CheckpointMetadata,
-    CheckpointTuple,
-    DeltaChannelHistory,
-    get_checkpoint_id,
     get_checkpoint_metadata,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from holdfast.errors import BadInput, Conflict, SessionCleaned
-from holdfast.frameworks.base import FrameworkStore, Writer
+from holdfast.errors import BadInput, SessionCleaned
+from holdfast.frameworks.framework_store import FrameworkStore, RecordWriter
 from holdfast.frameworks.langgraph_deletion import KINDS, delete_checkpoints, keep_latest
-from holdfast.frameworks.langgraph_deltas import delta_histories
-from holdfast.frameworks.langgraph_memory import Head, Memory, Ref, new_lists, new_memories
+from holdfast.frameworks.langgraph_keys import checkpoint_key, digest, id_key, namespace_key
+from holdfast.frameworks.langgraph_memory import Memory, Ref, ThreadHead, new_memories
+from holdfast.frameworks.langgraph_reader import ThreadReader, address_of, config_of, thread_id_of
 from holdfast.frameworks.langgraph_values import (
-    Encoded,
-    Reading,
     Stored,
     Values,
-    checkpoint_key,
-    digest,
-    id_key,
-    join,
-    keep,
-    load,
-    load_list,
-    load_ref,
-    namespace_key,
-    stored_writes,
     to_json,
 )
 from holdfast.types import Record, Run
@@ -46,18 +32,15 @@ _LARGEST_PLAIN: Final = 1 << 14
 _COPY_PAGE: Final = 500
 
 
-class Threads:
-    """The threads in a store. Its methods run on the event loop of the store."""
+class Threads(ThreadReader):
+    """The threads in a store, to read and write. Its methods run on the event loop of the store."""
 
     def __init__(self, shared: FrameworkStore) -> None:
-        self._shared = shared
+        super().__init__(shared)
         self._memories = new_memories()
-        self._lists = new_lists()
-
-    # Writing
 
     @asynccontextmanager
-    async def _writing(self, session_id: str) -> AsyncGenerator[tuple[Writer, Memory], None]:
+    async def _writing(self, session_id: str) -> AsyncGenerator[tuple[RecordWriter, Memory], None]:
         """Hold a session, with the memory of what was written. After a failure nothing is remembered."""
         async with self._shared.writing(session_id) as writer:
             epoch = writer.lease.epoch
@@ -87,7 +70,7 @@ class Threads:
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Store a checkpoint."""
-        name, ns, parent = _address(config)
+        name, ns, parent = address_of(config)
         session_id = await self._shared.ensure_id(name)
         async with self._writing(session_id) as (writer, memory):
             before = await self._head(serde, session_id, memory, ns, parent)
@@ -115,7 +98,7 @@ class Threads:
             runs = [] if run_id is None else [self._run(session_id, str(run_id))]
             await writer.write(values.records, runs=[run for run in runs if run.id not in memory.runs])
             memory.runs |= {run.id: None for run in runs}
-            memory.heads[namespace_key(ns)] = Head(checkpoint["id"], dict(versions), refs)
+            memory.heads[namespace_key(ns)] = ThreadHead(checkpoint["id"], dict(versions), refs)
             memory.heads.move_to_end(namespace_key(ns))
             of_others = [
                 task
@@ -124,26 +107,22 @@ class Threads:
             ]
             for task in of_others:
                 del memory.tasks[task]
-        return _config(_thread_id(config), ns, checkpoint["id"])
+        return config_of(thread_id_of(config), ns, checkpoint["id"])
 
     async def _head(
         self, serde: SerializerProtocol, session_id: str, memory: Memory, ns: str, checkpoint_id: str | None
-    ) -> Head:
+    ) -> ThreadHead:
         """Return the checkpoint before the one to be put."""
         head = memory.heads.get(namespace_key(ns))
         if checkpoint_id is None:
-            return Head()
+            return ThreadHead()
         if head is not None and head.id == checkpoint_id:
             return head
         found = await self._find(session_id, ns, checkpoint_id)
         if found is None:
-            return Head()
+            return ThreadHead()
         rest, _ = await self._content(serde, session_id, found)
-        return Head(checkpoint_id, rest["channel_versions"], found.refs)
-
-    async def _content(self, serde: SerializerProtocol, session_id: str, found: Stored) -> Any:
-        """Return a checkpoint without its values, and its metadata."""
-        return load(found.content, await Reading(self._shared, session_id).texts([found.content]), serde)
+        return ThreadHead(checkpoint_id, rest["channel_versions"], found.refs)
 
     def _run(self, session_id: str, run_id: str) -> Run:
         return Run(
@@ -166,7 +145,7 @@ class Threads:
         task_path: str,
     ) -> None:
         """Store the writes of a task."""
-        name, ns, checkpoint_id = _address(config)
+        name, ns, checkpoint_id = address_of(config)
         if checkpoint_id is None:
             raise BadInput(problem="put_writes needs a config with a checkpoint_id")
         session_id = await self._shared.ensure_id(name)
@@ -189,149 +168,6 @@ class Threads:
             values.records.append(Record(kind="write", key=key, body=to_json(body)))
             await writer.write(values.records)
             memory.tasks[key] = None
-
-    # Reading
-
-    async def get_tuple(self, serde: SerializerProtocol, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return a checkpoint; None if there is none."""
-        name, ns, checkpoint_id = _address(config)
-        session = await self._shared.find(name)
-        if session is None:
-            return None
-        thread_id = _thread_id(config)
-        for attempt in (1, 2):
-            found = await self._find(session.id, ns, checkpoint_id)
-            if found is None:
-                return None
-            try:
-                return await self._load(serde, session.id, thread_id, found, remember=True)
-            except Conflict:  # it was deleted meanwhile; the latest one may be another now
-                if attempt == 2:  # noqa: PLR2004
-                    raise
-        return None
-
-    async def _find(self, session_id: str, ns: str, checkpoint_id: str | None) -> Stored | None:
-        prefix = f"{namespace_key(ns)}/" if checkpoint_id is None else checkpoint_key(ns, checkpoint_id)
-        found = await self._shared.records(
-            session_id, "checkpoint", prefix=prefix, reverse=checkpoint_id is None, limit=1
-        )
-        if not found or (checkpoint_id is not None and found[0].key != prefix):
-            return None
-        return Stored.of(found[0])
-
-    async def _load(
-        self,
-        serde: SerializerProtocol,
-        session_id: str,
-        thread_id: Any,
-        found: Stored,
-        *,
-        remember: bool = False,
-    ) -> CheckpointTuple:
-        """Return a checkpoint with its values and writes."""
-        ns = found.ns
-        reading = Reading(self._shared, session_id)
-        writes = stored_writes(await self._shared.records(session_id, "write", prefix=f"{found.key}/"))
-        encoded = [found.content, *(value for _, _, value in writes)]
-        parts: dict[str, list[Encoded]] = {}
-        ready: dict[str, list[tuple[str, bytes]]] = {}
-        for channel, ref in found.refs.items():
-            kept = self._lists.get((session_id, ns, channel)) if "n" in ref else None
-            if kept is not None and kept.is_at(ref):
-                ready[channel] = list(kept.stored)  # the next put changes it
-            else:
-                parts[channel] = await reading.encoded(ref)
-                encoded += parts[channel]
-        texts = await reading.texts(encoded)
-        values: dict[str, Any] = {}
-        for channel, ref in found.refs.items():
-            if "n" not in ref:
-                values[channel] = load_ref(ref, parts[channel], texts, serde)
-                continue
-            stored = ready.get(channel) or [join(one, texts) for one in parts.get(channel, ())]
-            values[channel] = load_list(stored, serde)
-            if channel in parts and remember:
-                self._lists.put((session_id, ns, channel), keep(ref, stored, values[channel], serde))
-        rest, metadata = load(found.content, texts, serde)
-        return CheckpointTuple(
-            config=_config(thread_id, ns, found.id),
-            checkpoint=cast("Checkpoint", {**rest, "id": found.id, "channel_values": values}),
-            metadata=metadata,
-            parent_config=None if found.parent is None else _config(thread_id, ns, found.parent),
-            pending_writes=[(task, channel, load(value, texts, serde)) for task, channel, value in writes],
-        )
-
-    async def delta_histories(
-        self, serde: SerializerProtocol, config: RunnableConfig, channels: Sequence[str]
-    ) -> dict[str, DeltaChannelHistory]:
-        """Return the history of each delta channel before a checkpoint."""
-        name, ns, checkpoint_id = _address(config)
-        session_id = await self._shared.find_id(name)
-        target = None if session_id is None else await self._find(session_id, ns, checkpoint_id)
-        if session_id is None or target is None:
-            return {channel: {"writes": []} for channel in channels}
-        return await delta_histories(self._shared, session_id, serde, target, channels)
-
-    async def list(
-        self,
-        serde: SerializerProtocol,
-        config: RunnableConfig | None,
-        filter: dict[str, Any] | None,
-        before: RunnableConfig | None,
-        limit: int | None,
-    ) -> AsyncGenerator[CheckpointTuple, None]:
-        """Yield checkpoints, newest first."""
-        below = _checkpoint_id(before)
-        if limit is not None and limit <= 0:
-            return
-        async for session_id, thread_id, found in self._matching(config, below):
-            if filter:
-                _, metadata = await self._content(serde, session_id, found)
-                if any(metadata.get(key) != value for key, value in filter.items()):
-                    continue
-            try:
-                loaded = await self._load(serde, session_id, thread_id, found)
-            except Conflict:  # deleted since it was listed
-                continue
-            yield loaded
-            limit = None if limit is None else limit - 1
-            if limit == 0:
-                return
-
-    async def _matching(
-        self, config: RunnableConfig | None, below: str | None
-    ) -> AsyncGenerator[tuple[str, Any, Stored], None]:
-        """Yield checkpoints before one, newest first, with the id of the session and of the thread."""
-        if config is None:
-            sessions = [
-                (session.id, json.loads(session.metadata)["name"])
-                async for session in self._shared.all_sessions()
-            ]
-        else:
-            session = await self._shared.find(_address(config)[0])
-            if session is None:
-                return
-            sessions = [(session.id, _thread_id(config))]
-        wanted = _checkpoint_id(config)
-        ns = None if config is None else config.get("configurable", {}).get("checkpoint_ns")
-        if wanted is not None and ns is not None:
-            found = await self._find(sessions[0][0], ns, wanted)
-            if found is not None and (below is None or wanted < below):
-                yield *sessions[0], found
-            return
-        keys = [
-            (record.key.partition("/")[2], session_id, thread_id, record.key)
-            for session_id, thread_id in sessions
-            for record in await self._shared.records(
-                session_id, "checkpoint", prefix="" if ns is None else f"{namespace_key(ns)}/", bodies=False
-            )
-        ]
-        keys.sort(key=lambda key: key[0], reverse=True)
-        for position, session_id, thread_id, key in keys:
-            if (below is None or position < id_key(below)) and (wanted is None or position == id_key(wanted)):
-                found = await self._shared.records(session_id, "checkpoint", prefix=key, limit=1)
-                if found and found[0].key == key:
-                    yield session_id, thread_id, Stored.of(found[0])
 
     # Deleting and copying
 
@@ -404,27 +240,3 @@ class Threads:
                     await writer.write(page, runs=list(runs.values()))
                     last = page[-1].key
         self._memories.pop(target_id)
-
-
-def _address(config: RunnableConfig) -> tuple[str, str, str | None]:
-    """Return the name of the session, the namespace and the id of the checkpoint."""
-    ns: str = config.get("configurable", {}).get("checkpoint_ns") or ""
-    return str(_thread_id(config)), ns, _checkpoint_id(config)
-
-
-def _checkpoint_id(config: RunnableConfig | None) -> str | None:
-    """Return the id of the checkpoint that a config names. Without one, or with an empty one, the latest is meant."""
-    return None if config is None else get_checkpoint_id(config) or None
-
-
-def _thread_id(config: RunnableConfig) -> Any:
-    try:
-        return config.get("configurable", {})["thread_id"]
-    except KeyError:
-        raise BadInput(
-            problem="the config has no thread_id; pass {'configurable': {'thread_id': …}}"
-        ) from None
-
-
-def _config(thread_id: Any, ns: str, checkpoint_id: str) -> RunnableConfig:
-    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": ns, "checkpoint_id": checkpoint_id}}

@@ -13,14 +13,12 @@ import asyncio
 import binascii
 import hashlib
 import json
-import re
 import secrets
 import zlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeAlias, cast
-from urllib.parse import quote
 
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.base import writes_sort_key
@@ -28,8 +26,9 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from holdfast.errors import Conflict
-from holdfast.frameworks.base import FrameworkStore
+from holdfast.frameworks.framework_store import FrameworkStore
 from holdfast.frameworks.langgraph_compare import Frozen
+from holdfast.frameworks.langgraph_keys import checkpoint_key, digest, end_of
 from holdfast.frameworks.langgraph_memory import Kept, Lists, Memory, Origin, Ref
 from holdfast.types import Record
 
@@ -49,7 +48,6 @@ _NEAR: Final = 64
 _PAGE: Final = 1000
 _AHEAD: Final = 32
 """How many records are read at once by a reader that may need only a few."""
-_SAFE: Final = re.compile(r"[\w.:-]{1,80}", re.ASCII)
 _DEFLATED: Final = "!"
 """What base64 of a compressed piece begins with."""
 _LARGEST_DEFLATED: Final = 1 << 16
@@ -67,30 +65,6 @@ _DICTIONARY: Final = (
     b"\xaeusage_metadata\xc0\xb3model_validate_json"
 )
 """What is in most checkpoints, and what surrounds the text of messages. It must not change: stored pieces depend on it."""
-CLOSED: Final = "~"
-"""The end of the key that marks a segment as not continued, because its last elements were deleted. It sorts after all positions."""
-
-
-def digest(*texts: str, length: int = 32) -> str:
-    """Return a hash of texts for a key."""
-    return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest()[:length]
-
-
-def checkpoint_key(ns: str, checkpoint_id: str) -> str:
-    """Return the key of a checkpoint. LangGraph's own ids are used as they are, and sort by time."""
-    return f"{namespace_key(ns)}/{id_key(checkpoint_id)}"
-
-
-def namespace_key(ns: str) -> str:
-    """Return a namespace as part of a key."""
-    return digest(ns, length=16) if ns else "-"
-
-
-def id_key(id: str) -> str:
-    """Return the id of a checkpoint or a task as part of a key."""
-    if _SAFE.fullmatch(id):
-        return id
-    return f"{quote(id, safe='', errors='surrogatepass')[:40]}~{digest(id)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,12 +421,6 @@ def to_json(value: Any) -> str:
 def text_numbers(encoded: Iterable[Encoded]) -> set[int]:
     """Return the numbers of the texts that values refer to."""
     return {piece for value in encoded if value[0] for piece in value if piece.__class__ is int}
-
-
-def end_of(key: str) -> int:
-    """Return the position after an element; -1 for the mark of a segment that is not continued."""
-    position = key.partition("/")[2]
-    return -1 if position == CLOSED else int(position) + 1
 
 
 def element(body: Any) -> Encoded:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import BadInput
-from holdfast.frameworks.base import FrameworkStore, check_version, from_body, to_body
+from holdfast.frameworks.bodies import from_body, to_body
+from holdfast.frameworks.framework_store import FrameworkStore, check_version
 from holdfast.store import Store
 from holdfast.types import Json, Record
 

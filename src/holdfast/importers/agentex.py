@@ -22,7 +22,7 @@ from pydantic_ai.messages import (
 from holdfast.errors import BadImport
 from holdfast.importers.conversation import Conversation
 from holdfast.importers.report import Notes, Progress, Report, microseconds, nothing
-from holdfast.importers.session import SessionDraft, import_sessions
+from holdfast.importers.session import ImportOptions, SessionDraft, import_sessions
 from holdfast.jsontext import lenient_json
 from holdfast.media import MediaStore
 from holdfast.store import Store
@@ -128,13 +128,15 @@ async def import_agentex(
         store,
         media,
         [draft],
-        source=source,
-        system=SYSTEM,
-        agent=agent,
-        actor=actor,
-        dry_run=dry_run,
-        progress=progress,
-        notes=notes,
+        ImportOptions(
+            source=source,
+            system=SYSTEM,
+            agent=agent,
+            actor=actor,
+            dry_run=dry_run,
+            progress=progress,
+            notes=notes,
+        ),
     )
 
 

@@ -6,24 +6,39 @@ where this store keeps large content.
 
 import base64
 import binascii
-import json
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import ValidationError
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart
 
 from holdfast.errors import BadInput
 from holdfast.ids import check_id
 from holdfast.importers.harness_media import MARK, MediaRestorer
+from holdfast.importers.harness_records import (
+    HarnessEffect,
+    HarnessEvent,
+    HarnessRun,
+    HarnessSnapshot,
+    R,
+    RunPart,
+)
 from holdfast.importers.harness_sources import Found, HarnessSource, is_object
 from holdfast.importers.report import Notes, Progress, Report, microseconds, nothing
-from holdfast.importers.session import Body, MakeDraft, Place, SessionDraft, import_sessions, message_of
+from holdfast.importers.session import (
+    Body,
+    ImportOptions,
+    MakeDraft,
+    Place,
+    SessionDraft,
+    import_sessions,
+    message_of,
+)
 from holdfast.jsontext import lenient_json
 from holdfast.media import MediaStore
 from holdfast.record import ledger
@@ -47,67 +62,6 @@ Item: TypeAlias = tuple[int, int, int, Callable[[], object]]
 """An entry for the journal: its time, the number of its run, its order within the run, and a function that adds it."""
 
 
-class _HarnessRecord(BaseModel):
-    """A record in the harness's format. Unknown fields are kept, to be reported."""
-
-    model_config = ConfigDict(extra="allow")
-
-    run_id: str
-
-
-class _Of(_HarnessRecord):
-    conversation_id: str | None = None
-    parent_run_id: str | None = None
-    agent_name: str | None = None
-    metadata: dict[str, Any] = {}
-
-    @field_validator("metadata", mode="before")
-    @classmethod
-    def _read(cls, value: object) -> object:
-        return json.loads(value) if isinstance(value, str) else value or {}
-
-
-class _HarnessRun(_Of):
-    started_at: datetime
-    registration_id: str | None = None
-
-
-class _HarnessEvent(_Of):
-    kind: str
-    step_index: int
-    timestamp: datetime
-    tool_call_id: str | None = None
-    tool_name: str | None = None
-    error: str | None = None
-    idempotency_key: str | None = None
-
-
-class _HarnessSnapshot(_Of):
-    step_index: int
-    timestamp: datetime
-    state: Literal["complete", "interrupted"] = "complete"
-    messages: list[str]
-    idempotency_key: str | None = None
-
-    @field_validator("state", mode="before")
-    @classmethod
-    def _default(cls, value: object) -> object:
-        return "complete" if value is None else value
-
-
-class _HarnessEffect(_HarnessRecord):
-    tool_call_id: str
-    tool_name: str
-    status: Literal["started", "completed", "failed"]
-    started_at: datetime
-    ended_at: datetime | None = None
-    idempotency_key: str | None = None
-    effect_summary: str | None = None
-
-
-R = TypeVar("R", bound=_HarnessRecord)
-
-
 async def import_harness(
     store: Store,
     media: MediaStore,
@@ -128,7 +82,7 @@ async def import_harness(
     """
     notes = Notes()
     await source.note_unknown(notes)
-    conversations: dict[str, list[_HarnessRun]] = {}
+    conversations: dict[str, list[HarnessRun]] = {}
     for run_id in await source.run_ids():
         run = await _run(source, run_id, rename, notes)
         conversations.setdefault(run.conversation_id or run.run_id, []).append(run)
@@ -140,18 +94,20 @@ async def import_harness(
         store,
         media,
         drafts,
-        source=source.name,
-        system=SYSTEM,
-        agent=agent,
-        actor=actor,
-        dry_run=dry_run,
-        progress=progress,
-        notes=notes,
+        ImportOptions(
+            source=source.name,
+            system=SYSTEM,
+            agent=agent,
+            actor=actor,
+            dry_run=dry_run,
+            progress=progress,
+            notes=notes,
+        ),
     )
 
 
 async def _draft(
-    source: HarnessSource, id: str, runs: list[_HarnessRun], owner: str, notes: Notes, agent: str | None
+    source: HarnessSource, id: str, runs: list[HarnessRun], owner: str, notes: Notes, agent: str | None
 ) -> SessionDraft:
     return await _Conversation(source, id, runs, owner, agent).draft(notes)
 
@@ -168,34 +124,34 @@ def _read(source: HarnessSource, kind: type[R], found: Found, notes: Notes) -> R
             reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise source.bad(f"{where} is damaged or of an unknown version ({reason})") from None
     for name in record.model_extra or ():
-        name_of_kind = kind.__name__.removeprefix("_Harness").lower()
+        name_of_kind = kind.__name__.removeprefix("Harness").lower()
         notes.add(f"an unknown field of a harness {name_of_kind}: {name}"[:200], where)
     return record
 
 
-async def _run(source: HarnessSource, run_id: str, rename: bool, notes: Notes) -> _HarnessRun:
+async def _run(source: HarnessSource, run_id: str, rename: bool, notes: Notes) -> HarnessRun:
     """Return the record of a run; if it was never registered, one derived from its other records."""
     found = await source.run(run_id)
     if found is not None:
-        run = _read(source, _HarnessRun, found, notes)
+        run = _read(source, HarnessRun, found, notes)
         if run.run_id != run_id:
             raise source.bad(f"{found[0]} belongs to run {run.run_id!r:.200}, not {run_id}")
     else:
         notes.add("runs that were never registered: derived from their steps", run_id)
-        first: _HarnessEvent | _HarnessSnapshot | None = None
+        first: HarnessEvent | HarnessSnapshot | None = None
         for event in await source.events(run_id):
-            first = _read(source, _HarnessEvent, event, Notes())
+            first = _read(source, HarnessEvent, event, Notes())
             break
         if first is None:
             async for snapshot in source.snapshots(run_id):
-                first = _read(source, _HarnessSnapshot, snapshot, Notes())
+                first = _read(source, HarnessSnapshot, snapshot, Notes())
                 break
-        effects = [_read(source, _HarnessEffect, each, Notes()) for each in await source.effects(run_id)]
+        effects = [_read(source, HarnessEffect, each, Notes()) for each in await source.effects(run_id)]
         if first is None and not effects:
             raise source.bad(f"run {run_id} has no records")
-        known = {} if first is None else first.model_dump(include=set(_Of.model_fields) - {"metadata"})
+        known = {} if first is None else first.model_dump(include=set(RunPart.model_fields) - {"metadata"})
         at = effects[0].started_at if first is None else first.timestamp
-        run = _HarnessRun.model_validate({**known, "run_id": run_id, "started_at": at})
+        run = HarnessRun.model_validate({**known, "run_id": run_id, "started_at": at})
     for value, what in ((run.run_id, "run id"), (run.parent_run_id, "run id")):
         if value is not None and not _is_id(value):
             raise source.bad(f"run {run_id!r:.200}: {value!r:.200} is not a valid {what}")
@@ -259,7 +215,7 @@ class _Conversation:
     """Converts one conversation to a session."""
 
     def __init__(
-        self, source: HarnessSource, id: str, runs: list[_HarnessRun], owner: str, agent: str | None
+        self, source: HarnessSource, id: str, runs: list[HarnessRun], owner: str, agent: str | None
     ) -> None:
         self._source = source
         self._id = id
@@ -289,7 +245,7 @@ class _Conversation:
         self._calls = _HarnessCalls()
         self._items: list[Item] = []
         self._checkpoints: list[tuple[str, CheckpointKind, int, int]] = []
-        ends: dict[str, _HarnessEvent] = {}
+        ends: dict[str, HarnessEvent] = {}
         errors: dict[tuple[str, str], str] = {}
         for number, run in enumerate(self._runs):
             for event in await self._events(number, run):
@@ -307,10 +263,10 @@ class _Conversation:
             self._add_run(run, ends.get(run.run_id))
         return draft
 
-    async def _events(self, number: int, run: _HarnessRun) -> list[_HarnessEvent]:
+    async def _events(self, number: int, run: HarnessRun) -> list[HarnessEvent]:
         """Read the events of a run, which are added to the journal in the order in which they were written."""
         events = [
-            _read(self._source, _HarnessEvent, found, self._notes)
+            _read(self._source, HarnessEvent, found, self._notes)
             for found in await self._source.events(run.run_id)
         ]
         last = 0
@@ -323,7 +279,7 @@ class _Conversation:
             self._items.append((began, number, 0, partial(self._begin, run, began)))
         return events
 
-    def _add_event(self, run: _HarnessRun, event: _HarnessEvent) -> None:
+    def _add_event(self, run: HarnessRun, event: HarnessEvent) -> None:
         at = microseconds(event.timestamp)
         if event.kind == "run_started":
             self._begin(run, at, event.step_index)
@@ -338,17 +294,17 @@ class _Conversation:
         payload |= {"metadata": event.metadata} if event.metadata not in ({}, run.metadata) else {}
         self._draft.event(kind, at, payload, run_id=run.run_id, step=event.step_index)
 
-    def _begin(self, run: _HarnessRun, at: int, step: int = 0) -> None:
+    def _begin(self, run: HarnessRun, at: int, step: int = 0) -> None:
         payload = {"agent": run.agent_name or self._agent, "parent": run.parent_run_id}
         self._draft.event("run_started", at, payload, run_id=run.run_id, step=step)
 
-    async def _snapshots(self, number: int, run: _HarnessRun) -> None:
+    async def _snapshots(self, number: int, run: HarnessRun) -> None:
         """Read the snapshots of a run, and add the new messages of each to the session."""
         first = [at for at, n, order, _ in self._items if n == number and order == 0]
         last = max(microseconds(run.started_at), *first)
         count = 0
         async for found in self._source.snapshots(run.run_id):
-            snapshot = _read(self._source, _HarnessSnapshot, found, self._notes)
+            snapshot = _read(self._source, HarnessSnapshot, found, self._notes)
             texts = [
                 await self._text(text, found[0]) for text in self._named(run, snapshot.messages, found[0])
             ]
@@ -383,7 +339,7 @@ class _Conversation:
             self._items.append((last, number, count, place_at))
 
     def _check(
-        self, run: _HarnessRun, at: int, kind: CheckpointKind, segment: int, length: int, step: int
+        self, run: HarnessRun, at: int, kind: CheckpointKind, segment: int, length: int, step: int
     ) -> None:
         self._draft.checkpoint(at, kind, segment, length, run_id=run.run_id, step=step)
         self._checkpoints.append((run.run_id, kind, segment, length))
@@ -403,7 +359,7 @@ class _Conversation:
         self._draft.event("rewound", at, run_id=run_id)
         self._draft.checkpoint(at, kind, segment, length, run_id=run_id, step=None)
 
-    def _named(self, run: _HarnessRun, texts: list[Json], where: str) -> list[Json]:
+    def _named(self, run: HarnessRun, texts: list[Json], where: str) -> list[Json]:
         """Find the id that a run has in its own messages, if that differs from its recorded id: the ledger needs it."""
         if run.run_id in self._names.values():
             return texts
@@ -443,11 +399,11 @@ class _Conversation:
         )
         return made
 
-    async def _ledger(self, run: _HarnessRun, errors: Mapping[tuple[str, str], str]) -> None:
+    async def _ledger(self, run: HarnessRun, errors: Mapping[tuple[str, str], str]) -> None:
         """Add the ledger entries of a run's calls. Results, if recorded, are in the messages."""
-        effects: dict[str, _HarnessEffect] = {}
+        effects: dict[str, HarnessEffect] = {}
         for found in await self._source.effects(run.run_id):
-            effect = _read(self._source, _HarnessEffect, found, self._notes)
+            effect = _read(self._source, HarnessEffect, found, self._notes)
             effects[effect.tool_call_id] = effect
         for call_id, effect in effects.items():
             name, answer = self._calls.place(run.run_id, call_id)
@@ -478,7 +434,7 @@ class _Conversation:
                 ended_at=None if state == "started" else self._draft.seen(microseconds(ended)),
             )
 
-    def _add_run(self, run: _HarnessRun, end: _HarnessEvent | None) -> None:
+    def _add_run(self, run: HarnessRun, end: HarnessEvent | None) -> None:
         ended = None if end is None else microseconds(end.timestamp)
         status: RunStatus = "interrupted"
         if end is not None:

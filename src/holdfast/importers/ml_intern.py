@@ -19,7 +19,7 @@ from holdfast.errors import BadImport
 from holdfast.ids import LONGEST_TITLE
 from holdfast.importers.conversation import Conversation
 from holdfast.importers.report import Notes, Progress, Report, microseconds, nothing
-from holdfast.importers.session import SessionDraft, import_sessions
+from holdfast.importers.session import ImportOptions, SessionDraft, import_sessions
 from holdfast.jsontext import lenient_json
 from holdfast.media import MediaStore
 from holdfast.store import Store
@@ -66,13 +66,15 @@ async def import_ml_intern(
         store,
         media,
         [partial(draft, session) for session in wanted],
-        source=source,
-        system=SYSTEM,
-        agent=agent,
-        actor=actor,
-        dry_run=dry_run,
-        progress=progress,
-        notes=notes,
+        ImportOptions(
+            source=source,
+            system=SYSTEM,
+            agent=agent,
+            actor=actor,
+            dry_run=dry_run,
+            progress=progress,
+            notes=notes,
+        ),
     )
 
 

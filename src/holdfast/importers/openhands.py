@@ -15,12 +15,12 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from holdfast.commands import Command, CommandState, Output
 from holdfast.errors import BadImport, BadInput, NotFound
 from holdfast.ids import check_name, check_text
 from holdfast.importers.report import Notes, Progress, Report, nothing
 from holdfast.jsontext import lenient_json
 from holdfast.store import Store
-from holdfast.types import Command, CommandState, Output
 
 SYSTEM: Final = "openhands"
 _AT_ONCE: Final = 100

@@ -381,62 +381,68 @@ def message_of(body: Json, *, source: str, where: str) -> ModelMessage:
     return message
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportOptions:
+    """Where sessions come from, and how they are imported.
+
+    With an `agent`, sessions that were imported for another agent are given to this one. `actor` is for the audit.
+    """
+
+    source: str
+    system: str
+    agent: str | None
+    actor: str
+    dry_run: bool
+    progress: Progress
+    notes: Notes
+
+
 async def import_sessions(
-    store: Store,
-    media: MediaStore,
-    drafts: Sequence[MakeDraft],
-    *,
-    source: str,
-    system: str,
-    agent: str | None,
-    actor: str,
-    dry_run: bool,
-    progress: Progress,
-    notes: Notes,
+    store: Store, media: MediaStore, drafts: Sequence[MakeDraft], options: ImportOptions
 ) -> Report:
     """Import the sessions that these functions build, each in a separate transaction.
 
     All are read and checked before the first is imported, and read again for the import, so that only one is in memory at a time.
-    With an `agent`, sessions that were imported for another agent are given to this one.
     """
+    source, system, agent = options.source, options.system, options.agent
     new: list[MakeDraft] = []
     records: Counter[str] = Counter()
     left = Notes()
     present = reassigned = 0
-    progress(0, len(drafts))
+    options.progress(0, len(drafts))
     for make in drafts:
-        result = await _made(make, store, source, notes, agent)
+        result = await _made(make, store, source, options.notes, agent)
         how = await import_status(store, result, source=source, system=system)
         if how == "changed" and await _differs_in_agent(make, store, result, source, system):
             how = "present"
         if how == "new":
             new.append(make)
-            records.update(result.counts() if dry_run else {})
+            records.update(result.counts() if options.dry_run else {})
         elif how != "present":
             left.add(LEFT_ALONE[how], result.id)
         elif agent in {None, (await store.session(result.id)).agent}:
             present += 1
-        elif dry_run or await _reassigned(store, result, actor, left):
+        elif options.dry_run or await _reassigned(store, result, options.actor, left):
             reassigned += 1
-        progress(1, None)
-    if not dry_run:
-        progress(0, len(drafts) + len(new))
+        options.progress(1, None)
+    if not options.dry_run:
+        options.progress(0, len(drafts) + len(new))
         for make in new:
             result = await _made(make, store, source, Notes(), agent)
-            records.update(await put(store, media, result, system=system, actor=actor))
-            progress(1, None)
+            records.update(await put(store, media, result, system=system, actor=options.actor))
+            options.progress(1, None)
     return Report(
         system=system,
         source=source,
         unit="sessions",
-        dry_run=dry_run,
+        dry_run=options.dry_run,
         found=len(drafts),
         imported=len(new),
         already_present=present,
         reassigned=reassigned,
         records=dict(records),
         skipped=left.all(),
-        not_understood=notes.all(),
+        not_understood=options.notes.all(),
     )
 
 

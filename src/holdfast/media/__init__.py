@@ -4,8 +4,8 @@ from urllib.parse import unquote
 
 from holdfast.config import Settings
 from holdfast.errors import MissingExtra, UnknownMedia
-from holdfast.media.base import MediaContext, MediaStore, MediaWriter, digest_of, to_uri
 from holdfast.media.collect import Collection, collect
+from holdfast.media.media_store import MediaContext, MediaStore, MediaWriter, digest_of, to_uri
 from holdfast.media.messages import externalize, referenced, restore
 from holdfast.media.move import Moved, move
 from holdfast.plugins import MEDIA, find_plugin

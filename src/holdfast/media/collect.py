@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from holdfast.errors import HoldfastError
-from holdfast.media.base import DEAD_SECONDS, MediaStore
+from holdfast.media.media_store import DEAD_SECONDS, MediaStore
 
 _PAGES = 1000
 """How many free pages are returned to the file system at a time."""

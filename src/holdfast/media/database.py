@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from holdfast.media.base import CHUNK, MediaContext, MediaStore, PublicUrl, Stage
+from holdfast.media.media_store import CHUNK, MediaContext, MediaStore, PublicUrl, Stage
 from holdfast.store import Store
 from holdfast.types import Blob
 

@@ -23,7 +23,7 @@ from holdfast.errors import (
     MediaNotFound,
     MediaUnavailable,
 )
-from holdfast.media.base import CHUNK, KeyStrategy, MediaStore, PublicUrl, Stage, by_digest, check_key
+from holdfast.media.media_store import CHUNK, KeyStrategy, MediaStore, PublicUrl, Stage, by_digest, check_key
 from holdfast.store import Store
 from holdfast.types import Blob
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from holdfast.errors import BadInput
 from holdfast.jsontext import lenient_json, read_recorded
 from holdfast.media import walker
-from holdfast.media.base import MediaStore, add_to, to_uri
+from holdfast.media.media_store import MediaStore, add_to, to_uri
 from holdfast.types import Json
 
 if TYPE_CHECKING:

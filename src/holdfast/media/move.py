@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 
 from holdfast.errors import HoldfastError, MediaDamaged, MediaNotFound, StoreError
-from holdfast.media.base import MediaStore, context_of, to_uri
+from holdfast.media.media_store import MediaStore, context_of, to_uri
 from holdfast.types import Blob
 
 _PAGE = 200

@@ -27,7 +27,7 @@ from obstore.exceptions import (
 from obstore.store import from_url
 
 from holdfast.errors import BadInput, MediaDenied, MediaError, MediaNotFound, MediaUnavailable
-from holdfast.media.base import (
+from holdfast.media.media_store import (
     ANY,
     CHUNK,
     KeyStrategy,

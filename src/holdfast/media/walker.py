@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from holdfast.media.base import MediaContext
+from holdfast.media.media_store import MediaContext
 
 _OPENING: Final = '"media+sha256:'
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')

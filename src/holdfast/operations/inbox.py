@@ -2,7 +2,8 @@
 
 from contextlib import suppress
 
-from holdfast.api.models import ApprovalRequest, EffectInfo, Inbox, InboxItem
+from holdfast.api.models import EffectInfo, Inbox, InboxItem
+from holdfast.approval import ApprovalRequest
 from holdfast.errors import SessionNotFound
 from holdfast.leases import why_waiting
 from holdfast.operations.access import Caller

@@ -114,7 +114,7 @@ async def settle(
     body: CallOutcome,
 ) -> EffectInfo:
     """Record the outcome of a tool call or step whose outcome is unknown. Its id may contain slashes."""
-    from holdfast.record.settling import settle_effect  # imports Pydantic AI
+    from holdfast.runtime.settling import settle_effect  # imports Pydantic AI
 
     settled = await settle_effect(
         caller.store, run_id, call_id, actor=caller.actor, result=body.result, error=body.error

@@ -6,7 +6,6 @@ from pydantic import Field
 
 from holdfast.api.models import (
     AgentState,
-    ApprovalRequest,
     Id,
     Items,
     NewCursor,
@@ -19,8 +18,9 @@ from holdfast.api.models import (
     StateList,
     StateVersion,
 )
+from holdfast.approval import ApprovalRequest
 from holdfast.errors import BadInput, Forbidden, IdUnavailable, SessionErased, SessionExists
-from holdfast.frameworks.foreign import refuse_foreign
+from holdfast.framework_sessions import refuse_foreign
 from holdfast.ids import did_you_mean
 from holdfast.jsontext import strict_json
 from holdfast.leases import why_waiting

@@ -4,12 +4,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from holdfast.api.models import (
+from holdfast.api.models import Id, Items
+from holdfast.api.submissions import (
     ApprovalDecision,
     ForkTarget,
-    Id,
     InterruptTarget,
-    Items,
     NewSubmission,
     RetryTarget,
     RetryTurn,

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from holdfast import __version__
 from holdfast.api.models import AuditRecord, Health, Items, Me, ServerInfo, WorkerInfo
 from holdfast.errors import HoldfastError
 from holdfast.operations.access import Caller, Service
 from holdfast.operations.registry import CursorText, Limit, operation
+from holdfast.version import __version__
 
 STORE_SECONDS = 3.0
 """How long `/ready` and `/metrics` wait for the store."""

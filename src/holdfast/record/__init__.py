@@ -15,7 +15,6 @@ from holdfast.record.recovery import (
     rewind,
 )
 from holdfast.record.retries import Retry
-from holdfast.record.settling import settle_effect
 from holdfast.record.steps import step
 
 __all__ = [
@@ -39,6 +38,5 @@ __all__ = [
     "load_history",
     "resume",
     "rewind",
-    "settle_effect",
     "step",
 ]

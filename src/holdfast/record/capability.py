@@ -9,7 +9,7 @@ request, and is kept separately if no request follows within that time. It never
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     aclosing,
@@ -24,14 +24,13 @@ from typing import Any, cast, get_args
 
 from pydantic_ai import CallToolsNode, RunContext
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
-from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ToolFailedError, ToolRetryError
-from pydantic_ai.messages import AgentStreamEvent, ModelResponse, ToolCallPart, ToolReturnPart, UserContent
+from pydantic_ai.messages import AgentStreamEvent, ModelResponse, ToolCallPart, UserContent
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.output import OutputContext
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import ToolDefinition
 
-from holdfast.errors import AgentExited, BadInput, OutcomeUnknown, StepsDiffer
+from holdfast.errors import AgentExited, BadInput
 from holdfast.ids import check_choice, check_id, check_name, title_from
 from holdfast.jsontext import lenient_json
 from holdfast.media import MediaStore
@@ -40,16 +39,17 @@ from holdfast.record.buffer import Beginning, Buffer
 from holdfast.record.calls import Calls, missing_tools
 from holdfast.record.ending import complete_run, fail_run
 from holdfast.record.history import open_history
-from holdfast.record.ledger import CallRef, Policy
+from holdfast.record.ledger import Policy
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.open_calls import close_open_calls, pending_calls
-from holdfast.record.probes import LIMIT_SECONDS, Done, NotDone, Probe, Unsettled, ask_probe
+from holdfast.record.probes import Probe
 from holdfast.record.run_host import RunHost, RunStart, StandaloneRun
-from holdfast.record.steps import StepApproval, Steps, current_steps, outside
+from holdfast.record.steps import current_steps
 from holdfast.record.threads import RunThreads
+from holdfast.record.tool_execution import ToolExecution, run_event
 from holdfast.store import Store, open_store
 from holdfast.tracing import mark_span
-from holdfast.types import Effect, NewEvent, Run
+from holdfast.types import Run
 
 _recorder: ContextVar["_Recorder | None"] = ContextVar("holdfast_recorder", default=None)
 """The recorder of the run that calls this code, which is the parent of any run that its tools start."""
@@ -272,15 +272,15 @@ class _Recorder(AbstractCapability[Any]):
         if self._host.is_stopping():  # before the request is recorded: it is not sent
             self._buffer.start(self._buffer.take_step(ctx.messages, "settled", ctx.run_step))
             await self._host.settled()
-        started = self._event(ctx, "model_request_started")
+        started = run_event(ctx, "model_request_started")
         self._buffer.start(self._buffer.take_step(ctx.messages, "settled", ctx.run_step, started))
         try:
             response: ModelResponse = await handler(request_context)
         except BaseException as error:
-            self._buffer.add(self._event(ctx, "model_request_failed", error=ledger.describe(error)))
+            self._buffer.add(run_event(ctx, "model_request_failed", error=ledger.describe(error)))
             raise
         await self._buffer.join()
-        self._buffer.add(self._event(ctx, "model_request_completed", **response_facts(response)))
+        self._buffer.add(run_event(ctx, "model_request_completed", **response_facts(response)))
         self._calls.made_by(response)
         return response
 
@@ -313,74 +313,18 @@ class _Recorder(AbstractCapability[Any]):
         args: dict[str, Any],
         handler: Any,
     ) -> Any:
-        facts = {"tool": call.tool_name, "call_id": call.tool_call_id}
-        ref = self._calls.ref(ctx.messages, call.tool_call_id)
-        policy, probe = self._calls.recovery(tool_def)
-        known = self._calls.entry(ref)
-        not_done = False
-        if known is not None and probe is not None and ledger.is_cut_off(known):
-            not_done = await self._ask_probe(ctx, probe, known, call, args)
-            known = self._calls.entry(ref)
-        if (
-            known is not None
-            and not not_done
-            and (answer := self._calls.answer(ctx, known, tool_def)) is not None
-        ):
-            if not self._calls.waits(ref):
-                kind, outcome = (
-                    "tool_call_completed",
-                    {} if ledger.is_known(known) else {"outcome": "unknown"},
-                )
-                if known.state == "failed":
-                    kind, outcome = "tool_call_failed", {"error": known.error or ""}
-                self._buffer.add(self._event(ctx, kind, **facts, **outcome))
-            return answer()
-        effect = self._calls.begin(ref, call.tool_name, ctx.run_step, args)
-        started = self._event(ctx, "tool_call_started", **facts)
-        # The response, with all its calls, is durable before the first of them runs that could change something.
-        if policy == "readonly":
-            self._buffer.hold_step(ctx.messages, "interrupted", ctx.run_step, started, effects=[effect])
-        else:
-            self._buffer.start(
-                self._buffer.take_step(ctx.messages, "interrupted", ctx.run_step, started, effects=[effect])
-            )
-            await self._buffer.join()
-        waiting = partial(self._buffer.waiting_for_thread, call.tool_name, effect.call_id)
-        async with self._threads.call(ref, waiting) as threaded:
-            steps = await self._steps(ctx, ref, policy, begun=known is not None)
-            running = handler(args)
-            if _is_synchronous(ctx, call.tool_name):
-                running = threaded.run_tool(self._threads, running)
-            return await self._run_tool(ctx, call, effect, steps, running)
-
-    async def _run_tool(
-        self,
-        ctx: RunContext[Any],
-        call: ToolCallPart,
-        effect: Effect,
-        steps: AbstractAsyncContextManager[None],
-        running: Awaitable[Any],
-    ) -> Any:
-        """Run a tool whose call is on record, and record its outcome."""
-        ref = effect.run_id, effect.call_id
-        token = ledger.current_call.set(ref)
-        task = asyncio.current_task()
-        try:
-            async with steps:
-                value = await running
-        except OutcomeUnknown as error:
-            facts = {"tool": call.tool_name, "call_id": call.tool_call_id, "outcome": "unknown"}
-            await self._buffer.write_effects([], self._event(ctx, "tool_call_completed", **facts))
-            ledger.report_unknown(effect, call.tool_name, call.tool_call_id, str(error.facts["step"]))
-        except BaseException as error:
-            if _can_be_recorded(error, task) and not self._buffer.caused(error):
-                await self._record_error(ctx, effect, error)
-            raise
-        finally:
-            ledger.current_call.reset(token)  # the calls of a delegate are not those of the caller
-        self._calls.returns(ref, ToolReturnPart(call.tool_name, value, call.tool_call_id))
-        await self._settle(ctx, effect, "tool_call_completed")
-        return value
+        execution = ToolExecution(
+            ctx=ctx,
+            call=call,
+            args=args,
+            store=self.store,
+            buffer=self._buffer,
+            calls=self._calls,
+            offloader=self._offloader,
+            host=self._host,
+            threads=self._threads,
+        )
+        return await execution.run(tool_def, handler)
 
     async def wrap_output_process(
         self, ctx: RunContext[Any], *, output_context: OutputContext, output: Any, handler: Any
@@ -392,53 +336,6 @@ class _Recorder(AbstractCapability[Any]):
         async with self._threads.call(None, partial(self._buffer.waiting_for_thread, *place)) as threaded:
             return await threaded.run_tool(self._threads, handler(output))
 
-    async def _ask_probe(
-        self, ctx: RunContext[Any], probe: Probe, effect: Effect, call: ToolCallPart, args: dict[str, Any]
-    ) -> bool:
-        """Find out whether a call took effect, and record the result if it did. Return whether it may run again."""
-        unsettled = Unsettled(
-            name=call.tool_name,
-            key=effect.idempotency_key or ledger.key(effect.run_id, effect.call_id),
-            arguments=args,
-            summary=ledger.noted(effect),
-            attempts=effect.attempts,
-            started_at=effect.started_at,
-        )
-        answer, error = await ask_probe(probe, unsettled, LIMIT_SECONDS)
-        facts = {"name": call.tool_name, "call_id": effect.call_id, "answer": ledger.ANSWERS[type(answer)]}
-        self._buffer.add(self._event(ctx, "probe_answered", **facts, **({"error": error} if error else {})))
-        state = "completed" if isinstance(answer, Done) else "started"
-        self._calls.note(effect, state=state, summary=ledger.with_answer(effect, answer).summary or "")
-        if isinstance(answer, Done):
-            part = ToolReturnPart(call.tool_name, answer.result, call.tool_call_id)
-            self._calls.returns((effect.run_id, effect.call_id), part)
-        return isinstance(answer, NotDone)
-
-    async def _steps(
-        self, ctx: RunContext[Any], ref: CallRef, policy: Policy, *, begun: bool
-    ) -> AbstractAsyncContextManager[None]:
-        """Return the context in which a tool can use steps. Only a tool with this policy can, since it runs again after a crash."""
-        if policy != "steps":
-            return outside()
-
-        async def settled() -> None:
-            if self._calls.runs_alone(ref):
-                await self._host.settled()
-
-        steps = Steps(
-            ref=ref,
-            store=self.store,
-            buffer=self._buffer,
-            offloader=self._offloader,
-            threads=self._threads,
-            step=ctx.run_step,
-            approved=ctx.tool_call_approved,
-            settled=settled,
-        )
-        if begun:
-            await steps.load()
-        return steps.open()
-
     def record_call(self) -> None:
         """Start to write the call that now starts another run, so that it is on record before that run."""
         self._buffer.start_held()
@@ -448,36 +345,6 @@ class _Recorder(AbstractCapability[Any]):
         noted = self._calls.annotate(call_id, summary, key)
         if noted is not None:
             await self._buffer.write_note(noted)
-
-    async def _record_error(self, ctx: RunContext[Any], effect: Effect, error: BaseException) -> None:
-        """Record the error that a tool raised. Raise `AgentExited` instead of an error that would end the event loop."""
-        match error:
-            case ToolRetryError() | ToolFailedError():
-                await self._settle(ctx, effect, "tool_call_completed", result=ledger.raised(error))
-            case (
-                ApprovalRequired() | CallDeferred()
-            ):  # the call ends when it is answered, in this or a later run
-                kind = "approval" if isinstance(error, ApprovalRequired) else "external"
-                if isinstance(error, StepApproval):
-                    kind = "again"
-                self._calls.note(effect, result=ledger.deferred(kind, error.metadata))
-                await self._buffer.write_soon()
-            case _:
-                await self._settle(ctx, effect, "tool_call_failed", error=ledger.describe(error))
-                if self._ends_process(error):
-                    raise AgentExited(what=f"The tool {effect.tool}", error=ledger.describe(error)) from error
-
-    def _ends_process(self, error: BaseException) -> bool:
-        """Return whether an error would end the event loop, and with it every other run of this process."""
-        interrupts = isinstance(error, KeyboardInterrupt) and self._host.handles_interrupts
-        return interrupts or isinstance(error, SystemExit | GeneratorExit)
-
-    async def _settle(self, ctx: RunContext[Any], effect: Effect, kind: str, **outcome: str) -> None:
-        failed = "error" in outcome
-        error = {"error": outcome["error"]} if failed else {}
-        self._buffer.add(self._event(ctx, kind, tool=effect.tool, call_id=effect.call_id, **error))
-        self._calls.note(effect, state="failed" if failed else "completed", **outcome)
-        await self._buffer.write_soon()
 
     async def _begin(self, ctx: RunContext[Any], start: RunStart, agent: str) -> None:
         """Find the position in the recorded history where this run continues, and record its start."""
@@ -496,7 +363,7 @@ class _Recorder(AbstractCapability[Any]):
             calls=self._calls,
             history=history,
         )
-        started = self._event(ctx, "run_started", agent=agent, parent=self._parent)
+        started = run_event(ctx, "run_started", agent=agent, parent=self._parent)
         if self.outer is not None and self.outer.is_active:
             self.outer.record_call()
         self._buffer.begin(Beginning(started, list(ctx.messages), ctx.prompt, waited))
@@ -533,9 +400,6 @@ class _Recorder(AbstractCapability[Any]):
         """Record the end of the run as its host decides."""
         await fail_run(self._buffer, self._host, error, self._threads)
 
-    def _event(self, ctx: RunContext[Any], kind: str, **facts: object) -> NewEvent:
-        return NewEvent(kind=kind, run_id=self.run_id, step=ctx.run_step, payload=lenient_json(facts))
-
 
 @contextmanager
 def _ended_with(caller: "asyncio.Task[Any] | None") -> Generator[None, None, None]:
@@ -557,29 +421,6 @@ def _ended_with(caller: "asyncio.Task[Any] | None") -> Generator[None, None, Non
         yield
     finally:
         caller.remove_done_callback(cancel)
-
-
-def _can_be_recorded(error: BaseException, task: "asyncio.Task[Any] | None") -> bool:
-    """Return whether an error of a tool determines how its call ended, and can be written.
-
-    It is unknown whether a cancelled call took effect. One whose code differs from its record can continue with the right code. A coroutine that is closed after its event loop has ended
-    cannot write.
-    """
-    if isinstance(error, GeneratorExit):
-        try:
-            return asyncio.current_task() is task
-        except RuntimeError:  # no event loop is running
-            return False
-    return not isinstance(error, asyncio.CancelledError | StepsDiffer)
-
-
-def _is_synchronous(ctx: RunContext[Any], tool: str) -> bool:
-    """Return whether a tool is a function that runs in a thread."""
-    tools: Mapping[str, Any] = (ctx.tool_manager and ctx.tool_manager.tools) or {}
-    found: Any = tools.get(tool)
-    while hasattr(found, "source_tool"):  # it belongs to one of several toolsets
-        found = found.source_tool
-    return getattr(found, "is_async", True) is False
 
 
 def response_facts(response: ModelResponse) -> dict[str, Any]:

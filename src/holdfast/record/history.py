@@ -189,7 +189,7 @@ def _begin(messages: list[ModelMessage], recorded: list[ModelMessage]) -> bool:
 
 
 @dataclass(slots=True)
-class Growth:
+class HistoryGrowth:
     """The additions to a history since the last step."""
 
     segments: list[Segment]
@@ -218,7 +218,7 @@ class RecordedHistory:
     def __len__(self) -> int:
         return len(self._recorded)
 
-    def grow(self, messages: list[ModelMessage], *, thorough: bool = False) -> Growth:
+    def grow(self, messages: list[ModelMessage], *, thorough: bool = False) -> HistoryGrowth:
         """Make these messages the current history and return the additions; `thorough` compares all by content."""
         start = self._same(messages, thorough=thorough)
         segments: list[Segment] = []
@@ -235,7 +235,7 @@ class RecordedHistory:
         self._digests[start:] = map(hash, bodies)
         self._last = _snapshot(messages[-1]) if messages else []
         rows = [Message(segment=self.segment, position=start + n, body=body) for n, body in enumerate(bodies)]
-        return Growth(segments, rows, added)
+        return HistoryGrowth(segments, rows, added)
 
     def set_aside(self, message: ModelMessage) -> tuple[Segment, Message]:
         """Return the rows that keep a message outside the history, in a segment of its own that nothing continues."""

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 from pydantic_ai.messages import ModelMessage
 
 from holdfast.errors import Conflict, NotFound
-from holdfast.frameworks.foreign import refuse_foreign
+from holdfast.framework_sessions import refuse_foreign
 from holdfast.leases import hold_lease
 from holdfast.record.history import load, read_history
 from holdfast.record.offloader import MediaOffloader

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, Self, TypeAlias, cast, get_args
 
 from pydantic_ai.exceptions import ModelRetry
 
-from holdfast.errors import BadInput, StepFailed, StepsDiffer
+from holdfast.errors import BadInput, StepError, StepsDiffer
 from holdfast.record import ledger, step_results
 from holdfast.record.ledger import CallRef, Policy
 from holdfast.record.probes import Probe
@@ -92,7 +92,7 @@ class StepRequest:
         kind, _, text = error.partition(": ")
         if kind == ModelRetry.__name__:
             return ModelRetry(text)
-        return StepFailed(step=self.name, error=error, call_id=self.entry)
+        return StepError(step=self.name, error=error, call_id=self.entry)
 
     def unserializable(self, problem: str) -> BadInput:
         """Return the error of a step whose result cannot be recorded."""

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar, TypeVarTuple, cast, overload
 
 from pydantic_ai.exceptions import ApprovalRequired
 
-from holdfast.errors import BadInput, OutcomeUnknown, StepFailed, StepsDiffer
+from holdfast.errors import BadInput, OutcomeUnknown, StepError, StepsDiffer
 from holdfast.jsontext import lenient_json
 from holdfast.record import ledger, step_results
 from holdfast.record.buffer import Buffer
@@ -102,7 +102,7 @@ class Steps:
             _current.reset(token)
             ledger.renewed_keys.reset(keys)
         for entry, effect in self._recorded.items():
-            raise StepsDiffer(asked="it has ended", recorded=self._label(entry, effect))
+            raise StepsDiffer(asked="it has ended", recorded=_label(entry, effect))
 
     @property
     def is_replaying(self) -> bool:
@@ -140,7 +140,7 @@ class Steps:
             self._replayed.set()
             if known.arguments_digest != request.digest:
                 asked = f"it calls step {request.name!r} with other arguments"
-                raise StepsDiffer(asked=asked, recorded=self._label(request.entry, known))
+                raise StepsDiffer(asked=asked, recorded=_label(request.entry, known))
             if known.state != "started":
                 if known.state == "failed":
                     self._failures.append(request.entry)
@@ -202,7 +202,7 @@ class Steps:
                     continue
             entry, effect = next(iter(self._recorded.items()))
             asked = f"it calls step {request.name!r}"
-            raise StepsDiffer(asked=asked, recorded=self._label(entry, effect))
+            raise StepsDiffer(asked=asked, recorded=_label(entry, effect))
 
     async def _probe(self, request: StepRequest, known: Effect) -> ProbeAnswer | None:
         if request.probe is None:
@@ -281,7 +281,7 @@ class Steps:
                 try:
                     started = self._event("step_started", request.facts(attempt=effect.attempts))
                     await self.buffer.write_effects([effect], started)
-                    value = await self._call(request, call)
+                    value = await _called(request, call, self.threads)
                 except BaseException as error:
                     effect = self._running[request.ref]
                     if not _is_outcome(error) or self.buffer.caused(error):
@@ -305,19 +305,6 @@ class Steps:
                 finally:
                     self._running.pop(request.ref, None)
                     self._ended.set()
-
-    async def _call(self, request: StepRequest, call: ThreadedCall) -> Any:
-        token = ledger.current_call.set(request.ref)
-        try:
-            if iscoroutinefunction(request.function):
-                return await request.function(*request.arguments)
-            value = await call.run(self.threads, request.function, *request.arguments)
-            if isawaitable(value):
-                await call.leave_thread()
-                return await value
-            return value
-        finally:
-            ledger.current_call.reset(token)
 
     async def _complete(
         self, request: StepRequest, effect: Effect, value: Any, *, probed: bool = False
@@ -344,10 +331,6 @@ class Steps:
     def _key(self, place: str) -> str:
         retry = self.renewed.get(place)
         return ledger.key(self.ref[0], place if retry is None else f"{place}#{retry}")
-
-    def _label(self, entry: str, effect: Effect) -> str:
-        number = entry.rpartition("~")[2] if "~" in entry else ""
-        return f"step {effect.tool!r}" + (f" number {number}" if number.isdigit() else "")
 
 
 _current: ContextVar[Steps | None] = ContextVar("holdfast_steps", default=None)
@@ -404,7 +387,7 @@ async def step(
     `report` raises `OutcomeUnknown`, `ask` waits for a person's decision. A function that is not async runs in a thread.
 
     The result must be data: JSON, or of the type that the function declares to return. A function that raises makes the step fail
-    with `StepFailed`, which is recorded, too; `retry` declares errors after which it is tried again.
+    with `StepError`, which is recorded, too; `retry` declares errors after which it is tried again.
 
     Raises `BadInput` outside a tool with `recovery="steps"` and outside a plain agent's turn, and `StepsDiffer` if the record has
     other steps or other arguments.
@@ -426,7 +409,7 @@ def failed_steps(error: BaseException) -> list[str]:
     left: list[BaseException] = [error]
     while left:
         cause = left.pop()
-        is_step = isinstance(cause, StepFailed | OutcomeUnknown)
+        is_step = isinstance(cause, StepError | OutcomeUnknown)
         if is_step:
             found.append(str(cause.facts.get("call_id")))
         elif isinstance(cause, BaseExceptionGroup):
@@ -455,3 +438,23 @@ def _is_outcome(error: BaseException) -> bool:
 
 def _is_within(entry: str, parent: str) -> bool:
     return entry == parent or entry.startswith(parent + "/")
+
+
+def _label(entry: str, effect: Effect) -> str:
+    number = entry.rpartition("~")[2] if "~" in entry else ""
+    return f"step {effect.tool!r}" + (f" number {number}" if number.isdigit() else "")
+
+
+async def _called(request: StepRequest, call: ThreadedCall, threads: RunThreads) -> Any:
+    """Call the function of a step, in a thread if it is not async."""
+    token = ledger.current_call.set(request.ref)
+    try:
+        if iscoroutinefunction(request.function):
+            return await request.function(*request.arguments)
+        value = await call.run(threads, request.function, *request.arguments)
+        if isawaitable(value):
+            await call.leave_thread()
+            return await value
+        return value
+    finally:
+        ledger.current_call.reset(token)

@@ -65,7 +65,7 @@ class Archive:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ArchiveRow:
     """A row or, without one, the next bytes of the preceding blob."""
 
     table: str
@@ -172,7 +172,7 @@ def _bytes_line(data: bytes) -> bytes:
     return b'{"bytes":"' + base64.b64encode(data) + b'"}\n'
 
 
-def read_archive(file: IO[bytes], *, longest: int, finish: Callable[[Archive], None]) -> Iterator[Record]:
+def read_archive(file: IO[bytes], *, longest: int, finish: Callable[[Archive], None]) -> Iterator[ArchiveRow]:
     """Yield the records of an archive, each checked, from the current position of the file to its end; then call `finish`.
 
     Raises `BadArchive` at the first error, which may be in the last byte: do not rely on the records before `finish` is
@@ -233,7 +233,7 @@ class _ArchiveReader:
             blob_bytes=self._blob_bytes,
         )
 
-    def read(self, line: bytes, digest: Callable[[], str]) -> Record | None:
+    def read(self, line: bytes, digest: Callable[[], str]) -> ArchiveRow | None:
         if len(line) > _LONG_LINE and has_many_values(line.decode("utf-8", "replace"), _MOST_FIELDS):
             raise BadArchive(problem="a record has more values than any valid record")
         try:
@@ -269,7 +269,7 @@ class _ArchiveReader:
             raise BadArchive(problem=f"its version {version!r} is unknown"[:200])
         self._session_id = _checked_id(header["session_id"], "session id")
 
-    def _row(self, name: str, content: object) -> Record:
+    def _row(self, name: str, content: object) -> ArchiveRow:
         table = _BLOB if name == _BLOB.name else BY_NAME[name]
         row = checked_row(table, content)
         if not self._table and name != SESSION.name:
@@ -297,7 +297,7 @@ class _ArchiveReader:
                     problem=f"the {_REFERRING[name]} of {name} is not valid JSON, or has too many values or parts"
                 )
             self._referred.update(walker.digests([text]))
-        return Record(name, row)
+        return ArchiveRow(name, row)
 
     def _open_blob(self, row: Mapping[str, Any]) -> None:
         if row["size"] < 0:
@@ -308,7 +308,7 @@ class _ArchiveReader:
         self._included.add(row["sha256"])
         self._close_blob()
 
-    def _bytes(self, content: object) -> Record:
+    def _bytes(self, content: object) -> ArchiveRow:
         if self._blob is None:
             raise BadArchive(problem="it contains bytes that belong to no media")
         sha256, left = self._blob
@@ -321,7 +321,7 @@ class _ArchiveReader:
         self._blob_digest.update(data)
         self._blob = (sha256, left - len(data))
         self._close_blob()
-        return Record(_BLOB.name, data=data)
+        return ArchiveRow(_BLOB.name, data=data)
 
     def _close_blob(self) -> None:
         if self._blob is None or self._blob[1]:
@@ -468,7 +468,7 @@ async def put_blobs(media: MediaStore, file: IO[bytes], *, longest: int) -> int:
     return count
 
 
-def _next_blob(records: Iterator[Record]) -> Record | None:
+def _next_blob(records: Iterator[ArchiveRow]) -> ArchiveRow | None:
     return next((record for record in records if record.table == _BLOB.name and record.row), None)
 
 

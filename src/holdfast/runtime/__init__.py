@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.context import current_session
     from holdfast.runtime.function_agent import Decision, FunctionAgent, Turn, agent
     from holdfast.runtime.pydantic_agent import AgentSetup
+    from holdfast.runtime.settling import settle_effect
     from holdfast.runtime.worker import Worker
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "agent",
     "current_session",
     "load_agents",
+    "settle_effect",
 ]
 
 _HOMES = {
@@ -27,6 +29,7 @@ _HOMES = {
     "Worker": "worker",
     "current_session": "context",
     "load_agents": "agents",
+    "settle_effect": "settling",
 }
 
 

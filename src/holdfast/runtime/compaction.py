@@ -8,7 +8,7 @@ from holdfast.errors import Conflict
 from holdfast.ids import new_id
 from holdfast.record.history import open_history
 from holdfast.record.recovery import find_resume_point
-from holdfast.runtime.leased import LeasedSession
+from holdfast.runtime.leased_session import LeasedSession
 from holdfast.runtime.turn import WorkerTurn
 from holdfast.types import Batch, Checkpoint, NewEvent, Session, Submission
 

@@ -15,7 +15,7 @@ from holdfast.record.open_calls import pending_calls
 from holdfast.record.partial import partial_response
 from holdfast.record.recovery import ResumePoint, find_resume_point, last_prompt
 from holdfast.runtime import approvals
-from holdfast.runtime.leased import LeasedSession
+from holdfast.runtime.leased_session import LeasedSession
 from holdfast.runtime.payloads import parse_payload
 from holdfast.runtime.questions import is_repeated, requeued, waiting_turn
 from holdfast.types import Batch, Checkpoint, NewEvent, Submission, SubmissionChange

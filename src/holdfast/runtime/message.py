@@ -7,7 +7,7 @@ from typing import Any
 from holdfast.errors import NotFound, TurnNotRetriable
 from holdfast.record.recovery import ResumePoint, continued_runs, find_resume_point
 from holdfast.runtime.attachment import attachment
-from holdfast.runtime.leased import LeasedSession
+from holdfast.runtime.leased_session import LeasedSession
 from holdfast.runtime.payloads import check_retriable, parse_content, parse_payload, step_to_repeat
 from holdfast.runtime.questions import recorded_answers
 from holdfast.runtime.runner import TurnStart

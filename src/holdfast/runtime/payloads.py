@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.content import check_content
 from holdfast.errors import BadInput, Conflict, NotFound, TurnNotRetriable
-from holdfast.types import TURNS, Submission, SubmissionState, is_refused_retry
+from holdfast.types import TURNS, Submission, SubmissionState
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
     from pydantic_ai.messages import UserContent
 
+    from holdfast.api.submissions import SubmissionInfo
     from holdfast.store import Store
 
 _OPEN: tuple[SubmissionState, ...] = ("queued", "claimed", "waiting")
@@ -52,6 +53,11 @@ async def check_retry(store: "Store", session_id: str, submission_id: str, from_
             if other.kind == "retry" and parse_payload(other).get("submission_id") == turn.id:
                 problem = f"it is already being retried, by submission {other.id}"
                 raise TurnNotRetriable(submission_id=turn.id, problem=problem)
+
+
+def is_refused_retry(submission: "Submission | SubmissionInfo") -> bool:
+    """Return whether a submission is a retry that ended without a run. The turn that it names is still the last one."""
+    return submission.kind == "retry" and submission.run_id is None and submission.state in {"failed", "dead"}
 
 
 def check_retriable(submission: Submission, from_step: str | None = None) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -21,19 +21,17 @@ from holdfast.record.threads import RunThreads, of_turn
 from holdfast.runtime.attachment import UNWATCHED, Attachment, detached
 from holdfast.runtime.compaction import prepare_compaction
 from holdfast.runtime.context import SessionContext, start_in
-from holdfast.runtime.handlers import HANDLERS, cancel_queued
-from holdfast.runtime.leased import LeasedSession
+from holdfast.runtime.handlers import HANDLERS
+from holdfast.runtime.leased_session import LeasedSession
 from holdfast.runtime.message import prepare_turn
-from holdfast.runtime.payloads import parse_content
 from holdfast.runtime.runner import Runner
-from holdfast.runtime.turn import Steered, Stop, WorkerTurn
+from holdfast.runtime.turn import Stop, WorkerTurn
+from holdfast.runtime.urgent_submissions import POLL_SECONDS, UrgentSubmissions
 from holdfast.store import Store
 from holdfast.tasks import end
 from holdfast.tracing import TURN, span
 from holdfast.types import TURNS, Batch, NewEvent, Run, Session, Status, Submission, SubmissionChange, Work
 
-_POLL_SECONDS = 1.0
-"""How often to poll if a notification is lost."""
 _SHORT_SECONDS = 0.05
 """A turn that ends within this time does not read its inbox. An urgent submission is noticed at most this much later."""
 _CUT_OFF_SECONDS = 1.0
@@ -65,13 +63,13 @@ class SessionRunner:
         self._work = work
         self._lease = work.lease
         self._leased = LeasedSession(store, work.lease, agents)
+        self._urgent = UrgentSubmissions(self._leased, self.hand_over)
         self._max_attempts = max_attempts
         self._credential_key = credential_key
         self._turn: WorkerTurn | None = None
         self._reason: str | None = None  # why the session is handed over
         self._stopping = asyncio.Event()
         self._left = 0  # how many submissions may still be processed
-        self._steering = False  # whether a message waits to enter the turn
         self._threads = RunThreads()
         self.unfinished: Submission | None = None
         """The submission in progress, also after the session was lost or its store failed."""
@@ -175,7 +173,7 @@ class SessionRunner:
             submission,
             fresh=self._work.fresh and is_first,
             last=self._left == 0,
-            take_steered=self._take_steered,
+            take_steered=self._urgent.take_steered,
             begun=self.begun,
         )
         log_context(lambda: {"session_id": self._session_id, "run_id": turn.run_id})
@@ -233,7 +231,7 @@ class SessionRunner:
             if session.pending == 1:  # no other submission was pending
                 await asyncio.wait([task], timeout=_SHORT_SECONDS)
             if not task.done():
-                watchers.append(asyncio.create_task(self._watch_inbox(turn)))
+                watchers.append(asyncio.create_task(self._urgent.watch(turn)))
                 await asyncio.wait([task], timeout=turn.limit)
             if not task.done():
                 turn.cancel("timeout")
@@ -300,7 +298,7 @@ class SessionRunner:
                 left = attached.grace - await self._store.seconds_unwatched(self._session_id)
             except HoldfastError as error:
                 _log.warning("session %s: cannot read when it was last watched: %s", self._session_id, error)
-                left = _POLL_SECONDS
+                left = POLL_SECONDS
             if left <= 0:
                 break
             await asyncio.sleep(min(left, attached.grace / 4) + 0.01)
@@ -309,76 +307,6 @@ class SessionRunner:
             turn.cancel("interrupt")
         else:
             self.hand_over(UNWATCHED)
-
-    async def _watch_inbox(self, turn: WorkerTurn) -> None:
-        """Look for urgent submissions while a turn runs."""
-        with self._store.inbox_bell(self._session_id) as bell:
-            while True:
-                try:
-                    await self._process_urgent(turn)
-                except LeaseLost:
-                    turn.cancel("lost")
-                    return
-                except HoldfastError as error:
-                    _log.warning("session %s: the inbox cannot be read: %s", self._session_id, error)
-                await bell.wait(_POLL_SECONDS)
-
-    async def _process_urgent(self, turn: WorkerTurn) -> None:
-        for urgent in await self._store.urgent(self._session_id):
-            if urgent.lane == "main":
-                self._steering = self._steering or urgent.when_busy == "steer"
-                if (
-                    urgent.when_busy == "interrupt"
-                    and urgent.created_at >= turn.began_at
-                    and turn.stop is None
-                ):
-                    turn.cancel("interrupt")
-                continue
-            taken = await self._store.take(self._lease, id=urgent.id)
-            if taken is None:
-                continue
-            if taken.kind == "interrupt":
-                cancelled = await cancel_queued(self._leased, taken)
-                await self._leased.end(taken, "done", batch=cancelled)
-                if cancelled is None:
-                    turn.cancel("interrupt")
-            elif taken.kind == "background":
-                await self._leased.end(taken, "done")
-                self.hand_over("background")
-            elif taken.kind == "approval":
-                await self._answer_again(taken)
-            else:
-                await self._leased.end(taken, "failed", "a turn is running")
-
-    async def _answer_again(self, taken: Submission) -> None:
-        """Process an answer while a turn runs: only one that was given before changes nothing."""
-        try:
-            await self._leased.end(taken, "done", batch=await HANDLERS[taken.kind](self._leased, taken))
-        except (LeaseLost, StoreError):
-            raise
-        except HoldfastError as error:
-            await self._leased.end(taken, "failed", str(error))
-
-    async def _take_steered(self) -> Sequence[Steered]:
-        """Take the messages that steer the running turn."""
-        if not self._steering:
-            return ()
-        self._steering = False
-        steered: list[Steered] = []
-        for urgent in await self._store.urgent(self._session_id):
-            if urgent.lane != "main" or urgent.when_busy != "steer":
-                continue
-            taken = await self._store.take(self._lease, id=urgent.id)
-            if taken is None:
-                continue
-            try:
-                content = parse_content(taken)
-            except BadInput as error:
-                await self._leased.end(taken, "failed", str(error))
-                continue
-            parts = [content] if isinstance(content, str) else content
-            steered.append(Steered(submission_id=taken.id, content=parts))
-        return steered
 
 
 def _after_attempt(submission: Submission) -> Status | None:

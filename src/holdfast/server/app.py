@@ -43,17 +43,17 @@ from holdfast.errors import (
 from holdfast.ids import new_id
 from holdfast.operations.access import Service
 from holdfast.operations.channel import Channels
+from holdfast.operations.metrics import Metrics
 from holdfast.operations.registry import invalid
 from holdfast.operations.topics import operations
 from holdfast.runtime.attachment import Attachment
-from holdfast.server import chat, events, media, metrics, page, retention, sockets, streams
+from holdfast.server import chat, durable_streams, events, media, metrics, page, retention, sockets
 from holdfast.server import shell as shell_routes
 from holdfast.server.auth import Authenticator
 from holdfast.server.demo import demo_router
-from holdfast.server.metrics import Metrics
+from holdfast.server.long_responses import DIRECT
 from holdfast.server.revocation import Revocation
 from holdfast.server.routes import BODY_LIMIT, add_operation, channels_of, new_router
-from holdfast.server.stream import DIRECT
 from holdfast.shell import ShellService
 from holdfast.store import Store
 
@@ -160,7 +160,7 @@ def create_app(
         _operations,
         events.router,
         chat.router,
-        streams.router,
+        durable_streams.router,
         media.router,
         retention.router,
         metrics.router,

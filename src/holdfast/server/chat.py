@@ -16,12 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.api.models import FORMAT_HEADERS, Format, Id, NewSession
 from holdfast.errors import BadInput, Conflict, IdUnavailable, SessionExists, SessionNotFound
-from holdfast.frameworks.foreign import NO_WORKER, refuse_foreign
+from holdfast.framework_sessions import NO_WORKER, refuse_foreign
 from holdfast.operations.events import grace_of
 from holdfast.operations.registry import SessionId
 from holdfast.operations.sessions import create_session
 from holdfast.operations.submissions import submit_kind
 from holdfast.runtime.questions import pending_approvals
+from holdfast.server.long_responses import EventStream
 from holdfast.server.routes import (
     access_of,
     caller_of,
@@ -32,7 +33,6 @@ from holdfast.server.routes import (
     session_of,
     store_of,
 )
-from holdfast.server.stream import EventStream
 from holdfast.store import Store
 from holdfast.types import TURNS, Session, Submission
 

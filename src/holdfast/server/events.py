@@ -9,8 +9,8 @@ from holdfast.api.models import FORMAT_HEADERS, ErrorBody, EventInfo, Format, It
 from holdfast.operations.channel import Channel
 from holdfast.operations.events import check_event, grace_of, read_events
 from holdfast.operations.registry import SessionId
+from holdfast.server.long_responses import EventStream
 from holdfast.server.routes import access_of, caller_of, channels_of, new_router, route
-from holdfast.server.stream import EventStream
 
 router = new_router("sessions")
 

@@ -11,8 +11,8 @@ from starlette.exceptions import HTTPException
 from holdfast.api.models import ErrorBody
 from holdfast.media import MediaStore, to_uri
 from holdfast.operations.media import find_media
+from holdfast.server.long_responses import Download
 from holdfast.server.routes import access_of, caller_of, new_router, route
-from holdfast.server.stream import Download
 
 router = new_router("media")
 _SAFE = re.compile(r"(image/(png|jpeg|gif|webp)|audio/[\w.+-]+|video/[\w.+-]+|application/pdf|text/plain)")

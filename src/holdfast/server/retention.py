@@ -14,8 +14,8 @@ from holdfast.operations import retention
 from holdfast.operations.registry import SessionId
 from holdfast.retention import spool
 from holdfast.retention.archive import MEDIA_TYPE
+from holdfast.server.long_responses import Download
 from holdfast.server.routes import access_of, caller_of, new_router, route, while_allowed
-from holdfast.server.stream import Download
 
 router = new_router("retention")
 _IMPORTS: Final = 2

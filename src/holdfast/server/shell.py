@@ -23,6 +23,7 @@ from holdfast.api.shell import (
     NewCommand,
     Uuid,
 )
+from holdfast.commands import Command, Output
 from holdfast.errors import BadInput, NotFound, SessionNotFound
 from holdfast.operations.access import Principal
 from holdfast.operations.channel import COMMENT, REFUSED, block, ending
@@ -36,7 +37,6 @@ from holdfast.server.routes import (
     while_allowed,
 )
 from holdfast.shell import ShellService
-from holdfast.types import Command, Output
 
 router = new_router("shell")
 Kind = Literal["BashCommand", "BashOutput"]

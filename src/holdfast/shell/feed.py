@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from datetime import datetime, timedelta
 
+from holdfast.commands import Command, Output
 from holdfast.errors import NotFound, StoreError
 from holdfast.store import Store
-from holdfast.types import Command, Output
 
 _POLL_SECONDS = 0.1
 _PAUSE_SECONDS = 1.0

@@ -8,11 +8,11 @@ import contextlib
 import os
 from dataclasses import replace
 
+from holdfast.commands import Command, Output
 from holdfast.errors import CommandLost
 from holdfast.ids import new_id
 from holdfast.shell.process import end, lives, started_at
 from holdfast.store import Store
-from holdfast.types import Command, Output
 
 _PAGE = 100
 

@@ -3,8 +3,8 @@
 import codecs
 from collections import deque
 
+from holdfast.commands import Output
 from holdfast.ids import new_id
-from holdfast.types import Output
 
 CHUNK_BYTES = 64 * 1024
 _WAITING_BYTES = 4 * 1024 * 1024

@@ -6,12 +6,12 @@ import os
 from dataclasses import replace
 from typing import Final
 
+from holdfast.commands import Command, CommandState, Output
 from holdfast.errors import CommandLost, HoldfastError
 from holdfast.ids import new_id
 from holdfast.shell.output import Collector
 from holdfast.shell.process import Exit, Process
 from holdfast.store import Store
-from holdfast.types import Command, CommandState, Output
 
 _log = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from holdfast.commands import Command, Output, ShellKind
 from holdfast.config import Settings
 from holdfast.errors import (
     BadInput,
@@ -38,7 +39,7 @@ from holdfast.shell.retention import Sweeper, purge
 from holdfast.shell.running import Running
 from holdfast.store import Store
 from holdfast.tasks import end
-from holdfast.types import Command, Holder, Output, Page, ShellKind
+from holdfast.types import Holder, Page
 
 _log = logging.getLogger(__name__)
 

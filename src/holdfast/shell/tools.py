@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic_ai import FunctionToolset, ModelRetry, RunContext
 
+from holdfast.commands import Command
 from holdfast.errors import BadInput, NotFound
 from holdfast.shell.service import TIMEOUT_SECONDS, ShellService
-from holdfast.types import Command
 
 _MOST_CHARACTERS = 30_000
 _PAGE = 100

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
+from holdfast.commands import Command, Output
 from holdfast.errors import (
     BadArchive,
     Conflict,
@@ -22,9 +23,9 @@ from holdfast.ids import check_id, check_uuid, new_id
 from holdfast.store.hub import READY, inbox
 from holdfast.store.rows import Rows
 from holdfast.store.shell import imported_command
-from holdfast.store.transactions import Operation, Transactions, Tx, op
+from holdfast.store.transactions import Statement, Transactions, Tx, op
 from holdfast.tables import BY_NAME, SESSION, Table
-from holdfast.types import Command, Json, Lease, Output
+from holdfast.types import Json, Lease
 
 PAGE_ROWS = 500
 PAGE_BYTES = 1024 * 1024
@@ -116,7 +117,7 @@ class ArchiveMethods(Transactions):
         values = {**session, "title_folded": session["title"].casefold(), "archived": source is None or None}
         before: dict[str, str] | None = None
         if lease is None:
-            if not (yield Operation("import_session", values)):
+            if not (yield Statement("import_session", values)):
                 raise SessionExists(id=session_id)
             yield op("import_head", id=session_id, agent=session["agent"], seq=session["seq"])
         else:
@@ -161,7 +162,7 @@ class ArchiveMethods(Transactions):
             raise BadArchive(
                 problem=f"it was made at event {session['seq']} of the session, which had {now['seq']} events when it was cleaned"
             )
-        yield Operation("rehydrate_session", session)
+        yield Statement("rehydrate_session", session)
         return False, None if now["fingerprint"] is None else json.loads(now["fingerprint"])
 
     def _insert(self, table: Table, batch: list[Imported]) -> Tx[None]:

@@ -1,7 +1,7 @@
 """`check`: each invariant of the store as a query for its violations. Read-only."""
 
+from holdfast.diagnostics import Violation
 from holdfast.store.transactions import Progress, Transactions, Tx, op, reading
-from holdfast.types import Violation
 
 _PER_INVARIANT = 100
 

@@ -9,9 +9,9 @@ from holdfast.errors import BadInput, EventNotFound
 from holdfast.store.history import before_run
 from holdfast.store.hub import READY, Hub, Signal, drafts, inbox
 from holdfast.store.rows import from_row, is_part, page_limit
-from holdfast.store.sql.library import Operation
 from holdfast.store.transactions import (
     PAGE_BYTES,
+    Statement,
     Transactions,
     Tx,
     bounded,
@@ -22,7 +22,7 @@ from holdfast.store.transactions import (
 )
 from holdfast.types import Draft, Event, Lease
 
-_WATCHED: Final[dict[str, Callable[[list[str]], Operation]]] = {
+_WATCHED: Final[dict[str, Callable[[list[str]], Statement]]] = {
     "": lambda ids: op("watched_heads", session_ids=ids),
     ">": lambda ids: op("watched_inboxes", session_ids=ids),
     "~": lambda ids: op("watched_drafts", session_ids=ids),

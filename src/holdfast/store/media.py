@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from holdfast.errors import BadInput, Conflict, MediaNotFound
 from holdfast.ids import check_id
 from holdfast.store.rows import Row, from_cursor, from_row, page_limit, to_cursor, to_page
-from holdfast.store.transactions import Operation, Transactions, Tx, bounded, op, reading, writing
+from holdfast.store.transactions import Statement, Transactions, Tx, bounded, op, reading, writing
 from holdfast.types import Blob, BlobState, Page
 
 _MICROSECONDS = 1_000_000
@@ -212,7 +212,7 @@ class MediaMethods(Transactions):
         if (session_id is None) == (sha256 is None):
             raise BadInput(problem="pass either session_id or sha256 to list references")
         wanted = {"session_id": session_id, "sha256": sha256, "after": after, "limit": page_limit(limit)}
-        rows = yield Operation("blob_references", wanted)
+        rows = yield Statement("blob_references", wanted)
         return [(row["session_id"], row["sha256"]) for row in rows]
 
     @reading

@@ -5,10 +5,10 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
+from holdfast.diagnostics import Growth, SchemaStatus, ServerSetting, StoreStats, TableStats
 from holdfast.errors import StoreError, StoreTooNew, StoreTooOld
 from holdfast.store.rows import moment
 from holdfast.store.transactions import Transactions, Tx, op, reading, scanning, slow
-from holdfast.types import Growth, SchemaStatus, ServerSetting, StoreStats, TableStats
 
 LATEST: Final = 1
 """The schema version that this code needs. Every engine has a migration with this number."""

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from holdfast.commands import COMMAND_STATES, Command, CommandState, Output
 from holdfast.errors import BadInput, CommandLost, Conflict, NotFound
 from holdfast.ids import check_choice, check_id, check_name, check_uuid
 from holdfast.store.hub import Hub
@@ -18,7 +19,7 @@ from holdfast.store.rows import (
     to_cursor,
 )
 from holdfast.store.transactions import Transactions, Tx, bounded, op, reading, refuse_closed, writing
-from holdfast.types import COMMAND_STATES, Command, CommandState, Output, Page
+from holdfast.types import Page
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LARGEST = 2**63 - 1

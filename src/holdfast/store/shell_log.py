@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
+from holdfast.commands import SHELL_KINDS, Command, Output, ShellKind
 from holdfast.ids import check_choice, check_uuid
 from holdfast.store.rows import CutRows, Row, Rows, from_cursor, is_part, page_limit, to_cursor
 from holdfast.store.shell import (
@@ -14,7 +15,7 @@ from holdfast.store.shell import (
     to_output,
 )
 from holdfast.store.transactions import Tx, bounded, op, reading
-from holdfast.types import SHELL_KINDS, Command, Output, Page, ShellKind
+from holdfast.types import Page
 
 
 class ShellLogMethods(ShellMethods):

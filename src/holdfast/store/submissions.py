@@ -4,12 +4,12 @@ import json
 from typing import TypedDict
 
 from holdfast.errors import Conflict, KeyReused, NotFound, QueueFull, SessionNotFound, TurnInProgress
-from holdfast.frameworks.foreign import NO_WORKER, refuse_foreign
+from holdfast.framework_sessions import NO_WORKER, refuse_foreign
 from holdfast.ids import check_choice, check_id, check_name, new_id, title_from
 from holdfast.jsontext import read_recorded
 from holdfast.store.rows import Row, from_cursor, from_row, page_limit, to_page
-from holdfast.store.sql.library import Operation
 from holdfast.store.transactions import (
+    Statement,
     Transactions,
     Tx,
     bounded,
@@ -271,7 +271,7 @@ def _facts(submission: Submission, **more: object) -> dict[str, object]:
     return {"submission_id": submission.id, "kind": submission.kind, **more}
 
 
-def _event(submission: Submission, kind: str, seq: int, payload: dict[str, object]) -> Operation:
+def _event(submission: Submission, kind: str, seq: int, payload: dict[str, object]) -> Statement:
     return op(
         "insert_event",
         session_id=submission.session_id,

@@ -1,6 +1,6 @@
 """Transactions that are written once and run by every engine.
 
-A transaction is a generator: it yields operations, receives their rows, and returns the result. It does no I/O
+A transaction is a generator: it yields statements, receives their rows, and returns the result. It does no I/O
 itself, so SQLite runs it on its writer thread and the other engines on the event loop, with the same order of locks, checks and
 writes. An engine may run it again from the start after a rollback.
 """
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeAli
 
 from holdfast.config import Settings
 from holdfast.counting import count
+from holdfast.diagnostics import Violation
 from holdfast.errors import (
     HoldfastError,
     LeaseLost,
@@ -31,7 +32,7 @@ from holdfast.ids import check_id, check_text
 from holdfast.jsontext import parse_json, parse_object
 from holdfast.store.hub import READY, inbox
 from holdfast.store.rows import Rows
-from holdfast.types import Json, Lease, Violation
+from holdfast.types import Json, Lease
 
 if TYPE_CHECKING:
     from types import CoroutineType
@@ -40,18 +41,18 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called before each step of a long operation, with its name, its number from 1, and how many there are."""
+"""Called before each step of a long transaction, with its name, its number from 1, and how many there are."""
 
 PAGE_BYTES = 4 * 1024 * 1024
 """A page ends with the row that reaches this size, so that readers need memory for one page and one row."""
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """One step of a transaction: the name of a statement, and its parameters.
+class Statement:
+    """One step of a transaction, by its name and its parameters.
 
     The SQL engines have a statement of that name in store/sql, MongoDB a function. `sized` names columns with content: the
-    rows end with the one that reaches `page_bytes`. A `slow` operation has no time limit. One that `scans` reads whole tables; all others
+    rows end with the one that reaches `page_bytes`. A `slow` statement has no time limit. One that `scans` reads whole tables; all others
     use an index.
     """
 
@@ -63,7 +64,7 @@ class Operation:
     scans: bool = False
 
 
-Tx: TypeAlias = Generator[Operation, Rows, T]
+Tx: TypeAlias = Generator[Statement, Rows, T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +199,7 @@ class Transactions(ABC):
         """Check the lease and take `count` event numbers; return the last of them."""
         if lease.lost:
             raise lease_lost(lease, "it was released or lost before")
-        rows = yield Operation(
+        rows = yield Statement(
             "fence",
             {"session_id": lease.session_id, "epoch": lease.epoch, "holder": lease.holder, "count": count},
         )
@@ -207,9 +208,9 @@ class Transactions(ABC):
         lease.seq = rows[0]["seq"]
         return lease.seq
 
-    def _of_session(self, session_id: str, operation: Operation) -> Tx[Rows]:
+    def _of_session(self, session_id: str, statement: Statement) -> Tx[Rows]:
         """Return the rows. Raise `SessionNotFound` if there are none because the session does not exist."""
-        rows = yield operation
+        rows = yield statement
         if not rows and not (yield op("head", session_id=check_id(session_id, "session id"))):
             raise SessionNotFound(id=session_id)
         return rows
@@ -309,13 +310,13 @@ def topics(changed: str | None, *, wakes: bool) -> tuple[str, ...]:
     return (changed, inbox(changed), READY) if wakes else (changed,)
 
 
-def op(name: str, /, **params: object) -> Operation:
-    """Return an operation with these parameters, after checking its ids."""
+def op(name: str, /, **params: object) -> Statement:
+    """Return a statement with these parameters, after checking its ids."""
     for name_of_id in ("session_id", "id"):
         value = params.get(name_of_id)
         if isinstance(value, str):
             check_id(value, name_of_id.replace("_", " "))
-    return Operation(name, params)
+    return Statement(name, params)
 
 
 def lease_lost(lease: Lease, reason: str) -> LeaseLost:
@@ -325,16 +326,16 @@ def lease_lost(lease: Lease, reason: str) -> LeaseLost:
     return LeaseLost(session_id=lease.session_id, epoch=lease.epoch, reason=reason)
 
 
-def slow(operation: Operation) -> Operation:
-    """Return the operation without a time limit."""
-    return replace(operation, slow=True)
+def slow(statement: Statement) -> Statement:
+    """Return the statement without a time limit."""
+    return replace(statement, slow=True)
 
 
-def scanning(operation: Operation) -> Operation:
-    """Return an operation that reads whole tables, without a time limit."""
-    return replace(operation, slow=True, scans=True)
+def scanning(statement: Statement) -> Statement:
+    """Return a statement that reads whole tables, without a time limit."""
+    return replace(statement, slow=True, scans=True)
 
 
-def bounded(operation: Operation, *columns: str, page_bytes: int = PAGE_BYTES) -> Operation:
-    """Return the operation with rows that end once the content of these columns reaches `page_bytes`."""
-    return replace(operation, sized=columns, page_bytes=page_bytes)
+def bounded(statement: Statement, *columns: str, page_bytes: int = PAGE_BYTES) -> Statement:
+    """Return the statement with rows that end once the content of these columns reaches `page_bytes`."""
+    return replace(statement, sized=columns, page_bytes=page_bytes)

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.errors import BadInput, BadUri, Conflict, MediaNotFound
 from holdfast.media import MediaContext, MediaStore, to_uri
-from holdfast.media.base import CHUNK
+from holdfast.media.media_store import CHUNK
 from holdfast.types import Batch
 
 Stored = Callable[[], Awaitable[int]]

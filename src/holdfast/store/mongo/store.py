@@ -30,6 +30,7 @@ from pymongo.uri_parser import parse_uri
 
 from holdfast.config import Settings
 from holdfast.counting import count
+from holdfast.diagnostics import Violation
 from holdfast.errors import (
     SessionBusy,
     StoreClosed,
@@ -63,10 +64,10 @@ from holdfast.store.mongo.write import write
 from holdfast.store.rows import Rows, moment
 from holdfast.store.schema import LATEST
 from holdfast.store.store import Store
-from holdfast.store.transactions import Operation, Progress, Tx, bounded, lease_lost, op, reading, slow
+from holdfast.store.transactions import Progress, Statement, Tx, bounded, lease_lost, op, reading, slow
 from holdfast.store.write import Writing
 from holdfast.tables import SESSION, TABLES, Table
-from holdfast.types import Batch, Holder, Lease, Violation
+from holdfast.types import Batch, Holder, Lease
 
 T = TypeVar("T")
 Handler = Callable[..., Coroutine[Any, Any, list[MongoRow]]]
@@ -225,7 +226,7 @@ class MongoStore(Store):
 
     @reading
     def _refuse_held(self, session_id: str) -> Tx[None]:
-        held = yield Operation("held_by", {"session_id": check_id(session_id, "session id")})
+        held = yield Statement("held_by", {"session_id": check_id(session_id, "session id")})
         for row in held:
             until = moment(row["deadline"]).isoformat(timespec="seconds")
             raise SessionBusy(session_id=session_id, holder=row["name"], until=until)
@@ -352,7 +353,7 @@ class MongoStore(Store):
 
     def _shared_rows(self, table: Table, after: tuple[object, ...] | None, limit: int) -> Tx[Rows]:
         wanted = {"table": table.name, "only": dict(table.only), "after": after, "limit": limit}
-        return (yield bounded(Operation("shared_rows", wanted), *table.texts))
+        return (yield bounded(Statement("shared_rows", wanted), *table.texts))
 
     async def _lock_beacon(self, holder_id: str) -> bool:
         return self._beacons is not None and await asyncio.to_thread(self._beacons.lock, holder_id)

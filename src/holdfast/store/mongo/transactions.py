@@ -1,4 +1,4 @@
-"""Run transactions: each operation is a function of the same name in one of these modules."""
+"""Run transactions: each statement is a function of the same name in one of these modules."""
 
 import asyncio
 import inspect
@@ -30,7 +30,7 @@ from holdfast.store.mongo.client import TimeLimit
 from holdfast.store.mongo.documents import Documents, MongoRow, PageSize
 from holdfast.store.mongo.failures import is_unknown
 from holdfast.store.rows import CutRows, Rows
-from holdfast.store.transactions import Operation, Tx
+from holdfast.store.transactions import Statement, Tx
 
 T = TypeVar("T")
 Handler = Callable[..., Coroutine[Any, Any, list[MongoRow]]]
@@ -109,14 +109,14 @@ _GATHERED: Final = frozenset({"insert_output"})
 """Statements that are issued in large numbers and sent as one."""
 
 
-async def _execute(db: Documents, operation: Operation, limit: TimeLimit) -> Rows:
-    handler: Handler = STATEMENTS[operation.name]
-    if operation.name not in _GATHERED:
+async def _execute(db: Documents, statement: Statement, limit: TimeLimit) -> Rows:
+    handler: Handler = STATEMENTS[statement.name]
+    if statement.name not in _GATHERED:
         with limit():
             await db.flush()
-    with pymongo.timeout(LONG_SECONDS) if operation.slow else limit():
-        if not operation.sized or operation.slow:
-            return await handler(db, **operation.params)
-        db.page = PageSize(operation.sized, operation.page_bytes)
-        rows = await handler(db, **operation.params)
+    with pymongo.timeout(LONG_SECONDS) if statement.slow else limit():
+        if not statement.sized or statement.slow:
+            return await handler(db, **statement.params)
+        db.page = PageSize(statement.sized, statement.page_bytes)
+        rows = await handler(db, **statement.params)
         return CutRows(rows) if db.page.cut(rows) else rows

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from holdfast.types import ServerSetting
+from holdfast.diagnostics import ServerSetting
 
 SETTINGS: Final = {
     "search_path": "holdfast",

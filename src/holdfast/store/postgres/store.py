@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import asyncpg
 
 from holdfast.config import Settings
+from holdfast.diagnostics import ServerSetting
 from holdfast.errors import (
     BadInput,
     BadText,
@@ -41,7 +42,7 @@ from holdfast.store.submissions import NewSubmission
 from holdfast.store.transactions import Tx, op, topics
 from holdfast.store.write import Writing
 from holdfast.tables import SESSION, TABLES, Table
-from holdfast.types import Batch, Lease, ServerSetting, Submission
+from holdfast.types import Batch, Lease, Submission
 
 if TYPE_CHECKING:
     from holdfast.store.postgres.connections import Pool

@@ -29,7 +29,7 @@ from holdfast.store.postgres.connections import (
 from holdfast.store.rows import CutRows, Row
 from holdfast.store.sql import library
 from holdfast.store.sql.library import Script
-from holdfast.store.transactions import Operation, lease_lost, op
+from holdfast.store.transactions import Statement, lease_lost, op
 from holdfast.store.write import ARMS, Writing, missing, unstored
 from holdfast.types import Lease
 
@@ -47,30 +47,30 @@ AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 """Rolled back because of another transaction: a retry may succeed at once."""
 
 
-async def execute(connection: Any, operation: Operation) -> Sequence[Row]:
-    """Run one operation and return its rows."""
-    params = operation.params
-    if operation.slow and hasattr(connection, "unlimit"):
+async def execute(connection: Any, statement: Statement) -> Sequence[Row]:
+    """Run one statement and return its rows."""
+    params = statement.params
+    if statement.slow and hasattr(connection, "unlimit"):
         await connection.unlimit()
-    if operation.scans:
+    if statement.scans:
         await connection.execute(SCAN_BEGINS, timeout=ANSWER_SECONDS)
-        rows = await execute(connection, replace(operation, scans=False))
+        rows = await execute(connection, replace(statement, scans=False))
         await connection.execute(SCAN_ENDS, timeout=ANSWER_SECONDS)
         return rows
-    if isinstance(operation, Script):
+    if isinstance(statement, Script):
         if not params:  # a migration may be any kind of statement
-            await connection.execute(operation.text, timeout=NO_TIMEOUT)
+            await connection.execute(statement.text, timeout=NO_TIMEOUT)
             return ()
-        source = operation.text
+        source = statement.text
     else:
-        source = library.text(operation.name, "postgres", library.given(operation.name, params))
-    if operation.sized:
-        source = library.bounded(source, operation.sized)
-        params = {**params, "page_bytes": operation.page_bytes}
+        source = library.text(statement.name, "postgres", library.given(statement.name, params))
+    if statement.sized:
+        source = library.bounded(source, statement.sized)
+        params = {**params, "page_bytes": statement.page_bytes}
     text, names = library.numbered(source)
-    timeout = NO_TIMEOUT if operation.slow else ANSWER_SECONDS
+    timeout = NO_TIMEOUT if statement.slow else ANSWER_SECONDS
     rows = await connection.fetch(text, *(params[name] for name in names), timeout=timeout)
-    return CutRows(rows) if operation.sized and rows and rows[-1]["cut_"] else rows
+    return CutRows(rows) if statement.sized and rows and rows[-1]["cut_"] else rows
 
 
 @cache

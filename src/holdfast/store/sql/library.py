@@ -17,7 +17,7 @@ from importlib import resources
 from typing import Literal, TypeAlias
 
 from holdfast.store.retention import CONTENT
-from holdfast.store.transactions import Operation
+from holdfast.store.transactions import Statement
 from holdfast.tables import KEYS
 
 Dialect: TypeAlias = Literal["sqlite", "postgres"]
@@ -31,7 +31,7 @@ _NONE: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Script(Operation):
+class Script(Statement):
     """An operation of the SQL engines with its own text: a migration, or a statement generated from the list of tables.
 
     With `rows`, SQLite runs it once for each of them.

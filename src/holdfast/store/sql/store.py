@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from functools import cache
 
+from holdfast.diagnostics import Violation
 from holdfast.store import schema
 from holdfast.store.archive import PAGE_BYTES, PAGE_ROWS, Imported
 from holdfast.store.rows import Rows
@@ -13,7 +14,6 @@ from holdfast.store.sql.library import Dialect, Script
 from holdfast.store.store import Store
 from holdfast.store.transactions import Progress, Tx, op, writing
 from holdfast.tables import TABLES, Table
-from holdfast.types import Violation
 
 
 class SqlStore(Store):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, Self, TypeVar
 
 from holdfast.config import Settings
+from holdfast.diagnostics import StoreStats
 from holdfast.errors import (
     BadInput,
     BadText,
@@ -42,7 +43,7 @@ from holdfast.store.sqlite.writer import BUSY_SECONDS, Writer, connect
 from holdfast.store.transactions import Tx, lease_lost, op
 from holdfast.store.write import NUMBERED, Writing, missing, unstored
 from holdfast.tasks import end
-from holdfast.types import Batch, Lease, StoreStats
+from holdfast.types import Batch, Lease
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from holdfast.store.rows import CutRows, Row
 from holdfast.store.sql import library
 from holdfast.store.sql.library import Script
 from holdfast.store.sql.store import page_text
-from holdfast.store.transactions import Operation, Tx
+from holdfast.store.transactions import Statement, Tx
 from holdfast.tables import SESSION, TABLES
 
 T = TypeVar("T")
@@ -61,26 +61,26 @@ def pages(
             yield table.name, rows
 
 
-def execute(connection: sqlite3.Connection, operation: Operation) -> Sequence[Row]:
-    """Run one operation and return its rows."""
-    params = operation.params
-    if isinstance(operation, Script):
-        text = operation.text
-        if operation.rows:
-            return connection.executemany(text, operation.rows).fetchall()
+def execute(connection: sqlite3.Connection, statement: Statement) -> Sequence[Row]:
+    """Run one statement and return its rows."""
+    params = statement.params
+    if isinstance(statement, Script):
+        text = statement.text
+        if statement.rows:
+            return connection.executemany(text, statement.rows).fetchall()
     else:
-        text = library.text(operation.name, "sqlite", library.given(operation.name, params))
+        text = library.text(statement.name, "sqlite", library.given(statement.name, params))
     if any(isinstance(value, list) for value in params.values()):
         params = {name: json.dumps(v) if isinstance(v, list) else v for name, v in params.items()}
     cursor = connection.execute(text, params)
-    if not operation.sized:
+    if not statement.sized:
         return cursor.fetchall()
     rows: list[Row] = []
     size = 0
     for row in cursor:
         rows.append(row)
-        size += sum(len(row[column] or "") for column in operation.sized)
-        if size >= operation.page_bytes:
+        size += sum(len(row[column] or "") for column in statement.sized)
+        if size >= statement.page_bytes:
             cursor.close()
             return CutRows(rows)
     return rows

@@ -17,6 +17,7 @@ from holdfast.errors import EventNotFound
 from holdfast.operations.channel import COMMENT, REFUSED, Channel, Subscriber, ending
 from holdfast.operations.events import grace_of
 from holdfast.operations.registry import SessionId
+from holdfast.server.long_responses import Download, EventStream
 from holdfast.server.routes import (
     access_of,
     caller_of,
@@ -27,7 +28,6 @@ from holdfast.server.routes import (
     store_of,
     while_allowed,
 )
-from holdfast.server.stream import Download, EventStream
 from holdfast.store import Store
 from holdfast.types import Event
 

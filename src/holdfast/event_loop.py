@@ -4,13 +4,12 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
 T = TypeVar("T")
-H = TypeVar("H")
 _END = object()
 
 
@@ -72,17 +71,6 @@ class EventLoop:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-
-class SyncHandle(Generic[H]):
-    """A handle whose methods block until they have a result."""
-
-    def __init__(self, loop: EventLoop, handle: H) -> None:
-        self._loop = loop
-        self._handle = handle
-
-    def __repr__(self) -> str:
-        return f"Sync{self._handle!r}"
 
 
 async def _next(items: AsyncGenerator[T, None]) -> T | object:

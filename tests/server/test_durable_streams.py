@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from holdfast import Store
-from holdfast.server import streams
+from holdfast.server import durable_streams
 from holdfast.types import Batch, NewEvent
 from tests.server.test_chat import OTHER, TOKEN, http
 
@@ -53,7 +53,7 @@ async def test_a_long_poll_waits_for_the_next_events(
     await add(store, "d")
     found = await waiting
     assert (kinds(found), int(found.headers["stream-next-offset"])) == (["d"], 4)
-    monkeypatch.setattr(streams, "_POLL_SECONDS", 0.1)
+    monkeypatch.setattr(durable_streams, "_POLL_SECONDS", 0.1)
     nothing = await http.get("/api/streams/s1?offset=4&live=long-poll")
     assert (nothing.status_code, int(nothing.headers["stream-next-offset"])) == (204, 4)
 

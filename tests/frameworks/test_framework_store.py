@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from holdfast.errors import BadInput, MissingExtra, SessionBusy, SessionCleaned, UnknownStore
-from holdfast.frameworks import base
-from holdfast.frameworks.base import FrameworkStore, check_version, from_body, to_body
+from holdfast.frameworks import framework_store
+from holdfast.frameworks.bodies import from_body, to_body
+from holdfast.frameworks.framework_store import FrameworkStore, check_version
 from holdfast.media import open_media
 from holdfast.retention import clean
 from holdfast.store import open_store
@@ -104,7 +105,7 @@ def test_two_of_them_take_turns(engine: Engine, shared: FrameworkStore):
 def test_a_session_that_is_held_elsewhere_is_busy(
     engine: Engine, shared: FrameworkStore, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(base, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(framework_store, "_PATIENCE_SECONDS", 0.2)
     other = FrameworkStore(engine.url, framework="test")
 
     async def hold() -> None:
@@ -134,7 +135,7 @@ def test_an_erase_waits_for_another_process(engine: Engine, shared: FrameworkSto
 async def test_a_cleaned_session_raises(engine: Engine, shared: FrameworkStore):
     await shared.call(put(shared, "s", "1"))
     session = await shared.call(shared.ensure("s"))
-    await asyncio.sleep(2 * base._IDLE_SECONDS)
+    await asyncio.sleep(2 * framework_store._IDLE_SECONDS)
     async with open_store(engine.url) as store:
         await clean(store, open_media(store=store), session.id, idle_days=0, force=True, actor="you")
     with pytest.raises(SessionCleaned):
@@ -187,7 +188,7 @@ def test_a_version_that_is_not_supported_is_named():
 def test_a_process_that_does_not_close_it_ends_quietly_and_without_its_leases(tmp_path: Path):
     program = f"""
 import asyncio
-from holdfast.frameworks.base import FrameworkStore
+from holdfast.frameworks.framework_store import FrameworkStore
 store = FrameworkStore({str(tmp_path / "s.db")!r}, framework="test")
 async def hold():
     async with store.writing(await store.ensure_id("s")) as writer:

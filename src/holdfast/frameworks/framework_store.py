@@ -1,4 +1,4 @@
-"""What the adapters share: a store that any thread and any event loop can use, sessions by name, and writes under a lease.
+"""What the adapters share: sessions by name, and writes under a lease.
 
 A framework names its sessions freely, and may use a name again after it deleted the session. The id of a session is made of a hash of
 its name; after an erase the next id is numbered. A framework never says when it is finished, so that a lease is released after a moment
@@ -6,22 +6,18 @@ without writes.
 """
 
 import asyncio
-import atexit
 import hashlib
 import json
 import re
-import threading
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from holdfast.client.loop import EventLoop
 from holdfast.errors import (
     BadInput,
-    BadText,
     HolderLost,
     HoldfastError,
     MissingExtra,
@@ -32,18 +28,15 @@ from holdfast.errors import (
     SessionNotFound,
 )
 from holdfast.frameworks.recent import Recent
+from holdfast.frameworks.threaded_store import ThreadedStore
 from holdfast.guards import refuse_on_hold
 from holdfast.ids import title_from
-from holdfast.jsontext import parse_json
 from holdfast.leases import Renewal, join
 from holdfast.media import open_media
 from holdfast.retention.erase import erase
-from holdfast.store import Store, open_store
+from holdfast.store import Store
 from holdfast.store.transactions import PAGE_BYTES
-from holdfast.types import Batch, Holder, Json, Lease, Record, Session
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
+from holdfast.types import Batch, Holder, Lease, Record, Session
 
 T = TypeVar("T")
 _IDLE_SECONDS: Final = 0.2
@@ -56,8 +49,6 @@ _PAUSE_SECONDS: Final = 0.05
 _PAGE: Final = 1000
 _IDS_BYTES: Final = 4 << 20
 """How much memory the ids of known names may take, about."""
-_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
-"""One letter and a colon is a drive."""
 _SURELY_WHOLE: Final = PAGE_BYTES // 4
 """A page with fewer characters than this ended because there are no more records, not because of its size."""
 
@@ -75,46 +66,6 @@ def check_version(package: str, *, extra: str, at_least: tuple[int, ...], below:
         raise BadInput(problem=f"{problem}. Install it with: pip install 'holdfast[{extra}]'")
 
 
-def to_body(value: object) -> Json:
-    """Return the body of a record for a value of a framework. If it is not strict JSON, its text is stored as a string."""
-    return text_to_body(json.dumps(value))
-
-
-def text_to_body(text: Json) -> Json:
-    """Return the body of a record for the JSON text of a value. It is stored as a string if it is not strict JSON."""
-    try:
-        is_strict = not isinstance(parse_json(text, "record"), str)
-    except BadText:
-        is_strict = False
-    return text if is_strict else json.dumps(text)
-
-
-def body_to_text(body: Json) -> Json:
-    """Return the text that `text_to_body` was given."""
-    return json.loads(body) if body.startswith('"') else body
-
-
-def from_body(body: Json) -> Any:
-    """Return the value that `to_body` was given."""
-    value = json.loads(body)
-    return json.loads(value) if isinstance(value, str) else value
-
-
-def _to_url(place: str | Path) -> str:
-    """Return the URL of a store for a URL or a path. A name such as `file:a.db` has a scheme, so that it is no path."""
-    if str(place) == ":memory:":
-        return "sqlite://:memory:"
-    if isinstance(place, str) and _SCHEME.match(place):
-        return place
-    return f"sqlite:///{Path(place).absolute()}"
-
-
-def _forget(future: "asyncio.Future[Any]") -> None:
-    """Retrieve the error of work that has no caller left, so that asyncio does not log it."""
-    if not future.cancelled():
-        future.exception()
-
-
 @dataclass(slots=True)
 class _Held:
     """A session that this process writes to."""
@@ -128,30 +79,21 @@ class _Held:
     releasing: asyncio.TimerHandle | None = None
 
 
-class FrameworkStore:
+class FrameworkStore(ThreadedStore):
     """The sessions of one framework in a store, for its adapter.
 
-    `store` is a URL, the path of a SQLite file, `:memory:`, or an open store. It is used on an event loop in a thread of its own: call `run`
-    from a thread, or await `call` on any event loop. It connects when it is first used. Close it at the end, or leave that to the end of
-    the process. Raises `UnknownStore`.
+    `store` is a URL, the path of a SQLite file, `:memory:`, or an open store. Raises `UnknownStore`.
     """
 
     def __init__(self, store: str | Path | Store, *, framework: str, owner: str = "local") -> None:
+        super().__init__(store, name=framework)
         self.framework = framework
         self.owner = owner
-        self._source: str | Store = store if isinstance(store, Store) else _to_url(store)
-        if isinstance(self._source, str):
-            open_store(self._source)  # does not connect, but refuses a URL that is wrong
-        self._starting = threading.Lock()
-        self._loop: EventLoop | None = None
-        self._closed = False
-        self._store: Store | None = None
         self._holder: Holder | None = None
         self._renewal: Renewal | None = None
         self._ids: Recent[str, str] = Recent(_IDS_BYTES, lambda name, known: 256 + len(name) + len(known))
         self._held: dict[str, _Held] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._abandoned: set[Future[Any]] = set()
 
     @classmethod
     def on_this_loop(cls, store: Store, *, framework: str, owner: str) -> "FrameworkStore":
@@ -160,87 +102,6 @@ class FrameworkStore:
         shared._store = store
         return shared
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine that uses this object, and block until it has a result."""
-        future = self._submit(work)
-        try:
-            return future.result()
-        finally:
-            self._abandon(future)
-
-    async def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine that uses this object, from any event loop.
-
-        If the caller is cancelled, the work continues, and later work waits for it: a write that was begun may still be stored, so
-        that nothing may be numbered as if it were not.
-        """
-        future = self._submit(work)
-        waiting = asyncio.wrap_future(future)
-        try:
-            return await asyncio.shield(waiting)
-        finally:
-            waiting.add_done_callback(_forget)
-            self._abandon(future)
-
-    def _submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        try:
-            loop = self._started()
-        except BaseException:
-            work.close()
-            raise
-        return loop.submit(self._after(set(self._abandoned), work) if self._abandoned else work)
-
-    async def _after(self, earlier: "set[Future[Any]]", work: Coroutine[Any, Any, T]) -> T:
-        for future in map(asyncio.wrap_future, earlier):
-            future.add_done_callback(_forget)
-            await asyncio.wait([future])
-        return await work
-
-    def _abandon(self, future: "Future[Any]") -> None:
-        """Keep the order if the caller of this work stopped waiting for it."""
-        if not future.done():
-            self._abandoned.add(future)
-            future.add_done_callback(self._abandoned.discard)
-
-    def open(self) -> None:
-        """Connect, which otherwise happens at the first use. A new database gets its tables, and an old one is upgraded."""
-        self._started()
-
-    def close(self) -> None:
-        """Release all sessions and disconnect. Nothing can be used afterwards."""
-        atexit.unregister(self._close_at_exit)
-        with self._starting:
-            loop, self._loop, self._closed = self._loop, None, True
-        if loop is not None:
-            loop.run(self._after(set(self._abandoned), self._close()))
-            loop.close()
-
-    def _close_at_exit(self) -> None:
-        """Release all sessions. Connections that are closed by a thread of an executor end with the process."""
-        with suppress(RuntimeError):  # executors have been shut down
-            self.close()
-
-    def _started(self) -> EventLoop:
-        with self._starting:
-            if self._closed:
-                raise BadInput(problem=f"the {self.framework} store is closed")
-            if self._loop is None:
-                loop = EventLoop()
-                try:
-                    loop.run(self._open())
-                except BaseException:
-                    loop.close()
-                    raise
-                self._loop = loop
-                atexit.register(self._close_at_exit)
-            return self._loop
-
-    async def _open(self) -> None:
-        store = open_store(self._source) if isinstance(self._source, str) else self._source.clone_for_thread()
-        if store is None:
-            raise BadInput(problem="this store cannot be used from another thread; pass its URL")
-        self._store = await store.__aenter__()
-
     async def _close(self) -> None:
         for session_id in list(self._held):
             await self._release(session_id, at_once=True)
@@ -248,13 +109,7 @@ class FrameworkStore:
             await self._renewal.stop()
             with suppress(HoldfastError):
                 await self.store.leave(self._holder)
-        await self.store.close()
-
-    @property
-    def store(self) -> Store:
-        """The open store. Only for coroutines that run on this object's event loop."""
-        assert self._store is not None  # noqa: S101
-        return self._store
+        await super()._close()
 
     # Sessions by name
 
@@ -409,7 +264,7 @@ class FrameworkStore:
         refuse_on_hold(await self.store.retention_state(session_id))
 
     @asynccontextmanager
-    async def writing(self, session_id: str) -> AsyncGenerator["Writer", None]:
+    async def writing(self, session_id: str) -> AsyncGenerator["RecordWriter", None]:
         """Hold a session while the block reads and writes, so that no other process changes it meanwhile.
 
         Raises `SessionBusy` if another process holds it for too long, and `SessionCleaned`.
@@ -424,7 +279,7 @@ class FrameworkStore:
                     held.lease = await self._acquire(session_id)
                     held.known = {}
                     held.since, held.is_active = loop.time(), False
-                yield Writer(self.store, held.lease, held.known, held)
+                yield RecordWriter(self.store, held.lease, held.known, held)
             except BaseException:
                 held.known.clear()  # it is unclear what was written
                 raise
@@ -485,7 +340,7 @@ class FrameworkStore:
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class RecordWriter:
     """Writes to a session that is held. `known` is for facts about its records, and is empty whenever another process could write."""
 
     store: Store

@@ -1,0 +1,172 @@
+"""Submissions on the wire: the bodies that a client can send to a session, and their state."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import (
+    AliasChoices,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+)
+
+from holdfast.api.models import Id, Name, RequestBody, ResponseBody, StoredJson
+from holdfast.content import Content
+from holdfast.types import (
+    SubmissionState,
+    WhenBusy,
+)
+
+
+class _Submitted(RequestBody):
+    """The fields of every submission."""
+
+    when_busy: WhenBusy = Field(
+        "queue",
+        description="While a turn runs: wait for its end, enter it at its next model request, stop it, or fail with 409.",
+    )
+    idempotency_key: Name | None = Field(None, description="The same key sends the same thing once.")
+
+
+class TextMessage(_Submitted):
+    """A message of text."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"kind": "message", "text": "Hello", "when_busy": "queue"}]},
+    )
+    kind: Literal["message"] = "message"
+    text: str = Field(description="The text of the message.")
+
+
+class ContentMessage(_Submitted):
+    """A message of several parts: text and files."""
+
+    kind: Literal["message"] = "message"
+    content: Content = Field(description="The parts of the message.")
+
+
+class HistoryCommand(_Submitted):
+    """Something to do with the history, or with the session."""
+
+    kind: Literal["undo", "compact", "shutdown"]
+
+
+class Rewind(_Submitted):
+    """Go on from an earlier checkpoint."""
+
+    kind: Literal["rewind"]
+    checkpoint_id: Id = Field(description="The checkpoint to continue from.")
+
+
+StepEntry = Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^[^\x00]*$")]
+
+
+_FROM_STEP = "For a plain agent: do this step and all later ones again, by the id of its call. Then the turn may also be done."
+
+
+class RetryTurn(_Submitted):
+    """Continue a turn that failed, was interrupted or was given up."""
+
+    kind: Literal["retry"]
+    submission_id: Id = Field(description="The turn to continue.")
+    from_step: StepEntry | None = Field(None, description=_FROM_STEP)
+
+
+class Fork(_Submitted):
+    """Copy the history into a new session."""
+
+    kind: Literal["fork"]
+    checkpoint_id: Id | None = Field(None, description="The checkpoint to copy; by default the latest.")
+    session_id: Id | None = Field(None, description="The id of the new session; by default it is generated.")
+
+
+def _kind(body: Any) -> str:
+    given = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
+    kind: Any = given.get("kind", "message")
+    if kind == "message":
+        return "(content)" if "content" in given and "text" not in given else "(text)"
+    return f"({kind})" if kind in ("rewind", "retry", "fork") else "(command)"
+
+
+NewSubmission = Annotated[
+    Annotated[TextMessage, Tag("(text)")]
+    | Annotated[ContentMessage, Tag("(content)")]
+    | Annotated[HistoryCommand, Tag("(command)")]
+    | Annotated[Rewind, Tag("(rewind)")]
+    | Annotated[RetryTurn, Tag("(retry)")]
+    | Annotated[Fork, Tag("(fork)")],
+    Discriminator(_kind),
+]
+
+
+class ApprovalDecision(RequestBody):
+    """A decision about a tool call."""
+
+    call_id: str = Field(
+        min_length=1, max_length=500, description="The tool call, from `approvals` of the session."
+    )
+    digest: str = Field(
+        min_length=64, max_length=64, description="The digest of its arguments, from the same place."
+    )
+    approved: bool = Field(description="Whether the tool runs.")
+    feedback: str | None = Field(None, description="The reason for a denial; the model reads it.")
+    arguments: dict[str, Any] | None = Field(
+        None, description="Other arguments to run the tool with, if the tool is `editable`."
+    )
+
+
+class RewindTarget(RequestBody):
+    """The checkpoint to continue from."""
+
+    checkpoint_id: Id = Field(description="The checkpoint to continue from.")
+
+
+class InterruptTarget(RequestBody):
+    """The submission to cancel: its turn if that runs or waits, else its place in the queue."""
+
+    submission_id: Id | None = Field(
+        None, description="The submission to cancel; by default the running turn."
+    )
+
+
+class RetryTarget(RequestBody):
+    """The turn to continue."""
+
+    submission_id: Id = Field(description="The submission of the turn that failed.")
+    from_step: StepEntry | None = Field(default=None, description=_FROM_STEP)
+
+
+class ForkTarget(RequestBody):
+    """Where a fork begins, the last checkpoint if none is named, and the id it gets."""
+
+    checkpoint_id: Id | None = Field(None, description="The checkpoint to copy; by default the latest.")
+    session_id: Id | None = Field(None, description="The id of the new session; by default it is generated.")
+
+
+class SubmissionInfo(ResponseBody):
+    """A message or command that was sent to a session, and its state."""
+
+    submission_id: str = Field(validation_alias=AliasChoices("submission_id", "id"))
+    session_id: str
+    position: int = Field(description="The number of its queued event: follow the events from here.")
+    kind: str
+    lane: Literal["main", "control"]
+    when_busy: WhenBusy
+    state: SubmissionState
+    attempts: int
+    reason: str | None
+    run_id: str | None
+    idempotency_key: str | None
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+class SubmissionDetail(SubmissionInfo):
+    """A submission with its payload."""
+
+    payload: StoredJson = Field(
+        None, description="The content that was sent. In a list only with `payloads`."
+    )
