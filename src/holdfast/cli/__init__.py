@@ -18,7 +18,7 @@ _COMMANDS = {
         "approve": ("talk:approve", "Approve or deny a tool call that waits for a person."),
         "inbox": ("inbox:inbox", "List the sessions that wait for a person, oldest first."),
         "dismiss": ("inbox:dismiss", "Dismiss the failure of the last turn of a session."),
-        "undo": ("history:undo", "Go back to before the last message."),
+        "undo": ("history:undo", "Undo the last message and everything after it."),
         "rewind": ("history:rewind", "Continue from an earlier checkpoint."),
         "retry": ("history:retry", "Continue a turn that failed, was interrupted or was given up."),
         "fork": ("history:fork", "Copy the history of a session into a new session."),

@@ -27,7 +27,7 @@ def demo(
 ) -> None:
     """Start a server with a scripted agent, and print what to try.
 
-    The agent needs no API key and no network. The store is deleted at the end, unless you give --keep.
+    The agent needs no API key and no network. The store is deleted at the end, unless you pass --keep.
 
     Examples:
         holdfast demo

@@ -217,7 +217,7 @@ async def _workers(store: Store, pending: int) -> Finding:
 
 
 async def _unserved(store: Store) -> AsyncIterator[Finding]:
-    """Find agents that sessions wait for and that no live worker serves."""
+    """Find agents with waiting sessions but no live worker."""
     now = await store.now()
     alive = [holder for holder in await store.holders() if holder.deadline > now]
     served = {agent for holder in alive for agent in holder.agents}
