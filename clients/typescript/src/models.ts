@@ -182,7 +182,7 @@ export interface CredentialInfo {
   expires_at: string | null;
 }
 
-/** Text that the model is streaming now. It is not durable, and has no number: the complete message follows as an event. `text` continues what came before at `offset`. If the offset is 0, the text starts again. */
+/** Text that the model is streaming now. It is not durable, and has no number: the complete message follows as an event. `text` continues the earlier text at `offset`. At offset 0, the text starts again. */
 export interface DraftText {
   run_id: string;
   part: number;
