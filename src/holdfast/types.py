@@ -292,7 +292,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A small row of a session with a kind and a key, for what other frameworks store. The store sets `seq` when it is written."""
+    """A small row of a session with a kind and a key. Other frameworks store their data in such rows. The store sets `seq` when it is written."""
 
     kind: str
     key: str
@@ -401,7 +401,7 @@ class Work:
     lease: Lease
     session: Session
     submission: Submission | None
-    """None if the first submission in the queue has used all its attempts, or if the queue is empty. `take` finds out which."""
+    """None if the first submission in the queue has used all its attempts, or if the queue is empty. `take` determines which."""
     fresh: bool = False
     """Whether the session has no history yet."""
 
@@ -417,7 +417,7 @@ class Credential:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """How far a named consumer has read a session's events."""
+    """The position of a named consumer in a session's events."""
 
     consumer: str
     seq: int
@@ -447,7 +447,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """A record of who did what to which session, and when. The audit is append-only."""
+    """A record of who did what to which session, and when. The audit log is append-only."""
 
     id: str
     at: datetime

@@ -106,7 +106,7 @@ async def answer(caller: Caller, session_id: SessionId, body: ApprovalDecision) 
 
 @operation("POST", f"{_S}/undo", "write", topic="sessions", status=202)
 async def undo(caller: Caller, session_id: SessionId) -> SubmissionInfo:
-    """Go back to before the last message."""
+    """Undo the last message and everything after it."""
     return await submit_kind(caller, session_id, "undo", {})
 
 
