@@ -58,7 +58,7 @@ def list_(
     cursor: Cursor = None,
     as_json: AsJson = False,
 ) -> None:
-    """List sessions, last active first.
+    """List sessions, most recently active first.
 
     Examples:
         holdfast sessions list --status waiting

@@ -180,7 +180,7 @@ class FrameworkStore(ThreadedStore):
             return None
 
     async def all_sessions(self) -> AsyncGenerator[Session, None]:
-        """Yield all sessions of the framework that were not cleaned, last active first."""
+        """Yield all sessions of the framework that were not cleaned, most recently active first."""
         cursor: str | None = None
         while True:
             page = await self.store.sessions(
