@@ -269,7 +269,7 @@ class Effect:
     """The ledger entry of one tool call. Once it is completed or failed, its outcome never changes.
 
     `message` is set when the result has moved into that message; `body` is then the message's body. While the effect is
-    `started`, `result` describes what it waits for. `attempts` is 0 if the tool has not run.
+    `started`, `result` describes the reason if it waits. `attempts` is 0 if the tool has not run.
     """
 
     run_id: str
@@ -447,7 +447,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """A record of who did what to which session, and when. The audit log is append-only."""
+    """An audit entry: the actor, the action, the session and the time. The audit log is append-only."""
 
     id: str
     at: datetime

@@ -93,7 +93,7 @@ export interface CallOutcome {
   error?: string | null;
 }
 
-/** What `useChat` sends. Only the last message counts; other fields are ignored. */
+/** Request body of `useChat`. Only the last message counts; other fields are ignored. */
 export interface ChatRequest {
   /** The id of the chat, which is the session. */
   id: string;
@@ -771,7 +771,7 @@ export interface TextMessage {
   text: string;
 }
 
-/** What an AG-UI `HttpAgent` sends. Only the last message, or `resume`, counts. */
+/** Request body of AG-UI's `HttpAgent`. Only the last message, or `resume`, counts. */
 export interface ThreadRequest {
   /** The id of the thread, which is the session. */
   threadId: string;

@@ -68,7 +68,7 @@ class Finding:
 def doctor(store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Check settings, store, migrations, workers, clock and disk.
 
-    Prints what to do about each problem. Exits with 1 if a check fails; warnings do not count.
+    Prints a remedy for each problem. Exits with 1 if a check fails; warnings do not count.
 
     Examples:
         holdfast doctor

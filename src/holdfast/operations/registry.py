@@ -40,7 +40,7 @@ class Operation:
     topic: str
     status: int
     has_route: bool
-    """Whether the API server makes a route of it. Otherwise a route of its own, which also streams, calls the function."""
+    """Whether the API server creates a route for it. Otherwise a separate route, which can also stream, calls the function."""
     options: Mapping[str, Any]
     """Its description in the OpenAPI document."""
     _pattern: re.Pattern[str] = field(init=False)

@@ -338,7 +338,7 @@ class _Recorder(AbstractCapability[Any]):
             return await threaded.run_tool(self._threads, handler(output))
 
     def record_call(self) -> None:
-        """Start to write the call that now starts another run, so that it is on record before that run."""
+        """Start to write the call that starts another run, so that it is recorded before that run."""
         self._buffer.start_held()
 
     async def annotate(self, call_id: str, summary: str | None, key: str | None) -> None:

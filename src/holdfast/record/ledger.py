@@ -251,7 +251,7 @@ def raised(error: ToolRetryError | ToolFailedError) -> Json:
 
 
 def deferred(kind: Deferral, metadata: dict[str, Any] | None = None) -> Json:
-    """Return, as text, what a started call waits for."""
+    """Return the reason why a started call waits, as text."""
     return lenient_json({"kind": kind, "metadata": metadata}, default=repr)
 
 

@@ -70,7 +70,7 @@ async def inspect_run(
 async def load_history(
     store: Store, checkpoint: Checkpoint, *, media: MediaStore | None = None
 ) -> list[ModelMessage]:
-    """Return the messages of a checkpoint. Large content comes from `media`, by default the media store of the settings."""
+    """Return the messages of a checkpoint. Large content is read from `media`, by default the media store of the settings."""
     offloader = MediaOffloader(store, media)
     return load(await offloader.back(await read_history(store, checkpoint.session_id, checkpoint)))
 

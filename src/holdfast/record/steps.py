@@ -109,7 +109,7 @@ class Steps:
         return bool(self._recorded)
 
     def take_recorded(self, name: str) -> tuple[CallRef, Effect | None]:
-        """Return the next entry with this name, and its effect if it is on record."""
+        """Return the next entry with this name, and its effect if it is recorded."""
         before = self._requested[self.ref[1], name]
         self._requested[self.ref[1], name] += 1
         entry = ledger.step_entry(self.ref[1], name, before)

@@ -92,7 +92,7 @@ class ToolExecution:
     async def _recorded(
         self, effect: Effect, steps: AbstractAsyncContextManager[None], running: Awaitable[Any]
     ) -> Any:
-        """Run a tool whose call is on record, and record its outcome."""
+        """Run a tool whose call is recorded, and record its outcome."""
         ref = effect.run_id, effect.call_id
         token = ledger.current_call.set(ref)
         task = asyncio.current_task()

@@ -75,7 +75,7 @@ class FunctionRun:
     _decided: dict[str, tuple[str, Decision]] = field(default_factory=dict[str, tuple[str, Decision]])
     """Recorded decisions that the function has not requested again yet, with the digest of their question."""
     _questions: list[ToolCallPart] = field(default_factory=list[ToolCallPart])
-    """What the turn waits for."""
+    """The questions that the turn waits for."""
     _asked: int = 0
     _restarts: int = 0
     """How often the turn was restarted from a step."""
@@ -159,7 +159,7 @@ class FunctionRun:
                 await self._drafts.close()
 
     async def _continue(self, steps: Mapping[str, Effect]) -> None:
-        """Find the message of this turn in the history, and what is recorded after it."""
+        """Find the message of this turn in the history, and the records after it."""
         point = self.start.point
         self._messages = list(point.messages)
         self._origin = self.run_id
