@@ -210,7 +210,7 @@ curl "$URL/api/sessions/s1/events?after=0&limit=50" -H "$AUTH"
 curl -N "$URL/api/sessions/s1/events" -H "$AUTH" -H 'Accept: text/event-stream' -H 'Last-Event-ID: 2'
 ```
 
-Interrupt the running turn, go back to before the last message, and copy the history into a new session:
+Interrupt the running turn, undo the last message, and copy the history into a new session:
 
 ```sh
 curl -X POST "$URL/api/sessions/s1/interrupt" -H "$AUTH"

@@ -20,7 +20,7 @@ _LONG = httpx2.Timeout(30, read=None)
 
 
 class ServerError(HoldfastError):
-    """The server answered {status}, {code}: {message}."""
+    """The server responded with {status}, {code}: {message}."""
 
     # `facts["facts"]` has the facts of the server's own error.
 

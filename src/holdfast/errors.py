@@ -1,4 +1,4 @@
-"""All errors, in one family. Each docstring is the message that a person reads, with the facts filled in."""
+"""All errors, in one class hierarchy. Each docstring is the message, with placeholders for the error's facts."""
 
 import inspect
 from typing import TYPE_CHECKING, ClassVar, Self, cast
@@ -95,7 +95,7 @@ class Unauthenticated(HoldfastError):
 
 
 class Forbidden(HoldfastError):
-    """This requires {required}, which {principal} does not have."""
+    """Permission denied: {principal} does not have {required}."""
 
     code = "forbidden"
 
@@ -161,7 +161,7 @@ class HistoryTooLarge(Conflict):
 
 
 class EventNotFound(Conflict):
-    """Event {number} does not exist yet: session {session_id} has events 1 to {seq}. Retry when it has been written."""
+    """Session {session_id} has no event {number} yet; its last event is {seq}. Retry later."""
 
     code = "event_not_found"
 
@@ -173,7 +173,7 @@ class CredentialSealed(Conflict):
 
 
 class SessionCleaned(Conflict):
-    """The content of session {id} was deleted by a clean, and the session accepts nothing. If there is an archive of it, rehydrate it first; otherwise create a new session."""
+    """Session {id} was cleaned: its content is deleted, and it accepts nothing. If you have an archive, rehydrate the session first; otherwise create a new one."""
 
     code = "session_cleaned"
 
@@ -203,7 +203,7 @@ class NotCleaned(Conflict):
 
 
 class SweepRunning(Conflict):
-    """A sweep is already running, started by {holder}. Wait until it ends, or do a dry run, which is possible at any time."""
+    """A sweep is already running, started by {holder}. Wait until it ends. A dry run is possible at any time."""
 
     code = "sweep_running"
 
@@ -227,7 +227,7 @@ class ArchiveTooNew(BadArchive):
 
 
 class ArchiveFailed(HoldfastError):
-    """The archive could not be saved temporarily: {problem}. Nothing was changed. Check free space and permissions there, then retry."""
+    """The archive could not be read or written: {problem}. Nothing was changed. Check free space and permissions, then retry."""
 
     code = "archive_failed"
 
@@ -275,7 +275,7 @@ class ShellClosed(HoldfastError):
 
 
 class TooManyExports(HoldfastError):
-    """This server is already sending {limit} archives, which is its limit. Retry when one of them has finished."""
+    """This server is already sending {limit} archives, its maximum. Retry when one has finished."""
 
     code = "too_many_exports"
 
@@ -313,7 +313,7 @@ class StoreForked(StoreClosed):
 
 
 class StoreReplaced(StoreClosed):
-    """The files of the store at {url} were deleted or replaced while this process had them open: {path} is not the file that was opened. This process no longer reads or writes it, and its latest writes may exist only in the old file. Restart the process."""
+    """The files of the store at {url} were deleted or replaced while this process had them open: {path} is no longer the same file. This process no longer reads or writes it, and its latest writes may exist only in the old file. Restart the process."""
 
     code = "store_replaced"
 
@@ -448,7 +448,7 @@ class MissingExtra(HoldfastError):
 
 
 class ServerError(HoldfastError):
-    """The server answered {status}, {code}: {message}."""
+    """The server responded with {status}, {code}: {message}."""
 
     code = "server_error"
 
@@ -489,6 +489,6 @@ class OutcomeUnknown(HoldfastError):
 
 
 class StepsDiffer(HoldfastError):
-    """The code does something else than the record says: {asked}, while the next one on record is {recorded}. Restore the code, or restart the turn."""
+    """The code differs from the record: {asked}, but the next recorded entry is {recorded}. Restore the code, or restart the turn."""
 
     code = "steps_differ"

@@ -64,7 +64,7 @@ class SubmissionDone(_Event):
 
 
 class SubmissionFailed(_Event):
-    """A submission failed. Its state is `dead` if its turn was tried too often."""
+    """A submission failed. Its state is `dead` if its turn was attempted too often."""
 
     kind: Literal["submission_failed"] = "submission_failed"
     submission_id: str = _payload("submission_id")
@@ -244,7 +244,7 @@ class StepFailed(_Event):
 
 
 class ProbeAnswered(_Event):
-    """A probe was asked whether a tool call or step took effect. `error` is why it does not know, if it failed."""
+    """A probe ran for a tool call or step with an unknown outcome. `error` is the reason if the probe failed."""
 
     kind: Literal["probe_answered"] = "probe_answered"
     name: str = _payload("name")
@@ -303,7 +303,7 @@ class Forked(_Event):
 
 
 class Takeover(_Event):
-    """A worker took the session over from a holder that is gone. `taken_from` is the id of that holder."""
+    """A worker took the session over from a dead holder. `taken_from` is the id of that holder."""
 
     kind: Literal["takeover"] = "takeover"
     taken_from: str = _payload("taken_from")
@@ -324,7 +324,7 @@ class Imported(_Event):
 
 
 class OtherEvent(_Event):
-    """An event of a kind that this version does not define, or whose payload it cannot read. `original_kind` is its kind on record."""
+    """An event of a kind that this version does not define, or whose payload it cannot read. `original_kind` is its recorded kind."""
 
     kind: Literal["other"] = "other"
     original_kind: str
@@ -335,7 +335,7 @@ class OtherEvent(_Event):
 class DraftText(BaseModel):
     """Text that the model is streaming now. It is not durable, and has no number: the complete message follows as an event.
 
-    `text` continues what came before at `offset`. If the offset is 0, the text starts again.
+    `text` continues the earlier text at `offset`. At offset 0, the text starts again.
     """
 
     model_config = ConfigDict(frozen=True)

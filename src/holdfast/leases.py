@@ -43,7 +43,7 @@ async def join(
 
 
 async def why_waiting(store: Store, session: Session) -> str | None:
-    """Return why no worker continues a session, and what to do about it; None if one does or nothing is pending."""
+    """Return the reason why no worker continues a session, and the remedy; None if a worker does or nothing is pending."""
     if session.waiting_for == "worker":
         now = await store.now()
         alive = [holder for holder in await store.holders() if holder.deadline > now]

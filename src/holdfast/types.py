@@ -269,7 +269,7 @@ class Effect:
     """The ledger entry of one tool call. Once it is completed or failed, its outcome never changes.
 
     `message` is set when the result has moved into that message; `body` is then the message's body. While the effect is
-    `started`, `result` describes what it waits for. `attempts` is 0 if the tool has not run.
+    `started`, `result` describes the reason if it waits. `attempts` is 0 if the tool has not run.
     """
 
     run_id: str
@@ -292,7 +292,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A small row of a session with a kind and a key, for what other frameworks store. The store sets `seq` when it is written."""
+    """A small row of a session with a kind and a key. Other frameworks store their data in such rows. The store sets `seq` when it is written."""
 
     kind: str
     key: str
@@ -401,7 +401,7 @@ class Work:
     lease: Lease
     session: Session
     submission: Submission | None
-    """None if the first submission in the queue has used all its attempts, or if the queue is empty. `take` finds out which."""
+    """None if the first submission in the queue has used all its attempts, or if the queue is empty. `take` determines which."""
     fresh: bool = False
     """Whether the session has no history yet."""
 
@@ -417,7 +417,7 @@ class Credential:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """How far a named consumer has read a session's events."""
+    """The position of a named consumer in a session's events."""
 
     consumer: str
     seq: int
@@ -447,7 +447,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """A record of who did what to which session, and when. The audit is append-only."""
+    """An audit entry: the actor, the action, the session and the time. The audit log is append-only."""
 
     id: str
     at: datetime

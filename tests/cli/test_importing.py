@@ -61,7 +61,7 @@ def test_what_was_not_understood_is_shown_and_cannot_steer_the_terminal(tmp_path
     folder = harness_folder(tmp_path)
     (folder / "evil\x1b[31m").write_text("x")
     done = holdfast(tmp_path, "import", "harness", "steps")
-    assert "Not understood" in done.stdout
+    assert "Not recognized" in done.stdout
     assert "files that do not belong to a step store" in done.stdout
     assert "\x1b" not in done.stdout
 

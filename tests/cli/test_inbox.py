@@ -72,7 +72,7 @@ def test_a_call_with_an_unknown_outcome_is_listed_with_the_command_that_settles_
     assert isinstance(settled["effect"]["result"], dict)
     assert json.loads(holdfast("inbox", "--json"))["items"] == []
     asyncio.run(cut_off("run-2", then="run-3"))
-    told = "The conversation has continued: the model was already told that the outcome is unknown."
+    told = "The conversation has continued: the model was already informed that the outcome is unknown."
     assert (
         holdfast("settle", "run-2", "call 1", "--error", "no stamp")
         == f"Call call 1 of send_letter is failed. {told}\n"

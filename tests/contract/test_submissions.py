@@ -254,7 +254,7 @@ async def test_the_queue_is_bounded(engine: Engine):
 async def test_a_cleaned_session_takes_nothing(store: Store):
     lease, _ = await held_session(store)
     await store.write(lease, Batch(status="cleaning"))
-    with pytest.raises(SessionCleaned, match="rehydrate it first"):
+    with pytest.raises(SessionCleaned, match="rehydrate the session first"):
         await store.submit(lease.session_id, "message")
     with pytest.raises(SessionCleaned):
         await store.set_state(lease.session_id, "{}", expected_version=0)

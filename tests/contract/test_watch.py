@@ -57,7 +57,7 @@ async def test_a_reader_that_is_ahead_of_the_session_is_told_so(store: Store):
     await store.write(lease, ticks(2))
     waiting = asyncio.ensure_future(anext(store.watch(lease.session_id, after=5)))
     async with within(store, 10):
-        with pytest.raises(EventNotFound, match="events 1 to 2"):
+        with pytest.raises(EventNotFound, match="its last event is 2"):
             await waiting
 
 

@@ -172,9 +172,9 @@ async def test_other_steps_than_on_record_are_refused(timed: Store, clock: Manua
 
     with pytest.raises(Killed), killed_after(timed, "step_started", number=3):
         await run(booking("a", "b", "c"), timed)
-    with pytest.raises(StepsDiffer, match="calls step 'x', while the next one on record is step 'b'"):
+    with pytest.raises(StepsDiffer, match="calls step 'x', but the next recorded entry is step 'b'"):
         await rerun(booking("a", "x"), timed, clock)
-    with pytest.raises(StepsDiffer, match="it has ended, while the next one on record is step 'b'"):
+    with pytest.raises(StepsDiffer, match="it has ended, but the next recorded entry is step 'b'"):
         await rerun(booking("a"), timed, clock)
     assert done == ["a", "b"]
     assert await rerun(booking("a", "b", "c"), timed, clock) == "done"

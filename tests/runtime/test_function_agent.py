@@ -1,4 +1,4 @@
-"""Plain agents: a function runs on workers like any other agent, and runs again from its top."""
+"""Plain agents: a function runs on workers like any other agent, and runs again from the top."""
 
 import asyncio
 import json
@@ -204,7 +204,7 @@ async def test_other_code_than_on_record_fails_the_turn_with_the_first_differenc
         async with connect(store, agents=clerk("x", "b")) as hf:
             session = await hf.session("s")
             with pytest.raises(
-                TurnFailed, match="it calls step 'x', while the next one on record is step 'a'"
+                TurnFailed, match="it calls step 'x', but the next recorded entry is step 'a'"
             ):
                 await (await only_turn(store, session)).result(timeout=20)
             assert done == ["a"]

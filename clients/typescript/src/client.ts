@@ -4,7 +4,7 @@ import { SessionHandle } from "./session.js";
 import { Transport } from "./transport.js";
 
 export interface HoldfastOptions {
-  /** The address of the API server. Empty for the server that the page is from. */
+  /** The URL of the API server. Empty for the server of the current page. */
   url: string;
   /** The access token. Without it, a browser sends the cookie of the page. */
   token?: string;
@@ -20,7 +20,7 @@ export interface SessionFilter {
   agent?: string;
   /** For administrators. */
   owner?: string;
-  /** A part of the title. */
+  /** Matches part of the title. */
   search?: string;
 }
 
@@ -33,7 +33,7 @@ export class Holdfast {
   }
 
   /**
-   * Open a session. With an `agent`, create it if it does not exist. Without an `id`, a new session gets one.
+   * Open a session. With an `agent`, create it if it does not exist. Without an `id`, a new one is generated.
    *
    * Throws the error `session_not_found`, or `conflict` if the session belongs to another agent.
    */
@@ -56,12 +56,12 @@ export class Holdfast {
     return handle;
   }
 
-  /** Yield sessions, the last active first. */
+  /** Yield sessions, most recently active first. */
   sessions(filter: SessionFilter = {}): AsyncGenerator<SessionInfo, void, undefined> {
     return this.transport.items("/api/sessions", { ...filter });
   }
 
-  /** Return the sessions that wait for a person, the longest waiting first, with their `approvals`. */
+  /** Return the sessions that wait for a person, longest wait first, with their `approvals`. */
   inbox(): Promise<Inbox> {
     return this.transport.call("GET", "/api/inbox");
   }
@@ -71,7 +71,7 @@ export class Holdfast {
     return this.transport.call("GET", "/api/me");
   }
 
-  /** Return the content with this SHA-256, which a session refers to. */
+  /** Return the content with this SHA-256. A session that you can read must refer to it. */
   media(sha256: string): Promise<Uint8Array> {
     return this.transport.media(sha256);
   }

@@ -10,13 +10,13 @@ export interface AgentState {
 export interface ApprovalDecision {
   /** The tool call, from `approvals` of the session. */
   call_id: string;
-  /** The digest of its arguments, from the same place. */
+  /** The digest of the call's arguments, from the same list. */
   digest: string;
-  /** Whether the tool runs. */
+  /** Whether the tool may run. */
   approved: boolean;
-  /** The reason for a denial; the model reads it. */
+  /** The reason for a denial. The model receives it. */
   feedback?: string | null;
-  /** Other arguments to run the tool with, if the tool is `editable`. */
+  /** Run the tool with these arguments instead. Only for tools that are `editable`. */
   arguments?: Record<string, unknown> | null;
 }
 
@@ -52,7 +52,7 @@ export interface BashCommand {
   timeout: number;
 }
 
-/** A piece of the output of a command. The last one has its exit code. */
+/** A piece of a command's output. The last piece has the exit code. */
 export interface BashOutput {
   id: string;
   timestamp: string;
@@ -64,7 +64,7 @@ export interface BashOutput {
   stderr: string | null;
 }
 
-/** A part of the log. */
+/** One page of the log. */
 export interface BashPage {
   items: Array<BashCommand | BashOutput>;
   next_page_id?: string | null;
@@ -85,15 +85,15 @@ export interface CachePart {
   ttl?: "5m" | "1h";
 }
 
-/** The outcome of a call whose outcome was unknown: its result, or the error it failed with. */
+/** The outcome of a call whose outcome is unknown: its result, or its error. */
 export interface CallOutcome {
   /** The result of the call, as the tool would have returned it. */
   result?: unknown;
-  /** Why the call failed. If it is given, the call counts as failed. */
+  /** The error. If given, the call counts as failed. */
   error?: string | null;
 }
 
-/** What `useChat` sends. Only the last message counts; other fields are ignored. */
+/** Request body of `useChat`. Only the last message counts; other fields are ignored. */
 export interface ChatRequest {
   /** The id of the chat, which is the session. */
   id: string;
@@ -115,13 +115,13 @@ export interface CheckpointInfo {
   at: string | null;
 }
 
-/** How to clean a session. */
+/** The options of a clean. */
 export interface CleanRequest {
-  /** How long it must have been idle. */
+  /** The minimum number of days that the session must have been idle. */
   idle_days?: number;
-  /** Whatever waits; never what runs or is on hold. For administrators. */
+  /** Override the pending, cursor and idle checks. Sessions that are running or on hold are never cleaned. For administrators. */
   force?: boolean;
-  /** Keep a verified archive in the media store. */
+  /** Store a verified archive in the media store. */
   archive?: "media" | null;
   /** Only report what would be deleted. */
   dry_run?: boolean;
@@ -136,12 +136,12 @@ export interface CleanResult {
   dry_run: boolean;
 }
 
-/** How much is gone. */
+/** The number of deleted entries. */
 export interface Cleared {
   cleared_count: number;
 }
 
-/** How a command stands; this outlives its output. */
+/** The state of a command. It is kept after its output is purged. */
 export interface CommandResult {
   id: string;
   state: "running" | "done" | "timed_out" | "stopped" | "killed" | "lost";
@@ -156,21 +156,21 @@ export interface CommandResult {
 
 /** A message of several parts: text and files. */
 export interface ContentMessage {
-  /** While a turn runs: wait for its end, enter it at its next model request, stop it, or fail with 409. */
+  /** If a turn is running: queue the submission, add it to the turn at its next model request, interrupt the turn, or fail with 409. */
   when_busy?: "queue" | "steer" | "interrupt" | "reject";
-  /** The same key sends the same thing once. */
+  /** A second submission with the same key is not queued; the first one is returned. */
   idempotency_key?: string | null;
   kind?: "message";
   /** The parts of the message. */
   content: Array<string | PlainTextPart | TextContentPart | FilePart | BinaryPart | CachePart>;
 }
 
-/** One entry of the conversation in a session of another framework. */
+/** One entry of the conversation of another framework's session. */
 export interface ConversationEntry {
   key: string;
-  /** `other` for an entry that is not understood. */
+  /** `other` for an unrecognized entry. */
   role: "user" | "assistant" | "tool" | "system" | "other";
-  /** The entry for people to read. A text of more than 256 Ki characters is cut; `body` has all of it. */
+  /** The readable text of the entry. Text of more than 256 Ki characters is cut; `body` has the complete content. */
   text: string;
   /** The entry as the framework stored it. */
   body: unknown;
@@ -182,7 +182,7 @@ export interface CredentialInfo {
   expires_at: string | null;
 }
 
-/** Text that the model is streaming now. It is not durable, and has no number: the complete message follows as an event. `text` continues what came before at `offset`. If the offset is 0, the text starts again. */
+/** Text that the model is streaming now. It is not durable, and has no number: the complete message follows as an event. `text` continues the earlier text at `offset`. At offset 0, the text starts again. */
 export interface DraftText {
   run_id: string;
   part: number;
@@ -221,11 +221,11 @@ export interface ErrorBody {
   error: ErrorDetail;
 }
 
-/** The error: a fixed code and facts for programs, a message for people. */
+/** The error: a fixed code and facts for programs, and a message for people. */
 export interface ErrorDetail {
   code: string;
   message: string;
-  /** The values that the message is made of, such as `holder` and `until`, or `size` and `limit`. */
+  /** The values in the message, such as `holder` and `until`, or `size` and `limit`. */
   facts: Record<string, unknown>;
 }
 
@@ -237,7 +237,7 @@ export interface EventInfo {
   step: number | null;
   at: string;
   payload: unknown;
-  /** The message that it is about, if it is about one. */
+  /** The message that the event refers to, if any. */
   message?: unknown;
 }
 
@@ -253,9 +253,9 @@ export interface FilePart {
 
 /** Copy the history into a new session. */
 export interface Fork {
-  /** While a turn runs: wait for its end, enter it at its next model request, stop it, or fail with 409. */
+  /** If a turn is running: queue the submission, add it to the turn at its next model request, interrupt the turn, or fail with 409. */
   when_busy?: "queue" | "steer" | "interrupt" | "reject";
-  /** The same key sends the same thing once. */
+  /** A second submission with the same key is not queued; the first one is returned. */
   idempotency_key?: string | null;
   kind: "fork";
   /** The checkpoint to copy; by default the latest. */
@@ -264,7 +264,7 @@ export interface Fork {
   session_id?: string | null;
 }
 
-/** Where a fork begins, the last checkpoint if none is named, and the id it gets. */
+/** The checkpoint and the new session id of a fork. */
 export interface ForkTarget {
   /** The checkpoint to copy; by default the latest. */
   checkpoint_id?: string | null;
@@ -272,22 +272,22 @@ export interface ForkTarget {
   session_id?: string | null;
 }
 
-/** How the server is. */
+/** The health of the server. */
 export interface Health {
   status: "ok" | "unavailable";
   problem?: string | null;
 }
 
-/** Something to do with the history, or with the session. */
+/** A command on the history or on the session. */
 export interface HistoryCommand {
-  /** While a turn runs: wait for its end, enter it at its next model request, stop it, or fail with 409. */
+  /** If a turn is running: queue the submission, add it to the turn at its next model request, interrupt the turn, or fail with 409. */
   when_busy?: "queue" | "steer" | "interrupt" | "reject";
-  /** The same key sends the same thing once. */
+  /** A second submission with the same key is not queued; the first one is returned. */
   idempotency_key?: string | null;
   kind: "undo" | "compact" | "shutdown";
 }
 
-/** One message of the history, as Pydantic AI has it. */
+/** One message of the history, in the format of Pydantic AI. */
 export interface HistoryMessage {
   position: number;
   message: unknown;
@@ -296,7 +296,7 @@ export interface HistoryMessage {
 /** The sessions that wait for a person. */
 export interface Inbox {
   items: Array<InboxItem>;
-  /** Whether more sessions wait than were read. */
+  /** Whether there are more waiting sessions than returned. */
   more: boolean;
 }
 
@@ -307,14 +307,14 @@ export interface InboxItem {
   owner: string;
   title: string;
   status: "idle" | "queued" | "running" | "waiting" | "cleaning" | "cleaned" | "moved" | "failed";
-  /** The tool calls that wait for an answer; `worker`: no live worker serves its agent; `resume`: its last run ended with its process. */
+  /** The tool calls that wait for an answer; `worker`: no live worker serves the agent; `resume`: the last run ended with its process. */
   waiting_for: string | null;
-  /** Why its last turn failed, if the status is `failed`: the first 1,000 characters. */
+  /** The reason why the last turn failed, if the status is `failed`. At most 1,000 characters. */
   error?: string | null;
-  /** The name of the worker that runs it now. */
+  /** The name of the worker that is running the session. */
   holder: string | null;
   held_until: string | null;
-  /** The number of its last event. */
+  /** The number of the session's last event. */
   seq: number;
   pending: number;
   hold: boolean;
@@ -324,14 +324,14 @@ export interface InboxItem {
   /** The session that delegated to this one. */
   parent_id: string | null;
   metadata: Record<string, unknown>;
-  /** Why no worker continues it, and what to do, if `waiting_for` is `worker` or `resume`. */
+  /** The reason why no worker continues the session, and the remedy, if `waiting_for` is `worker` or `resume`. */
   problem?: string | null;
   approvals?: Array<ApprovalRequest>;
   /** The tool calls whose outcome is unknown. */
   effects?: Array<EffectInfo>;
 }
 
-/** The submission to cancel: its turn if that runs or waits, else its place in the queue. */
+/** The submission to cancel. A running or waiting turn is stopped; a queued submission is removed. */
 export interface InterruptTarget {
   /** The submission to cancel; by default the running turn. */
   submission_id?: string | null;
@@ -417,7 +417,7 @@ export interface Me {
   owner: string;
   role: "user" | "admin";
   scopes: Array<string>;
-  /** The agents that sessions can be created for. */
+  /** The agents for which you can create sessions. */
   agents: Array<string>;
   /** Whether this is `holdfast demo`, where a worker can be killed. */
   demo?: boolean;
@@ -427,11 +427,11 @@ export interface Me {
 export interface NewCommand {
   /** The command line for bash. */
   command: string;
-  /** The working directory, relative to that of the server. */
+  /** The working directory, relative to the server's working directory. */
   cwd?: string | null;
-  /** Seconds; then it is ended. */
+  /** The time limit in seconds. The command is then stopped. */
   timeout?: number;
-  /** The session that it belongs to, and goes with. */
+  /** The session that the command belongs to. The command is deleted with the session. */
   session_id?: string | null;
 }
 
@@ -442,7 +442,7 @@ export interface NewCredential {
   ttl?: number | null;
 }
 
-/** How far a consumer has read. */
+/** The position of a consumer in the events. */
 export interface NewCursor {
   /** The number of the last event that the consumer has read. */
   seq: number;
@@ -456,9 +456,9 @@ export interface NewSession {
   id?: string | null;
   /** By default the first line of the first message. */
   title?: string;
-  /** Yours, except `model` (one of the agent's) and `attached`: `true`, or an object with `grace` seconds, at least 1, and `on_unwatched`, which is `handover` or `interrupt`. */
+  /** Your own keys. Reserved: `model` (one of the agent's models) and `attached` (`true`, or an object with `grace` in seconds, at least 1, and `on_unwatched`: `handover` or `interrupt`). */
   metadata?: Record<string, unknown>;
-  /** Another owner than yourself; for administrators. */
+  /** The owner, if not you. For administrators. */
   owner?: string | null;
 }
 
@@ -466,7 +466,7 @@ export interface NewSession {
 export interface NewState {
   /** The new state: any JSON value. */
   body: unknown;
-  /** The version that it replaces; 0 if there is none. Otherwise the answer is 409. */
+  /** The version that the new state replaces; 0 if there is none. If the current version differs, the response is 409. */
   expected_version: number;
 }
 
@@ -478,7 +478,7 @@ export interface PlainTextPart {
   text: string;
 }
 
-/** How far a consumer has read. */
+/** The position of a consumer in the events. */
 export interface ReadCursor {
   consumer: string;
   seq: number;
@@ -493,31 +493,31 @@ export interface RecordInfo {
   body: unknown;
 }
 
-/** The result of a rehydrate. */
+/** The result of a rehydration. */
 export interface RehydrateResult {
   session_id: string;
   archive_sha256: string;
-  /** How many records of each kind came back. */
+  /** The number of restored records by kind. */
   restored: Record<string, number>;
 }
 
 /** The retention policy of a session, and when it is due. */
 export interface RetentionStatus {
   session_id: string;
-  /** The first policy that matches it; none: it stays. */
+  /** The first matching policy. Null if no policy matches. */
   policy: string | null;
   action: "clean" | "archive" | "erase" | null;
   idle_days: number | null;
   max_age_days: number | null;
   keep_last_runs: number | null;
-  /** When it last came from an archive. */
+  /** When the session was last restored from an archive. */
   rehydrated_at: string | null;
-  /** When its time comes at the earliest, if it does. */
+  /** The earliest time at which the session is due. Null if never. */
   due_at: string | null;
   held_by: "session" | "policy" | null;
-  /** The check that prevents it at this moment. */
+  /** The check that currently prevents the action. */
   guard: string | null;
-  /** The same for people, with what would lift it. */
+  /** A description of that check, and how to satisfy it. */
   problem: string | null;
   cleaned_at: string | null;
   archive: string | null;
@@ -527,28 +527,28 @@ export interface RetentionStatus {
 export interface RetryTarget {
   /** The submission of the turn that failed. */
   submission_id: string;
-  /** For a plain agent: do this step and all later ones again, by the id of its call. Then the turn may also be done. */
+  /** For a plain agent: the call id of a step. That step and all later ones are repeated, even if the turn is done. */
   from_step?: string | null;
 }
 
 /** Continue a turn that failed, was interrupted or was given up. */
 export interface RetryTurn {
-  /** While a turn runs: wait for its end, enter it at its next model request, stop it, or fail with 409. */
+  /** If a turn is running: queue the submission, add it to the turn at its next model request, interrupt the turn, or fail with 409. */
   when_busy?: "queue" | "steer" | "interrupt" | "reject";
-  /** The same key sends the same thing once. */
+  /** A second submission with the same key is not queued; the first one is returned. */
   idempotency_key?: string | null;
   kind: "retry";
   /** The turn to continue. */
   submission_id: string;
-  /** For a plain agent: do this step and all later ones again, by the id of its call. Then the turn may also be done. */
+  /** For a plain agent: the call id of a step. That step and all later ones are repeated, even if the turn is done. */
   from_step?: string | null;
 }
 
-/** Go on from an earlier checkpoint. */
+/** Continue from an earlier checkpoint. */
 export interface Rewind {
-  /** While a turn runs: wait for its end, enter it at its next model request, stop it, or fail with 409. */
+  /** If a turn is running: queue the submission, add it to the turn at its next model request, interrupt the turn, or fail with 409. */
   when_busy?: "queue" | "steer" | "interrupt" | "reject";
-  /** The same key sends the same thing once. */
+  /** A second submission with the same key is not queued; the first one is returned. */
   idempotency_key?: string | null;
   kind: "rewind";
   /** The checkpoint to continue from. */
@@ -591,7 +591,7 @@ export interface ServerInfo {
 export interface SessionChange {
   /** The new title. */
   title?: string | null;
-  /** Whether retention must not touch it. */
+  /** Whether the session is protected from retention. */
   hold?: boolean | null;
   /** The new metadata. It replaces the previous one. */
   metadata?: Record<string, unknown> | null;
@@ -614,21 +614,21 @@ export interface SessionCommand {
   purged_at: string | null;
 }
 
-/** A session, the tool calls that wait for a decision, and why it waits. */
+/** A session, the tool calls that wait for a decision, and the reason why the session waits. */
 export interface SessionDetail {
   id: string;
   agent: string;
   owner: string;
   title: string;
   status: "idle" | "queued" | "running" | "waiting" | "cleaning" | "cleaned" | "moved" | "failed";
-  /** The tool calls that wait for an answer; `worker`: no live worker serves its agent; `resume`: its last run ended with its process. */
+  /** The tool calls that wait for an answer; `worker`: no live worker serves the agent; `resume`: the last run ended with its process. */
   waiting_for: string | null;
-  /** Why its last turn failed, if the status is `failed`: the first 1,000 characters. */
+  /** The reason why the last turn failed, if the status is `failed`. At most 1,000 characters. */
   error?: string | null;
-  /** The name of the worker that runs it now. */
+  /** The name of the worker that is running the session. */
   holder: string | null;
   held_until: string | null;
-  /** The number of its last event. */
+  /** The number of the session's last event. */
   seq: number;
   pending: number;
   hold: boolean;
@@ -638,7 +638,7 @@ export interface SessionDetail {
   /** The session that delegated to this one. */
   parent_id: string | null;
   metadata: Record<string, unknown>;
-  /** Why no worker continues it, and what to do, if `waiting_for` is `worker` or `resume`. */
+  /** The reason why no worker continues the session, and the remedy, if `waiting_for` is `worker` or `resume`. */
   problem?: string | null;
   approvals?: Array<ApprovalRequest>;
 }
@@ -650,14 +650,14 @@ export interface SessionInfo {
   owner: string;
   title: string;
   status: "idle" | "queued" | "running" | "waiting" | "cleaning" | "cleaned" | "moved" | "failed";
-  /** The tool calls that wait for an answer; `worker`: no live worker serves its agent; `resume`: its last run ended with its process. */
+  /** The tool calls that wait for an answer; `worker`: no live worker serves the agent; `resume`: the last run ended with its process. */
   waiting_for: string | null;
-  /** Why its last turn failed, if the status is `failed`: the first 1,000 characters. */
+  /** The reason why the last turn failed, if the status is `failed`. At most 1,000 characters. */
   error?: string | null;
-  /** The name of the worker that runs it now. */
+  /** The name of the worker that is running the session. */
   holder: string | null;
   held_until: string | null;
-  /** The number of its last event. */
+  /** The number of the session's last event. */
   seq: number;
   pending: number;
   hold: boolean;
@@ -676,7 +676,7 @@ export interface StateList {
 
 /** One state of a session. */
 export interface StateVersion {
-  /** Null: the agent state without a name. */
+  /** Null for the unnamed agent state. */
   name: string | null;
   version: number;
 }
@@ -685,7 +685,7 @@ export interface StateVersion {
 export interface SubmissionDetail {
   submission_id: string;
   session_id: string;
-  /** The number of its queued event: follow the events from here. */
+  /** The number of the event that queued it. Read its own events after this number. */
   position: number;
   kind: string;
   lane: "main" | "control";
@@ -698,7 +698,7 @@ export interface SubmissionDetail {
   created_at: string;
   started_at: string | null;
   ended_at: string | null;
-  /** The content that was sent. In a list only with `payloads`. */
+  /** The submitted content. Lists include it only with `payloads`. */
   payload?: unknown;
 }
 
@@ -706,7 +706,7 @@ export interface SubmissionDetail {
 export interface SubmissionInfo {
   submission_id: string;
   session_id: string;
-  /** The number of its queued event: follow the events from here. */
+  /** The number of the event that queued it. Read its own events after this number. */
   position: number;
   kind: string;
   lane: "main" | "control";
@@ -732,11 +732,11 @@ export interface SweepOutcome {
   deleted: Record<string, number>;
 }
 
-/** How to sweep. */
+/** The options of a sweep. */
 export interface SweepRequest {
   /** Only report what would be done. */
   dry_run?: boolean;
-  /** How many sessions at most. */
+  /** The maximum number of sessions. */
   limit?: number;
 }
 
@@ -748,9 +748,9 @@ export interface SweepResult {
   shell_events: number;
   blobs: number;
   dry_run: boolean;
-  /** The limit was reached, or it ended early: there may be more. */
+  /** Whether more sessions may be due, because the limit was reached or the sweep ended early. */
   more: boolean;
-  /** Why it ended early. */
+  /** The reason if the sweep ended early. */
   problem: string | null;
 }
 
@@ -762,16 +762,16 @@ export interface TextContentPart {
 
 /** A message of text. */
 export interface TextMessage {
-  /** While a turn runs: wait for its end, enter it at its next model request, stop it, or fail with 409. */
+  /** If a turn is running: queue the submission, add it to the turn at its next model request, interrupt the turn, or fail with 409. */
   when_busy?: "queue" | "steer" | "interrupt" | "reject";
-  /** The same key sends the same thing once. */
+  /** A second submission with the same key is not queued; the first one is returned. */
   idempotency_key?: string | null;
   kind?: "message";
   /** The text of the message. */
   text: string;
 }
 
-/** What an AG-UI `HttpAgent` sends. Only the last message, or `resume`, counts. */
+/** Request body of AG-UI's `HttpAgent`. Only the last message, or `resume`, counts. */
 export interface ThreadRequest {
   /** The id of the thread, which is the session. */
   threadId: string;
@@ -795,7 +795,7 @@ export interface WorkerInfo {
   name: string;
   sessions: number;
   deadline: string;
-  /** The agents that it serves. */
+  /** The agents that the worker serves. */
   agents: Array<string>;
 }
 

@@ -16,9 +16,9 @@ import type { Transport } from "./transport.js";
 import { TurnHandle } from "./turn.js";
 
 export interface SendOptions {
-  /** What happens if a turn is running: queue the message behind it, steer or interrupt the turn, or reject the message. */
+  /** If a turn is running: queue the message, steer or interrupt the running turn with it, or reject it. */
   when_busy?: "queue" | "steer" | "interrupt" | "reject";
-  /** A second message with the same key is not queued: the first one is returned. */
+  /** A second message with the same key is not queued; the first one is returned. */
   idempotency_key?: string;
 }
 
@@ -30,9 +30,9 @@ export interface EventOptions {
 }
 
 export interface Decision {
-  /** Other arguments to run the tool with, if the tool is editable. */
+  /** Run the tool with these arguments, if the tool is editable. */
   arguments?: Record<string, unknown>;
-  /** The reason. The model receives that of a denial. */
+  /** The reason. The model receives the reason for a denial. */
   feedback?: string;
 }
 
@@ -62,7 +62,7 @@ export class SessionHandle {
     return this.accept("submissions", submission);
   }
 
-  /** Return a handle on a message that was sent before. */
+  /** Return a handle on a message that was sent earlier. */
   async turn(id: string): Promise<TurnHandle> {
     const accepted: SubmissionInfo = await this.transport.call("GET", `${this.path}/submissions/${encodeURIComponent(id)}`);
     return new TurnHandle(this.transport, accepted);
@@ -82,15 +82,15 @@ export class SessionHandle {
     }
   }
 
-  /** Yield the conversation in a session of another framework, as far as it is understood. */
+  /** Yield the conversation of another framework's session. Unrecognized entries have the role `other`. */
   conversation(): AsyncGenerator<ConversationEntry, void, undefined> {
     return this.transport.items(`${this.path}/conversation`, {});
   }
 
   /**
-   * Yield every event after a number, each once: those on record, then new ones as they happen.
+   * Yield every event after number `after` exactly once: first recorded events, then new ones as they occur.
    *
-   * The stream resumes by itself after a lost connection or a restarted server, and ends when the session is erased. With `drafts` it
+   * The stream resumes automatically after a lost connection or a restarted server, and ends when the session is erased. With `drafts` it
    * also yields the text that the model is streaming, as a `DraftText`, which has no `seq`.
    */
   events(options: EventOptions & { drafts: true }): AsyncGenerator<SessionEvent | DraftText, void, undefined>;
@@ -101,7 +101,7 @@ export class SessionHandle {
     }
   }
 
-  /** Stop the turn that runs or waits now. The next message continues from there. */
+  /** Stop the running or waiting turn. The next message continues from there. */
   interrupt(): Promise<TurnHandle> {
     return this.accept("interrupt");
   }

@@ -1,7 +1,7 @@
 import type { DraftText, EventInfo } from "./models.js";
 import { Backoff, type Transport } from "./transport.js";
 
-/** After so long without a byte, a connection is lost: the server sends a comment more often than that. */
+/** Milliseconds without a byte before a connection counts as lost. The server sends comments more often than that. */
 const SILENCE_MS = 60_000;
 
 /** One entry in the journal of a session. `seq` is its number; `payload` depends on the kind. */
@@ -9,7 +9,7 @@ export interface SessionEvent extends EventInfo {
   payload: Record<string, unknown>;
 }
 
-/** Yield every event after a number, past and future, each once, and the drafts between them. Reconnects until the session is erased. */
+/** Yield every event after number `after` exactly once, past and future, and the drafts between them. Reconnects until the session is erased. */
 export async function* follow(
   transport: Transport,
   path: string,

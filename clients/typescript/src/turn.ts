@@ -8,7 +8,7 @@ export interface WaitOptions {
   signal?: AbortSignal;
 }
 
-/** A submission that was accepted. It is durable: it ends, or visibly waits, even if this process ends. */
+/** An accepted submission. It is durable: it ends, or visibly waits, even if this process exits. */
 export class TurnHandle {
   /** The id of the submission. */
   readonly id: string;
@@ -32,7 +32,7 @@ export class TurnHandle {
     return this.transport.call("GET", `${this.session}/submissions/${this.id}`);
   }
 
-  /** Yield the events of the session from the moment this submission was queued until it has ended. */
+  /** Yield the session's events from the moment this submission was queued until it ends. */
   events(options: WaitOptions & { drafts: true }): AsyncGenerator<SessionEvent | DraftText, void, undefined>;
   events(options?: WaitOptions): AsyncGenerator<SessionEvent, void, undefined>;
   async *events({ signal, drafts = false }: WaitOptions & { drafts?: boolean } = {}) {
@@ -49,7 +49,7 @@ export class TurnHandle {
   }
 
   /**
-   * Wait until the submission has ended, and return the output of the agent: text, or what its output type was serialized to.
+   * Wait until the submission has ended, and return the output of the agent: text, or the serialized value of its output type.
    *
    * Throws `TurnFailed` if it failed, and `ApprovalNeeded` if it waits for a person: decide, then call `result` again.
    */
@@ -69,7 +69,7 @@ export class TurnHandle {
     return new TurnHandle(this.transport, await this.transport.call("POST", `${this.session}/retry`, { json }));
   }
 
-  /** Stop the turn if it runs or waits, and remove it from the queue if it has not started. */
+  /** Stop the turn if it is running or waiting, or remove it from the queue if it has not started. */
   async cancel(): Promise<void> {
     await this.transport.call("POST", `${this.session}/interrupt`, { json: { submission_id: this.id } });
   }
@@ -111,7 +111,7 @@ class OpenQuestions {
   private asked = new Map<string, ApprovalRequest>();
   private onTheirWay = new Set<unknown>();
 
-  /** Whether a decision is missing, and none is on its way. */
+  /** Whether a decision is missing and not yet submitted. */
   get areOpen(): boolean {
     return this.asked.size > 0 && this.onTheirWay.size === 0;
   }

@@ -1,4 +1,4 @@
-"""The shapes on the wire. JSON content, which the store keeps as exact text, is an object here."""
+"""The request and response models. JSON content is an object here; the store keeps it as exact text."""
 
 import json
 from collections.abc import Sequence
@@ -48,18 +48,18 @@ class RequestBody(BaseModel):
 
 
 class ResponseBody(BaseModel):
-    """One of our types as a client sees it: the fields that are named here, by the same names."""
+    """A stored type as a response: a subset of its fields, with the same names."""
 
     model_config = ConfigDict(from_attributes=True, defer_build=True)  # a command uses few of them
 
     @classmethod
     def of(cls, value: object) -> Self:
-        """Return a value as it goes over the wire."""
+        """Return a value in the form in which it is sent."""
         return cls.model_validate(value)
 
 
 def _parsed(value: Any, info: ValidationInfo) -> Any:
-    """Return JSON content that comes from the store, which keeps its text; a client receives it parsed."""
+    """Return JSON content from the store, which keeps it as text. Clients receive it parsed."""
     if info.mode == "json":
         return value
     return read_json(value) if value else None
@@ -71,20 +71,20 @@ StoredObject = Annotated[dict[str, Any], BeforeValidator(_parsed)]
 
 
 class Items(ResponseBody, Generic[T]):
-    """A part of a list; the last part has no `next_cursor`."""
+    """One page of a list. The last page has no `next_cursor`."""
 
     items: list[T]
     next_cursor: str | None = None
 
 
 class ErrorDetail(BaseModel):
-    """The error: a fixed code and facts for programs, a message for people."""
+    """The error: a fixed code and facts for programs, and a message for people."""
 
     model_config = ConfigDict(extra="allow")
     code: str
     message: str
     facts: dict[str, Any] = Field(
-        description="The values that the message is made of, such as `holder` and `until`, or `size` and `limit`."
+        description="The values in the message, such as `holder` and `until`, or `size` and `limit`."
     )
 
 
@@ -102,17 +102,17 @@ class NewSession(RequestBody):
     title: Line = Field("", description="By default the first line of the first message.")
     metadata: dict[str, Any] = Field(
         default_factory=dict,
-        description="Yours, except `model` (one of the agent's) and `attached`: `true`, or an object with `grace`"
-        " seconds, at least 1, and `on_unwatched`, which is `handover` or `interrupt`.",
+        description="Your own keys. Reserved: `model` (one of the agent's models) and `attached` (`true`, or an object with `grace`"
+        " in seconds, at least 1, and `on_unwatched`: `handover` or `interrupt`).",
     )
-    owner: Name | None = Field(None, description="Another owner than yourself; for administrators.")
+    owner: Name | None = Field(None, description="The owner, if not you. For administrators.")
 
 
 class SessionChange(RequestBody):
     """The changes to a session."""
 
     title: Line | None = Field(None, description="The new title.")
-    hold: StrictBool | None = Field(None, description="Whether retention must not touch it.")
+    hold: StrictBool | None = Field(None, description="Whether the session is protected from retention.")
     metadata: dict[str, Any] | None = Field(
         None, description="The new metadata. It replaces the previous one."
     )
@@ -127,15 +127,16 @@ class SessionInfo(ResponseBody):
     title: str
     status: Status
     waiting_for: str | None = Field(
-        description="The tool calls that wait for an answer; `worker`: no live worker serves its agent; `resume`: its last run ended"
+        description="The tool calls that wait for an answer; `worker`: no live worker serves the agent; `resume`: the last run ended"
         " with its process."
     )
     error: str | None = Field(
-        None, description="Why its last turn failed, if the status is `failed`: the first 1,000 characters."
+        None,
+        description="The reason why the last turn failed, if the status is `failed`. At most 1,000 characters.",
     )
-    holder: str | None = Field(description="The name of the worker that runs it now.")
+    holder: str | None = Field(description="The name of the worker that is running the session.")
     held_until: datetime | None
-    seq: int = Field(description="The number of its last event.")
+    seq: int = Field(description="The number of the session's last event.")
     pending: int
     hold: bool
     created_at: datetime
@@ -146,11 +147,11 @@ class SessionInfo(ResponseBody):
 
 
 class SessionDetail(SessionInfo):
-    """A session, the tool calls that wait for a decision, and why it waits."""
+    """A session, the tool calls that wait for a decision, and the reason why the session waits."""
 
     problem: str | None = Field(
         None,
-        description="Why no worker continues it, and what to do, if `waiting_for` is `worker` or `resume`.",
+        description="The reason why no worker continues the session, and the remedy, if `waiting_for` is `worker` or `resume`.",
     )
     approvals: list[ApprovalRequest] = Field(default_factory=list[ApprovalRequest])
 
@@ -164,7 +165,7 @@ class EventInfo(BaseModel):
     step: int | None
     at: datetime
     payload: Any
-    message: Any = Field(None, description="The message that it is about, if it is about one.")
+    message: Any = Field(None, description="The message that the event refers to, if any.")
 
 
 def event_json(event: Event) -> str:
@@ -179,7 +180,7 @@ def event_json(event: Event) -> str:
 
 
 class HistoryMessage(BaseModel):
-    """One message of the history, as Pydantic AI has it."""
+    """One message of the history, in the format of Pydantic AI."""
 
     position: int
     message: Any
@@ -194,14 +195,14 @@ class RecordInfo(BaseModel):
 
 
 class ConversationEntry(BaseModel):
-    """One entry of the conversation in a session of another framework."""
+    """One entry of the conversation of another framework's session."""
 
     key: str
     role: Literal["user", "assistant", "tool", "system", "other"] = Field(
-        description="`other` for an entry that is not understood."
+        description="`other` for an unrecognized entry."
     )
     text: str = Field(
-        description="The entry for people to read. A text of more than 256 Ki characters is cut; `body` has all of it."
+        description="The readable text of the entry. Text of more than 256 Ki characters is cut; `body` has the complete content."
     )
     body: Any = Field(description="The entry as the framework stored it.")
 
@@ -268,15 +269,15 @@ class Inbox(ResponseBody):
     """The sessions that wait for a person."""
 
     items: list[InboxItem]
-    more: bool = Field(description="Whether more sessions wait than were read.")
+    more: bool = Field(description="Whether there are more waiting sessions than returned.")
 
 
 class CallOutcome(RequestBody):
-    """The outcome of a call whose outcome was unknown: its result, or the error it failed with."""
+    """The outcome of a call whose outcome is unknown: its result, or its error."""
 
     result: Any = Field(None, description="The result of the call, as the tool would have returned it.")
     error: Annotated[str, Field(min_length=1, max_length=10_000)] | None = Field(
-        None, description="Why the call failed. If it is given, the call counts as failed."
+        None, description="The error. If given, the call counts as failed."
     )
 
 
@@ -287,7 +288,9 @@ class NewCredential(RequestBody):
         description="The secret. It is encrypted before it is stored."
     )
     ttl: (
-        Annotated[float, Field(ge=1, le=86_400 * 3650, description="Seconds after which it is deleted.")]
+        Annotated[
+            float, Field(ge=1, le=86_400 * 3650, description="Seconds after which the credential is deleted.")
+        ]
         | None
     ) = None
 
@@ -309,7 +312,7 @@ class AgentState(ResponseBody):
 class StateVersion(BaseModel):
     """One state of a session."""
 
-    name: str | None = Field(description="Null: the agent state without a name.")
+    name: str | None = Field(description="Null for the unnamed agent state.")
     version: int
 
 
@@ -324,18 +327,18 @@ class NewState(RequestBody):
 
     body: Any = Field(description="The new state: any JSON value.")
     expected_version: Number = Field(
-        description="The version that it replaces; 0 if there is none. Otherwise the answer is 409."
+        description="The version that the new state replaces; 0 if there is none. If the current version differs, the response is 409."
     )
 
 
 class NewCursor(RequestBody):
-    """How far a consumer has read."""
+    """The position of a consumer in the events."""
 
     seq: Number = Field(description="The number of the last event that the consumer has read.")
 
 
 class ReadCursor(ResponseBody):
-    """How far a consumer has read."""
+    """The position of a consumer in the events."""
 
     consumer: str
     seq: int
@@ -349,7 +352,7 @@ class WorkerInfo(ResponseBody):
     name: str
     sessions: int
     deadline: datetime
-    agents: Sequence[str] = Field(description="The agents that it serves.")
+    agents: Sequence[str] = Field(description="The agents that the worker serves.")
 
 
 class AuditRecord(ResponseBody):
@@ -369,7 +372,7 @@ class Me(BaseModel):
     owner: str
     role: Role
     scopes: Sequence[str]
-    agents: Sequence[str] = Field(description="The agents that sessions can be created for.")
+    agents: Sequence[str] = Field(description="The agents for which you can create sessions.")
     demo: bool = Field(False, description="Whether this is `holdfast demo`, where a worker can be killed.")
 
 
@@ -384,19 +387,19 @@ class ServerInfo(BaseModel):
 
 
 class Health(BaseModel):
-    """How the server is."""
+    """The health of the server."""
 
     status: Literal["ok", "unavailable"]
     problem: str | None = None
 
 
 class KillRequest(RequestBody):
-    """Whose worker to kill."""
+    """The session whose worker is killed."""
 
     session_id: Id | None = None
 
 
 class KillResult(BaseModel):
-    """Which process is gone."""
+    """The process that was killed."""
 
     pid: int

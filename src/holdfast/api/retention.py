@@ -1,4 +1,4 @@
-"""The shapes of retention on the wire."""
+"""The request and response models of retention."""
 
 from datetime import datetime
 from typing import Literal
@@ -10,15 +10,18 @@ from holdfast.policy import Action, Result
 
 
 class CleanRequest(BaseModel):
-    """How to clean a session."""
+    """The options of a clean."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    idle_days: float = Field(7.0, ge=0, le=36500, description="How long it must have been idle.")
-    force: bool = Field(
-        False, description="Whatever waits; never what runs or is on hold. For administrators."
+    idle_days: float = Field(
+        7.0, ge=0, le=36500, description="The minimum number of days that the session must have been idle."
     )
-    archive: Literal["media"] | None = Field(None, description="Keep a verified archive in the media store.")
+    force: bool = Field(
+        False,
+        description="Override the pending, cursor and idle checks. Sessions that are running or on hold are never cleaned. For administrators.",
+    )
+    archive: Literal["media"] | None = Field(None, description="Store a verified archive in the media store.")
     dry_run: bool = Field(False, description="Only report what would be deleted.")
 
 
@@ -33,11 +36,11 @@ class CleanResult(ResponseBody):
 
 
 class RehydrateResult(BaseModel):
-    """The result of a rehydrate."""
+    """The result of a rehydration."""
 
     session_id: str
     archive_sha256: str
-    restored: dict[str, int] = Field(description="How many records of each kind came back.")
+    restored: dict[str, int] = Field(description="The number of restored records by kind.")
 
 
 class EraseResult(BaseModel):
@@ -53,27 +56,29 @@ class RetentionStatus(BaseModel):
     """The retention policy of a session, and when it is due."""
 
     session_id: str
-    policy: str | None = Field(description="The first policy that matches it; none: it stays.")
+    policy: str | None = Field(description="The first matching policy. Null if no policy matches.")
     action: Action | None
     idle_days: float | None
     max_age_days: float | None
     keep_last_runs: int | None
-    rehydrated_at: datetime | None = Field(description="When it last came from an archive.")
-    due_at: datetime | None = Field(description="When its time comes at the earliest, if it does.")
+    rehydrated_at: datetime | None = Field(description="When the session was last restored from an archive.")
+    due_at: datetime | None = Field(
+        description="The earliest time at which the session is due. Null if never."
+    )
     held_by: Literal["session", "policy"] | None
-    guard: str | None = Field(description="The check that prevents it at this moment.")
-    problem: str | None = Field(description="The same for people, with what would lift it.")
+    guard: str | None = Field(description="The check that currently prevents the action.")
+    problem: str | None = Field(description="A description of that check, and how to satisfy it.")
     cleaned_at: datetime | None
     archive: str | None
 
 
 class SweepRequest(BaseModel):
-    """How to sweep."""
+    """The options of a sweep."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     dry_run: bool = Field(False, description="Only report what would be done.")
-    limit: int = Field(1000, ge=1, le=10000, strict=False, description="How many sessions at most.")
+    limit: int = Field(1000, ge=1, le=10000, strict=False, description="The maximum number of sessions.")
 
 
 class SweepOutcome(ResponseBody):
@@ -97,5 +102,7 @@ class SweepResult(BaseModel):
     shell_events: int
     blobs: int
     dry_run: bool
-    more: bool = Field(description="The limit was reached, or it ended early: there may be more.")
-    problem: str | None = Field(description="Why it ended early.")
+    more: bool = Field(
+        description="Whether more sessions may be due, because the limit was reached or the sweep ended early."
+    )
+    problem: str | None = Field(description="The reason if the sweep ended early.")

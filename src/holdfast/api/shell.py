@@ -1,4 +1,4 @@
-"""The shapes of shell commands on the wire, most of them as existing agent servers have them."""
+"""The request and response models of shell commands. Most have the format of existing agent servers."""
 
 from datetime import datetime
 from typing import Annotated, Final, Literal
@@ -20,10 +20,15 @@ class NewCommand(BaseModel):
         min_length=1, max_length=1_000_000, pattern=r"^[^\x00]+$", description="The command line for bash."
     )
     cwd: Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")] | None = Field(
-        None, description="The working directory, relative to that of the server."
+        None, description="The working directory, relative to the server's working directory."
     )
-    timeout: Annotated[int, Field(gt=0, le=86_400, description="Seconds; then it is ended.")] = 300
-    session_id: Id | None = Field(None, description="The session that it belongs to, and goes with.")
+    timeout: Annotated[
+        int, Field(gt=0, le=86_400, description="The time limit in seconds. The command is then stopped.")
+    ] = 300
+    session_id: Id | None = Field(
+        None,
+        description="The session that the command belongs to. The command is deleted with the session.",
+    )
 
 
 class BashCommand(ResponseBody):
@@ -38,7 +43,7 @@ class BashCommand(ResponseBody):
 
 
 class BashOutput(ResponseBody):
-    """A piece of the output of a command. The last one has its exit code."""
+    """A piece of a command's output. The last piece has the exit code."""
 
     id: HexId
     timestamp: datetime = Field(validation_alias=AliasChoices("timestamp", "at"))
@@ -54,20 +59,20 @@ BashEvent = BashCommand | BashOutput
 
 
 class BashPage(BaseModel):
-    """A part of the log."""
+    """One page of the log."""
 
     items: list[BashEvent]
     next_page_id: str | None = None
 
 
 class Cleared(BaseModel):
-    """How much is gone."""
+    """The number of deleted entries."""
 
     cleared_count: int
 
 
 class CommandResult(ResponseBody):
-    """How a command stands; this outlives its output."""
+    """The state of a command. It is kept after its output is purged."""
 
     id: HexId
     state: CommandState
@@ -90,7 +95,7 @@ class SessionCommand(CommandResult):
 
 
 class BashError(BaseModel):
-    """Why something that a client sent was not done."""
+    """The reason why a client's request failed."""
 
     id: str
     timestamp: datetime

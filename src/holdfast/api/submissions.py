@@ -1,4 +1,4 @@
-"""Submissions on the wire: the bodies that a client can send to a session, and their state."""
+"""The models of submissions: the requests that a client can send to a session, and their state."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal, cast
@@ -24,9 +24,11 @@ class _Submitted(RequestBody):
 
     when_busy: WhenBusy = Field(
         "queue",
-        description="While a turn runs: wait for its end, enter it at its next model request, stop it, or fail with 409.",
+        description="If a turn is running: queue the submission, add it to the turn at its next model request, interrupt the turn, or fail with 409.",
     )
-    idempotency_key: Name | None = Field(None, description="The same key sends the same thing once.")
+    idempotency_key: Name | None = Field(
+        None, description="A second submission with the same key is not queued; the first one is returned."
+    )
 
 
 class TextMessage(_Submitted):
@@ -48,13 +50,13 @@ class ContentMessage(_Submitted):
 
 
 class HistoryCommand(_Submitted):
-    """Something to do with the history, or with the session."""
+    """A command on the history or on the session."""
 
     kind: Literal["undo", "compact", "shutdown"]
 
 
 class Rewind(_Submitted):
-    """Go on from an earlier checkpoint."""
+    """Continue from an earlier checkpoint."""
 
     kind: Literal["rewind"]
     checkpoint_id: Id = Field(description="The checkpoint to continue from.")
@@ -63,7 +65,7 @@ class Rewind(_Submitted):
 StepEntry = Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^[^\x00]*$")]
 
 
-_FROM_STEP = "For a plain agent: do this step and all later ones again, by the id of its call. Then the turn may also be done."
+_FROM_STEP = "For a plain agent: the call id of a step. That step and all later ones are repeated, even if the turn is done."
 
 
 class RetryTurn(_Submitted):
@@ -108,12 +110,12 @@ class ApprovalDecision(RequestBody):
         min_length=1, max_length=500, description="The tool call, from `approvals` of the session."
     )
     digest: str = Field(
-        min_length=64, max_length=64, description="The digest of its arguments, from the same place."
+        min_length=64, max_length=64, description="The digest of the call's arguments, from the same list."
     )
-    approved: bool = Field(description="Whether the tool runs.")
-    feedback: str | None = Field(None, description="The reason for a denial; the model reads it.")
+    approved: bool = Field(description="Whether the tool may run.")
+    feedback: str | None = Field(None, description="The reason for a denial. The model receives it.")
     arguments: dict[str, Any] | None = Field(
-        None, description="Other arguments to run the tool with, if the tool is `editable`."
+        None, description="Run the tool with these arguments instead. Only for tools that are `editable`."
     )
 
 
@@ -124,7 +126,7 @@ class RewindTarget(RequestBody):
 
 
 class InterruptTarget(RequestBody):
-    """The submission to cancel: its turn if that runs or waits, else its place in the queue."""
+    """The submission to cancel. A running or waiting turn is stopped; a queued submission is removed."""
 
     submission_id: Id | None = Field(
         None, description="The submission to cancel; by default the running turn."
@@ -139,7 +141,7 @@ class RetryTarget(RequestBody):
 
 
 class ForkTarget(RequestBody):
-    """Where a fork begins, the last checkpoint if none is named, and the id it gets."""
+    """The checkpoint and the new session id of a fork."""
 
     checkpoint_id: Id | None = Field(None, description="The checkpoint to copy; by default the latest.")
     session_id: Id | None = Field(None, description="The id of the new session; by default it is generated.")
@@ -150,7 +152,9 @@ class SubmissionInfo(ResponseBody):
 
     submission_id: str = Field(validation_alias=AliasChoices("submission_id", "id"))
     session_id: str
-    position: int = Field(description="The number of its queued event: follow the events from here.")
+    position: int = Field(
+        description="The number of the event that queued it. Read its own events after this number."
+    )
     kind: str
     lane: Literal["main", "control"]
     when_busy: WhenBusy
@@ -168,5 +172,5 @@ class SubmissionDetail(SubmissionInfo):
     """A submission with its payload."""
 
     payload: StoredJson = Field(
-        None, description="The content that was sent. In a list only with `payloads`."
+        None, description="The submitted content. Lists include it only with `payloads`."
     )

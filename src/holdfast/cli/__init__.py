@@ -18,7 +18,7 @@ _COMMANDS = {
         "approve": ("talk:approve", "Approve or deny a tool call that waits for a person."),
         "inbox": ("inbox:inbox", "List the sessions that wait for a person, oldest first."),
         "dismiss": ("inbox:dismiss", "Dismiss the failure of the last turn of a session."),
-        "undo": ("history:undo", "Go back to before the last message."),
+        "undo": ("history:undo", "Undo the last message and everything after it."),
         "rewind": ("history:rewind", "Continue from an earlier checkpoint."),
         "retry": ("history:retry", "Continue a turn that failed, was interrupted or was given up."),
         "fork": ("history:fork", "Copy the history of a session into a new session."),
@@ -31,7 +31,7 @@ _COMMANDS = {
         "serve": ("serve:serve", "Serve sessions over HTTP and run them in worker processes."),
         "worker": ("worker:worker", "Run sessions until SIGTERM or Ctrl-C."),
         "workers": ("worker:workers", "List workers and other holders of session leases."),
-        "demo": ("demo:demo", "Start a server with a scripted agent, and print what to try."),
+        "demo": ("demo:demo", "Start a server with a scripted agent, and print things to try."),
     },
     "Content": {
         "sweep": ("sweep:sweep", "Clean, archive and erase sessions that are due by policy."),
@@ -51,7 +51,7 @@ _COMMANDS = {
         "shell": ("shell:app", "Run, list and stop recorded shell commands."),
     },
 }
-"""By heading: where each command is, and what it does. Only the module of the command that runs is imported."""
+"""By heading: the module and the help of each command. Only the module of the command that runs is imported."""
 
 app = Commands(
     "Durable sessions for AI agents.",

@@ -103,7 +103,7 @@ def build(
 ) -> None:
     """Build an archive from messages, states and metadata in JSON lines.
 
-    Needs no store. Import the archive with `holdfast archive import`. The format of the lines is not that of an archive.
+    Needs no store. Import the archive with `holdfast archive import`. The lines do not have the format of an archive.
 
     Examples:
         holdfast archive build lines.jsonl --to talk.ndjson
@@ -133,7 +133,7 @@ def import_(
 ) -> None:
     """Import the session of an archive into a store.
 
-    All ids stay the same. The store must not have the session.
+    All ids stay the same. The session must not exist in the store.
 
     Examples:
         holdfast archive import talk.ndjson --store postgresql://localhost/holdfast

@@ -78,7 +78,7 @@ def status(store: StoreUrl = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def stats(store: StoreUrl = None, as_json: AsJson = False) -> None:
-    """Show the size and growth of the database, and what is due.
+    """Show the size and growth of the database, and sessions due.
 
     Numbers of rows and freed bytes are estimates. The cost depends on recent activity, not on the size.
 

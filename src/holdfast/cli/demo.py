@@ -25,9 +25,9 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """Start a server with a scripted agent, and print what to try.
+    """Start a server with a scripted agent, and print things to try.
 
-    The agent needs no API key and no network. The store is deleted at the end, unless you give --keep.
+    The agent needs no API key and no network. The store is deleted at the end, unless you pass --keep.
 
     Examples:
         holdfast demo

@@ -68,7 +68,7 @@ class Finding:
 def doctor(store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Check settings, store, migrations, workers, clock and disk.
 
-    Prints what to do about each problem. Exits with 1 if a check fails; warnings do not count.
+    Prints a remedy for each problem. Exits with 1 if a check fails; warnings do not count.
 
     Examples:
         holdfast doctor
@@ -217,7 +217,7 @@ async def _workers(store: Store, pending: int) -> Finding:
 
 
 async def _unserved(store: Store) -> AsyncIterator[Finding]:
-    """Find agents that sessions wait for and that no live worker serves."""
+    """Find agents with waiting sessions but no live worker."""
     now = await store.now()
     alive = [holder for holder in await store.holders() if holder.deadline > now]
     served = {agent for holder in alive for agent in holder.agents}

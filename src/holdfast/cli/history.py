@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.client import Client, SessionHandle, TurnHandle
 
 Wait = Annotated[
-    bool, typer.Option("--wait", help="Wait until a worker has done it. Exit with 1 if it failed.")
+    bool, typer.Option("--wait", help="Wait until a worker has processed it. Exit with 1 if it fails.")
 ]
 
 
@@ -34,9 +34,9 @@ def undo(
     wait: Wait = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go back to before the last message.
+    """Undo the last message and everything after it.
 
-    The events after that point are kept.
+    The events of the undone messages are kept.
 
     Examples:
         holdfast undo s1 --wait
@@ -71,7 +71,7 @@ def retry(
     ] = None,
     from_step: Annotated[
         str | None,
-        typer.Option(metavar="CALL", help="Do this step of a plain agent and all later ones again."),
+        typer.Option(metavar="CALL", help="Repeat this step of a plain agent and all later ones."),
     ] = None,
     store: StoreUrl = None,
     url: ServerUrl = None,
@@ -81,8 +81,8 @@ def retry(
 ) -> None:
     """Continue a turn that failed, was interrupted or was given up.
 
-    Recorded tool calls and steps are not done again, except from a given step. Settle calls with an unknown outcome first. Prints the
-    id of the submission; with --wait the answer, with the exit codes of `holdfast send --wait`.
+    Recorded tool calls and steps are not repeated, except with --from-step. Settle calls with an unknown outcome first. Prints
+    the id of the submission; with --wait the answer, with the exit codes of `holdfast send --wait`.
 
     Examples:
         holdfast retry s1 --wait
@@ -181,18 +181,18 @@ def settle(
 ) -> None:
     """Record the outcome of a tool call whose outcome is unknown.
 
-    The outcome is unknown if the process ended during the call. Give --result or --error.
+    The outcome is unknown if the process ended during the call. Pass --result or --error.
 
     Examples:
         holdfast settle run-1 call-7 --result '{"paid": 5}'
         holdfast settle run-1 call-7 --error "The bank rejected it."
     """
     if (result is None) == (error is None):
-        raise BadInput(problem="give either --result or --error")
+        raise BadInput(problem="pass either --result or --error")
     try:
         value: Any = None if result is None else json.loads(result)
     except ValueError as problem:
-        text = "a text needs quotes of its own, as in --result '\"text\"'"
+        text = "text must be a quoted JSON string, as in --result '\"text\"'"
         raise BadInput(problem=f"--result is not JSON ({problem}); {text}") from problem
 
     async def work() -> "tuple[EffectInfo, str]":
@@ -219,7 +219,7 @@ async def last_turn(session: "SessionHandle[Any]") -> str | None:
 
 
 async def _consequence(client: "Client", run_id: str, call_id: str) -> str:
-    """Return what it means for the conversation that a call is settled."""
+    """Return the effect of settling a call on the conversation."""
     session_id = (await client.run(run_id).info()).session_id
     questions = (await (await client.session(session_id)).info()).approvals
     asked = [question.unsettled for question in questions if question.unsettled]
@@ -230,6 +230,8 @@ async def _consequence(client: "Client", run_id: str, call_id: str) -> str:
         return ""
     async for latest in client.runs(session_id=session_id):
         if latest.id != run_id and latest.status in {"completed", "waiting"}:
-            return " The conversation has continued: the model was already told that the outcome is unknown."
+            return (
+                " The conversation has continued: the model was already informed that the outcome is unknown."
+            )
         break
     return ""

@@ -246,7 +246,7 @@ def _print_report(report: "Report", as_json: bool) -> None:
         console.print(f"{name:<16}{count}", soft_wrap=True)
     for title, notes in (
         ("Skipped", report.skipped),
-        ("Not understood, or not imported exactly", report.not_understood),
+        ("Not recognized, or not imported exactly", report.not_understood),
     ):
         if notes:
             console.print(f"{title}:", soft_wrap=True)

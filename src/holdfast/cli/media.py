@@ -32,7 +32,7 @@ _KIB = 1024
 def list_(store: StoreUrl = None, media: MediaUrl = None, as_json: AsJson = False) -> None:
     """List the stored media, oldest first.
 
-    Shows how many sessions refer to each.
+    Shows the number of sessions that refer to each.
 
     Examples:
         holdfast media list
@@ -137,7 +137,7 @@ def move(
     store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Move media to another media store, also while workers run.
+    """Move media to another media store, even while workers run.
 
     Set HOLDFAST_MEDIA to the new URL first. The content is verified by its digest in the new store before the old bytes are
     deleted. You may stop the command and run it again. Exits with 1 if a blob could not be moved.

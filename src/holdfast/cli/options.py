@@ -62,20 +62,20 @@ Limit = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Maximum 
 async def connected(
     store: str | None, url: str | None, media: str | None = None
 ) -> "AsyncGenerator[Client, None]":
-    """Connect to the store of `--store` or the server of `--url`. Without either, the settings decide; a server comes first."""
+    """Connect to the store of `--store` or the server of `--url`. Without either, use the settings; a server takes precedence."""
     from holdfast.client import connect
 
     if store is not None and url is not None:
-        raise BadInput(problem="give either --store or --url")
+        raise BadInput(problem="pass either --store or --url")
     server = url or load_settings().url if store is None else None
     if server is None:
         async with chosen_store(store, media=media) as opened, connect(opened, actor=actor()) as client:
             yield client
         return
     if media is not None:
-        raise BadInput(problem="--media is for a store; a server has its own media store")
+        raise BadInput(problem="--media cannot be used with a server, which has its own media store")
     if not server.startswith(("http://", "https://")):
-        raise ServerUnavailable(url=server, problem="the address of a server starts with http:// or https://")
+        raise ServerUnavailable(url=server, problem="the server's URL must start with http:// or https://")
     async with connect(server) as client:
         yield client
 
@@ -113,7 +113,7 @@ def chosen_store(url: str | None, *, media: str | None = None, upgrade: bool = F
     given = {"store": url, "media": media}
     settings = load_settings(**{name: value for name, value in given.items() if value is not None})
     if url is None and settings.url is not None:  # never use a local file instead of the server
-        problem = f"the settings name a server, {settings.url}, and this command needs a database; name one with --store"
+        problem = f"the settings name a server, {settings.url}, but this command needs a database; select one with --store"
         raise BadInput(problem=problem)
     return open_store(upgrade=upgrade, settings=settings)
 

@@ -54,7 +54,7 @@ def export(
 ) -> None:
     """Write an archive of a session to a file or standard output.
 
-    The archive is a snapshot. The session may be running. A file that --to names can only be read by its owner.
+    The archive is a snapshot. The session may be running. The file written with --to is readable only by its owner.
 
     Examples:
         holdfast sessions export s1 --to talk.ndjson
@@ -95,10 +95,10 @@ def clean(
         ),
     ] = False,
     archive: Annotated[
-        bool, typer.Option("--archive", help="Keep a verified archive in the media store first.")
+        bool, typer.Option("--archive", help="First store a verified archive in the media store.")
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Do not ask before deleting without an archive.")
+        bool, typer.Option("--yes", help="Do not ask for confirmation before deleting without an archive.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be deleted, and change nothing.")
@@ -110,7 +110,7 @@ def clean(
 ) -> None:
     """Delete the content of a session.
 
-    An archive can restore it. Without --archive, the command asks first; in a script, give --yes.
+    An archive can restore it. Without --archive, the command prompts for confirmation; in a script, pass --yes.
 
     Examples:
         holdfast sessions clean s1 --archive
@@ -132,15 +132,15 @@ def clean(
 
 
 def _confirm_clean(state: "CleanResult") -> None:
-    """Ask before deleting content without an archive in the store. Without a terminal, raise `BadInput`."""
+    """Prompt for confirmation before deleting content without an archive in the store. Without a terminal, raise `BadInput`."""
     total = sum(state.deleted.values())
     if state.archive is not None or not total:
         return
     fact = f"Session {state.session_id} has {total} rows, and the store has no archive of it."
     if not sys.stdin.isatty():
         raise BadInput(
-            problem=f"{fact} Give --archive to keep one, or --yes to delete the rows without one;"
-            " only an archive that you have exported can restore them"
+            problem=f"{fact} Pass --archive to store one, or --yes to delete the rows without one."
+            " Then only an exported archive can restore them"
         )
     echo(f"{fact} Only an archive that you have exported can restore them.", err=True)
     typer.confirm("Delete the rows?", abort=True, err=True)
@@ -250,7 +250,7 @@ def audit(
 ) -> None:
     """List the audit log, newest first.
 
-    It records who cleaned, rehydrated, erased, imported or held a session.
+    The log names the actor of each clean, rehydration, erasure, import and hold.
 
     Examples:
         holdfast audit --session s1

@@ -319,7 +319,7 @@ def fork(
 
 
 async def _without_running(client: "Client", page: Items[RunInfo]) -> Items[RunInfo]:
-    """Leave out the runs whose calls without an end all run again now."""
+    """Leave out the runs whose open calls are all running again."""
     running = {session.id: session async for session in client.sessions(status="running")}
     listed: list[RunInfo] = []
     for run in page.items:

@@ -208,7 +208,7 @@ async def _serve(
 
 
 async def _warm_up(server: "Server") -> None:
-    """Import what only some requests need once the server is ready, in a thread, so that none of them waits for it."""
+    """Once the server is ready, import in a thread the modules that only some requests need, so that no request waits for them."""
     while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
         await asyncio.sleep(0.05)
     with suppress(MissingExtra):

@@ -58,7 +58,7 @@ def list_(
     cursor: Cursor = None,
     as_json: AsJson = False,
 ) -> None:
-    """List sessions, last active first.
+    """List sessions, most recently active first.
 
     Examples:
         holdfast sessions list --status waiting
@@ -186,7 +186,7 @@ def conversation(
 ) -> None:
     """Print the conversation in a session of another framework.
 
-    An entry that is not understood is printed as its framework stored it. `holdfast tail` prints the sessions of Holdfast's own agents.
+    Unrecognized entries are printed as stored. `holdfast tail` prints the sessions of Holdfast's own agents.
 
     Examples:
         holdfast sessions conversation openai-agents-1f2e

@@ -151,7 +151,7 @@ def output(
 
 @app.command()
 def stop(command_id: CommandId, store: StoreUrl = None, as_json: AsJson = False) -> None:
-    """Stop a command of any process.
+    """Stop a command, whichever process started it.
 
     Exits with 1 if the command has not ended after five seconds.
 
@@ -198,7 +198,7 @@ def sweep(
 
     seconds = load_settings().shell_retention_seconds if older_than is None else older_than
     if seconds is None:
-        raise BadInput(problem="give --older-than SECONDS, or set HOLDFAST_SHELL_RETENTION_SECONDS")
+        raise BadInput(problem="pass --older-than SECONDS, or set HOLDFAST_SHELL_RETENTION_SECONDS")
 
     async def work() -> int:
         async with chosen_store(store) as opened:

@@ -92,7 +92,7 @@ def retention(
 ) -> None:
     """Show which policy applies to a session, and when it is due.
 
-    Also shows a hold or a guard that prevents it now.
+    Also shows any hold or guard that prevents it now.
 
     Examples:
         holdfast sessions retention s1

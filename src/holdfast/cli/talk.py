@@ -48,7 +48,7 @@ def send(
         str, typer.Option(metavar="MODE", help="If the session is busy: queue, steer, interrupt or reject.")
     ] = "queue",
     key: Annotated[
-        str | None, typer.Option(help="Idempotency key: the same key sends the message once.")
+        str | None, typer.Option(help="Idempotency key: a second message with this key is not sent.")
     ] = None,
     wait: WaitForAnswer = False,
     timeout: Timeout = None,
@@ -93,7 +93,7 @@ async def wait_for_answer(
 
 
 def print_answer(submission: "SubmissionInfo", answer: str | None, *, wait: bool, as_json: bool) -> None:
-    """Print the id of a turn, or the answer that it was waited for. Exit with the code of a turn that is not done."""
+    """Print the id of a turn, or its answer if the command waited for it. Exit with the code of a turn that is not done."""
     if as_json:
         print_json({"submission": record(submission), "answer": answer})
     elif not wait:
@@ -153,12 +153,12 @@ def tail(
 
 
 def _cleaned(state: "RetentionStatus") -> str:
-    """Return why a session has no events, and the command that brings them back."""
+    """Return the reason why a session has no events, and the command that restores them."""
     command = f"`holdfast sessions rehydrate {state.session_id}`"
     if state.archive is None:
         command = f"`holdfast sessions rehydrate {state.session_id} --from FILE`, if you exported the session to a file: no archive is stored"
     at = time_text(state.cleaned_at)
-    return f"The events of session {state.session_id} were deleted when it was cleaned, at {at}. Bring them back with {command}."
+    return f"The events of session {state.session_id} were deleted when it was cleaned, at {at}. Restore them with {command}."
 
 
 def interrupt(
@@ -182,7 +182,7 @@ def interrupt(
 def approve(
     session_id: SessionId,
     call_id: Annotated[
-        str | None, typer.Argument(help="Id of the tool call. Needed if several calls wait.")
+        str | None, typer.Argument(help="Id of the tool call. Required if several calls wait.")
     ] = None,
     store: StoreUrl = None,
     url: ServerUrl = None,
@@ -217,7 +217,7 @@ def approve(
             if len(chosen) != 1:
                 calls = ", ".join(call.call_id for call in waiting)
                 problem = (
-                    f"name one of the calls that wait: {calls}"
+                    f"pass the id of one of the waiting calls: {calls}"
                     if calls
                     else f"no call of session {session_id} waits for an answer"
                 )

@@ -153,7 +153,7 @@ def print_json(value: object) -> None:
 
 
 def record(value: BaseModel) -> dict[str, Any]:
-    """Return a response of the API for `--json`. The id of a submission is `id`, as that of everything else."""
+    """Return a response of the API for `--json`. The id of a submission is `id`, as for every other object."""
     fields = value.model_dump(mode="json")
     return {"id": fields.pop("submission_id"), **fields} if "submission_id" in fields else fields
 

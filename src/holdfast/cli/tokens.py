@@ -31,8 +31,8 @@ def create(
 ) -> None:
     """Create a token and print it.
 
-    It is printed only once: the store keeps its digest. Without the scope delete, the owner can erase a session only after it
-    was idle for `retention_min_idle_days`.
+    It is printed only once: the store contains only its digest. Without the scope delete, the owner can erase a session only
+    after it was idle for `retention_min_idle_days`.
 
     Examples:
         holdfast token create --owner ada

@@ -162,7 +162,7 @@ def _counting(port: int | None, host: str) -> Generator[None, None, None]:
 def workers(store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False) -> None:
     """List workers and other holders of session leases.
 
-    Shows the agents of each, how many sessions it holds, and until when.
+    Shows the agents, number of sessions and lease deadline of each.
 
     Examples:
         holdfast workers

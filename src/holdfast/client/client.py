@@ -39,7 +39,7 @@ class Client:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self.transport = transport
-        """The calls of this client by method and path, such as a single page of a list."""
+        """Calls operations by method and path, for example to read a single page of a list."""
         self.shell: ShellHandle = ShellHandle(transport)
         """Shell commands, if the API server allows them."""
 
@@ -107,10 +107,10 @@ class Client:
     ) -> SessionHandle[Any]:
         """Open a session. With an `agent`, create it if it does not exist.
 
-        `agent` is the name of the agent, or the agent itself. The results of turns then have the agent's output type; those of a plain agent are text or JSON. With a name
-        they are text, or of the given `output_type`. Without an `id`, a new session gets one. `title`, `metadata` and `owner` are
-        those of a new session; only administrators may set the owner. Raises `SessionNotFound`, and `Conflict` if the session
-        belongs to another agent.
+        `agent` is the name of the agent, or the agent itself. If you pass the agent, results have its output type; results of
+        plain agents are text or JSON. If you pass a name, results are text, or have the given `output_type`. Without an `id`, a
+        new one is generated. `title`, `metadata` and `owner` apply to a new session; only administrators may set the owner.
+        Raises `SessionNotFound`, and `Conflict` if the session belongs to another agent.
         """
         output: OutputType[Any] = OutputType(output_type or str)
         if id is not None:
@@ -146,7 +146,7 @@ class Client:
         owner: str | None = None,
         search: str | None = None,
     ) -> AsyncGenerator[SessionInfo, None]:
-        """Yield sessions, the last active first. `search` is a part of the title. `owner` is for administrators."""
+        """Yield sessions, most recently active first. `search` matches part of the title. `owner` is ignored unless you are an administrator."""
         params = {"status": status, "agent": agent, "owner": owner, "search": search}
         return self._transport.items(SessionInfo, "/api/sessions", params)
 
@@ -172,11 +172,11 @@ class Client:
         return self._transport.items(RunInfo, "/api/runs", params)
 
     async def inbox(self) -> Inbox:
-        """Return the sessions that wait for a person, the longest waiting first."""
+        """Return the sessions that wait for a person, longest wait first."""
         return await self._transport.call(Inbox, "GET", "/api/inbox")
 
     async def media(self, sha256: str) -> bytes:
-        """Return the content with this SHA-256, which a session refers to."""
+        """Return the content with this SHA-256. A session that you can read must refer to it."""
         return await self._transport.media(sha256)
 
     async def me(self) -> Me:
@@ -207,5 +207,5 @@ class Client:
         return await self._transport.call(ServerInfo, "GET", "/server_info")
 
     async def metrics(self) -> str:
-        """Return the metrics in the format of Prometheus."""
+        """Return the metrics in Prometheus format."""
         return await self._transport.metrics()

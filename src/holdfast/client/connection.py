@@ -26,12 +26,12 @@ async def connect(
 ) -> AsyncGenerator[Client, None]:
     """Connect to a store (`sqlite:///file.db`, `postgresql://…`, `mongodb://…`) or to an API server (`https://…`).
 
-    Without a URL, use the one of the settings: `HOLDFAST_URL`, else `HOLDFAST_STORE`. An open `Store` works as well. `token` is for
-    an API server; by default it is `HOLDFAST_TOKEN`. A request to it fails after `timeout` seconds without a response.
+    Without a URL, uses `HOLDFAST_URL`, or else `HOLDFAST_STORE`. You can also pass an open `Store`. `token` is for an API
+    server; the default is `HOLDFAST_TOKEN`. Requests to a server fail after `timeout` seconds without a response.
 
-    On a store, `agents` are served in this process, by a worker, while the client is open. Without them, sessions run on
-    other workers, such as `holdfast worker app:agent`. On a store this process has all rights. `actor` is its name in the audit
-    log, by default `local`. Without `upgrade`, the schema of the store is left as it is.
+    On a store, `agents` are served in this process, by a worker, while the client is open. Without them, sessions run on other
+    workers, such as `holdfast worker app:agent`. On a store, this process has all rights, and `actor` is its name in the audit
+    log, by default `local`. With `upgrade=False`, the store's schema is not changed.
     """
     settings = load_settings()
     target = url or settings.url or settings.store

@@ -35,7 +35,7 @@ async def write_file(file: Path, pieces: AsyncGenerator[bytes, None]) -> int:
 
 @contextmanager
 def replaced_file(file: Path) -> Generator[IO[bytes], None, None]:
-    """Yield a file to write to, which takes the place of `file` if no error is raised. Only its owner can read it."""
+    """Yield a file to write to. It replaces `file` if no error is raised. Only its owner can read it."""
     partial = file.with_name(f"{file.name}.partial")
     try:
         partial.unlink(missing_ok=True)  # the mode only applies to a new file

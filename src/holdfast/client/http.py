@@ -28,7 +28,7 @@ _STREAM = httpx2.Timeout(10, read=60)
 def new_http(url: str, token: str | None, *, timeout: float = 30.0) -> httpx2.AsyncClient:
     """Return an HTTP client for an API server."""
     if token is not None and not is_token(token):
-        raise Unauthenticated(problem="The token has characters that no token has.")
+        raise Unauthenticated(problem="The token contains invalid characters.")
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     unlimited = httpx2.Limits(max_connections=None)  # each stream needs a connection of its own
     return httpx2.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=unlimited)
@@ -64,7 +64,7 @@ class HttpTransport(Transport):
         return response
 
     async def archive(self, session_id: str, *, gzip: bool) -> AsyncGenerator[bytes, None]:
-        """Yield the archive of a session. Raises `ArchiveFailed` if the server breaks off."""
+        """Yield the archive of a session. Raises `ArchiveFailed` if the stream ends early."""
         path, params = f"/api/sessions/{session_id}/export", {"gzip": gzip}
         try:
             async with self._download(path, params=params, timeout=_LONG) as response:
@@ -85,7 +85,7 @@ class HttpTransport(Transport):
         return (await self._request("GET", f"/api/media/{sha256}", is_long=True)).content
 
     async def metrics(self) -> str:
-        """Return the metrics in the format of Prometheus."""
+        """Return the metrics in Prometheus format."""
         return (await self._request("GET", "/metrics")).text
 
     @asynccontextmanager
@@ -139,7 +139,7 @@ def _error_classes() -> dict[str, type[HoldfastError]]:
 
 
 def _raise_error(response: httpx2.Response) -> None:
-    """Raise the error that a response reports, as the class that the server raised."""
+    """Raise the error in a response, as the same class that the server raised."""
     if response.is_success:
         return
     status = response.status_code

@@ -91,7 +91,7 @@ class LocalTransport(Transport):
         return await media.get(to_uri(sha256))
 
     async def metrics(self) -> str:
-        """Return the metrics in the format of Prometheus. They need the extra `server`."""
+        """Return the metrics in Prometheus format. Requires the extra `server`."""
         try:
             from holdfast.operations.metrics import Metrics
         except ModuleNotFoundError as error:

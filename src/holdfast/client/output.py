@@ -38,7 +38,7 @@ class OutputType(Generic[T]):
 
 
 def output_type_of(agent: "Agent[Any, T]") -> OutputType[T]:
-    """Return the output type of an agent. Raises `BadInput` if it is not made of types."""
+    """Return the output type of an agent. Raises `BadInput` if it does not consist of types."""
     from pydantic_ai import DeferredToolRequests
 
     given: Any = agent.output_type

@@ -34,7 +34,7 @@ class RunHandle:
         return self._transport.items(RunInfo, f"{self._path}/runs", {})
 
     def events(self, *, after: int = 0) -> "AsyncGenerator[SessionEvent, None]":
-        """Yield the events of the run that are on record."""
+        """Yield the recorded events of the run."""
         return read(self._transport, f"{self._path}/events", after=after)
 
     def journal(self, *, after: int = 0) -> AsyncGenerator[EventInfo, None]:
@@ -50,7 +50,7 @@ class RunHandle:
         return self._transport.items(EffectInfo, f"{self._path}/effects", {"unresolved": unresolved})
 
     async def settle(self, call_id: str, *, result: Any = None, error: str | None = None) -> EffectInfo:
-        """Record the outcome of a tool call whose outcome was unknown: its result, or the error it failed with."""
+        """Record the outcome of a tool call whose outcome is unknown: its result, or its error."""
         body = {"result": result} if error is None else {"error": error}
         path = f"{self._path}/effects/{quote(call_id, safe='', errors='replace')}"
         return await self._transport.call(EffectInfo, "POST", path, json=body)

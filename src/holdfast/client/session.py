@@ -75,7 +75,7 @@ class SessionHandle(Generic[T]):
     async def update(
         self, *, title: str | None = None, hold: bool | None = None, metadata: dict[str, Any] | None = None
     ) -> SessionInfo:
-        """Change the title or the metadata, or put the session on hold, so that retention does not touch it."""
+        """Change the title or metadata, or put the session on hold to protect it from retention."""
         given = {"title": title, "hold": hold, "metadata": metadata}
         body = {name: value for name, value in given.items() if value is not None}
         return await self._transport.call(SessionInfo, "PATCH", self._path, json=body)
@@ -93,9 +93,8 @@ class SessionHandle(Generic[T]):
     ) -> TurnHandle[T]:
         """Send a message: text, or Pydantic AI user content. When this returns, the message is durable.
 
-        `when_busy` decides what happens if a turn is running: `queue` the message behind it, `steer` the running turn with
-        it, `interrupt` the running turn, or `reject` the message. A second message with the same `idempotency_key` is not
-        queued: the first one is returned.
+        If a turn is running, `when_busy` determines whether to `queue` the message, `steer` or `interrupt` the running turn with
+        it, or `reject` it. A second message with the same `idempotency_key` is not queued; the first one is returned.
         """
         body: dict[str, Any] = {"when_busy": when_busy, "idempotency_key": idempotency_key}
         if isinstance(content, str):
@@ -108,7 +107,7 @@ class SessionHandle(Generic[T]):
         return TurnHandle(self._transport, accepted, self._output.parse)
 
     async def turn(self, id: str) -> TurnHandle[T]:
-        """Return a handle on a message that was sent before."""
+        """Return a handle on a message that was sent earlier."""
         accepted = await self._transport.call(
             SubmissionInfo, "GET", f"{self._path}/submissions/{check_id(id, 'submission id')}"
         )
@@ -122,7 +121,7 @@ class SessionHandle(Generic[T]):
         return self._transport.items(SubmissionDetail, f"{self._path}/submissions", params)
 
     async def interrupt(self) -> TurnHandle[None]:
-        """Stop the turn that runs or waits now. The next message continues from there."""
+        """Stop the running or waiting turn. The next message continues from there."""
         return self._command(await self._submit("interrupt"))
 
     async def approve(
@@ -134,7 +133,7 @@ class SessionHandle(Generic[T]):
     ) -> TurnHandle[None]:
         """Approve a tool call that waits for a decision, optionally with other arguments. `call` is the request, or the id of the call.
 
-        Await the returned handle to wait until a worker has recorded the decision. It raises `TurnFailed` if the worker refused it.
+        Await the returned handle to wait until a worker has recorded the decision. It raises `TurnFailed` if the worker rejected the decision.
         """
         return await self._decide(call, approved=True, arguments=arguments, feedback=feedback)
 
@@ -143,15 +142,15 @@ class SessionHandle(Generic[T]):
         return await self._decide(call, approved=False, feedback=feedback)
 
     async def undo(self) -> TurnHandle[None]:
-        """Go back to before the last message."""
+        """Undo the last message and everything after it."""
         return self._command(await self._submit("undo"))
 
     async def rewind(self, checkpoint_id: str) -> TurnHandle[None]:
-        """Continue from an earlier checkpoint. Later messages stay on record."""
+        """Continue from an earlier checkpoint. Later messages stay in the store."""
         return self._command(await self._submit("rewind", {"checkpoint_id": checkpoint_id}))
 
     async def compact(self) -> TurnHandle[None]:
-        """Replace the history by a shorter one, which the model of the session writes unless the agent has a compactor."""
+        """Replace the history with a shorter one. The session's model writes it, unless the agent has a compactor."""
         return self._command(await self._submit("compact"))
 
     async def background(self) -> TurnHandle[None]:
@@ -176,7 +175,7 @@ class SessionHandle(Generic[T]):
     async def start_fork(
         self, checkpoint_id: str | None = None, *, session_id: str | None = None
     ) -> TurnHandle[None]:
-        """Ask a worker for the copy, as `fork` does, and return at once. The event `forked` has the id of the new session."""
+        """Request the copy that `fork` makes, and return at once. The event `forked` has the id of the new session."""
         body = {"checkpoint_id": checkpoint_id, "session_id": session_id}
         return self._command(await self._submit("fork", body))
 
@@ -191,11 +190,11 @@ class SessionHandle(Generic[T]):
     def events(
         self, *, after: int = 0, drafts: bool = False, follow: bool = True
     ) -> "AsyncGenerator[SessionEvent | DraftText, None]":
-        """Yield every event after a number, each once: those on record, then new ones as they happen.
+        """Yield every event after number `after` exactly once: first recorded events, then new ones as they occur.
 
-        The stream resumes by itself after a lost connection or a restarted server, and ends when the session is erased. With
-        `drafts` it also yields `DraftText` objects, the text that the model is streaming. Without `follow` it ends at the last event on record. The
-        classes of the events are in `holdfast.events`.
+        The stream resumes automatically after a lost connection or a restarted server, and ends when the session is erased. With
+        `drafts` it also yields `DraftText` objects, the text that the model is streaming. Without `follow` it ends at the last
+        recorded event. The classes of the events are in `holdfast.events`.
         """
         if not follow:
             return read(self._transport, f"{self._path}/events", after=after)
@@ -216,11 +215,11 @@ class SessionHandle(Generic[T]):
                 yield _adapter(ModelMessage).validate_python(item["message"])
 
     def conversation(self) -> AsyncGenerator[ConversationEntry, None]:
-        """Yield the conversation in a session of another framework, as far as it is understood."""
+        """Yield the conversation of another framework's session. Unrecognized entries have the role `other`."""
         return self._transport.items(ConversationEntry, f"{self._path}/conversation", {})
 
     async def records(self, kind: str, *, prefix: str = "") -> AsyncGenerator[RecordInfo, None]:
-        """Yield what another framework stored in the session under a kind, in the order of the keys."""
+        """Yield the records of one kind that another framework stored in the session, ordered by key."""
         cursor: str | None = None
         while True:
             given = {"kind": kind, "prefix": prefix, "cursor": cursor}
@@ -254,7 +253,7 @@ class SessionHandle(Generic[T]):
         return self._transport.items(ReadCursor, f"{self._path}/cursors", {})
 
     async def set_cursor(self, consumer: str, seq: int) -> ReadCursor:
-        """Store up to which event a consumer has read. A lower number changes nothing."""
+        """Store the number of the last event that a consumer has read. Lower numbers are ignored."""
         path = f"{self._path}/cursors/{check_id(consumer, 'consumer')}"
         return await self._transport.call(ReadCursor, "PUT", path, json={"seq": seq})
 
@@ -263,7 +262,7 @@ class SessionHandle(Generic[T]):
         return self._transport.items(SessionCommand, f"{self._path}/commands", {})
 
     async def command_output(self, command_id: str, *, after: int = -1, limit: int = 50) -> list[BashOutput]:
-        """Return the output of a shell command after a number."""
+        """Return the output of a shell command after number `after`."""
         path, params = (
             f"{self._path}/commands/{quote(command_id, safe='', errors='replace')}/output",
             {"after": after, "limit": limit},
@@ -314,12 +313,12 @@ class SessionHandle(Generic[T]):
         )
 
     async def erase(self, *, children: bool = False) -> EraseResult:
-        """Erase the session for good, with `children` also the sessions of its delegate runs."""
+        """Erase the session permanently. With `children`, also erase the sessions of its delegate runs."""
         params = {"children": children}
         return await self._transport.call(EraseResult, "DELETE", self._path, params=params, is_long=True)
 
     async def retention(self) -> RetentionStatus:
-        """Return the retention policy that applies to the session, when it is due, and what prevents it."""
+        """Return the retention policy that applies to the session, the time when it is due, and anything that prevents it."""
         return await self._transport.call(RetentionStatus, "GET", f"{self._path}/retention")
 
     async def _submit(self, action: str, body: dict[str, Any] | None = None) -> SubmissionInfo:

@@ -55,7 +55,7 @@ class ShellHandle:
         )
 
     async def output(self, command_id: str, *, after: int = -1) -> AsyncGenerator[BashOutput, None]:
-        """Yield the output of a command after a number, as it is written, until the command has ended."""
+        """Yield the output of a command after number `after`, as it is written, until the command ends."""
         path = f"{_PATH}/{quote(command_id, safe='', errors='replace')}/output"
         async with (
             self._transport.listen(path, params={"after": after}) as pieces,

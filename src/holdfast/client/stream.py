@@ -1,4 +1,4 @@
-"""The events of a session as they are read: typed, live, and resumed where the connection broke."""
+"""Read the events of a session: typed, live, and resumed after a lost connection."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -22,7 +22,7 @@ def follow(
 async def follow(
     transport: Transport, session_id: str, *, after: int, drafts: bool = False
 ) -> "AsyncGenerator[SessionEvent | DraftText, None]":
-    """Yield every event after a number, past and future, each once. With `drafts`, yield drafts between them."""
+    """Yield every event after number `after` exactly once, past and future. With `drafts`, yield drafts between them."""
     from holdfast.events import DraftText, parse_event  # imports Pydantic AI
 
     async with aclosing(transport.stream(f"/api/sessions/{session_id}/events", after=after)) as blocks:
@@ -45,7 +45,7 @@ async def read(transport: Transport, path: str, *, after: int) -> "AsyncGenerato
 async def journal(
     transport: Transport, path: str, *, after: int, follow: bool
 ) -> AsyncGenerator[EventInfo, None]:
-    """Yield the events as they are stored: those that exist now, and with `follow` also new ones."""
+    """Yield the events as they are stored: existing ones and, with `follow`, new ones."""
     if not follow:
         async with aclosing(_stored(transport, path, after)) as items:
             async for item in items:

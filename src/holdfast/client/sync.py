@@ -70,7 +70,7 @@ class SyncHandle(Generic[H]):
 
 
 class SyncTurnHandle(SyncHandle[TurnHandle[T]], Generic[T]):
-    """A submission that was accepted. It is durable: it ends, or visibly waits, even if this process ends.
+    """An accepted submission. It is durable: it ends, or visibly waits, even if this process exits.
 
     Await the handle, or `result()`, for its result.
     """
@@ -90,7 +90,7 @@ class SyncTurnHandle(SyncHandle[TurnHandle[T]], Generic[T]):
     @overload
     def events(self, *, drafts: bool) -> Generator[SessionEvent | DraftText, None, None]: ...
     def events(self, *, drafts: bool = False) -> Generator[SessionEvent | DraftText, None, None]:
-        """Yield the events of the session from the moment this submission was queued until it has ended."""
+        """Yield the session's events from the moment this submission was queued until it ends."""
         return self._loop.iterate(self._handle.events(drafts=drafts))
 
     def result(self, *, timeout: float | None = None) -> T:
@@ -104,18 +104,18 @@ class SyncTurnHandle(SyncHandle[TurnHandle[T]], Generic[T]):
     def retry(self, *, from_step: str | None = None) -> "SyncTurnHandle[T]":
         """Continue a turn that failed, was interrupted or was given up, and return a handle on the new attempt.
 
-        Recorded tool calls and steps are not done again; a step whose failure ended a plain agent's turn is. With `from_step`, the call id
-        of a step of a plain agent, that step and all later ones are done again, and the turn may also be done. Raises `TurnNotRetriable` if
-        the turn cannot be retried. The new attempt fails if the session has continued since.
+        Recorded tool calls and steps are not repeated, except a failed step that ended a plain agent's turn. With `from_step`,
+        the call id of a plain agent's step, that step and all later ones are repeated, even if the turn is done. Raises
+        `TurnNotRetriable` if the turn cannot be retried. The new attempt fails if the session has continued since.
         """
         return SyncTurnHandle(self._loop, self._loop.run(self._handle.retry(from_step=from_step)))
 
     def cancel(self) -> None:
-        """Stop the turn if it runs or waits, and remove it from the queue if it has not started. Then `result` raises `TurnFailed`."""
+        """Stop the turn if it is running or waiting, or remove it from the queue if it has not started. `result` then raises `TurnFailed`."""
         return self._loop.run(self._handle.cancel())
 
     def problem(self) -> str | None:
-        """Return why no worker continues the session, and what to do; None if one does."""
+        """Return the reason why no worker continues the session, and the remedy; None if a worker does."""
         return self._loop.run(self._handle.problem())
 
 
@@ -136,7 +136,7 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
     def update(
         self, *, title: str | None = None, hold: bool | None = None, metadata: dict[str, Any] | None = None
     ) -> SessionInfo:
-        """Change the title or the metadata, or put the session on hold, so that retention does not touch it."""
+        """Change the title or metadata, or put the session on hold to protect it from retention."""
         return self._loop.run(self._handle.update(title=title, hold=hold, metadata=metadata))
 
     def dismiss(self) -> SessionInfo:
@@ -152,9 +152,8 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
     ) -> "SyncTurnHandle[T]":
         """Send a message: text, or Pydantic AI user content. When this returns, the message is durable.
 
-        `when_busy` decides what happens if a turn is running: `queue` the message behind it, `steer` the running turn with
-        it, `interrupt` the running turn, or `reject` the message. A second message with the same `idempotency_key` is not
-        queued: the first one is returned.
+        If a turn is running, `when_busy` determines whether to `queue` the message, `steer` or `interrupt` the running turn with
+        it, or `reject` it. A second message with the same `idempotency_key` is not queued; the first one is returned.
         """
         return SyncTurnHandle(
             self._loop,
@@ -162,7 +161,7 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
         )
 
     def turn(self, id: str) -> "SyncTurnHandle[T]":
-        """Return a handle on a message that was sent before."""
+        """Return a handle on a message that was sent earlier."""
         return SyncTurnHandle(self._loop, self._loop.run(self._handle.turn(id)))
 
     def submissions(
@@ -172,7 +171,7 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
         return self._loop.iterate(self._handle.submissions(state=state, payloads=payloads))
 
     def interrupt(self) -> "SyncTurnHandle[None]":
-        """Stop the turn that runs or waits now. The next message continues from there."""
+        """Stop the running or waiting turn. The next message continues from there."""
         return SyncTurnHandle(self._loop, self._loop.run(self._handle.interrupt()))
 
     def approve(
@@ -184,7 +183,7 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
     ) -> "SyncTurnHandle[None]":
         """Approve a tool call that waits for a decision, optionally with other arguments. `call` is the request, or the id of the call.
 
-        Await the returned handle to wait until a worker has recorded the decision. It raises `TurnFailed` if the worker refused it.
+        Await the returned handle to wait until a worker has recorded the decision. It raises `TurnFailed` if the worker rejected the decision.
         """
         return SyncTurnHandle(
             self._loop, self._loop.run(self._handle.approve(call, arguments=arguments, feedback=feedback))
@@ -195,15 +194,15 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
         return SyncTurnHandle(self._loop, self._loop.run(self._handle.deny(call, feedback=feedback)))
 
     def undo(self) -> "SyncTurnHandle[None]":
-        """Go back to before the last message."""
+        """Undo the last message and everything after it."""
         return SyncTurnHandle(self._loop, self._loop.run(self._handle.undo()))
 
     def rewind(self, checkpoint_id: str) -> "SyncTurnHandle[None]":
-        """Continue from an earlier checkpoint. Later messages stay on record."""
+        """Continue from an earlier checkpoint. Later messages stay in the store."""
         return SyncTurnHandle(self._loop, self._loop.run(self._handle.rewind(checkpoint_id)))
 
     def compact(self) -> "SyncTurnHandle[None]":
-        """Replace the history by a shorter one, which the model of the session writes unless the agent has a compactor."""
+        """Replace the history with a shorter one. The session's model writes it, unless the agent has a compactor."""
         return SyncTurnHandle(self._loop, self._loop.run(self._handle.compact()))
 
     def background(self) -> "SyncTurnHandle[None]":
@@ -225,7 +224,7 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
     def start_fork(
         self, checkpoint_id: str | None = None, *, session_id: str | None = None
     ) -> "SyncTurnHandle[None]":
-        """Ask a worker for the copy, as `fork` does, and return at once. The event `forked` has the id of the new session."""
+        """Request the copy that `fork` makes, and return at once. The event `forked` has the id of the new session."""
         return SyncTurnHandle(
             self._loop, self._loop.run(self._handle.start_fork(checkpoint_id, session_id=session_id))
         )
@@ -241,11 +240,11 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
     def events(
         self, *, after: int = 0, drafts: bool = False, follow: bool = True
     ) -> Generator[SessionEvent | DraftText, None, None]:
-        """Yield every event after a number, each once: those on record, then new ones as they happen.
+        """Yield every event after number `after` exactly once: first recorded events, then new ones as they occur.
 
-        The stream resumes by itself after a lost connection or a restarted server, and ends when the session is erased. With
-        `drafts` it also yields `DraftText` objects, the text that the model is streaming. Without `follow` it ends at the last event on record. The
-        classes of the events are in `holdfast.events`.
+        The stream resumes automatically after a lost connection or a restarted server, and ends when the session is erased. With
+        `drafts` it also yields `DraftText` objects, the text that the model is streaming. Without `follow` it ends at the last
+        recorded event. The classes of the events are in `holdfast.events`.
         """
         return self._loop.iterate(self._handle.events(after=after, drafts=drafts, follow=follow))
 
@@ -258,11 +257,11 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
         return self._loop.iterate(self._handle.messages())
 
     def conversation(self) -> Generator[ConversationEntry, None, None]:
-        """Yield the conversation in a session of another framework, as far as it is understood."""
+        """Yield the conversation of another framework's session. Unrecognized entries have the role `other`."""
         return self._loop.iterate(self._handle.conversation())
 
     def records(self, kind: str, *, prefix: str = "") -> Generator[RecordInfo, None, None]:
-        """Yield what another framework stored in the session under a kind, in the order of the keys."""
+        """Yield the records of one kind that another framework stored in the session, ordered by key."""
         return self._loop.iterate(self._handle.records(kind, prefix=prefix))
 
     def runs(self) -> Generator[RunInfo, None, None]:
@@ -286,7 +285,7 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
         return self._loop.iterate(self._handle.cursors())
 
     def set_cursor(self, consumer: str, seq: int) -> ReadCursor:
-        """Store up to which event a consumer has read. A lower number changes nothing."""
+        """Store the number of the last event that a consumer has read. Lower numbers are ignored."""
         return self._loop.run(self._handle.set_cursor(consumer, seq))
 
     def commands(self) -> Generator[SessionCommand, None, None]:
@@ -294,7 +293,7 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
         return self._loop.iterate(self._handle.commands())
 
     def command_output(self, command_id: str, *, after: int = -1, limit: int = 50) -> list[BashOutput]:
-        """Return the output of a shell command after a number."""
+        """Return the output of a shell command after number `after`."""
         return self._loop.run(self._handle.command_output(command_id, after=after, limit=limit))
 
     def set_credential(self, name: str, value: str, *, ttl: float | None = None) -> None:
@@ -338,11 +337,11 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
         return self._loop.run(self._handle.rehydrate(archive, force=force))
 
     def erase(self, *, children: bool = False) -> EraseResult:
-        """Erase the session for good, with `children` also the sessions of its delegate runs."""
+        """Erase the session permanently. With `children`, also erase the sessions of its delegate runs."""
         return self._loop.run(self._handle.erase(children=children))
 
     def retention(self) -> RetentionStatus:
-        """Return the retention policy that applies to the session, when it is due, and what prevents it."""
+        """Return the retention policy that applies to the session, the time when it is due, and anything that prevents it."""
         return self._loop.run(self._handle.retention())
 
 
@@ -362,7 +361,7 @@ class SyncRunHandle(SyncHandle[RunHandle]):
         return self._loop.iterate(self._handle.delegates())
 
     def events(self, *, after: int = 0) -> Generator[SessionEvent, None, None]:
-        """Yield the events of the run that are on record."""
+        """Yield the recorded events of the run."""
         return self._loop.iterate(self._handle.events(after=after))
 
     def journal(self, *, after: int = 0) -> Generator[EventInfo, None, None]:
@@ -378,7 +377,7 @@ class SyncRunHandle(SyncHandle[RunHandle]):
         return self._loop.iterate(self._handle.effects(unresolved=unresolved))
 
     def settle(self, call_id: str, *, result: Any = None, error: str | None = None) -> EffectInfo:
-        """Record the outcome of a tool call whose outcome was unknown: its result, or the error it failed with."""
+        """Record the outcome of a tool call whose outcome is unknown: its result, or its error."""
         return self._loop.run(self._handle.settle(call_id, result=result, error=error))
 
 
@@ -406,7 +405,7 @@ class SyncShellHandle(SyncHandle[ShellHandle]):
         return self._loop.run(self._handle.stop(command_id))
 
     def output(self, command_id: str, *, after: int = -1) -> Generator[BashOutput, None, None]:
-        """Yield the output of a command after a number, as it is written, until the command has ended."""
+        """Yield the output of a command after number `after`, as it is written, until the command ends."""
         return self._loop.iterate(self._handle.output(command_id, after=after))
 
     def events(self, *, command_id: str | None = None) -> Generator[BashEvent, None, None]:
@@ -489,10 +488,10 @@ class SyncClient(SyncHandle[Client]):
     ) -> "SyncSessionHandle[Any]":
         """Open a session. With an `agent`, create it if it does not exist.
 
-        `agent` is the name of the agent, or the agent itself. The results of turns then have the agent's output type; those of a plain agent are text or JSON. With a name
-        they are text, or of the given `output_type`. Without an `id`, a new session gets one. `title`, `metadata` and `owner` are
-        those of a new session; only administrators may set the owner. Raises `SessionNotFound`, and `Conflict` if the session
-        belongs to another agent.
+        `agent` is the name of the agent, or the agent itself. If you pass the agent, results have its output type; results of
+        plain agents are text or JSON. If you pass a name, results are text, or have the given `output_type`. Without an `id`, a
+        new one is generated. `title`, `metadata` and `owner` apply to a new session; only administrators may set the owner.
+        Raises `SessionNotFound`, and `Conflict` if the session belongs to another agent.
         """
         return SyncSessionHandle(
             self._loop,
@@ -511,7 +510,7 @@ class SyncClient(SyncHandle[Client]):
         owner: str | None = None,
         search: str | None = None,
     ) -> Generator[SessionInfo, None, None]:
-        """Yield sessions, the last active first. `search` is a part of the title. `owner` is for administrators."""
+        """Yield sessions, most recently active first. `search` matches part of the title. `owner` is ignored unless you are an administrator."""
         return self._loop.iterate(
             self._handle.sessions(status=status, agent=agent, owner=owner, search=search)
         )
@@ -536,11 +535,11 @@ class SyncClient(SyncHandle[Client]):
         )
 
     def inbox(self) -> Inbox:
-        """Return the sessions that wait for a person, the longest waiting first."""
+        """Return the sessions that wait for a person, longest wait first."""
         return self._loop.run(self._handle.inbox())
 
     def media(self, sha256: str) -> bytes:
-        """Return the content with this SHA-256, which a session refers to."""
+        """Return the content with this SHA-256. A session that you can read must refer to it."""
         return self._loop.run(self._handle.media(sha256))
 
     def me(self) -> Me:
@@ -568,7 +567,7 @@ class SyncClient(SyncHandle[Client]):
         return self._loop.run(self._handle.server_info())
 
     def metrics(self) -> str:
-        """Return the metrics in the format of Prometheus."""
+        """Return the metrics in Prometheus format."""
         return self._loop.run(self._handle.metrics())
 
 

@@ -1,6 +1,6 @@
 """The calls of the client: operations by their method and path, streams that resume, and errors as classes.
 
-`http.py` sends them to an API server; `local.py` runs them on a store in this process. Handles do not see the difference.
+`http.py` sends them to an API server; `local.py` runs them on a store in this process. Handles work the same on both.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _LONGEST_PAUSE_SECONDS = 5.0
 _PATIENCE_SECONDS = 300.0
 """How long a reader waits for a server that is restarting."""
 _GATEWAY = {502, 503, 504}
-"""The statuses of a server that is stopping, and of a proxy whose server is away."""
+"""HTTP statuses of a stopping server, and of a proxy whose server is unavailable."""
 
 
 class Transport(ABC):
@@ -44,12 +44,12 @@ class Transport(ABC):
     ) -> "BaseModel | str":
         """Call an operation, and return its result: a model, or JSON text. Parameters that are None are left out.
 
-        A long call reads or writes all of a session: it has no timeout.
+        A long call reads or writes an entire session, and has no timeout.
         """
 
     @abstractmethod
     def archive(self, session_id: str, *, gzip: bool) -> AsyncGenerator[bytes, None]:
-        """Yield the archive of a session. Raises `ArchiveFailed` if it breaks off."""
+        """Yield the archive of a session. Raises `ArchiveFailed` if it ends early."""
 
     @abstractmethod
     async def rehydrate(self, session_id: str, archive: Path | None, *, force: bool) -> RehydrateResult:
@@ -67,7 +67,7 @@ class Transport(ABC):
 
     @abstractmethod
     async def metrics(self) -> str:
-        """Return the metrics in the format of Prometheus."""
+        """Return the metrics in Prometheus format."""
 
     async def call(self, model: type[M], method: str, path: str, **options: Any) -> M:
         """Call an operation and return its result as a model."""
@@ -107,7 +107,7 @@ class Transport(ABC):
     async def stream(self, path: str, *, after: int) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
         """Yield every block of an event stream, as its kind and its data, and reconnect until the session is erased.
 
-        Raises `ServerUnavailable` if the server has been away for minutes.
+        Raises `ServerUnavailable` if the server stays unavailable for minutes.
         """
         pause, loop = _PAUSE_SECONDS, asyncio.get_running_loop()
         since: float | None = None  # when the server was first missed
@@ -154,7 +154,7 @@ class Transport(ABC):
 
 
 def _may_return(error: HoldfastError) -> bool:
-    """Return whether an error may be over when the server, or the database, has restarted."""
+    """Return whether an error may be resolved by a restart of the server or the database."""
     is_away = isinstance(error, ServerUnavailable | StoreError) and not error.is_permanent
     return is_away or error.status in _GATEWAY
 

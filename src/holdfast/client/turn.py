@@ -23,11 +23,11 @@ _log = logging.getLogger("holdfast.client")
 _CALLS = TypeAdapter(list[ApprovalRequest])
 _ENDS = ("submission_done", "submission_failed")
 _SOON_SECONDS = 2.0
-"""After so long without an event, a missing worker is worth a warning."""
+"""Seconds without an event before a missing worker is logged as a warning."""
 
 
 class TurnHandle(Generic[T]):
-    """A submission that was accepted. It is durable: it ends, or visibly waits, even if this process ends.
+    """An accepted submission. It is durable: it ends, or visibly waits, even if this process exits.
 
     Await the handle, or `result()`, for its result.
     """
@@ -61,7 +61,7 @@ class TurnHandle(Generic[T]):
     @overload
     def events(self, *, drafts: bool) -> "AsyncGenerator[SessionEvent | DraftText, None]": ...
     async def events(self, *, drafts: bool = False) -> "AsyncGenerator[SessionEvent | DraftText, None]":
-        """Yield the events of the session from the moment this submission was queued until it has ended."""
+        """Yield the session's events from the moment this submission was queued until it ends."""
         async with aclosing(
             follow(self._transport, self.session_id, after=self.position, drafts=drafts)
         ) as events:
@@ -87,9 +87,9 @@ class TurnHandle(Generic[T]):
     async def retry(self, *, from_step: str | None = None) -> "TurnHandle[T]":
         """Continue a turn that failed, was interrupted or was given up, and return a handle on the new attempt.
 
-        Recorded tool calls and steps are not done again; a step whose failure ended a plain agent's turn is. With `from_step`, the call id
-        of a step of a plain agent, that step and all later ones are done again, and the turn may also be done. Raises `TurnNotRetriable` if
-        the turn cannot be retried. The new attempt fails if the session has continued since.
+        Recorded tool calls and steps are not repeated, except a failed step that ended a plain agent's turn. With `from_step`,
+        the call id of a plain agent's step, that step and all later ones are repeated, even if the turn is done. Raises
+        `TurnNotRetriable` if the turn cannot be retried. The new attempt fails if the session has continued since.
         """
         path = f"/api/sessions/{self.session_id}/retry"
         body = {"submission_id": self.id} | ({} if from_step is None else {"from_step": from_step})
@@ -97,7 +97,7 @@ class TurnHandle(Generic[T]):
         return TurnHandle(self._transport, accepted, self._parse)
 
     async def cancel(self) -> None:
-        """Stop the turn if it runs or waits, and remove it from the queue if it has not started. Then `result` raises `TurnFailed`."""
+        """Stop the turn if it is running or waiting, or remove it from the queue if it has not started. `result` then raises `TurnFailed`."""
         path = f"/api/sessions/{self.session_id}/interrupt"
         await self._transport.call(SubmissionInfo, "POST", path, json={"submission_id": self.id})
 
@@ -135,14 +135,14 @@ class TurnHandle(Generic[T]):
         return (await self._transport.patiently(self.info)).state == "waiting"
 
     async def problem(self) -> str | None:
-        """Return why no worker continues the session, and what to do; None if one does."""
+        """Return the reason why no worker continues the session, and the remedy; None if a worker does."""
         return (await self._session()).problem
 
     async def _session(self) -> SessionDetail:
         return await self._transport.call(SessionDetail, "GET", f"/api/sessions/{self.session_id}")
 
     async def _warn(self) -> None:
-        """Log why no worker takes the submission, if that is so for a while."""
+        """Log the reason if no worker takes the submission for a while."""
         await asyncio.sleep(_SOON_SECONDS)
         problem = (await self._session()).problem
         if problem is not None:
@@ -167,7 +167,7 @@ class TurnOutput:
 
     @property
     def value(self) -> Any:
-        """The output of the agent: text, or what its output type was serialized to."""
+        """The output of the agent: text, or the serialized value of its output type."""
         return self._outputs[0] if self._outputs else self.text or ""
 
 
@@ -199,7 +199,7 @@ class _OpenQuestions:
 
     @property
     def are_open(self) -> bool:
-        """Whether a decision is missing, and none is on its way."""
+        """Whether a decision is missing and not yet submitted."""
         return bool(self._asked) and not self._on_their_way
 
     @property

@@ -53,7 +53,7 @@ _AT_ONCE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """What ADK calls a session. The names in the store are JSON, so that no two of them can be equal."""
+    """The name of a session in ADK. The names in the store are JSON, so that no two of them can be equal."""
 
     app: str
     user: str

@@ -1,8 +1,8 @@
-"""Reads the conversation in a session of another framework, for people: who said what, in order.
+"""Read the conversation of another framework's session as text for people.
 
 Records in JSON are interpreted without the framework. The messages of LangGraph are not JSON, so that LangGraph must be installed
-to read them; without it the long texts of the session are returned. An entry that is not understood has the role `other` and its content
-as it is stored.
+to read them; without it the long texts of the session are returned. An unrecognized entry has the role `other` and its stored
+content.
 """
 
 import asyncio
@@ -44,9 +44,9 @@ _LONGEST_TEXT: Final = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of a conversation. `key` is its place, `text` is what people read, and `body` is what the framework stored.
+    """One entry of a conversation. `key` is its position, `text` is its readable text, and `body` is its content as the framework stored it.
 
-    A text of more than 256 Ki characters is cut, and ends with a note: the body has all of it.
+    Text of more than 256 Ki characters is cut and ends with a note; `body` has the complete content.
     """
 
     key: str
@@ -108,7 +108,7 @@ def _start(after: str | None) -> int:
         return 0
     if not (after.isascii() and after.isdigit()):
         raise BadInput(
-            problem=f"{after!r} is not a place in this conversation; use `next_cursor` of the previous page"
+            problem=f"{after!r} is not a position in this conversation; use `next_cursor` of the previous page"
         )
     return int(after) + 1
 

@@ -1,4 +1,4 @@
-"""What the adapters share: sessions by name, and writes under a lease.
+"""The base of the adapters: sessions by name, and writes under a lease.
 
 A framework names its sessions freely, and may use a name again after it deleted the session. The id of a session is made of a hash of
 its name; after an erase the next id is numbered. A framework never says when it is finished, so that a lease is released after a moment
@@ -180,7 +180,7 @@ class FrameworkStore(ThreadedStore):
             return None
 
     async def all_sessions(self) -> AsyncGenerator[Session, None]:
-        """Yield all sessions of the framework that were not cleaned, last active first."""
+        """Yield all sessions of the framework that were not cleaned, most recently active first."""
         cursor: str | None = None
         while True:
             page = await self.store.sessions(

@@ -49,7 +49,7 @@ _PAGE: Final = 1000
 _AHEAD: Final = 32
 """How many records are read at once by a reader that may need only a few."""
 _DEFLATED: Final = "!"
-"""What base64 of a compressed piece begins with."""
+"""The prefix of a compressed piece in base64."""
 _LARGEST_DEFLATED: Final = 1 << 16
 _DICTIONARY: Final = (
     b'"updated_channels":null,"pending_sends":[],"run_id":"","counters_since_delta_snapshot":{"messages":[1,1]}'
@@ -64,7 +64,7 @@ _DICTIONARY: Final = (
     b"\x04\x00\xb1additional_kwargs\x80\xb1response_metadata\x80\xa4type\xa2ai\xa4name\xc0\xa2id\xd9$\xaatool_calls\x90\xb2invalid_tool_calls\x90"
     b"\xaeusage_metadata\xc0\xb3model_validate_json"
 )
-"""What is in most checkpoints, and what surrounds the text of messages. It must not change: stored pieces depend on it."""
+"""Text that occurs in most checkpoints and around the text of messages. It must not change: stored pieces depend on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +376,7 @@ def load(encoded: Encoded, texts: dict[int, bytes], serde: SerializerProtocol) -
 
 
 def join(encoded: Encoded, texts: dict[int, bytes]) -> tuple[str, bytes]:
-    """Return what was serialized."""
+    """Return the serialized value."""
     try:
         pieces = [texts[p] if p.__class__ is int else _from_text(p) for p in encoded[1:]]
     except KeyError:

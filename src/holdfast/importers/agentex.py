@@ -1,7 +1,7 @@
 """Import the snapshot of a task of scale-agentex: its messages become the history of a session, its states the session's state.
 
-Agentex stores what is shown to people, not what was sent to a model. The resulting history is one that providers accept:
-each tool result directly follows its call, and a call without a result is in the ledger with an unknown outcome.
+Agentex stores the messages that people see, not the requests to a model. The resulting history is one that providers accept: each
+tool result directly follows its call, and a call without a result is in the ledger with an unknown outcome.
 """
 
 import asyncio

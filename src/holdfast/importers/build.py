@@ -52,7 +52,7 @@ _LINE: Final = TypeAdapter(_BuildLine)
 
 @dataclass(frozen=True, slots=True)
 class _BuildMessage:
-    """A message as it was given, and its time, if known."""
+    """An imported message, and its time if known."""
 
     text: Json
     message: ModelMessage

@@ -27,7 +27,7 @@ _NEEDED: Final[dict[Rule, tuple[Scope, ...]]] = {
     "delete": ("delete", "write"),
     "shell": ("shell",),
 }
-"""The scopes of each rule, of which one is required. Without `delete`, an erasure has the guards of a clean."""
+"""The scopes of each rule. One of them is required. Without `delete`, an erasure has the guards of a clean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Principal:
 
     @classmethod
     def local(cls, actor: str = "") -> Self:
-        """Return the local administrator, who has all rights."""
+        """Return the local administrator, which has all rights."""
         return cls(owner="local", role="admin", scopes=frozenset(SCOPES), actor=actor)
 
     @property

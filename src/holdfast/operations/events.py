@@ -1,4 +1,4 @@
-"""Events, the history, and what other frameworks stored in a session. Stored JSON is passed on as exact text."""
+"""Events, the history, and the records of other frameworks. Stored JSON is returned as exact text."""
 
 import asyncio
 import json
@@ -117,7 +117,7 @@ async def records(
     cursor: Cursor = None,
     limit: Limit = 200,
 ) -> JsonText:
-    """List what a framework stored in a session under a kind, in the order of the keys."""
+    """List the records of one kind that a framework stored in a session, ordered by key."""
     page = await caller.store.records(session_id, kind, prefix=prefix, after=cursor, limit=limit)
     items = (
         f'{{"kind":{json.dumps(one.kind)},"key":{json.dumps(one.key)},"body":{one.body}}}' for one in page
@@ -135,7 +135,7 @@ async def records(
 async def read_conversation(
     caller: Caller, session_id: SessionId, cursor: Cursor = None, limit: Limit = 200
 ) -> JsonText:
-    """Read the conversation in a session of another framework, as far as it is understood.
+    """Read the conversation of another framework's session. Unrecognized entries have the role `other`.
 
     A page ends with the entry that reaches 4 MiB.
     """

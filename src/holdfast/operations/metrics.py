@@ -1,4 +1,4 @@
-"""The metrics of a process and of its store, in the format of Prometheus."""
+"""The metrics of a process and of its store, in Prometheus format."""
 
 import asyncio
 import json

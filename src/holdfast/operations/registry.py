@@ -40,9 +40,9 @@ class Operation:
     topic: str
     status: int
     has_route: bool
-    """Whether the API server makes a route of it. Otherwise a route of its own, which also streams, calls the function."""
+    """Whether the API server creates a route for it. Otherwise a separate route, which can also stream, calls the function."""
     options: Mapping[str, Any]
-    """What the document of the HTTP API says about it."""
+    """Its description in the OpenAPI document."""
     _pattern: re.Pattern[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,7 +109,7 @@ def operation(
 
 
 def invalid(errors: Iterable[Mapping[str, Any]]) -> BadInput:
-    """Return what Pydantic found as one error, with the place of each problem."""
+    """Return Pydantic's validation errors as one error, with the location of each problem."""
     results = list(errors)
     first = results[0]
     if first.get("ctx", {}).get("pattern") == ID_PATTERN:

@@ -145,7 +145,7 @@ def _ids(children: Iterable[Erased]) -> Iterator[str]:
 
 @operation("GET", f"{_S}/retention", "read", topic="retention")
 async def read_outlook(caller: Caller, session_id: SessionId) -> RetentionStatus:
-    """Show which policy applies to a session, when it is due, and what prevents it now."""
+    """Show which policy applies to a session, when the session is due, and any check that prevents the action now."""
     result = await outlook(caller.store, session_id)
     terms = result.terms
     return RetentionStatus(

@@ -84,7 +84,7 @@ async def list_sessions(
     cursor: CursorText = None,
     limit: Limit = 50,
 ) -> Items[SessionInfo]:
-    """List sessions, last active first."""
+    """List sessions, most recently active first."""
     principal = caller.principal
     page = await caller.store.sessions(
         owner=owner if principal.is_admin else principal.owner,
@@ -99,7 +99,7 @@ async def list_sessions(
 
 @operation("GET", _S, "read", topic="sessions")
 async def read_session(caller: Caller, session_id: SessionId) -> SessionDetail:
-    """Return a session: its lease holder, why it waits, and the tool calls that wait for a person."""
+    """Return a session, with its lease holder, the reason why it waits, and the tool calls that wait for a person."""
     session = caller.session
     questions = await pending_approvals(caller.store, session_id) if session.status == "waiting" else []
     detail = SessionDetail.of(session)
@@ -163,11 +163,11 @@ async def set_state(
 async def cursors(
     caller: Caller, session_id: SessionId, cursor: CursorText = None, limit: Limit = 200
 ) -> Items[ReadCursor]:
-    """List the cursors of a session: how far each consumer has read."""
+    """List the cursors of a session: the position of each consumer in the events."""
     return Items[ReadCursor].of(await caller.store.cursors(session_id, cursor=cursor, limit=limit))
 
 
 @operation("PUT", f"{_S}/cursors/{{consumer}}", "write", topic="sessions")
 async def set_cursor(caller: Caller, session_id: SessionId, consumer: Id, body: NewCursor) -> ReadCursor:
-    """Move a consumer's cursor forward. A lower number changes nothing."""
+    """Move a consumer's cursor forward. Lower numbers are ignored."""
     return ReadCursor.of(await caller.store.set_cursor(session_id, consumer, body.seq))

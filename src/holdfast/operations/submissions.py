@@ -1,4 +1,4 @@
-"""Submissions: messages, answers, and everything else that is asked of a session. The store decides whether the session accepts them."""
+"""Submissions: messages, decisions and all other requests to a session. The store decides whether the session accepts them."""
 
 from typing import Annotated, Any
 
@@ -90,7 +90,7 @@ async def _submission(caller: Caller, session_id: str, submission_id: str) -> Su
 async def interrupt(
     caller: Caller, session_id: SessionId, body: InterruptTarget | None = None
 ) -> SubmissionInfo:
-    """Stop the turn that runs or waits now; the next message continues from there. With a body, cancel one submission."""
+    """Stop the running or waiting turn. The next message continues from there. With a body, cancel one submission."""
     payload = {} if body is None else body.model_dump(exclude_none=True)
     if "submission_id" in payload:
         await _submission(caller, session_id, payload["submission_id"])
@@ -106,7 +106,7 @@ async def answer(caller: Caller, session_id: SessionId, body: ApprovalDecision) 
 
 @operation("POST", f"{_S}/undo", "write", topic="sessions", status=202)
 async def undo(caller: Caller, session_id: SessionId) -> SubmissionInfo:
-    """Go back to before the last message."""
+    """Undo the last message and everything after it."""
     return await submit_kind(caller, session_id, "undo", {})
 
 
@@ -118,7 +118,7 @@ async def rewind(caller: Caller, session_id: SessionId, body: RewindTarget) -> S
 
 @operation("POST", f"{_S}/retry", "write", topic="sessions", status=202)
 async def retry(caller: Caller, session_id: SessionId, body: RetryTarget) -> SubmissionInfo:
-    """Continue a turn that failed, was interrupted or was given up. What is recorded of it is not done again."""
+    """Continue a turn that failed, was interrupted or was given up. Recorded tool calls and steps are not repeated."""
     await check_retry(caller.store, session_id, body.submission_id, body.from_step)
     return await submit_kind(caller, session_id, "retry", body.model_dump(exclude_none=True))
 

@@ -31,7 +31,7 @@ async def me(caller: Caller) -> Me:
 
 @operation("GET", "/api/workers", "user", topic="operation")
 async def workers(caller: Caller) -> Items[WorkerInfo]:
-    """List workers and other lease holders: how many sessions each holds, and until when."""
+    """List workers and other lease holders, with the number of sessions and the deadline of each."""
     return Items(items=[WorkerInfo.of(holder) for holder in await caller.store.holders()])
 
 

@@ -55,20 +55,20 @@ class BatchWriter(ABC):
         self._error = self._error or (_given_up() if task.cancelled() else task.exception())
 
     async def join(self) -> None:
-        """Wait until all started writes are durable. Once one of them failed, it raises that error to everyone."""
+        """Wait until all started writes are durable. If one of them failed, raises its error to every caller."""
         if self._started:
             await asyncio.wait(self._started)
         if self._error is not None:
             raise self._error
 
     def caused(self, error: BaseException) -> bool:
-        """Return whether an error began as one of a write, so that it says nothing about the code that received it."""
+        """Return whether an error comes from a failed write, and therefore not from the code that received it."""
         return any(cause in (self._error, self._chain.failed) for cause in _causes(error))
 
     async def finish(self) -> None:
         """Wait until no write is under way, because the run ends. Give up on a database that does not answer: the store keeps the order.
 
-        Whatever still waits in `join` does not go on. Pydantic AI runs each tool call in a task of its own, which is cancelled only later.
+        Code that still waits in `join` does not continue: Pydantic AI runs each tool call in its own task, and cancels it only later.
         """
         self._error = self._error or _given_up()
         if self._started:
@@ -173,7 +173,7 @@ def _given_up() -> Conflict:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """Return an error and all that led to it."""
+    """Return an error and its causes."""
     found: list[BaseException] = []
     left: list[BaseException | None] = [error]
     while left:

@@ -142,7 +142,7 @@ class Buffer(BatchWriter):
         *last: NewEvent,
         effects: Sequence[Effect] = (),
     ) -> None:
-        """Write a step with the next batch, or within milliseconds. What already waits does not wait longer."""
+        """Write a step with the next batch, or within milliseconds. Changes that already wait are not delayed further."""
         loop = asyncio.get_running_loop()
         due = loop.time() + _A_MOMENT
         if self._timer is not None:
@@ -151,7 +151,7 @@ class Buffer(BatchWriter):
         self._timer = loop.call_at(due, self._start_flush)
 
     def start_held(self) -> None:
-        """Start to write what is held, because something follows that belongs after it."""
+        """Start to write the held changes, because a later change follows that must come after them."""
         if self._held is not None:
             self.start(self.take_pending())
 
@@ -184,7 +184,7 @@ class Buffer(BatchWriter):
             await self.write(Batch(status="running", chain=Chain()))
 
     def _take(self, effects: Sequence[Effect] = ()) -> Batch:
-        """Return a batch of what is held, the collected events and effects, and these effects, each in its latest state."""
+        """Return a batch of the held changes, the collected events and effects, and these effects, each in its latest state."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -57,7 +57,7 @@ class Calls:
 
     @property
     def notes(self) -> dict[str, dict[str, Any]]:
-        """What a person must know about calls that may have taken effect before they are approved again, by call id."""
+        """The facts that a person needs before approving a call again that may have taken effect, by call id."""
         return {
             call_id: {
                 "note": ledger.again_note(self._effects[ref]),
@@ -87,7 +87,7 @@ class Calls:
                 self._enter(call_id, effect)
 
     async def load_results(self, read: Callable[[Sequence[Effect]], Awaitable[Sequence[Effect]]]) -> None:
-        """Replace the inherited effects by the result of `read`, which restores large results."""
+        """Replace the inherited effects with the result of `read`, which restores large results."""
         for effect in await read(list(self._effects.values())):
             self._effects[effect.run_id, effect.call_id] = effect
 

@@ -1,11 +1,10 @@
 """The Pydantic AI capability that records every run of an agent: its steps as events, its history, its tool calls.
 
-It writes twice per step: when a model request begins (all calls before it are settled), and before the first tool runs
-(the response is then the last point to continue from). The first of them is written while the model works: its response is held back until
-that write is durable, so that nothing acts on a response to results that could be lost. The second one is waited for before a tool
-runs, unless the tool changes nothing. The end of a tool call is written at once while others run; the end of
-the last one is part of the next write, milliseconds later. So is the start of a run: its prompt is in the first
-request, and is kept separately if no request follows within that time. It never runs a tool twice by itself.
+It writes twice per step. The first write happens when a model request begins, after all earlier calls are settled. It runs while
+the model works, and the response is held back until it is durable, so that nothing acts on results that could be lost. The second
+write happens before the first tool runs. Tools wait for it unless they change nothing. The end of a tool call is written at once
+while others run. The end of the last call, and the start of a run, are part of the next write, milliseconds later. If no model
+request follows in that time, the prompt is stored separately. The recorder never runs a tool twice by itself.
 """
 
 import asyncio
@@ -52,7 +51,7 @@ from holdfast.tracing import mark_span
 from holdfast.types import Run
 
 _recorder: ContextVar["_Recorder | None"] = ContextVar("holdfast_recorder", default=None)
-"""The recorder of the run that calls this code, which is the parent of any run that its tools start."""
+"""The recorder of the current run. Runs that its tools start become its child runs."""
 
 
 async def annotate_effect(
@@ -60,7 +59,7 @@ async def annotate_effect(
 ) -> None:
     """Set a summary or an idempotency key on the ledger entry of the running step or tool call. It is kept after the call ends.
 
-    Outside a step it needs the `ctx` of the tool. Does nothing if no run is recorded, so that tools can be tested on their own.
+    Outside a step, pass the tool's `ctx`. Does nothing if the run is not recorded, so that you can test tools in isolation.
     """
     steps, ref = current_steps(), ledger.current_call.get()
     if steps is not None and ref is not None and await steps.annotate(ref, summary, key):
@@ -74,18 +73,20 @@ async def annotate_effect(
 class Holdfast(AbstractCapability[Any]):
     """Record every run of the agent in a store. The session is the run's `conversation_id`.
 
-    Pass an open store, or a URL. With a URL each run opens and closes the store, which suits scripts and `Agent.from_spec`.
+    Pass an open store, or a URL. With a URL, each run opens and closes the store. This suits scripts and `Agent.from_spec`.
 
     A run without a `message_history` continues the session from its recorded history. With `fresh` it starts with an empty
-    history instead. A run that a tool starts in the conversation of its own agent is a child run with its own session and history.
+    history instead. If a tool starts a run in the same conversation, that run becomes a child run with its own session and
+    history.
 
-    `policies` and `probes` define by tool name how to handle a call whose outcome is unknown after a crash; a tool can define it
-    with `metadata={"recovery": "retry"}` and `"probe"`. New sessions belong to `owner`, by default the owner of the run whose tool
-    starts this one, else `local`. Sessions of other owners are treated as missing. Content of at least `media_threshold` bytes goes
-    to the `media` store; both default to the store's settings. `run_id` sets the id of the run, which must be new. A capability
-    passed for one run replaces the agent's own. `host` is for workers: it holds the session and may stop the run.
+    `policies` and `probes` set, by tool name, how to handle calls with an unknown outcome after a crash. A tool can also set them
+    in its metadata: `metadata={"recovery": "retry", "probe": …}`. New sessions belong to `owner`. The default is the owner of the
+    parent run, or `local` if there is none. Sessions of other owners are treated as missing. Content of at least
+    `media_threshold` bytes is moved to the `media` store. Both parameters default to the store's settings. `run_id` sets the id
+    of the run, which must be new. A capability passed to a run replaces the agent's own. `host` is for workers: it holds the
+    session's lease and may stop the run.
 
-    Raises `UnknownStore` for a URL that is wrong, and `BadInput` for other invalid values, before anything runs.
+    Raises `UnknownStore` for an invalid URL and `BadInput` for other invalid values when it is created.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class Holdfast(AbstractCapability[Any]):
 
 
 def _check_store(store: object) -> None:
-    """Raise an error for a URL that cannot be one of a store. It does not connect."""
+    """Raise an error if the URL is not a valid store URL. Does not connect."""
     if isinstance(store, str):
         open_store(store)
     elif not isinstance(store, Store):
@@ -213,7 +214,7 @@ class _Recorder(AbstractCapability[Any]):
         )
 
     def _own_session(self, conversation_id: str) -> str:
-        """Return the session of this run: the conversation, unless an outer run already holds it."""
+        """Return the run's session: its conversation, or a new session if an outer run holds that one."""
         outer = self.outer
         while outer is not None:
             if outer.session_id == conversation_id and outer.store.url == self.store.url:
@@ -286,7 +287,7 @@ class _Recorder(AbstractCapability[Any]):
 
     @property
     def has_wrap_run_event_stream(self) -> bool:
-        """Whether Pydantic AI must stream because of this capability. It need not: the wrapper only delays a stream."""
+        """Whether this capability requires streaming. Always false: the wrapper only delays a stream."""
         return False
 
     def wrap_run_event_stream(
@@ -337,7 +338,7 @@ class _Recorder(AbstractCapability[Any]):
             return await threaded.run_tool(self._threads, handler(output))
 
     def record_call(self) -> None:
-        """Start to write the call that now starts another run, so that it is on record before that run."""
+        """Start to write the call that starts another run, so that it is recorded before that run."""
         self._buffer.start_held()
 
     async def annotate(self, call_id: str, summary: str | None, key: str | None) -> None:
@@ -405,8 +406,8 @@ class _Recorder(AbstractCapability[Any]):
 def _ended_with(caller: "asyncio.Task[Any] | None") -> Generator[None, None, None]:
     """Cancel the current task when the task that runs the agent ends first.
 
-    Pydantic AI calls `wrap_run` in a separate task and abandons it if the run is cancelled right after its start.
-    That task would wait for the end of the run, and hold the session, as long as the process lives.
+    Pydantic AI calls `wrap_run` in a separate task and abandons it if the run is cancelled right after its start. Without this,
+    that task would wait for the run and hold its session until the process exits.
     """
     task = asyncio.current_task()
     if caller is None or task is None:

@@ -32,7 +32,7 @@ async def complete_run(
 ) -> None:
     """Record that a run completed with this history and output, or that it waits for answers to its last calls.
 
-    `notes` has, by call id, what a person must know to decide.
+    `notes` has, by call id, the facts that a person needs to decide.
     """
     waits = pending_calls(messages)
     run_id = buffer.run.id

@@ -26,10 +26,10 @@ _KINDS: dict[str, type[FileUrl]] = {"image": ImageUrl, "audio": AudioUrl, "video
 
 
 class ExternalMedia(AbstractCapability[Any]):
-    """Replaces binary content of at least `threshold` bytes by a URL before a model request, if the media store has public URLs.
+    """Replaces binary content of at least `threshold` bytes with a URL before each model request, if the media store has public URLs.
 
-    Only the outgoing request is changed. The content is uploaded if it is not in the store yet. Its URL is created for each
-    request, so that a presigned one is fresh. Content without a public URL is sent unchanged.
+    Only the outgoing request is changed. The content is uploaded if it is not in the store yet. A new URL is created for each
+    request, so that presigned URLs have not expired. Content without a public URL is sent unchanged.
     """
 
     def __init__(self, media: MediaStore, *, threshold: int | None = None) -> None:

@@ -143,7 +143,7 @@ def _values(kind: type[Any]) -> Callable[[Any], tuple[object, ...]]:
 
 
 def _replace_unserializable(message: ModelMessage) -> None:
-    """Replace content that cannot be serialized at all by a placeholder, also for the model, to which it could not be sent."""
+    """Replace content that cannot be serialized at all with a placeholder, for the model as well, since it could not be sent."""
     note = "<not serializable: circular, or nested too deeply>"
     for part in cast("list[Any]", message.parts):
         is_call = isinstance(part, ToolCallPart)

@@ -33,10 +33,10 @@ from holdfast.types import Effect, Json
 Policy: TypeAlias = Literal["retry", "report", "ask", "probe", "steps", "readonly"]
 """How to handle a call that was started and has no recorded end.
 
-`retry`: it is safe to run it again. `report`: the model is informed that the outcome is unknown, and decides. `ask`: a
-person decides, through an approval. `probe`: its probe finds out, else `report`. `steps`: the tool runs again, and its recorded
-steps return their results. `readonly`: it changes nothing, so that it runs again, and may run before its call is on record. Any other policy
-may also have a probe, and applies if that does not know.
+`retry`: it is safe to run it again. `report`: the model is informed that the outcome is unknown, and decides. `ask`: a person
+decides, through an approval. `probe`: its probe determines the outcome, or else `report` applies. `steps`: the tool runs again,
+and its recorded steps return their results. `readonly`: it changes nothing, so it runs again, and may run before its call is
+recorded. A probe can be combined with any other policy, which applies if the probe returns `Unknown`.
 """
 
 Deferral: TypeAlias = Literal["approval", "external", "again", "pause"]
@@ -211,16 +211,15 @@ async def ended_calls(
 
 
 def key(run_id: str, call_id: str) -> str:
-    """Return the idempotency key of a call, which is the same in every process that runs it."""
+    """Return the idempotency key of a call. It is the same in every process."""
     return hashlib.sha256(f"{run_id}/{call_id}".encode()).hexdigest()[:32]
 
 
 def idempotency_key(ctx: RunContext[Any] | None = None) -> str:
-    """Return a key for the step or tool call that runs this code, for services that deduplicate requests.
+    """Return the idempotency key of the current step or tool call, for services that deduplicate requests.
 
-    It stays the same when the step or call runs again after a crash, in any process, or because it failed. A completed step that a person
-    repeats has a new one. Without a recorded run the tool's `ctx` is
-    needed.
+    It stays the same when the step or call runs again after a crash or a failure, in any process. A completed step that a person
+    repeats gets a new key. If the run is not recorded, pass the tool's `ctx`.
     """
     if (current := current_call.get()) is not None:
         return renewed_keys.get().get(current) or key(*current)
@@ -252,7 +251,7 @@ def raised(error: ToolRetryError | ToolFailedError) -> Json:
 
 
 def deferred(kind: Deferral, metadata: dict[str, Any] | None = None) -> Json:
-    """Return, as text, what a started call waits for."""
+    """Return the reason why a started call waits, as text."""
     return lenient_json({"kind": kind, "metadata": metadata}, default=repr)
 
 
@@ -264,7 +263,7 @@ def waits_for(effect: Effect) -> Deferral | None:
 
 
 def again_note(effect: Effect) -> str:
-    """Return what a person must know who decides whether a call runs again."""
+    """Return the facts that a person needs to decide whether a call runs again."""
     metadata: dict[str, Any] = json.loads(effect.result or "{}").get("metadata") or {}
     step = metadata.get("step")
     what = f"Its step {step!r}" if step else "It"
@@ -344,7 +343,7 @@ def is_known(effect: Effect) -> bool:
 
 
 def report_unknown(effect: Effect, tool: str, call_id: str, step: str | None = None) -> NoReturn:
-    """Answer a call that does not run again: raise what makes Pydantic AI add a result with the outcome `interrupted`, or `failed`."""
+    """Answer a call that does not run again: raise the exception that makes Pydantic AI add a result with the outcome `interrupted`, or `failed`."""
     outcome = "failed" if effect.state == "failed" else "interrupted"
     raise ToolFailedError(ToolReturnPart(tool, unknown(effect, step), call_id, outcome=outcome)) from None
 

@@ -1,4 +1,4 @@
-"""Probes: code of the application that finds out whether a call took effect whose outcome is unknown."""
+"""Probes: application code that determines whether a call with an unknown outcome took effect."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,7 +12,7 @@ from holdfast.tasks import start_thread
 
 T = TypeVar("T")
 LIMIT_SECONDS = 30.0
-"""How long a probe may take by default."""
+"""The default time limit of a probe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,37 +24,37 @@ class Unsettled:
     key: str
     """The idempotency key that the interrupted attempt used."""
     arguments: Any = field(repr=False)
-    """The arguments of a tool by name, or those of a step in their order."""
+    """The arguments of a tool by name, or those of a step in order."""
     summary: str | None = None
-    """What the call noted with `annotate_effect`."""
+    """The summary that the call set with `annotate_effect`."""
     attempts: int = 1
     started_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[T]):
-    """It took effect, with this result."""
+    """The call took effect, with this result."""
 
     result: T
 
 
 @dataclass(frozen=True, slots=True)
 class NotDone:
-    """It had no effect, so that it can run again."""
+    """The call had no effect and can run again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The probe cannot tell. The policy applies."""
+    """The probe could not determine the outcome. The policy applies."""
 
 
 ProbeAnswer: TypeAlias = Done[Any] | NotDone | Unknown
 Probe: TypeAlias = Callable[[Unsettled], Awaitable[ProbeAnswer] | ProbeAnswer]
-"""Looks up whether a call took effect. It may be asked more than once."""
+"""Determines whether a call took effect. It may run more than once for the same call."""
 
 
 async def ask_probe(probe: Probe, call: Unsettled, seconds: float) -> tuple[ProbeAnswer, str | None]:
-    """Return the answer of a probe. One that raises, takes too long or answers something else does not know: also return why."""
+    """Run a probe and return its result. If it raises, times out or returns an invalid value, return `Unknown` and the reason."""
     task = asyncio.ensure_future(_call(probe, call))
     try:
         await asyncio.wait([task], timeout=seconds)
@@ -69,7 +69,7 @@ async def ask_probe(probe: Probe, call: Unsettled, seconds: float) -> tuple[Prob
         return Unknown(), f"{type(error).__name__}: {error}"
     answer: Any = task.result()
     if not isinstance(answer, Done | NotDone | Unknown):
-        return Unknown(), f"a probe answers Done, NotDone or Unknown, not {type(answer).__name__}"
+        return Unknown(), f"a probe must return Done, NotDone or Unknown, not {type(answer).__name__}"
     return answer, None  # pyright: ignore[reportUnknownVariableType]
 
 

@@ -43,7 +43,7 @@ class RunReport:
 async def inspect_run(
     store: Store, run_id: str, *, media: MediaStore | None = None, whole: bool = True
 ) -> RunReport:
-    """Report on a run. Raises `NotFound`. Unless `whole`, large results remain references to the media store."""
+    """Report on a run. Raises `NotFound`. Large results are references to media unless `whole` is set."""
     run = await store.run(run_id)
     effects: list[Effect] = []
     cursor = None
@@ -70,17 +70,17 @@ async def inspect_run(
 async def load_history(
     store: Store, checkpoint: Checkpoint, *, media: MediaStore | None = None
 ) -> list[ModelMessage]:
-    """Return the messages of a checkpoint. Large content comes from `media`, by default the media store of the settings."""
+    """Return the messages of a checkpoint. Large content is read from `media`, by default the media store of the settings."""
     offloader = MediaOffloader(store, media)
     return load(await offloader.back(await read_history(store, checkpoint.session_id, checkpoint)))
 
 
 async def resume(agent: Agent[Any, T], store: Store, run_id: str, **options: Any) -> AgentRunResult[T]:
-    """Continue a run that was interrupted, failed or waits, from its last point, as a new run of the same session.
+    """Continue an interrupted, failed or waiting run from its latest checkpoint, as a new run in the same session.
 
-    Calls with a recorded result are answered from the ledger, calls that were never started are run, and the others follow the
-    policy of their tool. A run that has made no request yet receives its prompt again. Raises `Conflict` if the run has
-    completed, is not the last of its session, or waits for answers that `deferred_tool_results` does not contain.
+    Recorded results come from the ledger, calls that did not start are run, and for all others the tool's policy applies. A run
+    that made no model request starts with its prompt again. Raises `Conflict` if the run has completed, is not the last of its
+    session, or waits for answers that `deferred_tool_results` does not contain.
     """
     run = await store.run(run_id)
     if run.status == "completed":
@@ -128,10 +128,10 @@ async def continue_session(
     checkpoint: Checkpoint | None = None,
     **options: Any,
 ) -> AgentRunResult[T]:
-    """Send the next message of a session, from its last checkpoint or from any other.
+    """Send a message to a session from its latest checkpoint, or from another one.
 
-    First close the calls that an interrupted run left open, with their recorded outcomes or else with a note. Raises `Conflict`
-    if another run continued the session meanwhile.
+    Calls that an interrupted run left open are first closed with their recorded outcome, or with a note. Raises `Conflict` if
+    another run continued the session meanwhile.
     """
     page = await store.checkpoints(session_id=session_id, limit=1)
     latest = page.items[0] if page.items else None
@@ -225,7 +225,7 @@ def _is_prompt(body: Json) -> bool:
 
 
 async def rewind(store: Store, checkpoint: Checkpoint) -> Checkpoint:
-    """Make a checkpoint the one that its session continues from. Later messages stay on record."""
+    """Make the session continue from this checkpoint. Later messages stay in the store."""
     place = Checkpoint(
         id=new_id(), segment=checkpoint.segment, length=checkpoint.length, kind=checkpoint.kind
     )

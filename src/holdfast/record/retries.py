@@ -12,10 +12,10 @@ from holdfast.types import Effect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """Retries a step that raises one of `on`, which must mean that it had no effect.
+    """Retries a step that raises one of `on`. List only errors that mean that the step had no effect.
 
-    It is tried `attempts` times. The first pause is `backoff` seconds, each further one twice as long up to `max_backoff`, with
-    up to 50 % jitter. No attempt begins later than `deadline` seconds after the first one.
+    Makes up to `attempts` attempts. The first pause is `backoff` seconds; each further pause doubles, up to `max_backoff`, with up
+    to 50 % jitter. No attempt begins later than `deadline` seconds after the first one.
     """
 
     on: type[Exception] | tuple[type[Exception], ...]
@@ -25,12 +25,12 @@ class Retry:
     deadline: float | None = None
 
     def __post_init__(self) -> None:
-        """Raise `BadInput` for values that make no sense."""
+        """Raise `BadInput` for invalid values."""
         kinds = self.on if isinstance(self.on, tuple) else (self.on,)
         if not kinds or not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise BadInput(problem="`on` of a Retry must be an exception class, or a tuple of them")
         if self.attempts < 1 or self.backoff < 0 or self.max_backoff < 0:
-            raise BadInput(problem="a Retry needs at least one attempt, and pauses that are not negative")
+            raise BadInput(problem="a Retry needs at least one attempt and non-negative pauses")
 
     def pause(self, attempt: int) -> float:
         """Return how many seconds to wait after this attempt."""

@@ -74,7 +74,7 @@ class RunHost(Protocol):
         """Add to the batch that records the end of the run."""
 
     def close(self, run: Run | None, unwritten: Exception | None) -> None:
-        """Take note that nothing more is written, and of the run in its final state if that is recorded."""
+        """Handle the end of the recording: nothing more is written. `run` is the run in its final state if that is recorded."""
 
 
 class StandaloneRun(RunHost):

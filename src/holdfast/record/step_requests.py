@@ -1,4 +1,4 @@
-"""A step as the code of a tool or of a plain agent asks for it, and its recorded outcome as the code receives it."""
+"""The request of a tool or plain agent for a step, and the recorded outcome that it receives."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -16,12 +16,12 @@ from holdfast.types import Effect
 
 _LONGEST_NAME: Final = 100
 StepPolicy: TypeAlias = Literal["retry", "report", "ask", "probe"]
-"""What happens after a crash to a step that was started and has no recorded end."""
+"""How to handle, after a crash, a step that was started and has no recorded end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRequest:
-    """A step as the code asks for it."""
+    """A request for a step."""
 
     name: str
     function: Callable[..., Any]
@@ -32,7 +32,7 @@ class StepRequest:
     probe_timeout: float
     retry: Retry | None
     ref: CallRef = ("", "")
-    """Its place in the code, which the steps within it belong to."""
+    """Its place in the code. The steps within it belong to this place."""
     entry: str = ""
     """Its ledger entry: its place, numbered if it runs again after a failure that ended the turn."""
 
@@ -102,7 +102,7 @@ class StepRequest:
 
 
 def _all_arguments(function: Any, arguments: Iterable[Any]) -> Any:
-    """Return all arguments of a call, also those that a `functools.partial` has."""
+    """Return all arguments of a call, including those of a `functools.partial`."""
     positional, named = list(arguments), cast("dict[str, Any]", {})
     while hasattr(function, "func") and hasattr(function, "keywords"):
         positional, named = [*function.args, *positional], {**function.keywords, **named}

@@ -50,7 +50,7 @@ def dump(value: Any, kind: Any) -> tuple[Json, Any]:
 
 
 def load(text: Json, kind: Any) -> Any:
-    """Return the value of a recorded result. Raises `Unserializable` if it is not of the declared type any more."""
+    """Return the value of a recorded result. Raises `Unserializable` if it no longer has the declared type."""
     if kind is _UNTYPED:
         return json.loads(text)
     try:

@@ -1,8 +1,7 @@
 """Steps: parts of a tool call or of a plain agent's turn that have their own ledger entries.
 
-After a crash the code runs again from its top. A step whose end is recorded does not run again: it returns its recorded
-result or raises its recorded failure. The start of a step is durable before it runs; the end of the one before it is part of the
-same write.
+After a crash the code runs again from the top. A step whose end is recorded does not run again: it returns its recorded result or
+raises its recorded failure. The start of a step is durable before it runs; the same write records the end of the previous step.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _PATIENCE_SECONDS: Final = 30.0
-"""How long a new step of concurrent code waits for the other parts to repeat their recorded steps."""
+"""How long a new step waits for concurrent code to repeat its recorded steps."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,17 +51,17 @@ class Steps:
     redone: Collection[str] = ()
     """The entries of steps that run again, each as a new entry."""
     renewed: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By their place, the retries that repeat steps that had completed. A repeat is a new request, with an idempotency key of its own."""
+    """The retries that repeat completed steps, by position. A repeat is a new request with its own idempotency key."""
     approved: bool = False
     """Whether a person decided to repeat the steps that wait for it."""
     settled: Callable[[], Awaitable[None]] | None = None
-    """Called before a step if no other one runs. May stop the run."""
+    """Called before a step if no other step is running. May stop the run."""
     check: Callable[[], None] | None = None
-    """Called when a step is asked for. Raises if it must not run."""
+    """Called when the code requests a step. Raises if the step must not run."""
     decide: Callable[[str, str, int, Any], Awaitable[bool]] | None = None
     """Ask a person whether a step may run again, given its name, entry, attempts and arguments. By default the tool call waits for an approval."""
     _recorded: dict[str, Effect] = field(default_factory=dict[str, Effect])
-    """The steps on record that the code has not asked for yet."""
+    """The recorded steps that the code has not requested yet."""
     _requested: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     _running: dict[CallRef, Effect] = field(default_factory=dict[CallRef, Effect])
     _replayed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -70,10 +69,10 @@ class Steps:
     _task: "asyncio.Task[Any] | None" = None
     _closed: bool = False
     _failures: list[str] = field(default_factory=list[str])
-    """The entries of steps that failed, or whose outcome is unknown, in the order in which the code received that."""
+    """The entries of steps that failed or have an unknown outcome, in the order in which the code received the errors."""
 
     async def load(self, parent: CallRef | None = None) -> None:
-        """Read the recorded steps of the call, or of one of its steps. Those within a step that has ended are not needed."""
+        """Read the recorded steps of the call, or of one of its steps. Steps within a completed step are not needed."""
         entries = await ledger.step_entries(self.store, self.buffer.lease.session_id, *(parent or self.ref))
         entries = {entry: effect for entry, effect in entries.items() if entry not in self.redone}
         ended = tuple(
@@ -83,9 +82,9 @@ class Steps:
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
-        """Make `step` of the code in this block a step of this call. Raises `StepsDiffer` if it ends before its recorded steps.
+        """Record the `step` calls of the code in this block as steps of this call. Raises `StepsDiffer` if it ends before its recorded steps.
 
-        Waits for steps that still run when the code has ended or failed, as the others of a `gather` do: their outcomes are recorded.
+        When the code ends or fails, waits for steps that still run, such as the others in a `gather`, so that their outcomes are recorded.
         """
         self._task = asyncio.current_task()
         token = _current.set(self)
@@ -106,11 +105,11 @@ class Steps:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether the code has not asked for all recorded steps yet."""
+        """Whether recorded steps remain that the code has not requested."""
         return bool(self._recorded)
 
     def take_recorded(self, name: str) -> tuple[CallRef, Effect | None]:
-        """Return the next entry with this name, and its effect if it is on record."""
+        """Return the next entry with this name, and its effect if it is recorded."""
         before = self._requested[self.ref[1], name]
         self._requested[self.ref[1], name] += 1
         entry = ledger.step_entry(self.ref[1], name, before)
@@ -118,7 +117,10 @@ class Steps:
         return (self.ref[0], entry), self._recorded.pop(entry, None)
 
     def ended_by(self, error: BaseException) -> list[str]:
-        """Return the entries of the steps that led to an error, and of all that failed since: `gather` raises only the first failure."""
+        """Return the entries of the steps that caused an error, and of all steps that failed afterwards.
+
+        `gather` raises only the first failure.
+        """
         entries = failed_steps(error)
         since = [self._failures.index(entry) for entry in entries if entry in self._failures]
         return list(dict.fromkeys([*entries, *(self._failures[min(since) :] if since else ())]))
@@ -177,11 +179,9 @@ class Steps:
         return True
 
     def _placed(self, request: StepRequest) -> StepRequest:
-        """Give a step its place: the next one of its name. Raises `BadInput` after the end of the call or turn."""
+        """Assign a step the next position for its name. Raises `BadInput` after the end of the call or turn."""
         if self._closed:
-            raise BadInput(
-                problem=f"step {request.name!r} was asked for after its tool call or turn had ended"
-            )
+            raise BadInput(problem=f"step {request.name!r} was started after its tool call or turn had ended")
         if self.check is not None:
             self.check()
         parent = ledger.current_call.get() or self.ref
@@ -222,7 +222,7 @@ class Steps:
         return answer
 
     async def _apply_policy(self, request: StepRequest, known: Effect) -> None:
-        """Return if the step may run again although it is unknown whether it took effect."""
+        """Return if the step may run again although its outcome is unknown."""
         if request.policy == "retry":
             return
         if request.policy == "ask":
@@ -382,20 +382,20 @@ async def step(
 ) -> Any:
     """Run `function(*arguments)` as a step of the tool call or turn that calls this, and return its result.
 
-    If the process dies, the tool or turn runs again from its top, and a step that has ended returns its recorded result. For a
-    step that was started and has no recorded end, first the `probe` is asked, then `recovery` applies: `retry` runs it again,
-    `report` raises `OutcomeUnknown`, `ask` waits for a person's decision. A function that is not async runs in a thread.
+    If the process dies, the tool or turn runs again from the top, and a completed step returns its recorded result. If a step was
+    started but has no recorded end, the `probe` runs first. If it returns `Unknown`, `recovery` applies: `retry` runs the step
+    again, `report` raises `OutcomeUnknown`, and `ask` waits for a person's decision. A synchronous function runs in a thread.
 
-    The result must be data: JSON, or of the type that the function declares to return. A function that raises makes the step fail
-    with `StepError`, which is recorded, too; `retry` declares errors after which it is tried again.
+    The result must be data: JSON, or a value of the function's declared return type. If the function raises, the step fails with
+    `StepError`, and the failure is recorded. `retry` lists the errors after which the step is tried again.
 
-    Raises `BadInput` outside a tool with `recovery="steps"` and outside a plain agent's turn, and `StepsDiffer` if the record has
-    other steps or other arguments.
+    Raises `BadInput` outside a tool with `recovery="steps"` and outside a plain agent's turn, and `StepsDiffer` if the steps or
+    their arguments differ from the record.
     """
     steps = _current.get()
     if steps is None:
         raise BadInput(
-            problem=f"step {name!r} is outside a recorded turn; use it in a plain agent, or in a tool with recovery `steps` of an agent with the Holdfast capability"
+            problem=f"step {name!r} was called outside a recorded turn. Call it in a plain agent, or in a tool with recovery `steps` whose agent has the Holdfast capability"
         )
     request = StepRequest.checked(
         name, function, arguments, recovery=recovery, probe=probe, probe_timeout=probe_timeout, retry=retry
@@ -422,15 +422,15 @@ def failed_steps(error: BaseException) -> list[str]:
 
 
 class Suspended(BaseException):
-    """The turn waits for a person. Not an `Exception`, so that the code of an agent does not catch it."""
+    """Raised when the turn must wait for a person. Not an `Exception`, so that agent code does not catch it."""
 
 
 class StepApproval(ApprovalRequired):
-    """A person must decide whether a step runs again that may have taken effect."""
+    """Raised when a person must decide whether to run a step again that may have taken effect."""
 
 
 def _is_outcome(error: BaseException) -> bool:
-    """Return whether an error determines how a step ended. It is unknown whether a cancelled one took effect."""
+    """Return whether an error determines how a step ended. The outcome of a cancelled step is unknown."""
     return isinstance(error, Exception) and not isinstance(
         error, ApprovalRequired | OutcomeUnknown | StepsDiffer
     )

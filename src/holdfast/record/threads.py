@@ -141,7 +141,7 @@ class ThreadedCall:
             return thread.result()
 
     async def leave_thread(self) -> None:
-        """Take note that the thread has returned something to await, so that the call can be cancelled again."""
+        """Record that the thread returned an awaitable, so that the call can be cancelled again."""
         self.thread = None
         self._recorded.set()
         await self.deliver_stop()

@@ -92,7 +92,7 @@ class ToolExecution:
     async def _recorded(
         self, effect: Effect, steps: AbstractAsyncContextManager[None], running: Awaitable[Any]
     ) -> Any:
-        """Run a tool whose call is on record, and record its outcome."""
+        """Run a tool whose call is recorded, and record its outcome."""
         ref = effect.run_id, effect.call_id
         token = ledger.current_call.set(ref)
         task = asyncio.current_task()
@@ -116,7 +116,7 @@ class ToolExecution:
         return value
 
     async def _ask_probe(self, probe: Probe, effect: Effect) -> bool:
-        """Find out whether a call took effect, and record the result if it did. Return whether it may run again."""
+        """Determine whether a call took effect, and if so record its result. Return whether it may run again."""
         unsettled = Unsettled(
             name=self.call.tool_name,
             key=effect.idempotency_key or ledger.key(effect.run_id, effect.call_id),
@@ -140,7 +140,7 @@ class ToolExecution:
         return isinstance(answer, NotDone)
 
     async def _steps(self, ref: CallRef, policy: Policy, *, begun: bool) -> AbstractAsyncContextManager[None]:
-        """Return the context in which a tool can use steps. Only a tool with this policy can, since it runs again after a crash."""
+        """Return the context for steps of a tool. Only tools with the policy `steps` may use them, because those tools run again after a crash."""
         if policy != "steps":
             return outside()
 
@@ -181,7 +181,7 @@ class ToolExecution:
                     raise AgentExited(what=f"The tool {effect.tool}", error=ledger.describe(error)) from error
 
     def _ends_process(self, error: BaseException) -> bool:
-        """Return whether an error would end the event loop, and with it every other run of this process."""
+        """Return whether an error would end the event loop, and thereby all other runs of this process."""
         interrupts = isinstance(error, KeyboardInterrupt) and self.host.handles_interrupts
         return interrupts or isinstance(error, SystemExit | GeneratorExit)
 
@@ -201,8 +201,8 @@ def run_event(ctx: RunContext[Any], kind: str, **facts: object) -> NewEvent:
 def _can_be_recorded(error: BaseException, task: "asyncio.Task[Any] | None") -> bool:
     """Return whether an error of a tool determines how its call ended, and can be written.
 
-    It is unknown whether a cancelled call took effect. One whose code differs from its record can continue with the right code. A coroutine that is closed after its event loop has ended
-    cannot write.
+    The outcome of a cancelled call is unknown. A call that stopped with `StepsDiffer` can continue once the code is restored. A
+    coroutine that is closed after its event loop has ended cannot write.
     """
     if isinstance(error, GeneratorExit):
         try:

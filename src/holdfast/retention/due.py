@@ -84,7 +84,7 @@ def _scans(policies: Sequence[Policy], agent: str, *, holds: bool = True) -> lis
 
 
 async def kept_sessions(store: Store, *, limit: float = math.inf) -> Mapping[str, set[str]]:
-    """Return, by policy, the sessions with the last runs that the policy keeps. Reads up to `limit` sessions, the last active first."""
+    """Return, by policy, the sessions with the last runs that the policy keeps. Reads up to `limit` sessions, most recently active first."""
     policies = store.settings.retention
     wanted = {name: policy.keep_last_runs for name, policy in named(policies) if policy.keep_last_runs}
     kept: dict[str, set[str]] = {name: set() for name in wanted}

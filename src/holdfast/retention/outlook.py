@@ -1,4 +1,4 @@
-"""The retention outlook of one session: which policy applies, when it is due, and what prevents it. Read-only."""
+"""The retention outlook of one session: its policy, the time when it is due, and any check that prevents it. Read-only."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,7 +30,7 @@ class Outlook:
 
 
 async def outlook(store: Store, session_id: str) -> Outlook:
-    """Return what will happen to a session. Raises `SessionNotFound`."""
+    """Return the retention outlook of a session. Raises `SessionNotFound`."""
     session = await store.session(session_id)
     state = await store.retention_state(session_id)
     rule = match_policy(

@@ -34,7 +34,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on demand what runs agents, and with it Pydantic AI, so that commands such as `holdfast approve` start fast."""
+    """Import the modules that run agents, and with them Pydantic AI, on demand, so that commands such as `holdfast approve` start fast."""
     if name in _HOMES:
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     message = f"module {__name__!r} has no attribute {name!r}"

@@ -1,4 +1,4 @@
-"""Compaction: replace the history of a session by a shorter one. The old history remains recorded."""
+"""Compaction: replace the history of a session with a shorter one. The old history remains recorded."""
 
 import json
 from collections.abc import Awaitable

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Drafts:
-    """Writes the drafts of one run. Nothing is lost that matters if a write fails: the complete message follows."""
+    """Writes the drafts of one run. A failed write loses nothing important: the complete message follows."""
 
     def __init__(self, store: Store, lease: Lease) -> None:
         self._store = store
@@ -38,7 +38,7 @@ class Drafts:
         self._over = False
 
     def put(self, draft: Draft) -> None:
-        """Replace a part by this one, and write it soon."""
+        """Replace a part with this one, and write it soon."""
         self._parts[draft.part] = draft
         self._changed.add(draft.part)
         self._bell.set()

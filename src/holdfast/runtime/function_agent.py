@@ -7,8 +7,8 @@
             await turn.step("publish", publish, plan)
         await turn.answer("done")
 
-After a crash, a hand-over or an answered question the function runs again from its top, on any worker, and its recorded steps
-return their results. Code outside steps must be harmless to repeat.
+After a crash, a hand-over or an answered question, the function runs again from the top, on any worker, and recorded steps return
+their results. Code outside steps must be harmless to repeat.
 """
 
 import json
@@ -35,10 +35,10 @@ from holdfast.types import NewEvent, Session
 
 
 class Turn:
-    """One turn of a plain agent: the message to answer, the history before it, and what the agent can do.
+    """One turn of a plain agent: the message to answer, the history before it, and the operations that the agent can use.
 
-    `messages` has the role and the content of each entry of the history up to the message of this turn, in the form that most model
-    APIs take. `content` is that message, `session` the session with its state and credentials. `step` is `holdfast.step`.
+    `messages` is the history up to this turn's message, with the role and content of each entry, as most model APIs expect.
+    `content` is this turn's message; `session` is the session with its state and credentials. `step` is `holdfast.step`.
     """
 
     def __init__(self, run: FunctionRun) -> None:
@@ -63,13 +63,13 @@ class Turn:
         return session
 
     async def ask(self, question: str, detail: Any = None) -> Decision:
-        """Ask a person, and return the decision. While nobody has answered, the turn needs no process.
+        """Ask a person and return the decision. While the turn waits, it uses no process.
 
         The person sees the question and the detail, and approves or denies. Raises `BadInput` within a step.
         """
         self._run.check_open()
         if ledger.current_call.get() is not None:
-            raise BadInput(problem="`turn.ask` cannot be used within a step; ask before the step")
+            raise BadInput(problem="`turn.ask` cannot be used within a step. Call it before the step")
         arguments: dict[str, Any] = {"question": question}
         if detail is not None:
             arguments["detail"] = json.loads(strict_json(to_jsonable_python(detail), "detail"))
@@ -81,12 +81,12 @@ class Turn:
         return await self._run.incoming()
 
     async def draft(self, text: str, *, kind: Literal["text", "thinking"] = "text") -> None:
-        """Append to the text that watchers see while the answer is being made. It is not recorded."""
+        """Append to the draft that clients see while the answer is generated. Drafts are not recorded."""
         self._run.check_open()
         self._run.draft(text, kind)
 
     async def add(self, entry: Any, *, role: Role = "assistant") -> None:
-        """Add an entry to the history: a text, or any JSON. Later turns have it in their `messages`."""
+        """Add an entry to the history: a text, or any JSON. It is part of `messages` in later turns."""
         self._run.check_open()
         await self._run.add(entry, role)
 
@@ -101,7 +101,7 @@ Function: TypeAlias = Callable[[Turn], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionAgent:
-    """A plain agent: a function that runs each turn of its sessions. Made by `holdfast.agent`."""
+    """A plain agent: a function that runs each turn of its sessions. Created by `holdfast.agent`."""
 
     name: str
     function: Function
@@ -115,14 +115,14 @@ class FunctionAgent:
     async def compact(
         self, session: Session, messages: list[ModelMessage]
     ) -> tuple[Sequence[ModelMessage], Sequence[NewEvent]]:
-        """Refuse: only the function knows what its history means."""
+        """Raise `Conflict`: only the function can interpret its history."""
         del session, messages
         raise Conflict(
             problem=f"the agent {self.name!r} is a plain function, which cannot compact its history"
         )
 
     def allows_edits(self, tool: str) -> bool:
-        """Return that arguments cannot be edited: they are the questions of the function."""
+        """Return false: the arguments are the function's questions and cannot be edited."""
         del tool
         return False
 
@@ -130,9 +130,10 @@ class FunctionAgent:
 def agent(
     name: str, *, run_timeout: float | None = None, attached: bool | Attachment = False
 ) -> Callable[[Function], FunctionAgent]:
-    """Make an agent of an async function that takes a `Turn`.
+    """Turn an async function that takes a `Turn` into an agent.
 
-    `run_timeout` ends a run that takes longer. With `attached`, sessions created over HTTP are attached to their watchers.
+    `run_timeout` limits the duration of a run, in seconds. With `attached`, turns of sessions created over HTTP are handed over
+    or interrupted when no client watches them.
     """
 
     def make(function: Function) -> FunctionAgent:

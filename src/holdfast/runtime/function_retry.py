@@ -28,7 +28,7 @@ class TurnRetry:
         self.last: dict[str, Any] = json.loads(point.chain[0].metadata) if point.begun else {}
         self.origin: str | None = self.last.get("origin", point.chain[-1].id) if point.begun else None
         self.is_new = submission.kind == "retry" and submission.run_id is None
-        """Whether a person has just asked for it; a later run of the same retry only continues."""
+        """Whether a person has just requested it; a later run of the same retry only continues."""
 
     async def steps(self) -> dict[str, Effect]:
         """Return the recorded steps of a turn that is being retried; nothing for any other turn."""
@@ -76,7 +76,7 @@ class TurnRetry:
         return known | {ledger.place(entry): retry for entry in again if entry not in before}
 
     async def _started(self, step: str) -> int:
-        """Return the number of the event that tells the start of a step."""
+        """Return the number of the event that records the start of a step."""
         for run in self._start.point.chain:
             after = 0
             while page := await self._start.store.events(self._start.session.id, run_id=run.id, after=after):

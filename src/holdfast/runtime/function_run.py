@@ -1,4 +1,4 @@
-"""One turn of a plain agent while its function runs, and what is recorded of it."""
+"""One turn of a plain agent while its function runs, and the record of the turn."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -71,14 +71,14 @@ class FunctionRun:
     _messages: list[ModelMessage] = field(default_factory=list[ModelMessage])
     """The history as it is now."""
     _added: list[ModelMessage] = field(default_factory=list[ModelMessage])
-    """Recorded entries of this turn that the function has not added again yet."""
+    """Recorded entries of this turn that the function has not repeated yet."""
     _decided: dict[str, tuple[str, Decision]] = field(default_factory=dict[str, tuple[str, Decision]])
-    """Recorded decisions that the function has not asked for again yet: the digest of the question, and the decision."""
+    """Recorded decisions that the function has not requested again yet, with the digest of their question."""
     _questions: list[ToolCallPart] = field(default_factory=list[ToolCallPart])
-    """What the turn waits for."""
+    """The questions that the turn waits for."""
     _asked: int = 0
     _restarts: int = 0
-    """How often a person had the turn restarted from a step."""
+    """How often the turn was restarted from a step."""
     _answer: _Answer[Any] | None = None
     _open: bool = True
     _retry: TurnRetry = field(init=False)
@@ -159,7 +159,7 @@ class FunctionRun:
                 await self._drafts.close()
 
     async def _continue(self, steps: Mapping[str, Effect]) -> None:
-        """Find the message of this turn in the history, and what is recorded after it."""
+        """Find the message of this turn in the history, and the records after it."""
         point = self.start.point
         self._messages = list(point.messages)
         self._origin = self.run_id
@@ -194,7 +194,7 @@ class FunctionRun:
                     self._decided[part.tool_call_id] = digest, Decision(**content)
 
     async def _close_settled(self) -> None:
-        """Answer the questions about steps that a person has settled instead: the function does not ask them again."""
+        """Close questions about steps that were settled instead, so that the function does not ask them again."""
         pending = {
             entry: call for call in pending_calls(self._messages) if (entry := _step_of(call)) is not None
         }
@@ -212,7 +212,7 @@ class FunctionRun:
 
     @property
     def _is_replaying(self) -> bool:
-        """Whether the function has not repeated all that is recorded yet, so that it must receive what it received before."""
+        """Whether the function is still replaying its record, and must receive the same values as before."""
         recorded = self._added or self._unasked or pending_calls(self._messages)
         return self._steps.is_replaying or bool(recorded)
 
@@ -248,7 +248,7 @@ class FunctionRun:
         await complete_run(self._buffer, self.start.host, self._messages, output)
 
     def check_open(self) -> None:
-        """Raise `BadInput` after the end of the turn, and stop code that continues although the turn waits."""
+        """Raise `BadInput` if the turn has ended, and stop code that runs while the turn waits."""
         if not self._open:
             raise BadInput(problem="the turn has ended")
         if self._questions:

@@ -35,10 +35,11 @@ Compactor: TypeAlias = Callable[[Sequence[ModelMessage]], Awaitable[Sequence[Mod
 class AgentSetup:
     """An agent and how its sessions are run.
 
-    `deps` creates the dependencies of a session. A session whose metadata names one of `models` runs on that model.
-    `run_timeout` ends a run that takes longer; for single tools use Pydantic AI's `tool_timeout`. `policies` and `probes` are those of the `Holdfast` capability. `compactor` shortens a
-    history; by default the session's model writes a summary. With `attached`, sessions created over HTTP are
-    attached to their watchers, unless their metadata has its own `attached`.
+    `deps` creates the dependencies of a session. A session whose metadata names one of `models` runs on that model. `run_timeout`
+    limits the duration of a run, in seconds; for single tools, use Pydantic AI's `tool_timeout`. `policies` and `probes` are
+    those of the `Holdfast` capability. `compactor` shortens a history; by default the session's model writes a summary. With
+    `attached`, turns of sessions created over HTTP are handed over or interrupted when no client watches them, unless the
+    session's metadata has its own `attached`.
     """
 
     agent: Agent[Any, Any]

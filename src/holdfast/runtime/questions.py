@@ -18,7 +18,7 @@ from holdfast.types import Effect, Json, Run, Session, Submission, SubmissionCha
 ANSWERED = "approval_answered"
 C = TypeVar("C", bound=Effect | EffectInfo)
 _BEGIN = ("step_started", "tool_call_started", "tool_call_completed")
-"""The events that say whether a call of the current run runs."""
+"""The events that show whether a call of the current run is running."""
 _RECENT_EVENTS = 2000
 """How many events back a repeated answer is recognized."""
 _REUSED = re.compile(r"(?<=[^/])~[0-9]+$")

@@ -1,6 +1,6 @@
 """The seam between a worker and the agents that it serves: a runner runs the turns of one agent.
 
-`AgentSetup` runs a Pydantic AI agent, `FunctionAgent` a plain function. No other module of the runtime knows which one it is.
+`AgentSetup` runs a Pydantic AI agent, `FunctionAgent` a plain function. No other module of the runtime depends on the kind of agent.
 """
 
 from collections.abc import Awaitable, Mapping, Sequence

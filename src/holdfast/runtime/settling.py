@@ -1,4 +1,4 @@
-"""Record the outcome of a tool call or step that a person has found out."""
+"""Record the outcome of a tool call or step that a person has determined."""
 
 import json
 from dataclasses import replace
@@ -28,11 +28,11 @@ async def settle_effect(
     error: str | None = None,
     media: MediaStore | None = None,
 ) -> Effect:
-    """Record the outcome of a call, unknown so far, that a person has found out: its result, or that it failed.
+    """Record the outcome of a call whose outcome is unknown: its result, or its error.
 
-    If the session waits for a decision about this call, the outcome takes the place of the decision, and the turn continues with
-    it when no other question is open. The event and the audit log name the `actor`. Raises `Conflict` if an outcome is already recorded or the call waits for its
-    approval, `NotFound` if there is no such call, and `SessionBusy` while the session is in use.
+    If the session waits for a decision about this call, the outcome replaces the decision, and the turn continues when no other
+    question is open. The event and the audit log name the `actor`. Raises `Conflict` if an outcome is already recorded or the call
+    waits for its approval, `NotFound` if there is no such call, and `SessionBusy` while the session is in use.
     """
     run = await store.run(run_id)
     async with hold_lease(store, run.session_id) as lease:

@@ -82,7 +82,7 @@ class Authenticator:
     async def principal(self, token: str) -> Principal:
         """Return the principal of a token. Raises `Unauthenticated`."""
         if not is_token(token):
-            raise Unauthenticated(problem="The token has characters that no token has.")
+            raise Unauthenticated(problem="The token contains invalid characters.")
         key = digest(token)
         if self.admin_token is not None and hmac.compare_digest(key, digest(self.admin_token)):
             return _LOCAL

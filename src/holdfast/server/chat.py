@@ -45,7 +45,7 @@ AgentName = Annotated[
 
 
 class ChatRequest(BaseModel):
-    """What `useChat` sends. Only the last message counts; other fields are ignored."""
+    """Request body of `useChat`. Only the last message counts; other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
     id: Id = Field(description="The id of the chat, which is the session.")
@@ -58,7 +58,7 @@ class ChatRequest(BaseModel):
 
 
 class ThreadRequest(BaseModel):
-    """What an AG-UI `HttpAgent` sends. Only the last message, or `resume`, counts."""
+    """Request body of AG-UI's `HttpAgent`. Only the last message, or `resume`, counts."""
 
     model_config = ConfigDict(extra="ignore")
     threadId: Id = Field(description="The id of the thread, which is the session.")  # noqa: N815

@@ -60,7 +60,7 @@ def _each(parts: list[Any], parse: Callable[[dict[str, Any]], T], where: str) ->
 
 
 def _first(error: ValueError, *where: str | int) -> str:
-    """Return the place of the first mistake and what it is, without the input that has it."""
+    """Return the location and the text of the first validation error, without the input."""
     place, problem = where, str(error)
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]

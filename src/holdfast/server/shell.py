@@ -194,7 +194,7 @@ async def clear_bash_events(request: Request) -> Cleared:
 
 @route(router, "GET", "/api/bash/{command_id}", "shell")
 async def read_command(request: Request, command_id: Annotated[Uuid, Path()]) -> CommandResult:
-    """Return a command and its result, also after its output was deleted."""
+    """Return a command and its result, even after its output was deleted."""
     return CommandResult.of(await _own_command(request, command_id))
 
 

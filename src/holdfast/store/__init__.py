@@ -26,10 +26,10 @@ def open_store(
     """Return the store at a URL. It connects when it is entered with `async with`.
 
     `sqlite:///file.db` is relative to the working directory, `sqlite:////var/lib/file.db` is absolute, and `sqlite://:memory:`
-    lives as long as the store. `postgresql://user@host/database` needs the extra `postgres`; `mongodb://host/database`
-    needs the extra `mongo` and a replica set. Other packages may register more schemes. The default URL is that of the settings, which
-    are read from the environment and holdfast.toml unless they are given. The schema is upgraded on opening. With `upgrade=False`
-    an old schema is rejected instead.
+    lives as long as the store. `postgresql://user@host/database` needs the extra `postgres`; `mongodb://host/database` needs the
+    extra `mongo` and a replica set. Other packages may register more schemes. The default URL comes from `settings`. Without
+    them, the settings are read from the environment and holdfast.toml. The schema is upgraded on opening. With `upgrade=False` an
+    old schema is rejected instead.
 
     Instead of a URL, pass your application's `asyncpg.Pool` or PyMongo `AsyncMongoClient`, with the name of the `database` if it
     is not the client's default. The store returns connections with their original settings, and never closes the pool or the client.

@@ -75,7 +75,7 @@ class JournalMethods(Transactions):
         return events, is_part(rows, limit)
 
     async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[Event, None]:
-        """Yield every event after number `after`, past and future, each once, in order and without gaps.
+        """Yield every event after number `after`, past and future, exactly once, in order and without gaps.
 
         Continues until it is closed. Raises `SessionNotFound` if the session does not exist or was deleted, and `EventNotFound` if the
         session has fewer events than that, for example after a restore from a backup.

@@ -1,4 +1,4 @@
-"""Sessions, and the audit."""
+"""Sessions, and the audit log."""
 
 import json
 from collections.abc import Sequence
@@ -126,10 +126,10 @@ class SessionMethods(Transactions):
 
     @reading
     def numbered_session(self, base: str, *, owner: str, agent: str) -> Tx[tuple[str, Session | None]]:
-        """Return the session of an owner and an agent whose id is `base`, or that with a number, such as `base-2`.
+        """Return the owner's session with this agent whose id is `base`, or `base` with a number, such as `base-2`.
 
-        If there is none, returns the first such id that no session has or had. Sessions of others are passed over, whatever their number:
-        all of them are read by one statement.
+        If there is none, returns the first such id that was never used. Skips sessions of other owners and agents. One statement
+        reads all candidates.
         """
         rows = yield op("numbered_sessions", low=check_id(base, "session id"), high=f"{base}.")
         taken = {row["id"]: (row["owner"], row["agent"]) for row in rows}
@@ -253,7 +253,7 @@ class SessionMethods(Transactions):
             yield op("stop_cleaning", session_id=session_id)
 
     async def audit(self, *, actor: str, action: str, session_id: str | None, detail: Json) -> None:
-        """Append an entry to the audit. Entries are never changed or removed."""
+        """Append an entry to the audit log. Entries are never changed or removed."""
         await self._audit(new_id(), actor, action, session_id, detail)
 
     @writing(repeatable=True)

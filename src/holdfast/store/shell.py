@@ -74,7 +74,7 @@ class ShellMethods(Transactions):
         check_choice(command.state, COMMAND_STATES, "command state")
         if not outputs:
             raise BadInput(
-                problem="there is no output to write; pass at least one, also for the end of a command"
+                problem="there is no output to write; pass at least one, even for the end of a command"
             )
         if (command.state == "running") != (command.exit_code is None):
             raise BadInput(problem="a command must have an exit code when it has ended, and none before")

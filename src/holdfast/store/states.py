@@ -1,4 +1,4 @@
-"""Agent states, credentials and cursors: what belongs to a session as a whole."""
+"""Agent states, credentials and cursors: data of a session as a whole."""
 
 import json
 import math

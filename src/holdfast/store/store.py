@@ -1,11 +1,10 @@
-"""`Store`: a database of sessions. Its methods are in one module per topic; an engine runs their transactions.
+"""`Store`: a database of sessions. Each topic's methods are in one module; an engine runs the transactions.
 
-One method is one transaction. Every method that changes the content of a session takes its lease, and raises `LeaseLost`
-if that lease is not the newest. Three changes need no lease: submitting, setting the agent state under a version, and
-moving a cursor. They take their numbers under the same lock, so the order of events stays dense.
+One method is one transaction. Every method that changes a session's content requires its lease, and raises `LeaseLost` if the
+lease is not the newest. Three changes need no lease: submitting, setting the agent state at a version, and moving a cursor. They
+take event numbers under the same lock, so the numbering has no gaps.
 
-All methods raise only errors of the `HoldfastError` family. After `StoreUnavailable` and similar errors the store
-works again as soon as its database does.
+All errors are subclasses of `HoldfastError`. After errors such as `StoreUnavailable`, the store works again as soon as its database does.
 """
 
 from abc import abstractmethod

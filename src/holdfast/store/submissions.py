@@ -64,7 +64,7 @@ class SubmissionMethods(Transactions):
         idempotency_key: str | None = None,
         trace: str | None = None,
     ) -> Submission:
-        """Queue a submission, once: a repeated id or idempotency key returns the existing submission.
+        """Queue a submission exactly once: a repeated id or idempotency key returns the existing submission.
 
         A repetition must have exactly the same text, else it raises `KeyReused`. `when_busy` is stored for the worker, except `reject`,
         which raises `TurnInProgress` if any submission is queued or in progress. Also raises `QueueFull`, `SessionCleaned` or

@@ -32,7 +32,7 @@ class SweepMethods(Transactions):
         cursor: str | None = None,
         limit: int = 100,
     ) -> Tx[Page[Due]]:
-        """List what may be due for retention, longest due first. The cost is proportional to the result.
+        """List sessions and submissions that may be due for retention, longest due first. The cost is proportional to the result.
 
         `idle`: sessions of the agent that were last active at least `older_than` seconds ago. `age`: sessions created that long ago.
         `cleaned`: cleaned sessions created that long ago; the others exclude cleaned sessions. `submissions`: submissions of all

@@ -1,4 +1,4 @@
-"""Access tokens: the digests of their secrets, and what their owners may do."""
+"""Access tokens: the digests of their secrets, and the roles and scopes of their owners."""
 
 import math
 from collections.abc import Sequence

@@ -270,9 +270,10 @@ def writing(
 ):
     """Turn a writing transaction into a method.
 
-    `changes` names the parameter that identifies what it changes: a session, by its id or its lease, or a shell command. Its readers
-    are woken. If it `wakes`, a session may be ready afterwards or have new submissions. A `repeatable` transaction takes effect once,
-    even if it is sent repeatedly. After a lost response of any other, its outcome is unknown, and its lease counts as lost.
+    `changes` names the parameter that identifies the changed object: a session, by its id or its lease, or a shell command. Its
+    readers are woken. If it `wakes`, a session may be ready afterwards or have new submissions. A `repeatable` transaction takes
+    effect once, even if it is sent repeatedly. After a lost response of any other, its outcome is unknown, and its lease counts
+    as lost.
     """
 
     def decorate(

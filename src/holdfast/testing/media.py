@@ -25,8 +25,8 @@ class MediaConformance:
     """The tests that every media store passes.
 
     A subclass defines the fixture `media`, which returns a new and empty media store on an open store. It may define the fixture
-    `stored`: a coroutine function that returns how many bytes there are in the place where the media store keeps content, without
-    asking the media store.
+    `stored`: a coroutine function that returns the number of bytes in the media store's location, measured without the media
+    store.
     """
 
     @pytest.fixture
