@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast import Store
 from holdfast.config import load_settings
 from holdfast.errors import StoreUnavailable
-from holdfast.server import create_app, metrics
+from holdfast.operations import metrics
+from holdfast.server import create_app
 from tests.conftest import Engine
 from tests.promises.workers import worker
 from tests.raw_client import AsyncClient
