@@ -329,7 +329,7 @@ async def test_approve_needs_one_call(terminal: Terminal):
         await terminal.text("send", "s", "pay 5 6", "--agent", "bot")
         await terminal.becomes("s", "waiting")
         which = await terminal.holdfast("approve", "s")
-        assert (which.returncode, "the calls that wait: pay-5, pay-6" in which.stderr) == (2, True)
+        assert (which.returncode, "one of the waiting calls: pay-5, pay-6" in which.stderr) == (2, True)
         bad = await terminal.holdfast("approve", "s", "pay-5", "--arguments", "{")
         assert (bad.returncode, "--arguments is not JSON" in bad.stderr) == (2, True)
         await terminal.text("approve", "s", "pay-5")
