@@ -37,11 +37,14 @@ ROUNDS = 5
 YEAR_US = 365 * 86_400 * 1_000_000
 NUMBERED = {"run_id", "id"}
 """Columns whose values are unique across sessions."""
+NUMBERS_FROM = 10**9
+"""The number of the first copy of a session."""
 TABLES = (
     "sessions",
     "heads",
     "submissions",
     "runs",
+    "run_numbers",
     "events",
     "segments",
     "messages",
@@ -105,6 +108,8 @@ async def template(store: Store) -> str:
 
 def value(table: str, column: str) -> str:
     """Return what a column of the copy with the number `n.n` contains."""
+    if column == "session" or (table, column) == ("heads", "number"):
+        return f"{NUMBERS_FROM} + n.n"
     if column == "session_id" or (table, column) == ("sessions", "id"):
         return "'crowd-' || n.n"
     if column in NUMBERED:
@@ -129,10 +134,12 @@ async def multiply(database: Database, session_id: str, first: int, last: int) -
         for table in TABLES:
             columns = await database.columns(table)
             values = ", ".join(value(table, column) for column in columns)
-            key = "id" if table == "sessions" else "session_id"
+            of = f"t.{'id' if table == 'sessions' else 'session_id'} = '{session_id}'"
+            if "session" in columns:
+                of = f"t.session = (SELECT number FROM heads WHERE session_id = '{session_id}')"
             await database.run(
                 f"WITH RECURSIVE {numbers} INSERT INTO {table} ({', '.join(columns)})"
-                f" SELECT {values} FROM {table} t CROSS JOIN n WHERE t.{key} = '{session_id}'"
+                f" SELECT {values} FROM {table} t CROSS JOIN n WHERE {of}"
             )
         progress(f"  {min(start + AT_ONCE, last):,} of {last:,}")
 

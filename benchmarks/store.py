@@ -40,6 +40,8 @@ PAYLOAD = json.dumps({"text": "A payload of about two hundred bytes. ".ljust(188
 EVENT = NewEvent(kind="note", payload=PAYLOAD)
 ONE_EVENT = Batch(events=[EVENT])
 COLUMNS = ("session_id", "seq", "kind", "run_id", "step", "at", "payload", "segment", "position")
+STORED = ", ".join({"session_id": "session", "run_id": "run"}.get(column, column) for column in COLUMNS)
+"""The same in a table of a SQL engine, which has the session's number."""
 
 ENGINES = ("sqlite", "postgres", "mongodb")
 LATENCIES: dict[str, tuple[float | None, float | None]] = {
@@ -118,10 +120,10 @@ class Sqlite(Engine):
         connection.execute("PRAGMA journal_mode = WAL").fetchall()
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(_create_events())
-        statement = f"INSERT INTO events ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
+        statement = f"INSERT INTO events ({STORED}) VALUES ({', '.join('?' * len(COLUMNS))})"
 
         async def insert(row: Row) -> None:
-            connection.execute(statement, row)
+            connection.execute(statement, (1, *row[1:]))
             connection.commit()
 
         return insert
@@ -157,8 +159,8 @@ class Postgresql(Engine):
         await connection.execute("CREATE SCHEMA raw")
         await connection.execute("CREATE TABLE raw.events (LIKE holdfast.events INCLUDING ALL)")
         values = ", ".join(f"${n}" for n in range(1, len(COLUMNS) + 1))
-        statement = f"INSERT INTO raw.events ({', '.join(COLUMNS)}) VALUES ({values})"
-        return lambda row: connection.execute(statement, *row)
+        statement = f"INSERT INTO raw.events ({STORED}) VALUES ({values})"
+        return lambda row: connection.execute(statement, 1, *row[1:])
 
     async def add_idle_sessions(self, url: str, ids: Sequence[str]) -> None:
         """Copy them in."""
@@ -225,7 +227,11 @@ def _idle_rows(ids: Sequence[str]) -> list[tuple[str, list[str], list[Row]]]:
     head = {"agent": "agent", "epoch": 0, "seq": 0, "writes": 0, "written": 0}
     return [
         ("sessions", ["id", *session], [(id_, *session.values()) for id_ in ids]),
-        ("heads", ["session_id", *head], [(id_, *head.values()) for id_ in ids]),
+        (
+            "heads",
+            ["session_id", "number", *head],
+            [(id_, n, *head.values()) for n, id_ in enumerate(ids, 10**9)],
+        ),
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from holdfast.commands import COMMAND_STATES
 from holdfast.errors import BadText
-from holdfast.ids import check_choice, check_id, check_name, check_text, check_title
+from holdfast.ids import check_choice, check_id, check_name, check_run_id, check_text, check_title
 from holdfast.jsontext import parse_json, parse_object
 from holdfast.types import (
     CHECKPOINT_KINDS,
@@ -20,7 +20,7 @@ from holdfast.types import (
     WHEN_BUSY,
 )
 
-Kind: TypeAlias = Literal["id", "name", "title", "text", "json", "object", "int", "count", "time"]
+Kind: TypeAlias = Literal["id", "name", "run", "title", "text", "json", "object", "int", "count", "time"]
 _NUMBERS: Final = frozenset({"int", "count", "time"})
 _LATEST: Final = 253_402_300_799_999_999
 """Times are microseconds since 1970, up to the year 9999."""
@@ -58,6 +58,8 @@ class Column:
                 check_id(value, what)
             case "name":
                 check_name(value, what)
+            case "run":
+                check_run_id(value)
             case "title":
                 check_title(value)
             case _:
@@ -138,7 +140,7 @@ TABLES: Final = (
         "events",
         ("seq",),
         _columns(
-            "session_id id, seq count, kind id, run_id text?, step int?, at time, payload json, segment int?,"
+            "session_id id, seq count, kind id, run_id run?, step int?, at time, payload json, segment int?,"
             " position int?"
         ),
     ),
@@ -150,7 +152,7 @@ TABLES: Final = (
         "checkpoints",
         ("seq", "id"),
         _columns(
-            "session_id id, id id, run_id text?, step int?, kind text, segment int, length count, seq count, at time",
+            "session_id id, id id, run_id run?, step int?, kind text, segment int, length count, seq count, at time",
             kind=CHECKPOINT_KINDS,
         ),
         unique="id",
@@ -159,7 +161,7 @@ TABLES: Final = (
         "effects",
         ("run_id", "call_id"),
         _columns(
-            "session_id id, run_id text, call_id text, tool text, state text, step int?, arguments_digest text?,"
+            "session_id id, run_id run, call_id text, tool text, state text, step int?, arguments_digest text?,"
             " idempotency_key text?, result text?, error text?, summary text?, segment int?, position int?,"
             " attempts count, started_at time, ended_at time?",
             state=EFFECT_STATES,
@@ -170,8 +172,8 @@ TABLES: Final = (
         ("position",),
         _columns(
             "session_id id, position count, id id, kind name, lane text, when_busy text, payload json,"
-            " idempotency_key name?, state text, attempts count, reason text?, run_id text?, created_at time,"
-            " started_at time?, ended_at time?, trace name?",
+            " idempotency_key name?, state text, attempts count, reason text?, run_id run?, created_at time,"
+            " started_at time?, ended_at time?, trace name?, deliver_at time?",
             lane=LANES,
             when_busy=WHEN_BUSY,
             state=SUBMISSION_STATES,
@@ -220,6 +222,9 @@ CLEANED: Final = Table(
     only=(("status", "cleaned"),),
 )
 """Cleaned sessions, which have no content and therefore no archive of their own in a copy."""
+
+NUMBERED: Final = frozenset({"events", "segments", "messages", "checkpoints", "effects", "records"})
+"""Tables that grow with every step. The SQL engines store the numbers of the session and the run there, as `session` and `run`."""
 
 KEYS: Final[dict[str, tuple[str, ...]]] = {
     "sessions": ("id",),

@@ -132,7 +132,8 @@ class Duty:
 class Submission:
     """A request to a session. `position` is its place in the queue and the seq of its queued event.
 
-    `trace` is the trace context of the submitter, as a `traceparent`.
+    `trace` is the trace context of the submitter, as a `traceparent`. `deliver_at` is the time before which it does not start; while it
+    waits, the time at which its turn continues without an answer.
     """
 
     id: str
@@ -151,6 +152,7 @@ class Submission:
     started_at: datetime | None
     ended_at: datetime | None
     trace: str | None = None
+    deliver_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +160,7 @@ class SubmissionChange:
     """The new state of a claimed submission: ended, waiting for something, or returned to the queue.
 
     `run_id` names the run that carries it out, which the next worker resumes. `attempts` replaces the number of attempts that
-    count so far.
+    count so far. A submission that is queued or waits until `deliver_at` continues at that time.
     """
 
     id: str
@@ -166,6 +168,7 @@ class SubmissionChange:
     reason: str | None = None
     run_id: str | None = None
     attempts: int | None = None
+    deliver_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +317,8 @@ class Batch:
     `drafts_done` names the runs whose drafts are now complete messages. `records_dropped` has the kinds and keys of the records to
     delete. `blobs` are the SHA-256s of the media that its
     messages, effects and events refer to; from now on the session keeps them alive. `release` releases the session
-    in the same transaction, with a `status` that is not running. `error` is the reason for the status `failed`; the session keeps
+    in the same transaction, with a `status` that is not running. `continue_at` is when a turn that waits continues without an answer; its
+    host adds it to the submission. `error` is the reason for the status `failed`; the session keeps
     its first 1,000 characters. A batch of a `chain` is written only if no earlier one failed.
     """
 
@@ -331,6 +335,7 @@ class Batch:
     blobs: Sequence[str] = ()
     status: Status | None = None
     waiting_for: str | None = None
+    continue_at: datetime | None = None
     error: str | None = None
     release: bool = False
     chain: Chain | None = None
@@ -380,7 +385,8 @@ class Lease:
     """The right to write to a session. `epoch` is the fencing token.
 
     Not frozen. `writes` counts the batches written under it, so that a batch whose response was lost is recognized
-    when it is sent again. `seq` is the last event number that the holder has seen. `lost` is set once a write was
+    when it is sent again. `seq` is the last event number that the holder has seen. `number` and `runs` are the session's number and the
+    runs with a number, on engines that store these instead of ids, as far as they are known. `lost` is set once a write was
     refused or its outcome could not be determined, and, with `released`, once the session was released.
     """
 
@@ -390,6 +396,8 @@ class Lease:
     taken_from: str | None = None
     writes: int = field(default=0, compare=False)
     seq: int = field(default=0, compare=False)
+    number: int = field(default=0, compare=False, repr=False)
+    runs: set[str] = field(default_factory=set[str], compare=False, repr=False)
     lost: bool = field(default=False, compare=False)
     released: bool = field(default=False, compare=False)
 

@@ -1,5 +1,6 @@
 """`check` finds what is broken: each invariant is broken by hand, behind the store's back."""
 
+import re
 import sqlite3
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import asyncpg
 import pytest
 
 from holdfast.store import open_store
+from holdfast.tables import NUMBERED
 from holdfast.types import Batch, Blob, Checkpoint, Effect, Message, NewEvent, Run, Segment
 from tests import behind
 from tests.builders import held_session, new_session
@@ -68,6 +70,8 @@ DAMAGE = {
 
 
 async def damage(engine: Engine, folder: Path, statement: str) -> None:
+    if engine.name != "mongodb":
+        statement = _with_numbers(statement)
     if engine.name == "sqlite":
         connection = sqlite3.connect(folder / "store.db")
         connection.executescript(statement)
@@ -79,6 +83,16 @@ async def damage(engine: Engine, folder: Path, statement: str) -> None:
         server = await asyncpg.connect(engine.url, server_settings={"search_path": "holdfast"})
         await server.execute(statement)
         await server.close()
+
+
+def _with_numbers(statement: str) -> str:
+    """Return a statement for a SQL engine, whose tables of content have the session's number instead of its id."""
+    if not re.match(rf"(UPDATE|INSERT INTO|DELETE FROM) ({'|'.join(NUMBERED)})\b", statement):
+        return statement
+    number = r"coalesce((SELECT number FROM heads WHERE session_id = \1), 99)"
+    statement = statement.replace("(session_id,", "(session,")
+    statement = re.sub(r"session_id = ('[^']*')", rf"session = {number}", statement)
+    return re.sub(r"VALUES \(('[^']*')", f"VALUES ({number}", statement)
 
 
 @pytest.mark.parametrize("invariant", DAMAGE)

@@ -4,9 +4,12 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from holdfast import Store
+from holdfast.errors import BadText
 from holdfast.store.transactions import PAGE_BYTES
-from holdfast.types import Batch, Effect, Message, NewEvent, Page, Run, Segment
+from holdfast.types import Batch, Checkpoint, Effect, Message, NewEvent, Page, Run, Segment
 from tests.builders import held_session, new_session, within
 
 LARGE = f'{{"a": "{"x" * (PAGE_BYTES * 3 // 8)}"}}'  # three of them fill a page
@@ -50,13 +53,21 @@ async def test_pages_of_events(store: Store):
                 break
 
 
-async def test_pages_of_names(store: Store):
-    """Names are short as we write them; an archive may have long ones."""
+@pytest.mark.parametrize(
+    "batch",
+    [
+        Batch(events=[NewEvent(kind="said", run_id="x" * 513)]),
+        Batch(checkpoints=[Checkpoint(id="c", run_id="x" * 513, segment=1, length=0)]),
+        Batch(effects=[Effect(run_id="x" * 513, call_id="c", tool="t")]),
+    ],
+)
+async def test_ids_of_runs_are_short(store: Store, batch: Batch):
     lease, _ = await held_session(store)
-    name = "x" * (PAGE_BYTES * 3 // 8)
-    for _ in range(4):
-        await store.write(lease, Batch(events=[NewEvent(kind="said", run_id=name)]))
-    assert len(await store.events(lease.session_id, limit=1000)) == 3
+    with pytest.raises(BadText, match="has more than 512 characters"):
+        await store.write(lease, batch)
+    await store.write(lease, Batch(events=[NewEvent(kind="said", run_id="ä" * 512)]))
+    (event,) = await store.events(lease.session_id)
+    assert event.run_id == "ä" * 512
 
 
 async def test_pages_of_cursors(store: Store):

@@ -234,6 +234,7 @@ class SessionDraft:
             started_at=None if run_id is None else at,
             ended_at=None,
             trace=None,
+            deliver_at=0 if run_id is None else None,
         )
 
     def rows(self) -> list[tuple[str, dict[str, Any]]]:

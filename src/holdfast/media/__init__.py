@@ -58,3 +58,6 @@ def open_media(url: str | None = None, *, store: Store, settings: Settings | Non
     if rest and (make := find_plugin(MEDIA, scheme)):
         return make(url, store=store)
     raise UnknownMedia(url=url)
+
+
+MediaStore.opener = open_media

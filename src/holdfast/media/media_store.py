@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from types import TracebackType
-from typing import Final, Protocol, Self, TypeAlias, overload
+from typing import ClassVar, Final, Protocol, Self, TypeAlias, overload
 from urllib.parse import quote
 
 from holdfast.errors import BadInput, BadKey, BadUri, HoldfastError, MediaDamaged, MediaNotFound
@@ -154,6 +154,9 @@ class Stage(ABC):
 class MediaStore(ABC):
     """Content by its SHA-256. `store` has the register of all blobs; see `open_media`."""
 
+    opener: ClassVar[Callable[..., "MediaStore"]]
+    """Opens the media store at a URL. The package sets it to `open_media`, which imports the engines; this module imports none."""
+
     def __init__(
         self,
         store: Store,
@@ -204,10 +207,9 @@ class MediaStore(ABC):
         """Return the media store of a location in the register: this one, or that of an earlier setting."""
         if location == self.location:
             return self
-        from holdfast.media import open_media
-
         scheme, _, rest = location.partition("://")
-        return open_media(f"disk://{quote(rest)}" if scheme == "disk" else location, store=self.store)
+        url = f"disk://{quote(rest)}" if scheme == "disk" else location
+        return type(self).opener(url, store=self.store)
 
     @asynccontextmanager
     async def part(
@@ -394,20 +396,20 @@ class MediaStore(ABC):
     async def _verified(self, blob: Blob) -> AsyncGenerator[bytes, None]:
         digest = hashlib.sha256()
         size = 0
-        held: bytes | None = None
+        last: bytes | None = None
         async with aclosing(self._read(blob)) as chunks:
             async for chunk in chunks:
-                if held is not None:
-                    yield held
-                held = chunk
+                if last is not None:
+                    yield last
+                last = chunk
                 size += len(chunk)
                 await add_to(digest, chunk)
         if size != blob.size:
             raise await self._resized(blob, size)
         if digest.hexdigest() != blob.sha256:
             raise await self._damaged(blob, "they have a different SHA-256")
-        if held is not None:
-            yield held
+        if last is not None:
+            yield last
 
     async def _resized(self, blob: Blob, size: int) -> HoldfastError:
         return await self._damaged(blob, f"it has {size} bytes, not {blob.size}")

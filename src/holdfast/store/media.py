@@ -219,7 +219,7 @@ class MediaMethods(Transactions):
     def archived_sessions(self, sha256: str, *, limit: int = 1000) -> Tx[list[str]]:
         """Return the sessions whose archive has this digest."""
         rows = yield op("archived_sessions", sha256=sha256, limit=page_limit(limit))
-        return [row["session_id"] for row in rows]
+        return [row["id"] for row in rows]
 
     @reading
     def is_referenced(self, sha256: str, *, owner: str | None = None) -> Tx[bool]:

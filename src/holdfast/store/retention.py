@@ -59,6 +59,11 @@ class RetentionMethods(Transactions):
         rows = yield from self._content_sizes(check_id(session_id, "session id"))
         return sum(row["bytes"] for row in rows)
 
+    def _delete_run_numbers(self, session_id: str) -> Tx[None]:
+        """Delete the numbers of the session's runs, if the engine stores numbers instead of ids."""
+        del session_id
+        yield from ()
+
     @abstractmethod
     def _content_sizes(self, session_id: str) -> Tx[Rows]:
         """Return the bytes of a session's rows in each table with content."""
@@ -180,6 +185,7 @@ class RetentionMethods(Transactions):
     def _finish_cleaning(self, lease: Lease, audit_id: str, actor: str, detail: Json) -> Tx[datetime]:
         yield from self._fence(lease, 0)
         rows = yield op("finish_cleaning", session_id=lease.session_id)
+        yield from self._delete_run_numbers(lease.session_id)
         if rows:
             yield op(
                 "add_audit",
@@ -214,6 +220,7 @@ class RetentionMethods(Transactions):
         (tombstone,) = yield op("tombstone", session_id=lease.session_id)
         if (yield op("lock_head", session_id=lease.session_id)):
             yield from self._fence(lease, 0)
+            yield from self._delete_run_numbers(lease.session_id)
             yield op("erase_session", session_id=lease.session_id)
             yield op("erase_head", session_id=lease.session_id)
             yield op(

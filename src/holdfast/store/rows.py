@@ -38,9 +38,14 @@ def moment(microseconds: int) -> datetime:
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
+def microseconds(at: datetime) -> int:
+    """Return a time as it is stored."""
+    return (at - _EPOCH) // timedelta(microseconds=1)
+
+
 def maybe_moment(microseconds: int | None) -> datetime | None:
-    """Return a stored time that may be missing."""
-    return None if microseconds is None else moment(microseconds)
+    """Return a stored time that may be missing, or 0."""
+    return moment(microseconds) if microseconds else None
 
 
 _CONVERTED: dict[Any, Callable[[Any], Any]] = {

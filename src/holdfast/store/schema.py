@@ -12,7 +12,7 @@ from holdfast.store.transactions import Transactions, Tx, op, reading, scanning,
 
 LATEST: Final = 1
 """The schema version that this code needs. Every engine has a migration with this number."""
-FIRST: Final = "0001_schema"
+FIRST: Final = "0001_tables"
 """The name of the first migration. Databases that were made before the first release have another one."""
 _DAY_US = 86_400_000_000
 

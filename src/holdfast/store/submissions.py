@@ -1,13 +1,22 @@
 """Submissions: the durable queue of a session, and its control lane."""
 
 import json
-from typing import TypedDict
+from datetime import datetime
+from typing import Final, TypedDict
 
-from holdfast.errors import Conflict, KeyReused, NotFound, QueueFull, SessionNotFound, TurnInProgress
+from holdfast.errors import (
+    BadInput,
+    Conflict,
+    KeyReused,
+    NotFound,
+    QueueFull,
+    SessionNotFound,
+    TurnInProgress,
+)
 from holdfast.framework_sessions import NO_WORKER, refuse_foreign
-from holdfast.ids import check_choice, check_id, check_name, new_id, title_from
+from holdfast.ids import check_choice, check_id, check_name, check_time, new_id, title_from
 from holdfast.jsontext import read_recorded
-from holdfast.store.rows import Row, from_cursor, from_row, page_limit, to_page
+from holdfast.store.rows import Row, from_cursor, from_row, microseconds, moment, page_limit, to_page
 from holdfast.store.transactions import (
     Statement,
     Transactions,
@@ -35,6 +44,9 @@ from holdfast.types import (
     WhenBusy,
 )
 
+_FARTHEST_US: Final = 3653 * 86_400 * 1_000_000
+"""How far ahead the time of a submission may be: ten years."""
+
 
 class NewSubmission(TypedDict):
     """A submission to be queued."""
@@ -47,6 +59,8 @@ class NewSubmission(TypedDict):
     payload: Json
     idempotency_key: str | None
     trace: str | None
+    deliver_at: int
+    """In microseconds; 0 means at once."""
 
 
 class SubmissionMethods(Transactions):
@@ -63,12 +77,14 @@ class SubmissionMethods(Transactions):
         when_busy: WhenBusy = "queue",
         idempotency_key: str | None = None,
         trace: str | None = None,
+        deliver_at: datetime | None = None,
     ) -> Submission:
         """Queue a submission exactly once: a repeated id or idempotency key returns the existing submission.
 
         A repetition must have exactly the same text, else it raises `KeyReused`. `when_busy` is stored for the worker, except `reject`,
         which raises `TurnInProgress` if any submission is queued or in progress. Also raises `QueueFull`, `SessionCleaned` or
         `SessionNotFound`, and `Conflict` for a session of another framework, which no worker runs. The first message becomes the title of a session that has none. `trace` is the trace context for the worker.
+        It does not start before `deliver_at`, by the clock of the database. A time in the past is now; it is at most ten years ahead.
         """
         # The id is chosen before the first attempt, so that an attempt whose response was lost is recognized.
         new = NewSubmission(
@@ -80,12 +96,15 @@ class SubmissionMethods(Transactions):
             payload=payload,
             idempotency_key=idempotency_key,
             trace=trace,
+            deliver_at=0 if deliver_at is None else microseconds(check_time(deliver_at, "deliver_at")),
         )
         return await self._submit(session_id, new, [] if id is None else [id])
 
     @writing(changes="session_id", wakes=True, repeatable=True)
     def _submit(self, session_id: str, new: NewSubmission, tries: list[str]) -> Tx[Submission]:
         self._check_new(new)
+        if new["deliver_at"]:
+            yield from self._refuse_far(new["deliver_at"])
         head = yield from self._lock_head(session_id)
         submission_id, key, lane = new["id"], new["idempotency_key"], new["lane"]
         # An id generated for the first attempt cannot exist yet.
@@ -108,7 +127,7 @@ class SubmissionMethods(Transactions):
         if head.names_framework:
             (session,) = yield op("sessions", id=session_id, limit=1)
             refuse_foreign(from_row(Session, session), NO_WORKER)
-        if head.pending >= self._max_pending and lane == "main":
+        if head.pending >= self._max_pending and (lane == "main" or new["kind"] == "signal"):
             raise QueueFull(session_id=session_id, pending=head.pending, limit=self._max_pending)
         if head.pending and new["when_busy"] == "reject":
             raise TurnInProgress(session_id=session_id, pending=head.pending)
@@ -127,10 +146,17 @@ class SubmissionMethods(Transactions):
         if new["trace"] is not None:
             check_name(new["trace"], "trace context")
 
+    def _refuse_far(self, at: int) -> Tx[None]:
+        (clock,) = yield op("now")
+        if at > clock["now"] + _FARTHEST_US:
+            raise BadInput(problem=f"{moment(at).isoformat()} is more than ten years ahead")
+
     def _queue(self, new: NewSubmission, *, ready: bool) -> Tx[Row]:
         """Add a submission to the queue of a session whose head is locked, with its event."""
         session_id = new["session_id"]
-        numbered = yield op("number_submission", session_id=session_id, ready=int(ready))
+        numbered = yield op(
+            "number_submission", session_id=session_id, ready=int(ready), deliver_at=new["deliver_at"]
+        )
         seq = numbered[0]["seq"]
         rows = yield op("insert_submission", position=seq, **new)
         yield op(

@@ -30,7 +30,7 @@ class WorkMethods(LeaseMethods, SubmissionMethods):
         holders become ready once `reclaim` has freed them. Raises `HolderLost`.
         """
         wanted = None if agents is None else list(agents)
-        if holder.id not in self._unknown_claims and not await self._any_ready(holder, wanted):
+        if holder.id not in self._unknown_claims and await self.ready_in(holder, agents=wanted) != 0:
             return []
         tenure, tries = self._unknown_claims.pop(holder.id, (new_id(), []))
         taking = self._next_work(holder, tenure, wanted, page_limit(limit), max_attempts, tries)
@@ -43,11 +43,12 @@ class WorkMethods(LeaseMethods, SubmissionMethods):
         return taken
 
     @reading
-    def _any_ready(self, holder: Holder, agents: list[str] | None) -> Tx[bool]:
-        (result,) = yield op("any_ready", holder=holder.id, agents=agents)
+    def ready_in(self, holder: Holder, *, agents: Sequence[str] | None = None) -> Tx[float | None]:
+        """Return in how many seconds the first session is ready; None if no session has work. Raises `HolderLost`."""
+        (result,) = yield op("first_ready", holder=holder.id, agents=None if agents is None else list(agents))
         if not result["live"]:
             raise HolderLost(id=holder.id)
-        return bool(result["ready"])
+        return None if result["ready_in"] is None else max(0, result["ready_in"]) / 1_000_000
 
     @writing(repeatable=True)
     def _next_work(
@@ -69,6 +70,8 @@ class WorkMethods(LeaseMethods, SubmissionMethods):
             rows = yield op("begun_submissions", **ours)
         elif (yield op("claim_ready", agents=agents, limit=limit, **ours)):
             rows = yield from self._begin(max_attempts, ours)
+            if woken := [row["session_id"] for row in rows if row["lane"] == "main" and row["deliver_at"]]:
+                yield op("wake_sessions", session_ids=woken)
         else:
             return []  # other workers were faster
         begun = {row["session_id"]: from_row(Submission, row) for row in rows}

@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Callable, Generator, Mapping
+from functools import lru_cache
 from itertools import compress
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from holdfast.errors import BadInput, Conflict, MediaCollected, PayloadTooLarge
-from holdfast.ids import check_choice, check_id, check_name, check_text
+from holdfast.ids import check_choice, check_id, check_name, check_run_id, check_text
 from holdfast.jsontext import check_recorded, parse_json, parse_object
+from holdfast.store.rows import microseconds
+from holdfast.tables import BY_NAME
 from holdfast.types import (
     CHECKPOINT_KINDS,
     EFFECT_STATES,
@@ -29,35 +32,33 @@ from holdfast.types import (
 Kind: TypeAlias = Literal["text", "bigint"]
 
 
-def _columns(text: str) -> tuple[tuple[str, Kind], ...]:
-    pairs = (column.split() for column in text.split(", "))
-    return tuple((name, cast("Kind", kind)) for name, kind in pairs)
+def _columns(
+    table: str, names: str = "", *, without: str = "", later: str = ""
+) -> tuple[tuple[str, Kind], ...]:
+    """Return columns of a table and their types in arrays of PostgreSQL: those with these names, or all `without` some.
+
+    The column `later` is replaced by one of that name.
+    """
+    columns = {column.name: column for column in BY_NAME[table].columns}
+    wanted = names.split() or [name for name in columns if name not in without.split()]
+    return tuple(
+        ("later" if name == later else name, "text" if columns[name].is_text else "bigint") for name in wanted
+    )
 
 
 ARMS: Final[Mapping[str, tuple[tuple[str, Kind], ...]]] = {
-    "add_events": _columns(
-        "session_id text, later bigint, kind text, run_id text, step bigint, payload text, segment bigint, position bigint"
-    ),
-    "add_segments": _columns("session_id text, number bigint, parent bigint, start bigint"),
-    "add_messages": _columns("session_id text, segment bigint, position bigint, body text"),
-    "add_checkpoints": _columns(
-        "session_id text, id text, run_id text, step bigint, kind text, segment bigint, length bigint"
-    ),
-    "put_runs": _columns(
-        "session_id text, id text, parent_id text, agent text, status text, error text, metadata text"
-    ),
-    "put_effects": _columns(
-        "session_id text, run_id text, call_id text, tool text, state text, step bigint, arguments_digest text,"
-        " idempotency_key text, result text, error text, summary text, segment bigint, position bigint, attempts bigint"
-    ),
-    "change_submissions": _columns(
-        "session_id text, id text, state text, reason text, run_id text, attempts bigint"
-    ),
-    "drop_drafts": _columns("session_id text, run_id text"),
-    "drop_records": _columns("session_id text, kind text, key text"),
-    "put_records": _columns("session_id text, kind text, key text, body text"),
-    "refer_blobs": _columns("session_id text, sha256 text"),
-    "set_status": _columns("session_id text, status text, waiting_for text"),
+    "add_events": _columns("events", without="at", later="seq"),
+    "add_segments": _columns("segments"),
+    "add_messages": _columns("messages"),
+    "add_checkpoints": _columns("checkpoints", without="seq at"),
+    "put_runs": _columns("runs", without="first_seq started_at ended_at"),
+    "put_effects": _columns("effects", without="started_at ended_at"),
+    "change_submissions": _columns("submissions", "session_id id state reason run_id attempts deliver_at"),
+    "drop_drafts": (("session_id", "text"), ("run_id", "text")),
+    "drop_records": _columns("records", "session_id kind key"),
+    "put_records": _columns("records", without="seq"),
+    "refer_blobs": _columns("blob_references"),
+    "set_status": (("session_id", "text"), ("status", "text"), ("waiting_for", "text")),
 }
 """The arms of a write: each kind of row in a batch, with its columns in order. `later` counts events back from the last one."""
 
@@ -66,6 +67,19 @@ LONGEST_ERROR: Final = 1000
 
 NUMBERED: Final = frozenset({"add_events", "add_checkpoints", "put_runs", "put_records"})
 """Arms whose rows also contain the session's event number after the fence."""
+
+CONTENT: Final = frozenset(
+    {
+        "add_events",
+        "add_segments",
+        "add_messages",
+        "add_checkpoints",
+        "put_effects",
+        "drop_records",
+        "put_records",
+    }
+)
+"""Arms of the tables in which the SQL engines store the session's number instead of its id."""
 
 
 def _check_payload(text: str, what: str) -> None:
@@ -98,9 +112,9 @@ _NOWHERE = (None, None)
 
 
 class Writing:
-    """A batch to be written: how many event numbers it needs, and its rows by arm."""
+    """A batch to be written: how many event numbers it needs, its rows by arm, and the runs that they name."""
 
-    __slots__ = ("chain", "count", "release", "rows", "size")
+    __slots__ = ("chain", "count", "release", "rows", "runs", "size")
 
     def __init__(self, session_id: str, batch: Batch, largest: int) -> None:
         events = batch.events
@@ -112,6 +126,7 @@ class Writing:
         if batch.release and batch.status in {None, "running"}:
             raise BadInput(problem="a batch that releases its session must set a status other than running")
         self.rows: dict[str, list[Row]] = {}
+        self.runs: set[str] = set()
         self.size = 0
         if events:
             last = self.count
@@ -149,6 +164,11 @@ class Writing:
         if len(rows) > 1 and arm in _KEYS:
             what, key = _KEYS[arm]
             _once([row[key] for row in rows], what)
+        if arm in _RUNS:
+            column = _RUNS[arm]
+            self.runs.update(cast("str", row[column]) for row in rows if row[column] is not None)
+            for run_id in self.runs:
+                check_run_id(run_id)
 
     def refuse(self) -> None:
         """Raise the error of an earlier batch of the chain, if one failed."""
@@ -161,9 +181,13 @@ class Writing:
             self.chain.failed = error
 
 
+@lru_cache
+def _event_kind(kind: str) -> str:
+    return check_id(kind, "event kind")
+
+
 def _event_row(event: NewEvent) -> Row:
-    kind = check_id(event.kind, "event kind")
-    return kind, event.run_id, event.step, event.payload, *(event.message or _NOWHERE)
+    return _event_kind(event.kind), event.run_id, event.step, event.payload, *(event.message or _NOWHERE)
 
 
 def _segment_row(segment: Segment) -> Row:
@@ -211,7 +235,8 @@ def _effect_row(effect: Effect) -> Row:
 
 def _change_row(change: SubmissionChange) -> Row:
     state = check_choice(change.state, SUBMISSION_STATES, "submission state")
-    return check_id(change.id, "submission id"), state, change.reason, change.run_id, change.attempts
+    at = None if change.deliver_at is None else microseconds(change.deliver_at)
+    return check_id(change.id, "submission id"), state, change.reason, change.run_id, change.attempts, at
 
 
 def _record_row(record: Record) -> Row:
@@ -245,6 +270,9 @@ _lists = attrgetter(
     *("drafts_done", "records_dropped", "records"),
 )
 """Return the lists of a batch, in this order. Most are empty, and are skipped without running Python code for each."""
+
+_RUNS: Final = {"add_events": 3, "add_checkpoints": 2, "put_effects": 1, "change_submissions": 4}
+"""Arms whose rows name a run, in this column."""
 
 _KEYS: Final = {
     "put_runs": ("run", slice(1, 2)),

@@ -13,7 +13,7 @@ from holdfast.store.mongo.documents import Documents, MongoRow
 from holdfast.store.mongo.retention import of_session
 from holdfast.store.sql.check import invariants
 from holdfast.store.transactions import Progress
-from holdfast.tables import KEYS
+from holdfast.tables import KEYS, NUMBERED
 
 _PAGE = 5000
 
@@ -21,7 +21,7 @@ _COPIED: Final = {
     "sessions": "id agent owner status cleaned_at archive",
     "tombstones": "session_id",
     "heads": "session_id agent seq holder ready_at",
-    "submissions": "session_id position id state lane ended_at",
+    "submissions": "session_id position id state lane ended_at deliver_at",
     "runs": "session_id id",
     "events": "session_id seq segment position",
     "drafts": "session_id",
@@ -41,19 +41,26 @@ _COPIED: Final = {
 }
 """The columns that check.sql reads. References are copied before the media that they refer to."""
 
+_NUMBERS: Final = {"heads": "number", **dict.fromkeys(NUMBERED, "session")}
+"""The columns in which the SQL engines have the number of a session. Here it is the id."""
+
 
 async def violations(
     db: Documents, *, limit: int, session_id: str | None = None, progress: Progress | None = None
 ) -> list[MongoRow]:
     """Find violations of the invariants, in all sessions or in one."""
     report = progress or _ignore
+    now = await db.now()
     with closing(sqlite3.connect("", check_same_thread=False)) as copy:
         copy.row_factory = sqlite3.Row
+        copy.create_function("now_us", 0, lambda: now)
         for number, (table, text) in enumerate(_COPIED.items(), 1):
             report(f"copy of {table.replace('_', ' ')}", number, _steps())
             columns = text.split()
             copy.execute(f"CREATE TABLE {table} ({', '.join(columns)})")
-            insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
+            if table in _NUMBERS:
+                copy.execute(f"ALTER TABLE {table} ADD COLUMN {_NUMBERS[table]} AS (session_id)")
+            insert = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
             for where in [{}] if session_id is None else _of(table, session_id, copy):
                 async for rows in _rows(db, table, where, columns):
                     await asyncio.to_thread(copy.executemany, insert, rows)
@@ -93,6 +100,9 @@ def _broken(copy: sqlite3.Connection, session_id: str | None, limit: int, report
     for table, text in _COPIED.items():
         key = [column for column in KEYS[table] if column in text.split()] or ["sha256"]
         copy.execute(f"CREATE INDEX {table}_key ON {table} ({', '.join(key)})")
+        if table in _NUMBERS:
+            number = [_NUMBERS[table], *(column for column in key if column != "session_id")]
+            copy.execute(f"CREATE INDEX {table}_number ON {table} ({', '.join(number)})")
     params = {"session_id": session_id, "limit": limit}
     rows: list[MongoRow] = []
     for number, (name, text) in enumerate(invariants("sqlite", of_session=session_id is not None), 1):

@@ -5,6 +5,7 @@ from typing import Any
 
 from bson import MaxKey
 
+from holdfast.store.mongo.catalogue import plain
 from holdfast.store.mongo.documents import Documents, MongoRow, PageSize, beyond, span
 from holdfast.store.mongo.sessions import by_key, live_holders
 
@@ -24,17 +25,8 @@ async def fence(
     return await db.head(session_id, where, inc=inc)
 
 
-async def head(db: Documents, *, session_id: str) -> list[MongoRow]:
-    return await db.get("heads", session_id)
-
-
 async def number_event(db: Documents, *, session_id: str) -> list[MongoRow]:
     return await db.head(session_id, inc={"seq": 1})
-
-
-async def insert_event(db: Documents, **row: object) -> list[MongoRow]:
-    await db.insert("events", [{**row, "at": await db.now()}])
-    return []
 
 
 async def events(
@@ -90,15 +82,11 @@ async def put_draft(
     return [MongoRow(row)]
 
 
-async def drafts(db: Documents, *, session_id: str) -> list[MongoRow]:
-    return await db.find("drafts", span("drafts", session_id), sort=[("_id", 1)])
-
-
 async def history(
     db: Documents, *, session_id: str, segment: int, length: int, after: int, limit: int
 ) -> list[MongoRow]:
     """Walk from the segment to the root, and take from each the positions from its start up to the start of its child."""
-    known = {row["number"]: row for row in await segments(db, session_id=session_id)}
+    known = {row["number"]: row for row in await plain("segments", db, session_id=session_id)}
     ranges: list[dict[str, object]] = []
     stop, number = min(length, after + 1 + limit), segment
     while number is not None and number in known:
@@ -125,10 +113,6 @@ async def history_size(db: Documents, *, session_id: str, segment: int, length: 
         size += sum(len(row["body"].encode()) for row in rows)
         after = rows[-1]["position"]
     return [MongoRow(bytes=size)]
-
-
-async def segments(db: Documents, *, session_id: str) -> list[MongoRow]:
-    return await db.find("segments", span("segments", session_id), sort=[("_id", 1)])
 
 
 async def checkpoints(

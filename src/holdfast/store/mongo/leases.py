@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast.store.mongo.catalogue import plain
 from holdfast.store.mongo.documents import NOW, Documents, MongoRow, span
 from holdfast.store.mongo.sessions import by_key, live_holders, view
 
@@ -30,10 +31,6 @@ async def holders(db: Documents) -> list[MongoRow]:
     )
     numbers = {group["_id"]: group["n"] for group in groups}
     return [MongoRow(row, sessions=numbers.get(row["id"], 0)) for row in rows]
-
-
-async def remove_holder(db: Documents, *, id: str) -> list[MongoRow]:
-    return await db.delete("holders", {"_id": id})
 
 
 async def lost_heads(db: Documents, *, limit: int) -> list[MongoRow]:
@@ -79,22 +76,26 @@ async def locked_head(db: Documents, *, session_id: str) -> list[MongoRow]:
     ]
 
 
-async def held_by(db: Documents, *, session_id: str) -> list[MongoRow]:
+async def lease_holder(db: Documents, *, session_id: str) -> list[MongoRow]:
     """Return the live holder of a session that is not being cleaned, without a lock."""
     live = await live_holders(db, [head["holder"] for head in await db.get("heads", session_id)])
     sessions = await db.get("sessions", session_id) if live else []
     return list(live.values()) if sessions and sessions[0]["status"] not in {"cleaning", "cleaned"} else []
 
 
-async def live_holder(db: Documents, *, id: str) -> list[MongoRow]:
-    return list((await live_holders(db, [id])).values())
+def _sleeping(agents: Sequence[str] | None) -> dict[str, Any]:
+    """Return the condition for sessions of these agents that are ready, now or later."""
+    return dict(_READY) if agents is None else {**_READY, "agent": {"$in": agents}}
+
+
+async def _due(db: Documents) -> dict[str, Any]:
+    """Return the condition for heads that are ready now."""
+    return {"ready_at": {"$gt": 0, "$lte": await db.now()}}
 
 
 async def _ready(db: Documents, agents: Sequence[str] | None, limit: int) -> list[str]:
     """Return the sessions that have been ready longest; after conflicts, also some of the next ones, at random."""
-    where: dict[str, Any] = dict(_READY)
-    if agents is not None:
-        where["agent"] = {"$in": agents}
+    where = _sleeping(agents) | await _due(db)
     crowd = (db.attempt - 1) * _CROWD
     rows = await db.find("heads", where, sort=[("ready_at", 1)], limit=limit + crowd, fields=["_id"])
     ids = [row["_id"] for row in rows]
@@ -106,14 +107,10 @@ async def claim_lock(_: Documents, **__: object) -> list[MongoRow]:
     return []
 
 
-async def tenure(db: Documents, **ours: object) -> list[MongoRow]:
-    return await db.find("heads", ours)
-
-
 async def take_lease(
     db: Documents, *, session_id: str, holder: str, tenure: str, dead: str | None = None
 ) -> list[MongoRow]:
-    if not await live_holder(db, id=holder):
+    if not await plain("live_holder", db, id=holder):
         return []
     values: dict[str, object] = {"holder": holder, "tenure": tenure, "writes": 0, "ready_at": None}
     if dead is not None:
@@ -121,25 +118,13 @@ async def take_lease(
     return await db.head(session_id, inc={"epoch": 1}, values=values)
 
 
-async def requeue_claimed(db: Documents, *, session_id: str) -> list[MongoRow]:
-    return await requeue_all_claimed(db, session_ids=[session_id])
-
-
-async def requeue_all_claimed(db: Documents, *, session_ids: Sequence[str]) -> list[MongoRow]:
-    await db["submissions"].update_many(
-        {"session_id": {"$in": session_ids}, "ended_at": None, "state": "claimed"},
-        {"$set": {"state": "queued"}},
-        session=db.session,
-    )
-    return []
-
-
-async def has_work(db: Documents, session_id: str, *, control_only: bool) -> bool:
-    """Return whether a session has pending submissions."""
-    where: dict[str, object] = {"session_id": session_id, "ended_at": None, "state": {"$ne": "waiting"}}
+async def ready_at(db: Documents, session_id: str, *, control_only: bool) -> int | None:
+    """Return when the first pending submission of a session may start; None if it has none."""
+    where: dict[str, object] = {"session_id": session_id, "ended_at": None, "deliver_at": {"$gte": 0}}
     if control_only:
-        where["lane"] = "control"
-    return bool(await db.find("submissions", where, limit=1, fields=["_id"]))
+        where["$or"] = [{"lane": "control"}, {"state": "waiting"}]
+    first = await db.find("submissions", where, sort=[("deliver_at", 1)], limit=1, fields=["deliver_at"])
+    return max(first[0]["deliver_at"], await db.now()) if first else None
 
 
 async def free_head(
@@ -150,11 +135,8 @@ async def free_head(
     control_only: bool | None = None,
     moved: bool | None = None,
 ) -> list[MongoRow]:
-    work = not moved and await has_work(db, session_id, control_only=bool(control_only))
-    ready_at = await db.now() if work else None
-    return await db.head(
-        session_id, values={"holder": None, "orphaned_by": orphaned_by, "ready_at": ready_at}
-    )
+    at = None if moved else await ready_at(db, session_id, control_only=bool(control_only))
+    return await db.head(session_id, values={"holder": None, "orphaned_by": orphaned_by, "ready_at": at})
 
 
 async def free_heads(db: Documents, *, session_ids: Sequence[str]) -> list[MongoRow]:
@@ -166,22 +148,15 @@ async def free_heads(db: Documents, *, session_ids: Sequence[str]) -> list[Mongo
     return rows
 
 
-async def not_running(db: Documents, *, session_id: str) -> list[MongoRow]:
-    where = {"_id": session_id, "status": "running"}
-    return await db.change_where("sessions", where, status="idle", active_at=await db.now())
-
-
-async def held_heads(db: Documents, *, holder: str, limit: int) -> list[MongoRow]:
-    return await db.find("heads", {"holder": holder}, sort=[("_id", 1)], limit=limit)
-
-
 async def ready_agents(db: Documents) -> list[MongoRow]:
-    groups = await db.group("heads", {"$match": _READY}, {"$group": {"_id": "$agent", "n": {"$sum": 1}}})
+    groups = await db.group(
+        "heads", {"$match": await _due(db)}, {"$group": {"_id": "$agent", "n": {"$sum": 1}}}
+    )
     return [MongoRow(agent=group["_id"], sessions=group["n"]) for group in groups]
 
 
 async def latest_ready(db: Documents) -> list[MongoRow]:
-    rows = await db.find("heads", _READY, sort=[("ready_at", -1)], limit=1)
+    rows = await db.find("heads", await _due(db), sort=[("ready_at", -1)], limit=1)
     return [MongoRow(number=rows[0]["ready_at"] if rows else 0)]
 
 
@@ -211,13 +186,10 @@ async def _latest(db: Documents, table: str, where: dict[str, Any], column: str)
     return [MongoRow(session_id=group["_id"], number=group["number"]) for group in groups]
 
 
-async def expire_holders(db: Documents, *, ids: Sequence[str]) -> list[MongoRow]:
-    return await db.change_where("holders", {"_id": {"$in": ids}}, deadline=0)
-
-
-async def any_ready(db: Documents, *, holder: str, agents: Sequence[str] | None = None) -> list[MongoRow]:
-    live = await live_holder(db, id=holder)
-    return [MongoRow(ready=bool(await _ready(db, agents, 1)), live=bool(live))]
+async def first_ready(db: Documents, *, holder: str, agents: Sequence[str] | None = None) -> list[MongoRow]:
+    live = await plain("live_holder", db, id=holder)
+    first = await db.find("heads", _sleeping(agents), sort=[("ready_at", 1)], limit=1, fields=["ready_at"])
+    return [MongoRow(ready_in=first[0]["ready_at"] - await db.now() if first else None, live=bool(live))]
 
 
 async def claim_ready(
@@ -231,25 +203,29 @@ async def claim_ready(
 
 async def begin_submissions(db: Documents, *, max_attempts: int, **ours: object) -> list[MongoRow]:
     begun: list[MongoRow] = []
-    heads = await tenure(db, **ours)
+    heads = await plain("tenure", db, **ours)
     sessions = await by_key(db, "sessions", [head["session_id"] for head in heads])
     for session in sessions.values():
-        where = {"session_id": session["id"], "ended_at": None, "state": "queued"}
+        queued: dict[str, Any] = {"state": "queued"}
         if session["status"] == "waiting":
-            where["lane"] = "control"
-        first = await db.find("submissions", where, sort=[("lane", 1), ("position", 1)], limit=1)
-        begun += [await claim(db, row) for row in first if row["attempts"] < max_attempts]
+            queued["lane"] = "control"
+        where = {"session_id": session["id"], "ended_at": None, "$or": [{"state": "waiting"}, queued]}
+        due = {**where, "deliver_at": {"$gte": 0, "$lte": await db.now()}}
+        first = await db.find("submissions", due, sort=[("lane", 1), ("position", 1)], limit=1)
+        begun += [
+            await claim(db, r) for r in first if r["state"] == "waiting" or r["attempts"] < max_attempts
+        ]
     return begun
 
 
 async def claim(db: Documents, row: MongoRow) -> MongoRow:
-    """Mark a submission as claimed, with one more attempt."""
-    now = await db.now()
-    return await db.change("submissions", row, state="claimed", attempts=row["attempts"] + 1, started_at=now)
+    """Mark a submission as claimed, with one more attempt unless it waited."""
+    attempts = row["attempts"] + (row["state"] != "waiting")
+    return await db.change("submissions", row, state="claimed", attempts=attempts, started_at=await db.now())
 
 
 async def begun_submissions(db: Documents, **ours: object) -> list[MongoRow]:
-    ids = [head["session_id"] for head in await tenure(db, **ours)]
+    ids = [head["session_id"] for head in await plain("tenure", db, **ours)]
     return await db.find("submissions", {"session_id": {"$in": ids}, "ended_at": None, "state": "claimed"})
 
 
@@ -266,7 +242,7 @@ async def insert_begun_events(db: Documents, *, events: Sequence[Sequence[object
 
 
 async def claimed_sessions(db: Documents, **ours: object) -> list[MongoRow]:
-    heads = await tenure(db, **ours)
+    heads = await plain("tenure", db, **ours)
     result = await by_key(db, "sessions", [head["session_id"] for head in heads])
     rows: list[MongoRow] = []
     for row in await view(db, list(result.values())):

@@ -3,9 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from bson import Binary
-
-from holdfast.store.mongo.documents import Documents, MongoRow, span
+from holdfast.store.mongo.documents import Documents, MongoRow
 
 
 async def lock_content(_: Documents, **__: object) -> list[MongoRow]:
@@ -13,37 +11,11 @@ async def lock_content(_: Documents, **__: object) -> list[MongoRow]:
     return []
 
 
-async def _touch(db: Documents, where: dict[str, object], **values: object) -> list[MongoRow]:
-    rows = await db.find("blobs", where)
-    now = await db.now() if rows else 0
-    return [await db.change("blobs", row, **values, at=now) for row in rows]
-
-
-async def touch_stored(db: Documents, *, location: str, sha256: str) -> list[MongoRow]:
-    return await _touch(db, {"location": location, "sha256": sha256, "state": "stored"})
-
-
 async def add_blob(db: Documents, **row: object) -> list[MongoRow]:
     new = MongoRow(row, at=await db.now())
     if await db.insert_new("blobs", new):
         return [new]
-    return await touch_storing(db, id=str(row["id"]))
-
-
-async def set_blob_digest(db: Documents, *, id: str, **values: object) -> list[MongoRow]:
-    return await _touch(db, {"_id": id, "state": "storing"}, **values)
-
-
-async def touch_storing(db: Documents, *, id: str) -> list[MongoRow]:
-    return await _touch(db, {"_id": id, "state": "storing"})
-
-
-async def replace_blob(db: Documents, *, id: str) -> list[MongoRow]:
-    return await db.change_where("blobs", {"_id": id, "state": "stored"}, state="deleting")
-
-
-async def mark_blob_stored(db: Documents, *, id: str) -> list[MongoRow]:
-    return await _touch(db, {"_id": id, "state": "storing"}, state="stored")
+    return await db.change_where("blobs", {"_id": row["id"], "state": "storing"}, at=new["at"])
 
 
 async def _references(db: Documents, rows: Sequence[MongoRow]) -> dict[str, int]:
@@ -59,11 +31,6 @@ async def _archives(db: Documents, rows: Sequence[MongoRow]) -> list[MongoRow]:
     """Return the sessions whose archive is one of these blobs."""
     digests = [row["sha256"] for row in rows]
     return await db.find("sessions", {"archive": {"$in": digests, "$gt": ""}}, fields=["archive"])
-
-
-async def archived_sessions(db: Documents, *, sha256: str, limit: int) -> list[MongoRow]:
-    rows = await db.find("sessions", {"archive": sha256}, sort=[("_id", 1)], limit=limit, fields=["_id"])
-    return [MongoRow(session_id=row["_id"]) for row in rows]
 
 
 async def _counted(db: Documents, rows: list[MongoRow]) -> list[MongoRow]:
@@ -136,45 +103,6 @@ async def mark_blobs_for_deletion(
         await db.change("blobs", row, state="deleting", held=0)
         for row in await _unneeded(db, rows, grace_us, dead_us)
     ]
-
-
-async def abandon_blob(db: Documents, *, id: str) -> list[MongoRow]:
-    return await db.change_where("blobs", {"_id": id, "state": "storing"}, state="deleting")
-
-
-async def is_stored(db: Documents, *, id: str) -> list[MongoRow]:
-    return await db.find("blobs", {"_id": id, "state": "stored"})
-
-
-async def delete_blob_entry(db: Documents, *, id: str) -> list[MongoRow]:
-    return await db.delete("blobs", {"_id": id, "state": {"$ne": "stored"}})
-
-
-async def add_chunk(db: Documents, *, id: str, number: int, body: bytes) -> list[MongoRow]:
-    await db.insert_new("blob_chunks", {"blob_id": id, "number": number, "body": Binary(body)})
-    return []
-
-
-async def chunks(db: Documents, *, id: str, first: int, limit: int) -> list[MongoRow]:
-    where = span("blob_chunks", id, after={"number": first - 1})
-    return await db.find("blob_chunks", where, sort=[("_id", 1)], limit=limit)
-
-
-async def delete_chunks(db: Documents, *, id: str, limit: int) -> list[MongoRow]:
-    return await db.delete("blob_chunks", span("blob_chunks", id), limit=limit, sort=[("_id", 1)])
-
-
-async def blob_references(
-    db: Documents,
-    *,
-    limit: int,
-    session_id: str | None = None,
-    sha256: str | None = None,
-    after: str | None = None,
-) -> list[MongoRow]:
-    place = None if after is None else {"sha256": after}
-    where = {"sha256": sha256} if session_id is None else span("blob_references", session_id, after=place)
-    return await db.find("blob_references", where, sort=[("_id", 1)], limit=limit)
 
 
 async def owned_reference(db: Documents, *, owner: str, sha256: str) -> list[MongoRow]:

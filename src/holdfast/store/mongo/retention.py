@@ -1,15 +1,14 @@
 """The statements of retention.sql and archive.sql."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from bson import MaxKey
 
 from holdfast.store.mongo.documents import Documents, MongoRow, span
-from holdfast.store.mongo.leases import has_work
+from holdfast.store.mongo.leases import ready_at
 from holdfast.store.mongo.sessions import create_head, live_holders
-from holdfast.store.mongo.write import hold_stored
+from holdfast.store.mongo.write import lock_contents
 from holdfast.store.retention import CONTENT
 from holdfast.tables import KEYS
 
@@ -81,17 +80,6 @@ async def stop_cleaning(db: Documents, *, session_id: str) -> list[MongoRow]:
     return rows
 
 
-async def keep_archive(db: Documents, *, session_id: str, archive: str) -> list[MongoRow]:
-    return await db.change_where("sessions", {"_id": session_id, "status": "cleaning"}, archive=archive)
-
-
-async def finish_cleaning(db: Documents, *, session_id: str) -> list[MongoRow]:
-    where = {"_id": session_id, "status": "cleaning"}
-    empty: dict[str, Any] = {"title": "", "title_folded": "", "metadata": "{}", "waiting_for": None}
-    now = await db.now()
-    return await db.change_where("sessions", where, status="cleaned", cleaned_at=now, resting=None, **empty)
-
-
 async def content_counts(db: Documents, *, session_id: str) -> list[MongoRow]:
     return [
         MongoRow(kind=table, number=await db.count(table, of_session(table, session_id)))
@@ -113,47 +101,6 @@ async def content_sizes(db: Documents, *, session_id: str) -> list[MongoRow]:
             "pieces", {"$match": {"_id": within}}, {"$group": {"_id": None, "bytes": size}}
         )
     return rows
-
-
-async def some_references(db: Documents, *, session_id: str, limit: int) -> list[MongoRow]:
-    where = span("blob_references", session_id)
-    return await db.find("blob_references", where, sort=[("_id", 1)], limit=limit)
-
-
-async def blobs_of(db: Documents, *, digests: Sequence[str]) -> list[MongoRow]:
-    where = {"sha256": {"$in": digests}, "state": "stored"}
-    return await db.find("blobs", where, sort=[("_id", 1)])
-
-
-async def tombstone(db: Documents, *, session_id: str) -> list[MongoRow]:
-    return await db.get("tombstones", session_id)
-
-
-async def add_tombstone(db: Documents, *, session_id: str) -> list[MongoRow]:
-    await db.insert_new("tombstones", {"session_id": session_id, "at": await db.now()})
-    return []
-
-
-async def drop_archive(db: Documents, *, session_id: str) -> list[MongoRow]:
-    return await db.change_where("sessions", {"_id": session_id}, archive=None)
-
-
-async def erase_head(db: Documents, *, session_id: str) -> list[MongoRow]:
-    return await db.delete("heads", {"_id": session_id})
-
-
-async def erase_session(db: Documents, *, session_id: str) -> list[MongoRow]:
-    return await db.delete("sessions", {"_id": session_id})
-
-
-async def _delete(db: Documents, *, table: str, session_id: str, limit: int) -> list[MongoRow]:
-    where = of_session(table, session_id)
-    sort = [("_id", 1)] if "_id" in where else None
-    return await db.delete(table, where, limit=limit, sort=sort)
-
-
-DELETE = {f"delete_{table}": partial(_delete, table=table) for table in CONTENT}
-"""`delete_x` for every table with content."""
 
 
 async def child_sessions(
@@ -207,31 +154,17 @@ async def import_head(db: Documents, *, id: str, agent: str, seq: int) -> list[M
     return await create_head(db, id=id, agent=agent, seq=seq)
 
 
-async def rehydrate_session(db: Documents, *, id: str, **row: object) -> list[MongoRow]:
-    kept = ("status", "title", "title_folded", "waiting_for", "metadata")
-    values = {name: row[name] for name in kept}
-    gone = dict.fromkeys(("cleaned_at", "resting", "archive", "fingerprint"))
-    return await db.change_where("sessions", {"_id": id}, **values, **gone, rehydrated_at=await db.now())
-
-
-async def imported_commands_lost(db: Documents, *, session_id: str) -> list[MongoRow]:
-    rows = await db.find("commands", {"session_id": session_id, "ended_at": None})
-    return [
-        await db.change("commands", row, state="lost", exit_code=-1, ended_at=row["last_at"]) for row in rows
-    ]
-
-
 async def ready_if_work(
     db: Documents, *, session_id: str, control_only: bool | None = None
 ) -> list[MongoRow]:
-    if not await has_work(db, session_id, control_only=bool(control_only)):
+    at = await ready_at(db, session_id, control_only=bool(control_only))
+    if at is None:
         return []
-    free = {"holder": None, "ready_at": None}
-    return await db.head(session_id, free, values={"ready_at": await db.now()})
+    return await db.head(session_id, {"holder": None, "ready_at": None}, values={"ready_at": at})
 
 
 async def lock_stored(db: Documents, *, sha256: str) -> list[MongoRow]:
-    return [MongoRow(sha256=each) for each in await hold_stored(db, [sha256])]
+    return [MongoRow(sha256=each) for each in await lock_contents(db, [sha256])]
 
 
 async def taken_ids(db: Documents, *, table: str, column: str, ids: Sequence[str]) -> list[MongoRow]:

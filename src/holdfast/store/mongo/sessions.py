@@ -7,12 +7,6 @@ from collections.abc import Sequence
 from holdfast.store.mongo.documents import NOW, Documents, MongoRow, beyond
 
 
-async def create_session(db: Documents, **row: object) -> list[MongoRow]:
-    now = await db.now()
-    new = {**row, "status": "idle", "hold": 0, "created_at": now, "active_at": now}
-    return [MongoRow(id=row["id"])] if await db.insert_new("sessions", new) else []
-
-
 async def create_head(db: Documents, *, id: str, agent: str, seq: int = 0) -> list[MongoRow]:
     await db.insert("heads", [{"session_id": id, "agent": agent, "epoch": 0, "seq": seq, "writes": 0}])
     return []
@@ -92,7 +86,7 @@ async def view(db: Documents, sessions: Sequence[MongoRow]) -> list[MongoRow]:
     heads = await by_key(db, "heads", ids)
     live = await live_holders(db, [head["holder"] for head in heads.values()])
     pending, active = await open_submissions(db, ids)
-    served = await _served(db)
+    served, now = await _served(db), await db.now()
     rows: list[MongoRow] = []
     for session in sessions:
         head = heads.get(session["id"])
@@ -107,7 +101,9 @@ async def view(db: Documents, sessions: Sequence[MongoRow]) -> list[MongoRow]:
                 status = "idle"
         failed = session["status"] == "failed"  # the reason is in the same column
         waiting_for = None if failed else session["waiting_for"]
-        if not holder and (head["ready_at"] or status == "queued"):
+        if not holder and status == "queued" and (head["ready_at"] or 0) > now:
+            waiting_for = "timer"
+        elif not holder and ((head["ready_at"] or now + 1) <= now or status == "queued"):
             if session["agent"] not in served:
                 waiting_for = "worker"
         elif not holder and status == "idle" and (head["orphaned_by"] or head["holder"]):
@@ -183,16 +179,6 @@ async def seconds_unwatched(db: Documents, *, id: str) -> list[MongoRow]:
     ]
 
 
-async def update_session(db: Documents, *, id: str, **values: object) -> list[MongoRow]:
-    given = {name: value for name, value in values.items() if value is not None}
-    return await db.change_where("sessions", {"_id": id}, **given) if given else []
-
-
-async def dismiss_failure(db: Documents, *, session_id: str) -> list[MongoRow]:
-    where = {"_id": session_id, "status": "failed"}
-    return await db.change_where("sessions", where, status="idle", waiting_for=None)
-
-
 async def numbered_sessions(db: Documents, *, low: str, high: str) -> list[MongoRow]:
     between = {"_id": {"$gte": low, "$lt": high}}
     found = await db.find("sessions", between, fields=["owner", "agent"])
@@ -201,15 +187,6 @@ async def numbered_sessions(db: Documents, *, low: str, high: str) -> list[Mongo
         *(MongoRow(id=row["_id"], owner=row["owner"], agent=row["agent"]) for row in found),
         *(MongoRow(id=row["_id"], owner=None, agent=None) for row in erased),
     ]
-
-
-async def admin_hold(db: Documents, *, id: str) -> list[MongoRow]:
-    return await db.find("sessions", {"_id": id, "hold": 1, "admin_hold": 1}, fields=["_id"])
-
-
-async def add_audit(db: Documents, **row: object) -> list[MongoRow]:
-    await db.insert_new("audit", {**row, "at": await db.now()})
-    return []
 
 
 async def audit(
@@ -234,10 +211,6 @@ async def valid_token(db: Documents, *, digest: str) -> list[MongoRow]:
     return [row for row in rows if row["expires_at"] is None or row["expires_at"] > now]
 
 
-async def tokens(db: Documents) -> list[MongoRow]:
-    return await db.find("tokens", {}, sort=[("_id", 1)])
-
-
 async def revoke_token(db: Documents, *, id: str) -> list[MongoRow]:
     rows = await db.get("tokens", id)
     if rows and rows[0]["revoked_at"] is None:
@@ -247,7 +220,7 @@ async def revoke_token(db: Documents, *, id: str) -> list[MongoRow]:
 
 async def totals(db: Documents) -> list[MongoRow]:
     now = await db.now()
-    ready = await db.find("heads", {"ready_at": {"$gt": 0}}, sort=[("ready_at", 1)], limit=1)
+    ready = await db.find("heads", {"ready_at": {"$gt": 0, "$lte": now}}, sort=[("ready_at", 1)], limit=1)
     return [
         MongoRow(
             sessions=await db.count("sessions", {}),

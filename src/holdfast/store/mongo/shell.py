@@ -46,15 +46,6 @@ async def number_outputs(
     ]
 
 
-async def insert_output(db: Documents, **row: object) -> list[MongoRow]:
-    db.gather("outputs", row)
-    return []
-
-
-async def request_stop(db: Documents, *, id: str) -> list[MongoRow]:
-    return await db.change_where("commands", {"_id": id, "ended_at": None}, stop_requested=1)
-
-
 async def commands(
     db: Documents,
     *,
@@ -149,10 +140,6 @@ async def log_of_outputs(db: Documents, *, after: int | None = None, **filters: 
     return await _log(db, "outputs", "at", where, **filters)
 
 
-async def outputs_by_id(db: Documents, *, ids: Sequence[str], owner: str | None = None) -> list[MongoRow]:
-    return await db.find("outputs", {"id": {"$in": ids}, **_owned(owner)})
-
-
 async def commands_by_id(db: Documents, *, ids: Sequence[str], owner: str | None = None) -> list[MongoRow]:
     where = {"_id": {"$in": ids}, "purged_at": None, **_owned(owner)}
     return await db.find("commands", where)
@@ -184,12 +171,3 @@ async def commands_to_purge(
             break
         place = (page[-1]["ended_at"], page[-1]["id"])
     return rows[:limit]
-
-
-async def purge_outputs(db: Documents, *, command_id: str, limit: int) -> list[MongoRow]:
-    return await db.delete("outputs", span("outputs", command_id), limit=limit, sort=[("_id", 1)])
-
-
-async def purge_command(db: Documents, *, id: str) -> list[MongoRow]:
-    where = {"_id": id, "purged_at": None}
-    return await db.change_where("commands", where, purged_at=await db.now(), command="", cwd=None)

@@ -221,12 +221,12 @@ class MongoStore(Store):
 
     async def acquire(self, session_id: str, holder: Holder, *, cleaned: bool = False) -> Lease:
         """Read first: locking the head changes it, and a caller that finds it busy would roll back the holder's own writes."""
-        await self._refuse_held(session_id)
+        await self._refuse_leased(session_id)
         return await super().acquire(session_id, holder, cleaned=cleaned)
 
     @reading
-    def _refuse_held(self, session_id: str) -> Tx[None]:
-        held = yield Statement("held_by", {"session_id": check_id(session_id, "session id")})
+    def _refuse_leased(self, session_id: str) -> Tx[None]:
+        held = yield Statement("lease_holder", {"session_id": check_id(session_id, "session id")})
         for row in held:
             until = moment(row["deadline"]).isoformat(timespec="seconds")
             raise SessionBusy(session_id=session_id, holder=row["name"], until=until)

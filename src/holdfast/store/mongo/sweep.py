@@ -114,15 +114,6 @@ async def take_duty(db: Documents, *, name: str, holder: str, every_us: int) -> 
     return [await db.change("duties", duty, holder=holder, taken_at=now)] if free and rested else []
 
 
-async def finish_duty(db: Documents, *, name: str, holder: str, detail: str) -> list[MongoRow]:
-    ours = {"_id": name, "holder": holder}
-    return await db.change_where("duties", ours, holder=None, done_at=await db.now(), detail=detail)
-
-
-async def leave_duty(db: Documents, *, name: str, holder: str) -> list[MongoRow]:
-    return await db.change_where("duties", {"_id": name, "holder": holder}, holder=None)
-
-
 async def duty(db: Documents, *, name: str) -> list[MongoRow]:
     rows = await db.get("duties", name)
     live = await live_holders(db, [row["holder"] for row in rows])

@@ -1,10 +1,11 @@
-"""Run transactions: each statement is a function of the same name in one of these modules."""
+"""Run transactions: each statement is in the catalogue, or a function of the same name in one of these modules."""
 
 import asyncio
 import inspect
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any, Final, TypeVar
 
@@ -12,6 +13,7 @@ import pymongo
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import PyMongoError
 
+from holdfast.store.catalogue import PLAIN, Insert
 from holdfast.store.mongo import (
     check,
     copying,
@@ -26,6 +28,7 @@ from holdfast.store.mongo import (
     submissions,
     sweep,
 )
+from holdfast.store.mongo.catalogue import plain
 from holdfast.store.mongo.client import TimeLimit
 from holdfast.store.mongo.documents import Documents, MongoRow, PageSize
 from holdfast.store.mongo.failures import is_unknown
@@ -53,7 +56,7 @@ STATEMENTS: Final[dict[str, Handler]] = {
     **_statements(
         sessions, states, leases, submissions, journal, media, retention, copying, shell, sweep, check, schema
     ),
-    **retention.DELETE,
+    **{name: partial(plain, name) for name in PLAIN},
 }
 
 
@@ -105,7 +108,7 @@ async def run(db: Documents, tx: Tx[T], limit: TimeLimit) -> T:
         tx.close()
 
 
-_GATHERED: Final = frozenset({"insert_output"})
+_GATHERED: Final = frozenset(name for name, each in PLAIN.items() if isinstance(each, Insert) and each.many)
 """Statements that are issued in large numbers and sent as one."""
 
 
@@ -115,8 +118,6 @@ async def _execute(db: Documents, statement: Statement, limit: TimeLimit) -> Row
         with limit():
             await db.flush()
     with pymongo.timeout(LONG_SECONDS) if statement.slow else limit():
-        if not statement.sized or statement.slow:
-            return await handler(db, **statement.params)
-        db.page = PageSize(statement.sized, statement.page_bytes)
+        db.page = PageSize(() if statement.slow else statement.sized, statement.page_bytes)
         rows = await handler(db, **statement.params)
         return CutRows(rows) if db.page.cut(rows) else rows

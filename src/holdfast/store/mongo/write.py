@@ -1,14 +1,16 @@
 """The hot path: the fence and every arm of write.sql, each for all rows of its kind in a batch."""
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from pymongo import InsertOne, UpdateOne
 from pymongo.errors import ClientBulkWriteException, OperationFailure, PyMongoError
 
+from holdfast.store.mongo.catalogue import plain
 from holdfast.store.mongo.documents import Documents, MongoRow, as_document, is_long
 from holdfast.store.mongo.journal import fence
-from holdfast.store.mongo.leases import free_heads, requeue_all_claimed
+from holdfast.store.mongo.leases import free_heads
 from holdfast.store.transactions import lease_lost
 from holdfast.store.write import ARMS, Writing, missing, unstored
 from holdfast.types import Lease
@@ -50,7 +52,7 @@ async def write(db: Documents, lease: Lease, writing: Writing, *, at: int | None
     if not writing.release:
         return seq, False
     session_ids = [lease.session_id]
-    await requeue_all_claimed(db, session_ids=session_ids)
+    await plain("requeue_all_claimed", db, session_ids=session_ids)
     (freed,) = await free_heads(db, session_ids=session_ids)
     return seq, freed["ready"]
 
@@ -103,15 +105,9 @@ async def _add_events(db: Documents, seq: int, rows: Rows) -> int:
     return len(rows)
 
 
-async def _add_segments(db: Documents, seq: int, rows: Rows) -> int:
+async def _add(table: str, db: Documents, seq: int, rows: Rows) -> int:
     del seq
-    await db.insert("segments", rows)
-    return len(rows)
-
-
-async def _add_messages(db: Documents, seq: int, rows: Rows) -> int:
-    del seq
-    await db.insert("messages", rows)
+    await db.insert(table, rows)
     return len(rows)
 
 
@@ -178,9 +174,20 @@ async def _change_submissions(db: Documents, seq: int, rows: Rows) -> int:
             reason=row["reason"] if reason is None and state != "done" else reason,
             run_id=change["run_id"] or row["run_id"],
             attempts=row["attempts"] if change["attempts"] is None else change["attempts"],
+            deliver_at=_deliver_at(row, change),
             ended_at=now if state in _ENDED else None,
         )
     return len(results)
+
+
+def _deliver_at(row: MongoRow, change: MongoRow) -> int | None:
+    match change["state"]:
+        case "queued":
+            return change["deliver_at"] or 0
+        case "waiting":
+            return change["deliver_at"]
+        case _:
+            return row["deliver_at"]
 
 
 async def _drop_drafts(db: Documents, seq: int, rows: Rows) -> int:
@@ -202,14 +209,14 @@ async def _put_records(db: Documents, seq: int, rows: Rows) -> int:
 
 async def _refer_blobs(db: Documents, seq: int, rows: Rows) -> int:
     del seq
-    stored = await hold_stored(db, [row["sha256"] for row in rows])
+    stored = await lock_contents(db, [row["sha256"] for row in rows])
     for row in rows:
         if row["sha256"] in stored:
             await db.insert_new("blob_references", row)
     return len(stored)
 
 
-async def hold_stored(db: Documents, digests: Sequence[str]) -> set[str]:
+async def lock_contents(db: Documents, digests: Sequence[str]) -> set[str]:
     """Return which of these contents are stored. They are changed, so that a concurrent collector restarts."""
     rows = await db.find("blobs", {"sha256": {"$in": list(digests)}, "state": "stored"})
     if rows:
@@ -236,8 +243,8 @@ async def _set_status(db: Documents, seq: int, rows: Rows) -> int:
 
 _WRITE: Final[Mapping[str, Callable[[Documents, int, Rows], Coroutine[Any, Any, int]]]] = {
     "add_events": _add_events,
-    "add_segments": _add_segments,
-    "add_messages": _add_messages,
+    "add_segments": partial(_add, "segments"),
+    "add_messages": partial(_add, "messages"),
     "add_checkpoints": _add_checkpoints,
     "put_runs": _put_runs,
     "put_effects": _put_effects,

@@ -125,7 +125,7 @@ class PostgresStore(SqlStore):
         return await self._unfinished.run(self._submit_now(session_id, new, tries))
 
     async def _submit_now(self, session_id: str, new: NewSubmission, tries: list[str]) -> Submission:
-        row = await self._submitter.submit(new)
+        row = await self._submitter.submit(new) if new["deliver_at"] == 0 else None
         if row is not None:
             return from_row(Submission, row)
         return await super()._submit(session_id, new, [*tries, new["id"]])

@@ -85,7 +85,7 @@ def _group(arms: tuple[str, ...]) -> str:
             arrays.append(f"${parameter}::{kind}[]")
         columns = ", ".join(column for column, _ in ARMS[name])
         rows = (  # names and types are constants, values are parameters
-            f"SELECT r.*, head.seq AS head_seq FROM unnest({', '.join(arrays)}) AS r({columns})"  # noqa: S608
+            f"SELECT r.*, head.seq AS head_seq, head.number AS session FROM unnest({', '.join(arrays)}) AS r({columns})"  # noqa: S608
             " JOIN head ON head.session_id = r.session_id"
         )
         parts += [f", {name}_rows AS ({rows})", f", {name} AS (\n{library.text(name, 'postgres')}\n)"]
@@ -109,6 +109,7 @@ class _BatchJob:
 
     def succeed(self, seq: int) -> None:
         self.lease.writes += 1
+        self.lease.runs |= self.writing.runs
         if self.writing.release:
             self.lease.lost = self.lease.released = True
         if not self.future.done():
@@ -290,14 +291,16 @@ class Committer:
         done = [row for job in group for row in job.writing.rows.get("drop_drafts", ())]
         referring = [job for job in group if "refer_blobs" in job.writing.rows]
         releasing = [job.lease.session_id for job in group if job.writing.release]
+        naming = [job for job in group if not job.writing.runs <= job.lease.runs]
         ready = False
-        alone = not ("change_submissions" in arms or done or referring or releasing)
+        alone = not ("change_submissions" in arms or done or referring or releasing or naming)
         if alone and self._connections.keeps_state:
             with committing(self._connection):
                 rows = await self._connection.fetch(_group(arms), *values, timeout=NO_TIMEOUT)
         else:
             jobs = {job.lease.session_id: job for job in group}
             async with self._connections.transaction(self._connection):
+                await self._name_runs(naming)
                 rows = await self._connection.fetch(_group(arms), *values, timeout=ANSWER_SECONDS)
                 for row in rows:
                     if problem := missing(row["changed"], jobs[row["session_id"]].writing):
@@ -314,6 +317,27 @@ class Committer:
                 if freed := accepted.intersection(releasing):
                     ready = await self._free(sorted(freed))
         return {row["session_id"]: row["seq"] for row in rows}, ready
+
+    async def _name_runs(self, jobs: list[_BatchJob]) -> None:
+        """Give a number to each run that a session has not named yet. Only under the newest lease, so that no number is taken twice."""
+        if not jobs:
+            return
+        leases = [job.lease for job in jobs]
+        ours = {
+            "session_ids": [lease.session_id for lease in leases],
+            "epochs": [lease.epoch for lease in leases],
+            "holders": [lease.holder for lease in leases],
+        }
+        locked = {row["session_id"] for row in await execute(self._connection, op("lock_held_heads", **ours))}
+        names = [
+            (job.lease.session_id, run_id)
+            for job in jobs
+            if job.lease.session_id in locked
+            for run_id in job.writing.runs - job.lease.runs
+        ]
+        if names:
+            session_ids, run_ids = map(list, zip(*names, strict=True))
+            await execute(self._connection, op("name_runs", session_ids=session_ids, run_ids=run_ids))
 
     async def _free(self, session_ids: list[str]) -> bool:
         """Release sessions whose heads are locked; return whether one has pending submissions."""

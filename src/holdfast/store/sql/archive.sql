@@ -24,26 +24,30 @@ ON CONFLICT (id) DO NOTHING
 RETURNING id;
 
 -- name: import_head
-INSERT INTO heads (session_id, agent, epoch, seq, writes, written) VALUES (:id, :agent, 0, :seq, 0, 0);
+INSERT INTO heads (session_id, agent, epoch, seq, writes, written
+--[sqlite]   , number
+) VALUES (:id, :agent, 0, :seq, 0, 0
+--[sqlite]   , (SELECT coalesce(max(number), 0) + 1 FROM heads)
+);
 
--- name: rehydrate_session
--- Restores the session, except its owner, its activity time, and the hold, which may have been set since.
-UPDATE sessions SET status = :status, title = :title, title_folded = :title_folded, waiting_for = :waiting_for,
-  metadata = :metadata, cleaned_at = NULL, resting = NULL, archive = NULL, rehydrated_at = now_us(), fingerprint = NULL
-WHERE id = :id;
-
--- name: imported_commands_lost
--- The service that ran them is not here.
-UPDATE commands SET state = 'lost', exit_code = -1, ended_at = last_at
-WHERE session_id = :session_id AND ended_at IS NULL;
+-- name: name_runs
+-- Numbers for runs that the session has not named yet. Its head is locked, so that no other transaction takes the same numbers.
+INSERT INTO run_numbers (session, number, id)
+SELECT h.number, coalesce((SELECT max(n.number) FROM run_numbers n WHERE n.session = h.number), 0)
+  + row_number() OVER (PARTITION BY h.number ORDER BY g.id), g.id
+--[sqlite] FROM (SELECT value ->> 0 AS session_id, value ->> 1 AS id FROM json_each(:names)) AS g
+--[postgres] FROM unnest(CAST(:session_ids AS text[]), CAST(:run_ids AS text[])) AS g(session_id, id)
+JOIN heads h ON h.session_id = g.session_id
+WHERE NOT EXISTS (SELECT 1 FROM run_numbers n WHERE n.session = h.number AND n.id = g.id);
 
 -- name: ready_if_work
-UPDATE heads SET ready_at = now_us()
-WHERE session_id = :session_id AND holder IS NULL AND ready_at IS NULL AND EXISTS (
-  SELECT 1 FROM submissions q
-  WHERE q.session_id = :session_id AND q.ended_at IS NULL AND q.state <> 'waiting'
-    AND q.lane = 'control'   --? control_only
-  );
+UPDATE heads SET ready_at = (
+    SELECT CASE WHEN min(q.deliver_at) > now_us() THEN min(q.deliver_at) WHEN min(q.deliver_at) IS NOT NULL THEN now_us() END
+    FROM submissions q
+      WHERE q.session_id = :session_id AND q.ended_at IS NULL
+        AND (q.lane = 'control' OR q.state = 'waiting')   --? control_only
+    )
+WHERE session_id = :session_id AND holder IS NULL AND ready_at IS NULL;
 
 -- name: lock_stored
 -- A collector waits for this lock, and then checks again.

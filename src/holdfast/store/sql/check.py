@@ -5,6 +5,7 @@ from functools import cache
 from holdfast.store.retention import CONTENT
 from holdfast.store.sql import library
 from holdfast.store.sql.library import Dialect
+from holdfast.tables import NUMBERED
 
 
 @cache
@@ -26,6 +27,11 @@ def _title(name: str) -> str:
 
 
 def _has_session(table: str) -> str:
+    if table in NUMBERED:
+        return (
+            f"SELECT DISTINCT 'number ' || t.session AS session_id, 'rows in {table} have no session' AS detail FROM {table} t"  # noqa: S608
+            " WHERE NOT EXISTS (SELECT 1 FROM heads h WHERE h.number = t.session) LIMIT :limit"
+        )
     there = "sessions s WHERE s.id" if table == "credentials" else "heads h WHERE h.session_id"
     return (
         f"SELECT DISTINCT t.session_id, 'rows in {table} have no session' AS detail FROM {table} t"  # noqa: S608

@@ -7,10 +7,10 @@ SELECT h.session_id, 'events ' || coalesce(e.first, 0) || ' to ' || coalesce(e.l
   || ' of them; the head says ' || h.seq AS detail
 FROM heads h
 JOIN sessions s ON s.id = h.session_id
-LEFT JOIN (SELECT session_id, min(seq) AS first, max(seq) AS last, count(*) AS number FROM events
-  WHERE session_id = :session_id   --? session_id
-  GROUP BY session_id) e
-  ON e.session_id = h.session_id
+LEFT JOIN (SELECT session, min(seq) AS first, max(seq) AS last, count(*) AS number FROM events
+  WHERE session = :session   --? session_id
+  GROUP BY session) e
+  ON e.session = h.number
 WHERE ((e.number IS NOT NULL AND (e.last <> h.seq OR e.first < 1 OR e.number <> e.last - e.first + 1))
   OR (coalesce(e.first, 0) <> CASE WHEN h.seq = 0 THEN 0 ELSE 1 END
       AND s.cleaned_at IS NULL AND s.status NOT IN ('cleaning', 'cleaned')))
@@ -53,11 +53,11 @@ WHERE ((ended_at IS NOT NULL AND state IN ('queued', 'claimed', 'waiting'))
 LIMIT :limit;
 
 -- name: check_queued_is_ready
--- A submission in the queue of a free session is found by the next claim, unless the session was moved to another store.
-SELECT q.session_id, 'submission ' || q.id || ' is queued in a free session that is not ready' AS detail
+-- A submission in the queue of a free session, or with a time to continue, is found by the next claim after its time, unless the session was moved to another store.
+SELECT q.session_id, 'submission ' || q.id || ' is ' || q.state || ' in a free session that is not ready for it' AS detail
 FROM submissions q JOIN heads h ON h.session_id = q.session_id JOIN sessions s ON s.id = q.session_id
-WHERE q.ended_at IS NULL AND q.state = 'queued' AND h.holder IS NULL AND h.ready_at IS NULL
-  AND (q.lane = 'control' OR s.status <> 'waiting') AND s.status <> 'moved'
+WHERE q.ended_at IS NULL AND h.holder IS NULL AND (h.ready_at IS NULL OR h.ready_at > q.deliver_at AND h.ready_at > now_us() + 1000000) AND s.status <> 'moved'
+  AND (q.state = 'queued' AND (q.lane = 'control' OR s.status <> 'waiting') OR q.state = 'waiting' AND q.deliver_at IS NOT NULL)
   AND q.session_id = :session_id   --? session_id
 LIMIT :limit;
 
@@ -67,62 +67,62 @@ WHERE ready_at IS NOT NULL AND holder IS NOT NULL
 LIMIT :limit;
 
 -- name: check_message_has_segment
-SELECT m.session_id, 'message ' || m.position || ' lies outside of segment ' || m.segment AS detail FROM messages m
-LEFT JOIN segments g ON g.session_id = m.session_id AND g.number = m.segment
+SELECT :session_id_of(m) AS session_id, 'message ' || m.position || ' lies outside of segment ' || m.segment AS detail FROM messages m
+LEFT JOIN segments g ON g.session = m.session AND g.number = m.segment
 WHERE (g.number IS NULL OR m.position < g.start)
-  AND m.session_id = :session_id   --? session_id
+  AND m.session = :session   --? session_id
 LIMIT :limit;
 
 -- name: check_segment_has_parent
-SELECT g.session_id, 'segment ' || g.number || ' has no parent ' || g.parent || ' before it' AS detail FROM segments g
+SELECT :session_id_of(g) AS session_id, 'segment ' || g.number || ' has no parent ' || g.parent || ' before it' AS detail FROM segments g
 WHERE g.parent IS NOT NULL AND NOT EXISTS (
-  SELECT 1 FROM segments p WHERE p.session_id = g.session_id AND p.number = g.parent AND p.number < g.number)
-  AND g.session_id = :session_id   --? session_id
+  SELECT 1 FROM segments p WHERE p.session = g.session AND p.number = g.parent AND p.number < g.number)
+  AND g.session = :session   --? session_id
 LIMIT :limit;
 
 -- name: check_segment_has_start
 -- A history starts at 0. A segment starts within the messages of its parent, or right after them. A clean deletes these first.
-SELECT g.session_id, 'segment ' || g.number || ' begins at ' || g.start || ', where its parent has no messages' AS detail
-FROM segments g LEFT JOIN segments p ON p.session_id = g.session_id AND p.number = g.parent
+SELECT :session_id_of(g) AS session_id, 'segment ' || g.number || ' begins at ' || g.start || ', where its parent has no messages' AS detail
+FROM segments g LEFT JOIN segments p ON p.session = g.session AND p.number = g.parent
 WHERE (g.start < 0 OR g.start > coalesce(
-    (SELECT max(m.position) + 1 FROM messages m WHERE m.session_id = p.session_id AND m.segment = p.number), p.start, 0))
-  AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.id = g.session_id AND s.status = 'cleaning')
-  AND g.session_id = :session_id   --? session_id
+    (SELECT max(m.position) + 1 FROM messages m WHERE m.session = p.session AND m.segment = p.number), p.start, 0))
+  AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.id = :session_id_of(g) AND s.status = 'cleaning')
+  AND g.session = :session   --? session_id
 LIMIT :limit;
 
 -- name: check_checkpoint_has_messages
 -- The last message of its history exists; the other checks make sure that those before it are dense.
-SELECT c.session_id, 'checkpoint ' || c.id || ' goes beyond the messages of segment ' || c.segment AS detail
-FROM checkpoints c LEFT JOIN segments g ON g.session_id = c.session_id AND g.number = c.segment
+SELECT :session_id_of(c) AS session_id, 'checkpoint ' || c.id || ' goes beyond the messages of segment ' || c.segment AS detail
+FROM checkpoints c LEFT JOIN segments g ON g.session = c.session AND g.number = c.segment
 WHERE c.length > coalesce(g.start, 0) AND NOT EXISTS (
   SELECT 1 FROM messages m
-  WHERE m.session_id = c.session_id AND m.segment = c.segment AND m.position = c.length - 1)
-  AND c.session_id = :session_id   --? session_id
+  WHERE m.session = c.session AND m.segment = c.segment AND m.position = c.length - 1)
+  AND c.session = :session   --? session_id
 LIMIT :limit;
 
 -- name: check_dense_messages
-SELECT m.session_id, 'segment ' || m.segment || ' has ' || count(*) || ' messages up to position ' || max(m.position)
+SELECT :session_id_of(m) AS session_id, 'segment ' || m.segment || ' has ' || count(*) || ' messages up to position ' || max(m.position)
   AS detail
-FROM messages m JOIN segments g ON g.session_id = m.session_id AND g.number = m.segment
-WHERE m.session_id = :session_id   --? session_id
-GROUP BY m.session_id, m.segment, g.start
+FROM messages m JOIN segments g ON g.session = m.session AND g.number = m.segment
+WHERE m.session = :session   --? session_id
+GROUP BY m.session, m.segment, g.start
 HAVING count(*) <> max(m.position) + 1 - g.start
 LIMIT :limit;
 
 -- name: check_event_has_message
-SELECT e.session_id, 'event ' || e.seq || ' refers to a message that is not there' AS detail FROM events e
+SELECT :session_id_of(e) AS session_id, 'event ' || e.seq || ' refers to a message that is not there' AS detail FROM events e
 WHERE e.segment IS NOT NULL AND NOT EXISTS (
   SELECT 1 FROM messages m
-  WHERE m.session_id = e.session_id AND m.segment = e.segment AND m.position = e.position)
-  AND e.session_id = :session_id   --? session_id
+  WHERE m.session = e.session AND m.segment = e.segment AND m.position = e.position)
+  AND e.session = :session   --? session_id
 LIMIT :limit;
 
 -- name: check_effect_has_message
-SELECT e.session_id, 'effect ' || e.call_id || ' refers to a message that is not there' AS detail FROM effects e
+SELECT :session_id_of(e) AS session_id, 'effect ' || e.call_id || ' refers to a message that is not there' AS detail FROM effects e
 WHERE e.segment IS NOT NULL AND NOT EXISTS (
   SELECT 1 FROM messages m
-  WHERE m.session_id = e.session_id AND m.segment = e.segment AND m.position = e.position)
-  AND e.session_id = :session_id   --? session_id
+  WHERE m.session = e.session AND m.segment = e.segment AND m.position = e.position)
+  AND e.session = :session   --? session_id
 LIMIT :limit;
 
 -- name: check_cursor_within_events
@@ -133,10 +133,10 @@ WHERE c.seq > h.seq
 LIMIT :limit;
 
 -- name: check_record_within_events
-SELECT r.session_id, 'record ' || r.key || ' is of ' || r.seq || ', past the last event' AS detail
-FROM records r JOIN heads h ON h.session_id = r.session_id
+SELECT :session_id_of(r) AS session_id, 'record ' || r.key || ' is of ' || r.seq || ', past the last event' AS detail
+FROM records r JOIN heads h ON h.number = r.session
 WHERE r.seq > h.seq
-  AND r.session_id = :session_id   --? session_id
+  AND r.session = :session   --? session_id
 LIMIT :limit;
 
 -- name: check_reference_has_blob

@@ -2,47 +2,47 @@
 -- Walks from the segment to the root, and takes from each the positions from its start up to the start of its child.
 WITH RECURSIVE path (number, parent, start, stop) AS (
   SELECT number, parent, start, CAST(:length AS bigint) FROM segments
-  WHERE session_id = :session_id AND number = :segment
+  WHERE session = :session AND number = :segment
   UNION ALL
   SELECT p.number, p.parent, p.start, CASE WHEN path.start < path.stop THEN path.start ELSE path.stop END
-  FROM path JOIN segments p ON p.session_id = :session_id AND p.number = path.parent
+  FROM path JOIN segments p ON p.session = :session AND p.number = path.parent
 )
 --[sqlite] SELECT k.segment, k.position, b.body FROM (   -- sorts the keys, and reads each body when its row is fetched
 --[sqlite] SELECT m.segment, m.position
 --[postgres] SELECT m.segment, m.position, m.body
 FROM path
-JOIN messages m ON m.session_id = :session_id AND m.segment = path.number
+JOIN messages m ON m.session = :session AND m.segment = path.number
   AND m.position >= path.start AND m.position < path.stop
 WHERE m.position > :after AND m.position <= CAST(:after AS bigint) + :limit   -- dense: this is the page
 ORDER BY m.position
 --[sqlite] LIMIT :limit) AS k
---[sqlite] CROSS JOIN messages b ON b.session_id = :session_id AND b.segment = k.segment AND b.position = k.position
+--[sqlite] CROSS JOIN messages b ON b.session = :session AND b.segment = k.segment AND b.position = k.position
 ;
 
 -- name: history_size
 WITH RECURSIVE path (number, parent, start, stop) AS (
   SELECT number, parent, start, CAST(:length AS bigint) FROM segments
-  WHERE session_id = :session_id AND number = :segment
+  WHERE session = :session AND number = :segment
   UNION ALL
   SELECT p.number, p.parent, p.start, CASE WHEN path.start < path.stop THEN path.start ELSE path.stop END
-  FROM path JOIN segments p ON p.session_id = :session_id AND p.number = path.parent
+  FROM path JOIN segments p ON p.session = :session AND p.number = path.parent
 )
 --[sqlite] SELECT coalesce(sum(length(CAST(m.body AS BLOB))), 0) AS bytes
 --[postgres] SELECT CAST(coalesce(sum(octet_length(m.body)), 0) AS bigint) AS bytes
 FROM path
-JOIN messages m ON m.session_id = :session_id AND m.segment = path.number
+JOIN messages m ON m.session = :session AND m.segment = path.number
   AND m.position >= path.start AND m.position < path.stop;
-
--- name: segments
-SELECT number, parent, start FROM segments WHERE session_id = :session_id ORDER BY number;
 
 -- name: checkpoints
 -- Newest first.
-SELECT * FROM checkpoints
+SELECT :session_id_of(c) AS session_id, c.id,
+  :run_id_of(c) AS run_id,
+  c.step, c.kind, c.segment, c.length, c.seq, c.at
+FROM checkpoints c
 WHERE TRUE
   AND id = :id                 --? id
-  AND session_id = :session_id --? session_id
-  AND run_id = :run_id         --? run_id
+  AND session = :session       --? session_id
+  AND run = :run               --? run_id
   AND seq > :seq_after         --? seq_after
   AND kind = :kind             --? kind
   AND (seq < :seq_before OR (seq = :seq_before AND id < :id_before))   --? seq_before
@@ -95,28 +95,33 @@ WHERE TRUE
       AND (n.parent_id IS NULL OR n.parent_id <> r.id))   --? interrupted
   AND (r.status <> 'running' OR live.id IS NULL)   --? unresolved
   AND (r.session_id, r.id) IN (   --? unresolved
-    SELECT e.session_id, e.run_id FROM effects e WHERE e.ended_at IS NULL AND e.result IS NULL)   --? unresolved
+    SELECT w.session_id, n.id FROM effects e JOIN heads w ON w.number = e.session   --? unresolved
+    JOIN run_numbers n ON n.session = e.session AND n.number = e.run   --? unresolved
+    WHERE e.ended_at IS NULL AND e.result IS NULL)   --? unresolved
   AND (r.started_at < :started_before OR (r.started_at = :started_before AND r.id < :id_before))   --? started_before
 ORDER BY r.started_at DESC, r.id DESC
 LIMIT :limit;
 
 -- name: effects
-SELECT e.*, m.body AS body
+-- Effects that were started at the same time are in the order of the numbers of their runs.
+SELECT e.*, CAST(:session_id AS text) AS session_id, :run_id_of(e) AS run_id,
+  m.body AS body
 FROM effects e
-LEFT JOIN messages m ON m.session_id = e.session_id AND m.segment = e.segment AND m.position = e.position
-WHERE e.session_id = :session_id
-  AND e.run_id = :run_id        --? run_id
+LEFT JOIN messages m ON m.session = e.session AND m.segment = e.segment AND m.position = e.position
+WHERE e.session = :session
+  AND e.run = :run              --? run_id
   AND e.call_id = :call_id      --? call_id
   AND e.ended_at IS NULL        --? unresolved
-  AND (e.started_at > :started_at OR (e.started_at = :started_at AND (e.run_id > :after_run OR (e.run_id = :after_run AND e.call_id > :after_call))))   --? started_at
-ORDER BY e.started_at, e.run_id, e.call_id
+  AND (e.started_at > :started_at OR (e.started_at = :started_at AND (e.run, e.call_id) > (   --? started_at
+    (SELECT n.number FROM run_numbers n WHERE n.session = :session AND n.id = :after_run), CAST(:after_call AS text))))   --? started_at
+ORDER BY e.started_at, e.run, e.call_id
 LIMIT :limit;
 
 -- name: records
 SELECT r.kind, r.key, r.seq
   , r.body   --? bodies
 FROM records r
-WHERE r.session_id = :session_id AND r.kind = :kind AND r.key >= :low AND r.key < :high
+WHERE r.session = :session AND r.kind = :kind AND r.key >= :low AND r.key < :high
   AND r.key > :after   --? after
   AND r.key < :before  --? before
 ORDER BY r.key        --? ascending

@@ -6,23 +6,17 @@ WHERE session_id = :session_id AND epoch = :epoch AND holder = :holder
   AND writes = :writes                            --? writes
 RETURNING seq;
 
--- name: head
-SELECT epoch, seq, holder, writes, written FROM heads WHERE session_id = :session_id;
-
 -- name: number_event
 -- For the few changes that need no lease, such as agent state. They are numbered under the head's lock like all others.
 UPDATE heads SET seq = seq + 1 WHERE session_id = :session_id RETURNING seq;
 
--- name: insert_event
-INSERT INTO events (session_id, seq, kind, run_id, step, at, payload)
-VALUES (:session_id, :seq, :kind, :run_id, :step, now_us(), :payload);
-
 -- name: events
-SELECT e.session_id, e.seq, e.kind, e.run_id, e.step, e.at, e.payload, m.body AS message
+SELECT e.seq, e.kind, :run_id_of(e) AS run_id, e.step, e.at,
+  e.payload, m.body AS message
 FROM events e
-LEFT JOIN messages m ON m.session_id = e.session_id AND m.segment = e.segment AND m.position = e.position
-WHERE e.session_id = :session_id AND e.seq > :after
-  AND e.run_id = :run_id   --? run_id
+LEFT JOIN messages m ON m.session = e.session AND m.segment = e.segment AND m.position = e.position
+WHERE e.session = :session AND e.seq > :after
+  AND e.run = :run   --? run_id
 ORDER BY e.seq
 LIMIT :limit;
 
@@ -35,6 +29,3 @@ WHERE h.session_id = :session_id AND h.epoch = :epoch AND h.holder = :holder
 --[postgres] FOR SHARE
 ON CONFLICT (session_id, run_id, part) DO UPDATE SET kind = excluded.kind, body = excluded.body, at = excluded.at
 RETURNING part;
-
--- name: drafts
-SELECT run_id, part, kind, body, follows, at FROM drafts WHERE session_id = :session_id ORDER BY run_id, part;

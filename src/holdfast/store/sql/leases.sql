@@ -12,9 +12,6 @@ UPDATE holders SET deadline = now_us() + ttl_us WHERE id = :id RETURNING deadlin
 SELECT h.id, h.name, h.ttl_us, h.deadline, h.agents, (SELECT count(*) FROM heads WHERE heads.holder = h.id) AS sessions
 FROM holders h ORDER BY h.id;
 
--- name: remove_holder
-DELETE FROM holders WHERE id = :id;
-
 -- name: lost_heads
 -- Sessions whose holder is dead. The cost is proportional to the number of held sessions.
 SELECT h.session_id, h.holder FROM heads h LEFT JOIN holders d ON d.id = h.holder
@@ -46,17 +43,10 @@ SELECT h.epoch, h.seq, h.holder, h.tenure, h.orphaned_by, s.status,
 FROM heads h JOIN sessions s ON s.id = h.session_id
 WHERE h.session_id = :session_id;
 
--- name: live_holder
-SELECT id, name, deadline FROM holders WHERE id = :id AND deadline > now_us();
-
 -- name: claim_lock
 -- A repeated claim waits here for its first attempt, which may still be committing.
 --[sqlite] SELECT 1 AS locked;
 --[postgres] SELECT pg_advisory_xact_lock(hashtextextended(:tenure, 0)) AS locked;
-
--- name: tenure
--- The lease that was already taken, although its response was lost.
-SELECT session_id, epoch, seq, orphaned_by FROM heads WHERE holder = :holder AND tenure = :tenure;
 
 -- name: take_lease
 -- Only for a live holder.
@@ -65,50 +55,35 @@ UPDATE heads SET holder = :holder, tenure = :tenure, epoch = epoch + 1, writes =
 WHERE session_id = :session_id AND EXISTS (SELECT 1 FROM holders d WHERE d.id = :holder AND d.deadline > now_us())
 RETURNING epoch, seq, orphaned_by;
 
--- name: requeue_claimed
--- The submissions that the previous holder had claimed in this session.
-UPDATE submissions SET state = 'queued' WHERE session_id = :session_id AND ended_at IS NULL AND state = 'claimed';
-
 -- name: free_head
--- Ready at once if it has pending submissions. A session that waits for a person takes only submissions of the control lane, and
--- a moved session takes none.
-UPDATE heads SET holder = NULL, orphaned_by = :orphaned_by, ready_at = CASE WHEN EXISTS (
-    SELECT 1 FROM submissions q
-    WHERE q.session_id = :session_id AND q.ended_at IS NULL AND q.state <> 'waiting'
-      AND q.lane = 'control'   --? control_only
-      AND 1 = 0                --? moved
-  ) THEN now_us() END
+-- Ready when the first of its pending submissions is due. A session that waits for a person takes only submissions of the control lane,
+-- and its waiting turn, if that has a time. A moved session takes none.
+UPDATE heads SET holder = NULL, orphaned_by = :orphaned_by, ready_at = (
+    SELECT CASE WHEN min(q.deliver_at) > now_us() THEN min(q.deliver_at) WHEN min(q.deliver_at) IS NOT NULL THEN now_us() END
+    FROM submissions q
+      WHERE q.session_id = :session_id AND q.ended_at IS NULL
+        AND (q.lane = 'control' OR q.state = 'waiting')   --? control_only
+        AND 1 = 0                                         --? moved
+    )
 WHERE session_id = :session_id;
-
--- name: requeue_all_claimed
-UPDATE submissions SET state = 'queued' WHERE ended_at IS NULL AND state = 'claimed'
---[sqlite]   AND session_id IN (SELECT value FROM json_each(:session_ids))
---[postgres]   AND session_id = ANY(CAST(:session_ids AS text[]))
-;
 
 -- name: free_heads
 -- The same for sessions whose heads are locked and whose status is written. `ready` is whether submissions are pending.
-UPDATE heads SET holder = NULL, orphaned_by = NULL, ready_at = CASE WHEN EXISTS (
-    SELECT 1 FROM submissions q JOIN sessions s ON s.id = q.session_id
-    WHERE q.session_id = heads.session_id AND q.ended_at IS NULL AND q.state <> 'waiting'
-      AND (q.lane = 'control' OR s.status <> 'waiting')
-  ) THEN now_us() END
+UPDATE heads SET holder = NULL, orphaned_by = NULL, ready_at = (
+    SELECT CASE WHEN min(q.deliver_at) > now_us() THEN min(q.deliver_at) WHEN min(q.deliver_at) IS NOT NULL THEN now_us() END
+    FROM submissions q JOIN sessions s ON s.id = q.session_id
+      WHERE q.session_id = heads.session_id AND q.ended_at IS NULL
+        AND (q.lane = 'control' OR q.state = 'waiting' OR s.status <> 'waiting')
+    )
 --[sqlite] WHERE session_id IN (SELECT value FROM json_each(:session_ids))
 --[postgres] WHERE session_id = ANY(CAST(:session_ids AS text[]))
 RETURNING session_id, ready_at IS NOT NULL AS ready;
 
--- name: not_running
--- No session is running without a lease.
-UPDATE sessions SET status = 'idle', active_at = now_us() WHERE id = :session_id AND status = 'running';
-
--- name: held_heads
-SELECT session_id FROM heads WHERE holder = :holder ORDER BY session_id LIMIT :limit;
-
 -- name: ready_agents
-SELECT agent, count(*) AS sessions FROM heads WHERE ready_at IS NOT NULL GROUP BY agent ORDER BY agent;
+SELECT agent, count(*) AS sessions FROM heads WHERE ready_at <= (SELECT now_us()) GROUP BY agent ORDER BY agent;
 
 -- name: latest_ready
-SELECT coalesce(max(ready_at), 0) AS number FROM heads WHERE ready_at IS NOT NULL;
+SELECT coalesce(max(ready_at), 0) AS number FROM heads WHERE ready_at <= (SELECT now_us());
 
 -- name: watched_heads
 -- The current numbers of these sessions, in one statement for all that are watched.
@@ -135,10 +110,3 @@ SELECT session_id, max(at) AS number FROM drafts
 --[sqlite] WHERE session_id IN (SELECT value FROM json_each(:session_ids))
 --[postgres] WHERE session_id = ANY(CAST(:session_ids AS text[]))
 GROUP BY session_id;
-
--- name: expire_holders
--- Their processes have exited, so there is no need to wait for the deadline.
-UPDATE holders SET deadline = 0
---[sqlite] WHERE id IN (SELECT value FROM json_each(:ids))
---[postgres] WHERE id = ANY(CAST(:ids AS text[]))
-;

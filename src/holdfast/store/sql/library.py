@@ -1,4 +1,4 @@
-"""Read the .sql files next to this module and turn each named statement into the form that a driver accepts.
+"""Turn each named statement, of store/catalogue.py and the .sql files next to this module, into the form that a driver accepts.
 
 A file is a list of `-- name: x`, an optional comment that gives the reason, and the statement. Two markers let one file serve both
 engines:
@@ -6,7 +6,9 @@ engines:
 - a line that starts with `--[sqlite]` or `--[postgres]` is for that engine only;
 - a line that ends with `--? name` is omitted unless the parameter `name` is given.
 
-Parameters are written `:name`. asyncpg has no named parameters: for PostgreSQL they become `$1`, `$2`, …
+Parameters are written `:name`. asyncpg has no named parameters: for PostgreSQL they become `$1`, `$2`, … Some stand for a lookup:
+`:session` is the number of the session `:session_id`, and `:run` that of its run `:run_id`; `:session_id_of(t)` and `:run_id_of(t)` are the
+ids for the numbers in a row of `t`.
 """
 
 import re
@@ -14,13 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Literal, TypeAlias
 
 from holdfast.store.retention import CONTENT
+from holdfast.store.sql import catalogue
+from holdfast.store.sql.arms import arm_text
+from holdfast.store.sql.catalogue import Dialect
+from holdfast.store.sql.lookups import of_session, with_lookups
 from holdfast.store.transactions import Statement
-from holdfast.tables import KEYS
-
-Dialect: TypeAlias = Literal["sqlite", "postgres"]
+from holdfast.store.write import ARMS
 
 _FOLDER = resources.files("holdfast.store.sql")
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
@@ -43,8 +46,9 @@ class Script(Statement):
 
 @cache
 def _sources(dialect: Dialect) -> dict[str, str]:
-    """Return the statements of an engine, both shared ones and its own."""
-    sources: dict[str, str] = {}
+    """Return the statements of an engine: the plain ones of the catalogue, and those written by hand for both engines or for this one."""
+    sources = {name: with_lookups(text) for name, text in catalogue.texts(dialect).items()}
+    sources["content_counts"] = _counts()
     for folder in (_FOLDER, resources.files(f"holdfast.store.{dialect}")):
         for file in folder.iterdir():
             if not file.name.endswith(".sql"):
@@ -52,27 +56,21 @@ def _sources(dialect: Dialect) -> dict[str, str]:
             _, *pieces = _NAME.split(file.read_text())
             for name, body in zip(pieces[::2], pieces[1::2], strict=True):
                 if name in sources:
-                    message = f"{file.name}: statement {name} exists twice"
+                    message = (
+                        f"{file.name}: statement {name} exists twice, or is in store/catalogue.py as well"
+                    )
                     raise ValueError(message)
-                sources[name] = body
-    return (
-        sources | {f"delete_{table}": _deletion(table) for table in CONTENT} | {"content_counts": _counts()}
-    )
-
-
-def _deletion(table: str) -> str:
-    """Return the statement that deletes a bounded number of a session's rows, by the key of the table."""
-    key = ", ".join(column for column in KEYS[table] if column != "session_id") or "session_id"
-    rows = f"FROM {table} WHERE session_id = :session_id"
-    return (
-        f"DELETE {rows} AND ({key}) IN (SELECT {key} {rows} ORDER BY {key} LIMIT :limit) RETURNING 1 AS gone"
-    )
+                is_arm = name in ARMS and folder is _FOLDER
+                sources[name] = (
+                    arm_text(name, for_dialect(body, dialect), dialect) if is_arm else with_lookups(body)
+                )
+    return sources
 
 
 def _counts() -> str:
     """Return the statement that counts a session's rows in each table with content."""
     return " UNION ALL ".join(
-        f"SELECT '{table}' AS kind, count(*) AS number FROM {table} WHERE session_id = :session_id"  # noqa: S608
+        f"SELECT '{table}' AS kind, count(*) AS number FROM {table} WHERE {of_session(table)}"  # noqa: S608
         for table in CONTENT
         if table != "credentials"
     )
@@ -100,6 +98,9 @@ def for_dialect(text: str, dialect: Dialect) -> str:
 
 @cache
 def _text(name: str, dialect: Dialect) -> str:
+    if name not in _sources(dialect):
+        message = f"no statement {name}: declare it in store/catalogue.py, or write it in a .sql file"
+        raise LookupError(message)
     return for_dialect(_sources(dialect)[name], dialect)
 
 

@@ -6,28 +6,11 @@
 --[sqlite] SELECT 1 AS locked;
 --[postgres] SELECT pg_advisory_xact_lock(hashtextextended(:sha256, 0)) AS locked;
 
--- name: touch_stored
--- Before anything refers to it: from now on it is too young to be collected.
-UPDATE blobs SET at = now_us() WHERE location = :location AND sha256 = :sha256 AND state = 'stored' RETURNING *;
-
 -- name: add_blob
 INSERT INTO blobs (id, location, sha256, state, key, size, media_type, file_name, metadata, at)
 VALUES (:id, :location, :sha256, :state, :key, :size, :media_type, :file_name, :metadata, now_us())
 ON CONFLICT (id) DO UPDATE SET at = excluded.at WHERE blobs.state = 'storing'
 RETURNING *;
-
--- name: set_blob_digest
-UPDATE blobs SET sha256 = :sha256, key = :key, size = :size, at = now_us() WHERE id = :id AND state = 'storing'
-RETURNING *;
-
--- name: touch_storing
-UPDATE blobs SET at = now_us() WHERE id = :id AND state = 'storing' RETURNING id;
-
--- name: replace_blob
-UPDATE blobs SET state = 'deleting' WHERE id = :id AND state = 'stored' RETURNING id;
-
--- name: mark_blob_stored
-UPDATE blobs SET state = 'stored', at = now_us() WHERE id = :id AND state = 'storing' RETURNING *;
 
 -- name: blob
 -- The session whose archive it is counts as a reference.
@@ -92,39 +75,6 @@ UPDATE blobs SET state = 'deleting'
 --[postgres]         OFFSET 0
       )))
 RETURNING *;
-
--- name: abandon_blob
-UPDATE blobs SET state = 'deleting' WHERE id = :id AND state = 'storing';
-
--- name: is_stored
-SELECT id FROM blobs WHERE id = :id AND state = 'stored';
-
--- name: delete_blob_entry
-DELETE FROM blobs WHERE id = :id AND state <> 'stored';
-
--- name: add_chunk
-INSERT INTO blob_chunks (blob_id, number, body) VALUES (:id, :number, :body)
-ON CONFLICT (blob_id, number) DO NOTHING;
-
--- name: chunks
-SELECT body FROM blob_chunks WHERE blob_id = :id AND number >= :first ORDER BY number LIMIT :limit;
-
--- name: delete_chunks
-DELETE FROM blob_chunks WHERE blob_id = :id AND number IN (
-  SELECT number FROM blob_chunks WHERE blob_id = :id ORDER BY number LIMIT :limit)
-RETURNING 1 AS gone;
-
--- name: archived_sessions
-SELECT id AS session_id FROM sessions WHERE archive = :sha256 ORDER BY id LIMIT :limit;
-
--- name: blob_references
-SELECT session_id, sha256 FROM blob_references
-WHERE TRUE
-  AND session_id = :session_id   --? session_id
-  AND sha256 = :sha256           --? sha256
-  AND sha256 > :after            --? after
-ORDER BY session_id, sha256
-LIMIT :limit;
 
 -- name: owned_reference
 -- Whether one of the owner's sessions refers to some content, most recently active first. It checks the owner's sessions one

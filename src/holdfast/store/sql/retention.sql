@@ -32,40 +32,6 @@ UPDATE sessions SET status = CASE WHEN resting = 'running' THEN 'idle' ELSE coal
   resting = NULL, archive = NULL
 WHERE id = :session_id AND status = 'cleaning' AND cleaned_at IS NULL;
 
--- name: keep_archive
-UPDATE sessions SET archive = :archive WHERE id = :session_id AND status = 'cleaning' RETURNING id;
-
--- name: finish_cleaning
--- The owner and the times remain; the title and the metadata do not.
-UPDATE sessions SET status = 'cleaned', cleaned_at = now_us(), resting = NULL, title = '', title_folded = '',
-  metadata = '{}', waiting_for = NULL
-WHERE id = :session_id AND status = 'cleaning'
-RETURNING cleaned_at;
-
--- name: some_references
-SELECT r.sha256 FROM blob_references r WHERE r.session_id = :session_id ORDER BY r.sha256 LIMIT :limit;
-
--- name: blobs_of
-SELECT id FROM blobs WHERE state = 'stored'
---[sqlite] AND sha256 IN (SELECT value FROM json_each(:digests))
---[postgres] AND sha256 = ANY(CAST(:digests AS text[]))
-ORDER BY id;
-
--- name: tombstone
-SELECT at FROM tombstones WHERE session_id = :session_id;
-
--- name: add_tombstone
-INSERT INTO tombstones (session_id, at) VALUES (:session_id, now_us()) ON CONFLICT (session_id) DO NOTHING;
-
--- name: drop_archive
-UPDATE sessions SET archive = NULL WHERE id = :session_id;
-
--- name: erase_head
-DELETE FROM heads WHERE session_id = :session_id;
-
--- name: erase_session
-DELETE FROM sessions WHERE id = :session_id;
-
 -- name: child_sessions
 -- A delegate has the owner of its parent. An archive can name any run as the parent, even one of another owner.
 SELECT DISTINCT c.session_id FROM runs p JOIN runs c ON c.parent_id = p.id

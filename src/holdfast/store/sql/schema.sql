@@ -35,7 +35,7 @@ SELECT
   (SELECT count(*) FROM holders WHERE deadline > now_us()) AS holders,
   (SELECT count(*) FROM holders WHERE deadline <= now_us()) AS expired_holders,
   (SELECT count(*) FROM heads WHERE holder IS NOT NULL) AS leases,
-  (SELECT coalesce(now_us() - min(ready_at), 0) FROM heads WHERE ready_at IS NOT NULL) AS queue_wait;
+  (SELECT coalesce(now_us() - min(ready_at), 0) FROM heads WHERE ready_at <= (SELECT now_us())) AS queue_wait;
 
 -- name: sizes
 -- SQLite has only the totals of its file: the size of each table would require reading all of it. The numbers of rows are estimates.
@@ -49,12 +49,12 @@ SELECT
 -- Reads the sessions that were last active in the period, in the order of that index: no session was active before it was created.
 -- Events are numbered: those of an older session are its newest, back to the last one before the period, or all that a clean has left.
 WITH period(start) AS (SELECT now_us() - CAST(:period_us AS bigint)), recent AS (
-  SELECT s.created_at, (SELECT h.seq FROM heads h WHERE h.session_id = s.id) AS seq,
+  SELECT s.created_at, h.seq,
     CASE WHEN s.created_at <= (SELECT start FROM period) THEN coalesce(
-      (SELECT e.seq FROM events e WHERE e.session_id = s.id AND e.at <= (SELECT start FROM period) ORDER BY e.seq DESC LIMIT 1),
-      (SELECT min(e.seq) - 1 FROM events e WHERE e.session_id = s.id),
-      (SELECT h.seq FROM heads h WHERE h.session_id = s.id)) ELSE 0 END AS seq_before
-  FROM sessions s WHERE s.active_at > (SELECT start FROM period)
+      (SELECT e.seq FROM events e WHERE e.session = h.number AND e.at <= (SELECT start FROM period) ORDER BY e.seq DESC LIMIT 1),
+      (SELECT min(e.seq) - 1 FROM events e WHERE e.session = h.number),
+      h.seq) ELSE 0 END AS seq_before
+  FROM sessions s JOIN heads h ON h.session_id = s.id WHERE s.active_at > (SELECT start FROM period)
 )
 SELECT coalesce(sum(CASE WHEN created_at > (SELECT start FROM period) THEN 1 ELSE 0 END), 0) AS sessions,
   CAST(coalesce(sum(seq - seq_before), 0) AS bigint) AS events FROM recent;

@@ -1,19 +1,18 @@
--- name: create_session
--- Does nothing and returns no row when the id is taken.
-INSERT INTO sessions (id, agent, owner, title, title_folded, status, hold, metadata, created_at, active_at)
-VALUES (:id, :agent, :owner, :title, :title_folded, 'idle', 0, :metadata, now_us(), now_us())
-ON CONFLICT (id) DO NOTHING
-RETURNING id;
-
 -- name: create_head
-INSERT INTO heads (session_id, agent, epoch, seq, writes, written) VALUES (:id, :agent, 0, 0, 0, 0);
+INSERT INTO heads (session_id, agent, epoch, seq, writes, written
+--[sqlite]   , number
+) VALUES (:id, :agent, 0, 0, 0, 0
+--[sqlite]   , (SELECT coalesce(max(number), 0) + 1 FROM heads)
+);
 
 -- name: sessions
--- A session that is recorded as running without a live holder is not: it is queued if submissions are pending, else idle. Two reasons
--- for waiting are computed here: no live worker serves the agent, or a run ended with its process and no queued submission continues it.
+-- A session that is recorded as running without a live holder is not: it is queued if submissions are pending, else idle. Three reasons
+-- for waiting are computed here: all submissions are for later, no live worker serves the agent, or a run ended with its process and no
+-- queued submission continues it.
 -- A failed session has the reason in the column waiting_for.
 SELECT v.*, CASE WHEN status = 'failed' THEN reason END AS error, CASE
-  WHEN holder IS NULL AND (ready_at IS NOT NULL OR status = 'queued') AND NOT EXISTS (
+  WHEN holder IS NULL AND status = 'queued' AND ready_at > now_us() THEN 'timer'
+  WHEN holder IS NULL AND (ready_at <= now_us() OR status = 'queued') AND NOT EXISTS (
     SELECT 1 FROM holders d WHERE d.id > '' AND d.deadline > now_us()
 --[sqlite]       AND EXISTS (SELECT 1 FROM json_each(d.agents) WHERE value = v.agent)
 --[postgres]       AND CAST(d.agents AS jsonb) ? v.agent
@@ -68,32 +67,10 @@ SELECT now_us() - CASE WHEN h.watched_at > s.active_at THEN h.watched_at ELSE s.
 FROM sessions s JOIN heads h ON h.session_id = s.id
 WHERE s.id = :id;
 
--- name: update_session
-UPDATE sessions SET
-  title = :title, title_folded = :title_folded,   --? title
-  hold = :hold,                                   --? hold
-  admin_hold = :admin_hold,                       --? admin_hold
-  metadata = :metadata,                           --? metadata
-  agent = :agent,                                 --? agent
-  active_at = active_at
-WHERE id = :id
-RETURNING id;
-
--- name: dismiss_failure
-UPDATE sessions SET status = 'idle', waiting_for = NULL WHERE id = :session_id AND status = 'failed';
-
 -- name: numbered_sessions
 -- Without a filter by owner, whose index would read all sessions of the owner.
 SELECT id, owner, agent FROM sessions WHERE id >= :low AND id < :high
 UNION ALL SELECT session_id, NULL, NULL FROM tombstones WHERE session_id >= :low AND session_id < :high;
-
--- name: admin_hold
-SELECT id FROM sessions WHERE id = :id AND hold = 1 AND admin_hold = 1;
-
--- name: add_audit
-INSERT INTO audit (id, at, actor, action, session_id, detail)
-VALUES (:id, now_us(), :actor, :action, :session_id, :detail)
-ON CONFLICT (id) DO NOTHING;
 
 -- name: audit
 SELECT id, at, actor, action, session_id, detail FROM audit

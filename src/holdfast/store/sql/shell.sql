@@ -17,13 +17,6 @@ UPDATE commands SET outputs = outputs + :count, state = :state, exit_code = :exi
 WHERE id = :id AND holder = :holder AND outputs = :before AND ended_at IS NULL
 RETURNING *, CAST(NULL AS text) AS service;
 
--- name: insert_output
-INSERT INTO outputs (command_id, number, session_id, owner, id, stdout, stderr, exit_code, damaged, at)
-VALUES (:command_id, :number, :session_id, :owner, :id, :stdout, :stderr, :exit_code, :damaged, :at);
-
--- name: request_stop
-UPDATE commands SET stop_requested = 1 WHERE id = :id AND ended_at IS NULL;
-
 -- name: commands
 SELECT c.*, live.name AS service FROM commands c
 LEFT JOIN holders live ON live.id = c.holder AND live.deadline > now_us() AND c.ended_at IS NULL
@@ -75,13 +68,6 @@ ORDER BY at, id                              --? oldest_first
 ORDER BY at DESC, id DESC                    --? newest_first
 LIMIT :limit;
 
--- name: outputs_by_id
-SELECT * FROM outputs
---[sqlite] WHERE id IN (SELECT value FROM json_each(:ids))
---[postgres] WHERE id = ANY(CAST(:ids AS text[]))
-  AND owner = :owner   --? owner
-;
-
 -- name: commands_by_id
 SELECT *, CAST(NULL AS text) AS service FROM commands
 WHERE purged_at IS NULL
@@ -98,14 +84,3 @@ WHERE c.ended_at IS NOT NULL AND c.purged_at IS NULL AND c.ended_at <= now_us() 
   AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.id = c.session_id AND s.hold = 1)
 ORDER BY c.ended_at, c.id
 LIMIT :limit;
-
--- name: purge_outputs
--- From the start, so that the remaining ones stay dense.
-DELETE FROM outputs WHERE command_id = :command_id AND number IN (
-  SELECT number FROM outputs WHERE command_id = :command_id ORDER BY number LIMIT :limit)
-RETURNING 1 AS gone;
-
--- name: purge_command
--- The result is kept.
-UPDATE commands SET purged_at = now_us(), command = '', cwd = NULL WHERE id = :id AND purged_at IS NULL
-RETURNING id;

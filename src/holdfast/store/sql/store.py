@@ -1,7 +1,7 @@
 """`SqlStore`: the common part of SQLite and PostgreSQL besides their statements: migrations, and statements generated from the tables."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from holdfast.diagnostics import Violation
@@ -11,9 +11,10 @@ from holdfast.store.rows import Rows
 from holdfast.store.sql import library
 from holdfast.store.sql.check import invariants
 from holdfast.store.sql.library import Dialect, Script
+from holdfast.store.sql.lookups import of_session, stored_columns, with_lookups
 from holdfast.store.store import Store
-from holdfast.store.transactions import Progress, Tx, op, writing
-from holdfast.tables import TABLES, Table
+from holdfast.store.transactions import Progress, Tx, op, slow, writing
+from holdfast.tables import NUMBERED, TABLES, Table
 
 
 class SqlStore(Store):
@@ -59,6 +60,10 @@ class SqlStore(Store):
         text = _sizes_text(self._dialect)
         return (yield Script("content_sizes", {"session_id": session_id}, slow=True, text=text))
 
+    def _delete_run_numbers(self, session_id: str) -> Tx[None]:
+        text = f"DELETE FROM run_numbers WHERE {with_lookups('session = :session')}"  # noqa: S608
+        yield Script("delete_run_numbers", {"session_id": session_id}, slow=True, text=text)
+
     def _taken_ids(self, table: Table, ids: Sequence[str]) -> Tx[Rows]:
         text = _taken_text(table, self._dialect)
         return (yield Script("taken_ids", {"ids": ids}, slow=True, text=text))
@@ -71,12 +76,26 @@ class SqlStore(Store):
         )
 
     def _add_rows(self, table: Table, rows: Sequence[Imported], *, exist_ok: bool = False) -> Tx[None]:
+        yield from self._name_runs(rows)
         text = _insert_text(table, self._dialect) + (" ON CONFLICT DO NOTHING" if exist_ok else "")
         if self._dialect == "postgres":
             body = json.dumps(rows, ensure_ascii=False)
             yield Script("import_rows", {"rows": body}, slow=True, text=text)
         else:
             yield Script("import_rows", {}, text=text, rows=rows)
+
+    def _name_runs(self, rows: Sequence[Mapping[str, object]]) -> Tx[None]:
+        """Give a number to each run that these rows name. The head of their session is locked, or not yet visible to others."""
+        names = sorted(
+            {(str(row["session_id"]), str(row["run_id"])) for row in rows if row.get("run_id") is not None}
+        )
+        if not names:
+            return
+        if self._dialect == "sqlite":
+            yield slow(op("name_runs", names=[list(name) for name in names]))
+        else:
+            session_ids, run_ids = map(list, zip(*names, strict=True))
+            yield slow(op("name_runs", session_ids=session_ids, run_ids=run_ids))
 
 
 @cache
@@ -86,16 +105,32 @@ def page_text(table: Table, *, bounded: bool = False, after: bool = False) -> st
     With `bounded` it returns at most one page, counting bytes without fetching them; with `after` it continues after a key.
     """
     columns, key = ", ".join(table.names), ", ".join(table.key)
-    where = "session_id = :session_id"
+    shown, order, source = columns, key, table.name
+    where = of_session(table.name)
+    if table.name in NUMBERED:
+        ids = {
+            "session_id": "CAST(:session_id AS text) AS session_id",
+            "run_id": with_lookups(":run_id_of(t) AS run_id"),
+        }
+        source = f"{table.name} t"
+        if "run_id" in table.key:  # in the order of the public ids: run by run
+            ids["run_id"] = "n.id AS run_id"
+            source = f"run_numbers n CROSS JOIN {source}"
+            where = with_lookups("n.session = :session AND t.session = n.session AND t.run = n.number")
+            where += " AND n.id >= :after_run_id" if after else ""
+            order = key.replace("run_id", "n.id")
+        else:
+            where = f"t.{where}"
+        shown = ", ".join(ids.get(name, f"t.{name}") for name in table.names)
     if after:
-        where += f" AND ({key}) > ({', '.join(f':after_{column}' for column in table.key)})"
-    rows = f"FROM {table.name} WHERE {where} ORDER BY {key}"
+        where += f" AND ({order}) > ({', '.join(f':after_{column}' for column in table.key)})"
+    rows = f"FROM {source} WHERE {where} ORDER BY {order}"
     if not bounded:
-        return f"SELECT {columns} {rows}"
+        return f"SELECT {shown} {rows}"
     sizes = [f"coalesce(octet_length({column.name}), 0)" for column in table.columns if column.is_text]
     return (
         f"SELECT {columns} FROM (SELECT *, sum(bytes) OVER (ORDER BY {key}) - bytes AS before"  # noqa: S608
-        f" FROM (SELECT {columns}, {' + '.join(sizes)} AS bytes {rows} LIMIT {PAGE_ROWS}) AS rows) AS page"
+        f" FROM (SELECT *, {' + '.join(sizes)} AS bytes FROM (SELECT {shown} {rows} LIMIT {PAGE_ROWS}) AS rows) AS sized) AS page"
         f" WHERE before < {PAGE_BYTES} ORDER BY {key}"
     )
 
@@ -106,23 +141,24 @@ def _sizes_text(dialect: Dialect) -> str:
     size = "length(CAST({} AS blob))" if dialect == "sqlite" else "pg_column_size({})"
     parts: list[str] = []
     for table in TABLES:
-        numbers = str(8 * (len(table.names) - len(table.texts)))
-        sizes = " + ".join([numbers, *(f"coalesce({size.format(name)}, 0)" for name in table.texts)])
+        texts = [name for name, column in stored_columns(table) if column.is_text and name == column.name]
+        numbers = str(8 * (len(table.names) - len(texts)))
+        sizes = " + ".join([numbers, *(f"coalesce({size.format(name)}, 0)" for name in texts)])
         parts.append(
-            f"SELECT coalesce(sum({sizes}), 0) AS bytes FROM {table.name} WHERE session_id = :session_id"  # noqa: S608
+            f"SELECT coalesce(sum({sizes}), 0) AS bytes FROM {table.name} WHERE {of_session(table.name)}"  # noqa: S608
         )
     return " UNION ALL ".join(parts)
 
 
 @cache
 def _insert_text(table: Table, dialect: Dialect) -> str:
-    columns = ", ".join(table.names)
+    columns = ", ".join(name for name, _ in stored_columns(table))
+    values = with_lookups(", ".join(f":{name}" for name, _ in stored_columns(table)))
     if dialect == "sqlite":
-        values = ", ".join(f":{column}" for column in table.names)
         return f"INSERT INTO {table.name} ({columns}) VALUES ({values})"  # noqa: S608
     kinds = ", ".join(f"{column.name} {'text' if column.is_text else 'bigint'}" for column in table.columns)
     return (
-        f"INSERT INTO {table.name} ({columns}) SELECT {columns}"  # noqa: S608
+        f"INSERT INTO {table.name} ({columns}) SELECT {values.replace(':', 'r.')}"  # noqa: S608
         f" FROM json_to_recordset(CAST(CAST(:rows AS text) AS json)) AS r({kinds})"
     )
 

@@ -59,13 +59,6 @@ WHERE (duties.holder = excluded.holder OR NOT EXISTS (
   AND (duties.done_at IS NULL OR duties.done_at <= now_us() - CAST(:every_us AS bigint))
 RETURNING name;
 
--- name: finish_duty
-UPDATE duties SET holder = NULL, done_at = now_us(), detail = :detail WHERE name = :name AND holder = :holder
-RETURNING name;
-
--- name: leave_duty
-UPDATE duties SET holder = NULL WHERE name = :name AND holder = :holder;
-
 -- name: duty
 SELECT u.name, u.taken_at, u.done_at, u.detail, live.name AS holder FROM duties u
 LEFT JOIN holders live ON live.id = u.holder AND live.deadline > now_us()

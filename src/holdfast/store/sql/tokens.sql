@@ -7,8 +7,5 @@ RETURNING *;
 -- name: valid_token
 SELECT * FROM tokens WHERE digest = :digest AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now_us());
 
--- name: tokens
-SELECT * FROM tokens ORDER BY id;
-
 -- name: revoke_token
 UPDATE tokens SET revoked_at = coalesce(revoked_at, now_us()) WHERE id = :id RETURNING *;

@@ -1,17 +1,17 @@
 -- Claim ready sessions, each with its first submission. Workers run these statements most. Each statement covers all
 -- claimed sessions, so that several cost no more than one.
 
--- name: any_ready
+-- name: first_ready
 -- Without a lock: usually nothing is ready.
 SELECT
-  EXISTS (
-    SELECT 1 FROM
---[sqlite]       json_each(:agents) AS a CROSS JOIN   --? agents
---[postgres]       unnest(CAST(:agents AS text[])) AS a(value) CROSS JOIN   --? agents
-      heads h
-    WHERE h.ready_at IS NOT NULL
-      AND h.agent = a.value   --? agents
-  ) AS ready,
+  (SELECT min(ready_at) FROM (SELECT (
+      SELECT h.ready_at FROM heads h
+      WHERE h.ready_at IS NOT NULL
+        AND h.agent = a.value   --? agents
+      ORDER BY h.ready_at LIMIT 1) AS ready_at
+--[sqlite]     FROM json_each(:agents) AS a   --? agents
+--[postgres]     FROM unnest(CAST(:agents AS text[])) AS a(value)   --? agents
+    ) AS first) - now_us() AS ready_in,
   EXISTS (SELECT 1 FROM holders WHERE id = :holder AND deadline > now_us()) AS live;
 
 -- name: claim_ready
@@ -21,15 +21,15 @@ SELECT
 --[sqlite]   SELECT h.session_id FROM
 --[sqlite]     json_each(:agents) AS a CROSS JOIN   --? agents
 --[sqlite]     heads h
---[sqlite]   WHERE h.ready_at IS NOT NULL
+--[sqlite]   WHERE h.ready_at <= now_us()
 --[sqlite]     AND h.session_id IN (   --? agents
---[sqlite]       SELECT r.session_id FROM heads r WHERE r.agent = a.value AND r.ready_at IS NOT NULL   --? agents
+--[sqlite]       SELECT r.session_id FROM heads r WHERE r.agent = a.value AND r.ready_at <= now_us()   --? agents
 --[sqlite]       ORDER BY r.ready_at LIMIT :limit)   --? agents
 --[postgres] WITH tried AS MATERIALIZED (SELECT pg_advisory_xact_lock(hashtextextended(:tenure, 0))),
 --[postgres] ready AS MATERIALIZED (
 --[postgres]   SELECT h.session_id FROM
 --[postgres]     unnest(CAST(:agents AS text[])) AS a(value) CROSS JOIN LATERAL   --? agents
---[postgres]     (SELECT r.session_id, r.ready_at FROM heads r WHERE r.ready_at IS NOT NULL
+--[postgres]     (SELECT r.session_id, r.ready_at FROM heads r WHERE r.ready_at <= (SELECT now_us())
 --[postgres]       AND r.agent = a.value   --? agents
 --[postgres]       ORDER BY r.ready_at LIMIT :limit FOR UPDATE SKIP LOCKED) AS h
   ORDER BY h.ready_at
@@ -42,14 +42,15 @@ WHERE session_id IN (SELECT session_id FROM ready)
 RETURNING session_id;
 
 -- name: begin_submissions
--- The first in each queue, as in `take`: the control lane first, and only that while the session waits for a person.
-UPDATE submissions SET state = 'claimed', attempts = attempts + 1, started_at = now_us()
-WHERE ended_at IS NULL AND state = 'queued' AND attempts < :max_attempts
+-- The first in each queue, as in `take`: the control lane first, and only that while the session waits for a person, or its turn when its
+-- time has come. That continues the attempt which ended with the question.
+UPDATE submissions SET state = 'claimed', attempts = attempts + CASE WHEN state = 'waiting' THEN 0 ELSE 1 END, started_at = now_us()
+WHERE ended_at IS NULL AND state IN ('queued', 'waiting') AND (attempts < :max_attempts OR state = 'waiting')
   AND (session_id, position) IN (
     SELECT h.session_id, (
       SELECT q.position FROM submissions q
-      WHERE q.session_id = h.session_id AND q.ended_at IS NULL AND q.state = 'queued'
-        AND (q.lane = 'control' OR s.status <> 'waiting')
+      WHERE q.session_id = h.session_id AND q.ended_at IS NULL AND (
+          q.state = 'waiting' OR q.state = 'queued' AND (q.lane = 'control' OR s.status <> 'waiting')) AND q.deliver_at <= now_us()
       ORDER BY q.lane, q.position LIMIT 1)
     FROM heads h JOIN sessions s ON s.id = h.session_id
     WHERE h.holder = :holder AND h.tenure = :tenure)
@@ -65,16 +66,17 @@ WHERE session_id IN (SELECT value FROM json_each(:session_ids))
 RETURNING session_id, seq;
 
 -- name: insert_begun_events
-INSERT INTO events (session_id, seq, kind, run_id, step, at, payload)
-SELECT value ->> 0, value ->> 1, 'submission_started', value ->> 2, NULL, now_us(), value ->> 3
-FROM json_each(:events);
+INSERT INTO events (session, seq, kind, run, step, at, payload)
+SELECT h.number, value ->> 1, 'submission_started',
+  (SELECT n.number FROM run_numbers n WHERE n.session = h.number AND n.id = value ->> 2), NULL, now_us(), value ->> 3
+FROM json_each(:events) CROSS JOIN heads h WHERE h.session_id = value ->> 0;
 
 -- name: claimed_sessions
 SELECT s.id, s.agent, s.owner, s.title, CASE WHEN s.status <> 'failed' THEN s.waiting_for END AS waiting_for, s.hold, s.metadata, s.created_at, s.active_at, s.cleaned_at,
   s.archive, h.epoch, h.seq, h.orphaned_by, d.name AS holder, d.deadline AS held_until,
   (SELECT count(*) FROM submissions q WHERE q.session_id = s.id AND q.ended_at IS NULL) AS pending,
   CASE WHEN s.status IN ('idle', 'failed') THEN 'queued' ELSE s.status END AS status,
-  NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.session_id = s.id) AS fresh
+  NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.session = h.number) AS fresh
 FROM heads h JOIN sessions s ON s.id = h.session_id JOIN holders d ON d.id = h.holder
 WHERE h.holder = :holder AND h.tenure = :tenure
 ORDER BY s.active_at, s.id;

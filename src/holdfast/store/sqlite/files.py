@@ -10,8 +10,9 @@ from pathlib import Path
 
 from holdfast.errors import StoreReplaced
 
-_RECENT_NS = 3_000_000_000
-"""File systems store times with a precision of up to two seconds: two changes within that time may look like one."""
+_RECENT_NS, _RECENT_FINE_NS = 3_000_000_000, 100_000_000
+"""Two changes within the precision of the file system's times may look like one. It is up to two seconds, or less than 0.1 seconds if a
+time has a fraction of a second."""
 
 
 class DatabaseFiles:
@@ -57,12 +58,16 @@ class DatabaseFiles:
         self.refuse()
         self._folders = folders
         changed = [time.time_ns() if state is None else state[2] for state in folders.values()]
-        self._settled_ns = max(changed, default=0) + _RECENT_NS
+        self._settled_ns = max((at + _recent(at) for at in changed), default=0)
 
     def refuse(self) -> None:
         """Raise `StoreReplaced` if an earlier check has failed."""
         if self._replaced is not None:
             raise StoreReplaced(url=self._url, path=self._replaced)
+
+
+def _recent(changed_ns: int) -> int:
+    return _RECENT_FINE_NS if changed_ns % 1_000_000_000 else _RECENT_NS
 
 
 def _identity(path: str) -> tuple[int, int] | None:

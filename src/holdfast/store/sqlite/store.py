@@ -41,7 +41,7 @@ from holdfast.store.sqlite.readers import Poller, Readers
 from holdfast.store.sqlite.transactions import execute, pages, run, run_separately
 from holdfast.store.sqlite.writer import BUSY_SECONDS, Writer, connect
 from holdfast.store.transactions import Tx, lease_lost, op
-from holdfast.store.write import NUMBERED, Writing, missing, unstored
+from holdfast.store.write import CONTENT, NUMBERED, Writing, missing, unstored
 from holdfast.tasks import end
 from holdfast.types import Batch, Lease
 
@@ -147,6 +147,7 @@ class SqliteStore(SqlStore):
         except StoreUnavailable:
             lease.lost = True
             raise
+        lease.runs |= writing.runs
         if batch.release:
             lease.lost = lease.released = True
         if ready:
@@ -326,9 +327,16 @@ def _write(connection: sqlite3.Connection, lease: Lease, writing: Writing) -> tu
             raise lease_lost(lease, "another holder has acquired it, or it was released")
         (seq,) = connection.execute(_SEQ, (lease.session_id,)).fetchone()
     lease.seq = seq
+    if not lease.number:
+        (lease.number,) = connection.execute(_NUMBER, (lease.session_id,)).fetchone()
+    for run_id in writing.runs - lease.runs:
+        connection.execute(library.text("name_run", "sqlite"), (lease.number, run_id))
+    session = (lease.number,)
     for arm, rows in writing.rows.items():
         text = library.text(arm, "sqlite")
-        values = [(*row, seq) for row in rows] if arm in NUMBERED else rows
+        values = [session + row[1:] for row in rows] if arm in CONTENT else rows
+        if arm in NUMBERED:
+            values = [(*row, seq) for row in values]
         done = (
             connection.executemany(text, values) if len(values) > 1 else connection.execute(text, values[0])
         )
@@ -352,3 +360,4 @@ _COUNTED: Final = {"change_submissions": missing, "refer_blobs": unstored}
 _FENCE_AT = "UPDATE heads SET seq = ? WHERE session_id = ? AND epoch = ? AND holder = ? AND seq = ?"
 _FENCE = "UPDATE heads SET seq = seq + ? WHERE session_id = ? AND epoch = ? AND holder = ?"
 _SEQ = "SELECT seq FROM heads WHERE session_id = ?"
+_NUMBER = "SELECT number FROM heads WHERE session_id = ?"

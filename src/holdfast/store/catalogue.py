@@ -1,0 +1,293 @@
+"""The plain statements: each reads, inserts, updates or deletes rows of one table.
+
+The SQL engines derive a text from each, and MongoDB a filter and values. A statement that joins tables, locks, or decides something is
+written by hand, in a .sql file and in `store/mongo/`.
+
+The parts of a statement are lists, separated by commas:
+
+- A column alone stands for the parameter of its name: `session_id` is `session_id = :session_id`.
+- A value is `:parameter`, `now`, `null`, a number, a `'text'` or another column, or a sum such as `now + :ttl_us`.
+- An item that ends with `if name` is omitted unless the parameter `name` is given.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Final, TypeAlias
+
+from holdfast.store.retention import CONTENT
+from holdfast.tables import BY_NAME, SHARED
+
+_TERM = r"(?::?\w+|-\d+|'[^']*')"
+_ITEM = re.compile(rf"(\w+)(?: (=|<>|<=|>=|<|>|is|in) ({_TERM}(?: [+-] {_TERM})?))?(?: if (\w+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A condition, or a column and its value. Without the parameter `given`, it is omitted."""
+
+    column: str
+    operator: str
+    value: str
+    given: str | None
+
+
+@cache
+def items(text: str) -> tuple[Item, ...]:
+    """Parse a list of conditions, or of columns and their values."""
+    found: list[Item] = []
+    for part in filter(None, text.split(", ")):
+        match = _ITEM.fullmatch(part)
+        if match is None:
+            message = f"{part!r} is not a valid item of a plain statement. See store/catalogue.py."
+            raise ValueError(message)
+        column, operator, value, given = match.groups()
+        found.append(Item(column, operator or "=", value or f":{column}", given))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Return the rows that match: all columns or some, in order, and at most as many as `limit`."""
+
+    table: str
+    where: str = ""
+    columns: str = "*"
+    order: str = ""
+    limit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """Add a row. If its key exists, that is an error, or the row is left unchanged (`once`), or it is replaced.
+
+    MongoDB adds `many` consecutive rows in one command.
+    """
+
+    table: str
+    values: str
+    once: bool = False
+    replaces: bool = False
+    many: bool = False
+    returning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Change the rows that match."""
+
+    table: str
+    where: str
+    values: str
+    returning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete the rows that match. If it is `limited`, delete the first `:limit` in the order of the key, and return a row for each."""
+
+    table: str
+    where: str
+    limited: bool = False
+
+
+Plain: TypeAlias = Read | Insert | Update | Delete
+
+
+def _columns(table: str, *, without: str = "", **values: str) -> str:
+    """Return all columns of a table except some, with these values instead of the parameters of their names."""
+    omitted = without.split(", ")
+    names = [name for name in (BY_NAME | SHARED)[table].names if name not in omitted]
+    return ", ".join(f"{name} = {values[name]}" if name in values else name for name in names)
+
+
+_NO_PAYLOAD: Final = _columns("submissions", without="payload")
+_SUBMISSION: Final = "session_id, position, ended_at is null"
+_QUEUED: Final = "ended_at is null, state = 'queued'"
+_STORING: Final = "id, state = 'storing'"
+
+_SESSIONS: Final[dict[str, Plain]] = {
+    "create_session": Insert(
+        "sessions",
+        "id, agent, owner, title, title_folded, status = 'idle', hold = 0, metadata, created_at = now, active_at = now",
+        once=True,
+        returning="id",
+    ),
+    "touch_session": Update("sessions", "id = :session_id", "active_at = now"),
+    "fail_session": Update(
+        "sessions", "id = :session_id", "status = 'failed', waiting_for = :reason, active_at = now"
+    ),
+    "dismiss_failure": Update(
+        "sessions", "id = :session_id, status = 'failed'", "status = 'idle', waiting_for = null"
+    ),
+    # Those of them whose waiting turn has begun again.
+    "wake_sessions": Update(
+        "sessions", "id in :session_ids, status = 'waiting'", "status = 'idle', waiting_for = null"
+    ),
+    "not_running": Update(
+        "sessions", "id = :session_id, status = 'running'", "status = 'idle', active_at = now"
+    ),
+    # Without a parameter it changes nothing, but still returns the session.
+    "update_session": Update(
+        "sessions",
+        "id",
+        "active_at = active_at, title if title, title_folded if title, hold if hold, admin_hold if admin_hold,"
+        " metadata if metadata, agent if agent",
+        returning="id",
+    ),
+    "admin_hold": Read("sessions", "id, hold = 1, admin_hold = 1", "id"),
+    "archived_sessions": Read("sessions", "archive = :sha256", "id", order="id", limit=":limit"),
+    "keep_archive": Update("sessions", "id = :session_id, status = 'cleaning'", "archive", returning="id"),
+    "drop_archive": Update("sessions", "id = :session_id", "archive = null"),
+    # The owner and the times remain; the title and the metadata do not.
+    "finish_cleaning": Update(
+        "sessions",
+        "id = :session_id, status = 'cleaning'",
+        "status = 'cleaned', cleaned_at = now, resting = null, title = '', title_folded = '', metadata = '{}', waiting_for = null",
+        returning="cleaned_at",
+    ),
+    # Restores the session, except its owner, its activity time, and the hold, which may have been set since.
+    "rehydrate_session": Update(
+        "sessions",
+        "id",
+        "status, title, title_folded, waiting_for, metadata, cleaned_at = null, resting = null, archive = null,"
+        " rehydrated_at = now, fingerprint = null",
+    ),
+    "erase_session": Delete("sessions", "id = :session_id"),
+    "erase_head": Delete("heads", "session_id"),
+    "head": Read("heads", "session_id", "epoch, seq, holder, writes, written"),
+    "held_heads": Read("heads", "holder", "session_id", order="session_id", limit=":limit"),
+    # The lease that was already taken, although its response was lost.
+    "tenure": Read("heads", "holder, tenure", "session_id, epoch, seq, orphaned_by"),
+    "tombstone": Read("tombstones", "session_id", "at"),
+    "add_tombstone": Insert("tombstones", _columns("tombstones", at="now"), once=True),
+    "add_audit": Insert("audit", _columns("audit", at="now"), once=True),
+}
+
+_SUBMISSIONS: Final[dict[str, Plain]] = {
+    "insert_submission": Insert(
+        "submissions",
+        _columns(
+            "submissions",
+            without="reason, run_id, started_at, ended_at",
+            state="'queued'",
+            attempts="0",
+            created_at="now",
+        ),
+        returning="*",
+    ),
+    "submission_by_id": Read("submissions", "id"),
+    "submission_by_key": Read("submissions", "session_id, idempotency_key"),
+    "queued_submission": Read("submissions", f"id, session_id, {_QUEUED}"),
+    # The lane 'control' sorts before 'main'.
+    "next_submission": Read(
+        "submissions",
+        f"session_id, {_QUEUED}, deliver_at <= now, lane if lane",
+        order="lane, position",
+        limit="1",
+    ),
+    "submissions": Read(
+        "submissions",
+        "session_id, state if state, ended_at is null if still_open, position > :after if after",
+        f"{_NO_PAYLOAD}, payload if payloads",
+        order="position",
+        limit=":limit",
+    ),
+    "claim_submission": Update(
+        "submissions",
+        f"{_SUBMISSION}, state = 'queued'",
+        "state = 'claimed', attempts = attempts + 1, started_at = now",
+        returning="*",
+    ),
+    "put_back": Update(
+        "submissions", f"{_SUBMISSION}, state = 'claimed'", "state = 'queued', attempts = attempts - 1"
+    ),
+    "uncount_attempt": Update("submissions", f"{_SUBMISSION}, attempts > 0", "attempts = attempts - 1"),
+    "give_up_submission": Update("submissions", _SUBMISSION, "state = 'dead', reason, ended_at = now"),
+    "give_up_run": Update(
+        "runs", "session_id, id, ended_at is null", "status = 'failed', error = :reason, ended_at = now"
+    ),
+    # The submissions that the previous holder had claimed in this session, or in these sessions.
+    "requeue_claimed": Update(
+        "submissions", "session_id, ended_at is null, state = 'claimed'", "state = 'queued'"
+    ),
+    "requeue_all_claimed": Update(
+        "submissions", "session_id in :session_ids, ended_at is null, state = 'claimed'", "state = 'queued'"
+    ),
+}
+
+_CONTENT: Final[dict[str, Plain]] = {
+    "insert_event": Insert("events", _columns("events", without="segment, position", at="now")),
+    "drafts": Read("drafts", "session_id", "run_id, part, kind, body, follows, at", order="run_id, part"),
+    "segments": Read("segments", "session_id", "number, parent, start", order="number"),
+    # The version of a state was checked before, under the lock on the head.
+    "state": Read("states", "session_id", "version, body"),
+    "set_state": Insert("states", _columns("states", at="now"), replaces=True),
+    "named_state": Read("named_states", "session_id, name", "version, body"),
+    "set_named_state": Insert("named_states", _columns("named_states", at="now"), replaces=True),
+    "set_credential": Insert(
+        "credentials", _columns("credentials", expires_at="now + :ttl_us"), replaces=True
+    ),
+    "cursor": Read("cursors", "session_id, consumer", "consumer, seq, at"),
+    "cursors": Read(
+        "cursors",
+        "session_id, consumer > :after if after",
+        "consumer, seq, at",
+        order="consumer",
+        limit=":limit",
+    ),
+    "some_references": Read("blob_references", "session_id", "sha256", order="sha256", limit=":limit"),
+    "blob_references": Read(
+        "blob_references",
+        "session_id if session_id, sha256 if sha256, sha256 > :after if after",
+        "session_id, sha256",
+        order="session_id, sha256",
+        limit=":limit",
+    ),
+    **{f"delete_{table}": Delete(table, "session_id", limited=True) for table in CONTENT},
+}
+
+_MEDIA: Final[dict[str, Plain]] = {
+    # Before anything refers to it: from now on it is too young to be collected.
+    "touch_stored": Update("blobs", "location, sha256, state = 'stored'", "at = now", returning="*"),
+    "touch_storing": Update("blobs", _STORING, "at = now", returning="id"),
+    "set_blob_digest": Update("blobs", _STORING, "sha256, key, size, at = now", returning="*"),
+    "mark_blob_stored": Update("blobs", _STORING, "state = 'stored', at = now", returning="*"),
+    "abandon_blob": Update("blobs", _STORING, "state = 'deleting'"),
+    "replace_blob": Update("blobs", "id, state = 'stored'", "state = 'deleting'", returning="id"),
+    "is_stored": Read("blobs", "id, state = 'stored'", "id"),
+    "blobs_of": Read("blobs", "state = 'stored', sha256 in :digests", "id", order="id"),
+    "delete_blob_entry": Delete("blobs", "id, state <> 'stored'"),
+    "add_chunk": Insert("blob_chunks", "blob_id = :id, number, body", once=True),
+    "chunks": Read("blob_chunks", "blob_id = :id, number >= :first", "body", order="number", limit=":limit"),
+    "delete_chunks": Delete("blob_chunks", "blob_id = :id", limited=True),
+}
+
+_SHELL: Final[dict[str, Plain]] = {
+    "request_stop": Update("commands", "id, ended_at is null", "stop_requested = 1"),
+    # The service that ran them is not here.
+    "imported_commands_lost": Update(
+        "commands", "session_id, ended_at is null", "state = 'lost', exit_code = -1, ended_at = last_at"
+    ),
+    # The result is kept.
+    "purge_command": Update(
+        "commands", "id, purged_at is null", "purged_at = now, command = '', cwd = null", returning="id"
+    ),
+    "insert_output": Insert("outputs", _columns("outputs"), many=True),
+    "outputs_by_id": Read("outputs", "id in :ids, owner if owner"),
+    # From the start, so that the remaining ones stay dense.
+    "purge_outputs": Delete("outputs", "command_id", limited=True),
+}
+
+_SERVICE: Final[dict[str, Plain]] = {
+    "tokens": Read("tokens", order="id"),
+    "live_holder": Read("holders", "id, deadline > now", "id, name, deadline"),
+    "remove_holder": Delete("holders", "id"),
+    # Their processes have exited, so there is no need to wait for the deadline.
+    "expire_holders": Update("holders", "id in :ids", "deadline = 0"),
+    "finish_duty": Update("duties", "name, holder", "holder = null, done_at = now, detail", returning="name"),
+    "leave_duty": Update("duties", "name, holder", "holder = null"),
+}
+
+PLAIN: Final = _SESSIONS | _SUBMISSIONS | _CONTENT | _MEDIA | _SHELL | _SERVICE
+"""All plain statements by name."""
